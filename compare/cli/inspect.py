@@ -315,7 +315,7 @@ def _show_graph(
         name = each.record.implementation
         known = {
             "bytes_compulsory": each.record.bytes_compulsory or None, "flops_declared": each.record.flops or None,
-            "call_us": paired_rounds.call_us(each.record),
+            "call_us": paired_rounds.device_time_us(each.record),
         }
     lines = [*notes, *text_view.totals_lines(graph, ceilings, **known)]
     remarks = text_view.finding_lines(graph, ceilings, name=name)

@@ -14,7 +14,7 @@ from ..graph.analyse.roofline import Ceilings
 from ..graph.formats import microseconds
 from ..record.run_folder import read_run
 from ..report import data, rows, table
-from ..report.rows import Row
+from ..report.columns import FINDING_COLUMNS, Row, row_of
 from .options import json_option, record_filters, run_argument
 from .terminal import warn
 
@@ -121,11 +121,7 @@ def _findings(run: Path, form: str, filters: Filters) -> str:
     warn(read.warnings)
     found = front_findings.choose(read, {case.number: front_findings.findings_of(case) for case in read.cases})
     if form in ("json", "csv"):
-        of_stories: list[Row] = [
-            {"at_stake_us": each.at_stake_us, "finding": each.headline, "case": each.case, "sort": each.kind}
-            for each in found
-        ]
-        return _as_data(of_stories, form)
+        return _as_data([row_of(each, FINDING_COLUMNS) for each in found], form)
     shown = table.escaped if form == "markdown" else str
     lines = [
         f"{number}. {shown(each.headline)} ({shown(each.case)}: worth up to {microseconds(each.at_stake_us)})"

@@ -163,11 +163,11 @@ def agreement(a: Path, b: Path) -> Agreement:
     if a.resolve() == b.resolve():
         raise UsageError(f"{a} and {b} are the same run; name two")
     ours, theirs = rows.read(a), rows.read(b)
-    compared = paired_rounds.in_common(ours.rows, theirs.rows)
+    compared = paired_rounds.rows_in_both(ours.rows, theirs.rows)
     if not compared:
         raise UsageError(f"{a} and {b}: no case and implementation was judged in both")
     return Agreement(
-        len(compared), paired_rounds.contradictions(compared), [*ours.warnings, *theirs.warnings]
+        len(compared), paired_rounds.opposite_winners(compared), [*ours.warnings, *theirs.warnings]
     )
 
 

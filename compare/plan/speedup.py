@@ -30,7 +30,7 @@ _NORMAL = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Speedup:
     """How A does against B. ratio: A's time over B's; low, high: its interval. resolution: the smallest relative
     effect that this run could have told from a tie. tie: relative; what is called one."""
 
@@ -58,7 +58,7 @@ class Verdict:
         return f"{1 / self.ratio:.2f}x faster" if self.ratio < 1 else f"{self.ratio:.2f}x slower"
 
 
-def compare(a: Sequence[float], b: Sequence[float], processes: Sequence[int] = ()) -> Verdict | None:
+def compare(a: Sequence[float], b: Sequence[float], processes: Sequence[int] = ()) -> Speedup | None:
     """The verdict on two implementations from their times in the same rounds; None from fewer than LEAST_ROUNDS.
 
     processes: of each round, the number of the processes that it was taken in; none given: all in the same.
@@ -75,7 +75,7 @@ def compare(a: Sequence[float], b: Sequence[float], processes: Sequence[int] = (
     groups = _by_process(logs, processes)
     low, high = map(math.exp, _interval(logs) if len(groups) == 1 else _interval_of_processes(list(groups.values())))
     ratio = math.exp(statistics.fmean(map(statistics.fmean, groups.values())))
-    return Verdict(_word(low, high), ratio, low, high, TIE + max(high / ratio, ratio / low) - 1)
+    return Speedup(_word(low, high), ratio, low, high, TIE + max(high / ratio, ratio / low) - 1)
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Sample:
     processes: Sequence[int] = ()
 
 
-def compare_runs(a: Sample, b: Sample, tie: float) -> Verdict | None:
+def compare_runs(a: Sample, b: Sample, tie: float) -> Speedup | None:
     """The verdict on `a` against `b` where they are two runs, which share no rounds; None where either has fewer than
     LEAST_ROUNDS.
 
@@ -103,10 +103,10 @@ def compare_runs(a: Sample, b: Sample, tie: float) -> Verdict | None:
     low, high = map(math.exp, _quantiles(sorted((x - y, 1.0) for x, y in drawn), (1 - CONFIDENCE) / 2))
     ratio = math.exp(above - below)
     low, high = min(low, ratio), max(high, ratio)
-    return Verdict(_word(low, high, tie), ratio, low, high, tie + max(high / ratio, ratio / low) - 1, tie)
+    return Speedup(_word(low, high, tie), ratio, low, high, tie + max(high / ratio, ratio / low) - 1, tie)
 
 
-def flip(verdicts: Mapping[str, Verdict]) -> str | None:
+def contradiction(verdicts: Mapping[str, Speedup]) -> str | None:
     """What is said of verdicts by several timers of which one resolves that A is faster, another that it is slower: the
     two that lie furthest apart. None where no two contradict each other; a tie, or nothing resolved, contradicts none.
     """

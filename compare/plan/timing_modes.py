@@ -17,7 +17,7 @@ from typing import Any
 from .speedup import LEAST_ROUNDS
 
 MAIN = "cold"
-OTHER_MODES = ("warm", "graph", "launches")
+OTHER_MODES = ("warm", "graph", "no-graph")
 _ROUNDS_A_PROCESS = 2  # at least: what differs within a process is told from what differs between them
 
 

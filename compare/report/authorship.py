@@ -1,4 +1,4 @@
-"""What an implementation costs its author, in lines, beside what it gains: its speed against the baseline."""
+"""Lines of code of each implementation, next to its speed against the baseline."""
 
 from __future__ import annotations
 
@@ -7,30 +7,33 @@ from collections.abc import Iterable
 
 from ..base.text import number, printable
 from ..spec.blocks import BLOCKS
+from .columns import BASELINE, Column, Row
 from .kernel_lines import Lines, lines_of
-from .rows import BASELINE, Row
-from .table import Columns, escaped, explained, table
+from .table import escaped, explained, table
 
 LEGEND = (
-    "kernel lines: what runs on the GPU (Triton functions, CUDA files). other lines: Python around them, or all there",
-    "is of a block that a compiler takes. Without comments, docstrings and blank lines; as in this installation.",
-    f"speed: geometric mean of {BASELINE}'s device time over its own, over the cases that both have in one segment.",
-    "cases: how many those are; speeds of one block over different numbers of cases are means over different cases.",
+    "kernel lines: code that runs on the GPU (Triton functions, CUDA files). other lines: the Python code around it,",
+    "or the whole block where a compiler makes the kernels. Comments, docstrings and blank lines do not count.",
+    f"speedup / {BASELINE}: geometric mean of {BASELINE}'s device time over its own, over cases in the same segment.",
+    "cases: their number. Speedups over different numbers of cases are means over different cases.",
 )
-_COLUMNS: Columns = {
-    "implementation": lambda r: printable(str(r["implementation"]), 40),
-    "kernel lines": lambda r: number(r["kernel_lines"]),
-    "other lines": lambda r: number(r["other_lines"]),
-    "cases": lambda r: number(r["cases"]),
-    f"speed / {BASELINE}": lambda r: "" if r["speed"] is None else f"{number(r['speed'])}x",
-}
+COLUMNS = (
+    Column("block", "", "the computation", "block"),
+    Column("implementation", "", "whose code", "implementation"),
+    Column("kernel_lines", "lines", "lines of code that runs on the GPU", "kernel lines"),
+    Column("other_lines", "lines", "lines of the code around it", "other lines"),
+    Column("cases", "cases", "cases in the mean", "cases"),
+    Column(
+        "speedup_vs_xla", "ratio", f"geometric mean of {BASELINE}'s device time over its own", f"speedup / {BASELINE}",
+        cell=lambda row: "" if row["speedup_vs_xla"] is None else f"{number(row['speedup_vs_xla'])}x",
+    ),
+)
 
 
 def of(rows: Iterable[Row]) -> list[Row]:
-    """A row for each block and implementation.
+    """Return a row for each block and implementation, with `COLUMNS`.
 
-    {"block", "implementation", "kernel_lines", "other_lines", "cases", "speed"}: lines are None where this installation
-    does not have them; cases: how many the speed is of; None without any.
+    Lines are None where this installation lacks the source, the speedup where no case has both times.
     """
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
@@ -43,7 +46,7 @@ def render(found: list[Row], *, markdown: bool = False) -> str:
     for block in dict.fromkeys(row["block"] for row in found):
         title = f"## {escaped(printable(block))}\n" if markdown else printable(block)
         members = [row for row in found if row["block"] == block]
-        sections.append(f"{title}\n{table(members, _COLUMNS, markdown)}")
+        sections.append(f"{title}\n{table(members, COLUMNS[1:], markdown)}")
     return "\n\n".join([*sections, *explained(LEGEND, markdown)]) if sections else "no records"
 
 
@@ -55,7 +58,7 @@ def _row(block: str, implementation: str, rows: list[Row]) -> Row:
         "kernel_lines": None if lines is None else lines.kernel,
         "other_lines": None if lines is None else lines.other,
         "cases": len(ratios),
-        "speed": math.exp(-sum(map(math.log, ratios)) / len(ratios)) if ratios else None,
+        "speedup_vs_xla": math.exp(-sum(map(math.log, ratios)) / len(ratios)) if ratios else None,
     }
 
 
@@ -63,4 +66,4 @@ def _lines(block: str, implementation: str) -> Lines | None:
     try:
         return lines_of(BLOCKS[block].implementation(implementation))
     except LookupError:
-        return None  # a run of another release, or an installation without its source
+        return None  # a run of another release, or an installation without the source

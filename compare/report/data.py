@@ -1,4 +1,4 @@
-"""Rows as data for programs and notebooks: one flat table, as JSON and as CSV. docs/report-data.md has the columns."""
+"""Rows as data for programs and notebooks: one flat table, as JSON and as CSV (docs/report-data.md)."""
 
 from __future__ import annotations
 
@@ -9,38 +9,25 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-from .rows import Row
-
-# What is known of a check, by the name in a record; each a column of its own, checked_device and so on.
-CHECKED = ("device", "backend", "dtype", "case")
+from .columns import Row
 
 
 def as_json(rows: Iterable[Row]) -> str:
-    """A list of objects in strict JSON: a number that is not finite becomes null; the row's detail says what it was."""
-    return json.dumps(flat(rows), indent=1)
+    """Return a list of objects in strict JSON. A number that is not finite becomes null; the row's detail has it."""
+    return json.dumps([{name: _finite(value) for name, value in row.items()} for row in rows], indent=1)
 
 
 def as_csv(rows: Iterable[Row]) -> str:
-    """A line of names, then one a row; what is not known, or not finite, is empty. Text stands as it is, quoted where
-    CSV needs it; characters that no CSV can hold are left out."""
-    found = flat(rows)
+    """Return a line of names, then a line a row. Values that are not known or not finite are empty.
+
+    Text is kept, quoted where CSV needs it, except for the characters that no CSV can hold: NUL and carriage return.
+    """
+    rows = list(rows)
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, fieldnames=list(found[0]) if found else [], lineterminator="\n")
+    writer = csv.DictWriter(stream, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in found)
+    writer.writerows({name: _cell(_finite(value)) for name, value in row.items()} for row in rows)
     return stream.getvalue()
-
-
-def flat(rows: Iterable[Row]) -> list[Row]:
-    """Rows whose values are texts, finite numbers and None, all with the same columns."""
-    return [{name: _finite(value) for key, each in row.items() for name, value in _columns(key, each)} for row in rows]
-
-
-def _columns(name: str, value: Any) -> list[tuple[str, Any]]:
-    if name != "checked":
-        return [(name, value)]
-    known = value or {}
-    return [(f"checked_{part}", None if known.get(part) is None else str(known[part])) for part in CHECKED]
 
 
 def _finite(value: Any) -> Any:

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from ..base.text import number, printable
-from .rows import Row
-from .table import escaped, explained, marks, marks_explained, title
+from .columns import Row, marks, marks_explained
+from .table import escaped, explained, title
 
 TIMES = "* the smallest median of its line and segment; a lead within the spread in the full table decides nothing."
 KERNELS = "Nothing ran on a GPU. checked: it has no compile of its own; its numbers are right on the CPU."
@@ -54,7 +54,7 @@ def counts(row: Row) -> bool:
 
 def outcome(row: Row) -> str:
     """In a cell without a number. checked: eager PyTorch, which there is nothing of to compile for a target."""
-    right = row["status"] == "skipped" and row["checked"]
+    right = row["status"] == "skipped" and row["checked_device"] is not None
     return "checked" if right else printable(str(row["status"]), 20)
 
 

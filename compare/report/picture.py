@@ -15,8 +15,9 @@ from ..base.text import number, printable
 from ..base.usage import UsageError, write_file
 from ..graph.analyse.roofline import Ceilings
 from . import palette
-from .rows import Row, product_rate
-from .table import marks, marks_explained, title
+from .columns import Row, marks, marks_explained
+from .record_values import product_rate
+from .table import title
 
 Spec = dict[str, Any]
 
@@ -134,7 +135,7 @@ def _roofline(label: str, rows: list[Row], ceilings: Mapping[str, Ceilings], col
     points = [
         {"implementation": _name(row), "intensity": row["intensity_flop_per_byte"], "gflops": row[field], "what": what}
         for row in rows
-        for field, what in (("gflop_per_s", "reached"), ("attainable_gflop_per_s", "attainable"))
+        for field, what in (("gflop_per_s", "reached"), ("roofline_gflop_per_s", "roofline"))
         if row[field]
     ]
     reached = [point["intensity"] for point in points]
@@ -149,7 +150,7 @@ def _roofline(label: str, rows: list[Row], ceilings: Mapping[str, Ceilings], col
         "y": {"field": "gflops", "type": "quantitative", "scale": {"type": "log"},
               "axis": {"title": "GFLOP/s", "format": "~s", "grid": False}},
     }
-    shapes = {"domain": ["reached", "attainable"], "range": ["circle", "stroke"]}
+    shapes = {"domain": ["reached", "roofline"], "range": ["circle", "stroke"]}
     return {
         "title": label, "width": _WIDTH, "height": 260,
         "layer": [

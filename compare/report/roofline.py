@@ -3,119 +3,152 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from ..base.text import number, printable
+from ..base.text import number
 from ..graph import formats
 from ..graph.analyse.roofline import RooflinePoint, intensity, recoverable_us, roofline_point
 from ..graph.analyse.totals import declared_bytes
 from ..graph.model import Kernel
 from ..record.record import Record
 from ..sources.graph_sources import GraphSource
-from .rows import Row, id_of
-from .table import Columns, grouped, mega, percent
+from ..spec.case import Case
+from .columns import BY_NAME, IDENTITY, Column, Row, row_of
+from .record_values import ratio
+from .rows import id_of
+from .table import grouped
 
+_TIMES = (
+    "bound: limit of most of the time: memory, compute (products), or launch (kernels too short for both, and gaps).",
+    "roofline µs: sum over the kernels of max(bytes / bandwidth, FLOPs / product rate), at measured ceilings.",
+)
 LEGEND = (
-    "FLOP/B: model FLOPs over the bytes that the kernels move, as declared; counted: over what ncu counted in a call.",
-    "bound: what holds most of the time: memory, compute (products), or launch (kernels too short for both, and gaps).",
-    "least µs: the larger of bytes over bandwidth and FLOPs over product rate, kernel by kernel, at measured ceilings.",
-    "attainable: model FLOPs over the least time. reached: the least time over the measured one.",
-    "recoverable: what the kernels took above their least times.",
+    "FLOP/B: model FLOPs over the bytes that the kernels declare; measured: over the bytes that ncu counted in a call.",
+    *_TIMES,
+    "roofline GFLOP/s: model FLOPs over the roofline time. of roofline: the roofline time over the device time.",
+    "recoverable: time of the kernels above their roofline times.",
 )
 KERNEL_LEGEND = (
-    "FLOP/B: a kernel's own FLOPs over its bytes, as declared; counted: over what ncu counted in a call. Empty where",
-    "nobody knows its FLOPs. reached: the least time over the measured one. recoverable: what is above it.",
-    *LEGEND[1:3],
+    "FLOP/B: a kernel's own FLOPs over its declared bytes; measured: over the bytes that ncu counted in a call. Blank",
+    "where its FLOPs are not known. of roofline: the roofline time over the device time. recoverable: the rest.",
+    *_TIMES,
 )
+_NAMES = (
+    "implementation", "intensity_flop_per_byte", "intensity_measured", "bound", "gflop_per_s", "roofline_gflop_per_s",
+    "device_time_us", "roofline_time_us", "share_of_roofline", "recoverable_us",
+)
+_SHOWN = tuple(replace(BY_NAME[name], cell=None) if name == "device_time_us" else BY_NAME[name] for name in _NAMES)
+
+
+@dataclass(frozen=True)
+class _KernelValues:
+    """One kernel of a record's graph.
+
+    index: of its launch. dram_bytes, dram_bytes_call: ncu's counts over its launches, alone and within the call.
+    """
+
+    record: Record
+    index: int
+    kernel: Kernel
+    point: RooflinePoint | None
+    dram_bytes: int | None
+    dram_bytes_call: int | None
+
+    @property
+    def case(self) -> Case:
+        return self.record.case
+
+    @property
+    def flops(self) -> float | None:
+        flops, launches = self.kernel.flops, self.kernel.launches
+        return None if flops is None or launches is None else flops * launches
+
+    @property
+    def roofline_time_us(self) -> float | None:
+        return None if self.point is None else self.point.roofline_time_us
+
+
+KERNEL_COLUMNS = (
+    *IDENTITY,
+    Column("segment", "", BY_NAME["segment"].doc, "", lambda k: k.record.segment),
+    Column("index", "1", "number of the launch, from 0", "", lambda k: k.index),
+    Column("part", "", "forward or backward", "", lambda k: k.kernel.phase),
+    Column(
+        "kernel", "", "the compiler's name", "kernel", lambda k: k.kernel.name,
+        lambda row: f"{row['index'] + 1}. {formats.name(row['kernel'], 44)}",
+    ),
+    Column("runtime_name", "", "the profiler's name", "", lambda k: k.kernel.runtime_name),
+    Column("kind", "", "sort of kernel, as reduction or product", "", lambda k: k.kernel.kind),
+    Column(
+        "launches", "launches", "launches in one call", "launches", lambda k: k.kernel.launches,
+        lambda row: "" if row["launches"] == 1 else number(row["launches"]),
+    ),
+    Column("device_time_us", "µs", "device time of all launches", "time µs", lambda k: k.kernel.device_time_us),
+    Column(
+        "bytes_declared", "bytes", "bytes that it declares to move", "declared MB", lambda k: declared_bytes(k.kernel)
+    ),
+    Column("dram_bytes", "bytes", "ncu's count, from an empty L2", "", lambda k: k.dram_bytes),
+    Column("dram_bytes_call", "bytes", "ncu's count within the call", "measured MB", lambda k: k.dram_bytes_call),
+    Column("flops", "FLOP", "its own FLOPs", "", lambda k: k.flops),
+    Column(
+        "intensity_flop_per_byte", "FLOP/byte", "flops over bytes_declared", "FLOP/B",
+        lambda k: intensity(k.flops, declared_bytes(k.kernel)),
+    ),
+    Column(
+        "intensity_measured", "FLOP/byte", "flops over dram_bytes_call", "measured FLOP/B",
+        lambda k: intensity(k.flops, k.dram_bytes_call),
+    ),
+    Column("bound", "", "memory, compute or launch", "bound", lambda k: None if k.point is None else k.point.bound),
+    Column(
+        "roofline_time_us", "µs", "max(bytes / bandwidth, FLOPs / product rate)", "roofline µs",
+        lambda k: k.roofline_time_us,
+    ),
+    Column(
+        "share_of_roofline", "share", "roofline_time_us over device_time_us", "of roofline",
+        lambda k: ratio(k.roofline_time_us, k.kernel.device_time_us),
+    ),
+    Column(
+        "recoverable_us", "µs", "device_time_us above roofline_time_us", "recoverable µs",
+        lambda k: recoverable_us(k.kernel.device_time_us, k.roofline_time_us),
+    ),
+)
+_KERNEL_NAMES = (
+    "implementation", "kernel", "launches", "bytes_declared", "dram_bytes_call", "intensity_flop_per_byte",
+    "intensity_measured", "bound", "device_time_us", "roofline_time_us", "share_of_roofline", "recoverable_us",
+)
+_SHOWN_OF_KERNELS = tuple({column.name: column for column in KERNEL_COLUMNS}[name] for name in _KERNEL_NAMES)
 
 
 def render(rows: list[Row], *, markdown: bool = False) -> str:
-    return grouped(rows, lambda rows: _COLUMNS, LEGEND, markdown=markdown)
+    return grouped(rows, lambda rows: _SHOWN, LEGEND, markdown=markdown)
 
 
 def render_kernels(rows: list[Row], *, markdown: bool = False) -> str:
-    return grouped(rows, lambda rows: _KERNEL_COLUMNS, KERNEL_LEGEND, markdown=markdown)
+    return grouped(rows, lambda rows: _SHOWN_OF_KERNELS, KERNEL_LEGEND, markdown=markdown)
 
 
-_LEAST: Columns = {
-    "FLOP/B": lambda r: number(r["intensity_flop_per_byte"]),
-    "counted": lambda r: number(r["intensity_measured"]),
-    "bound": lambda r: r["bound"] or "",
-}
-_RECOVERABLE: Columns = {
-    "time µs": lambda r: number(r["device_time_us"]),
-    "least µs": lambda r: number(r["floor_us"]),
-    "reached": lambda r: percent(r["share_of_attainable"]),
-    "recoverable µs": lambda r: number(r["recoverable_us"]),
-}
-_COLUMNS: Columns = {
-    "implementation": lambda r: printable(str(r["implementation"]), 40),
-    **_LEAST,
-    "GFLOP/s": lambda r: number(r["gflop_per_s"]),
-    "attainable GFLOP/s": lambda r: number(r["attainable_gflop_per_s"]),
-    **_RECOVERABLE,
-}
-_KERNEL_COLUMNS: Columns = {
-    "implementation": _COLUMNS["implementation"],
-    "kernel": lambda r: f"{r['index'] + 1}. {formats.name(r['kernel'], 44)}",
-    "launches": lambda r: "" if r["launches"] == 1 else number(r["launches"]),
-    "moved MB": lambda r: mega(r["bytes_moved"]),
-    "counted MB": lambda r: mega(r["dram_bytes_call"]),
-    **_LEAST,
-    **_RECOVERABLE,
-}
-
-
-def kernels(found: Sequence[GraphSource], rows: Iterable[Row]) -> Iterator[Row]:
-    """A row for each kernel of those records that `rows` are of, in launch order; what is not known is None.
-
-    index: of the launch. dram_bytes, dram_bytes_call: of all its launches, as ncu counted them. Raises UsageError for a
-    graph that cannot be read.
-    """
+def kernels(sources: Sequence[GraphSource], rows: Iterable[Row]) -> Iterator[Row]:
+    """Return a row for each kernel of the rows' records, in launch order. Raises UsageError for an unreadable graph."""
     wanted = set(map(id_of, rows))
-    for each in found:
-        if each.record is None or each.read is None or each.record.id not in wanted:
+    for each in sources:
+        record = each.record
+        if record is None or each.read is None or record.id not in wanted:
             continue
         graph = each.graph()
         ceilings, _ = each.ceilings_for(graph, None)
-        alone, call = _counted(each.record, "alone"), _counted(each.record, "call")
+        alone, call = _dram_bytes(record, "alone"), _dram_bytes(record, "call")
         for index, kernel in enumerate(graph.kernels or ()):
-            where = None
-            if ceilings is not None and ceilings.streams:
-                where = roofline_point(graph, kernel, ceilings)
-            counted = {"dram_bytes": alone.get(index), "dram_bytes_call": call.get(index)}
-            yield {**_identity(each.record), "index": index, **_row(kernel, where, counted)}
+            known = ceilings is not None and ceilings.streams
+            point = roofline_point(graph, kernel, ceilings) if known and ceilings else None
+            values = _KernelValues(record, index, kernel, point, alone.get(index), call.get(index))
+            yield row_of(values, KERNEL_COLUMNS)
 
 
-def _identity(record: Record) -> Row:
-    case = record.case
+def _dram_bytes(record: Record, method: str) -> dict[int, int]:
+    """By index in the graph."""
+    found: Any = (record.traffic or {}).get(method, {})
     return {
-        "block": case.block, "case": case.name, "direction": case.direction, "dtype": case.dtype,
-        "precision": case.precision, "implementation": record.implementation, "segment": record.segment,
-    }
-
-
-def _row(kernel: Kernel, where: RooflinePoint | None, counted: dict[str, int | None]) -> Row:
-    time = kernel.device_time_us
-    floor = None if where is None else where.roofline_time_us
-    launches = kernel.launches
-    flops = None if kernel.flops is None or launches is None else kernel.flops * launches
-    moved = declared_bytes(kernel)
-    return {
-        "part": kernel.phase, "kernel": kernel.name, "runtime_name": kernel.runtime_name, "kind": kernel.kind,
-        "launches": launches, "device_time_us": time, "bytes_moved": moved, **counted, "flops": flops,
-        "intensity_flop_per_byte": intensity(flops, moved),
-        "intensity_measured": intensity(flops, counted["dram_bytes_call"]),
-        "bound": None if where is None else where.bound,
-        "floor_us": floor,
-        "share_of_attainable": floor / time if floor is not None and time else None,
-        "recoverable_us": recoverable_us(time, floor),
-    }
-
-
-def _counted(record: Record, way: str) -> dict[int, int]:
-    """DRAM bytes by launch index."""
-    parts: dict[str, Any] = ((record.traffic or {}).get(way) or {}).get("parts") or {}
-    return {
-        each["kernel"]: each["dram_read"] + each["dram_written"] for part in parts.values() for each in part["kernels"]
+        each["kernel"]: each["dram_read"] + each["dram_written"]
+        for part in found.get("parts", {}).values() for each in part["kernels"]
     }

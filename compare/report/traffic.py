@@ -1,38 +1,37 @@
-"""Bytes that a block must move, that its kernels declare, and that the GPU counted, side by side."""
+"""Compulsory, declared and measured bytes of each implementation, next to each other."""
 
 from __future__ import annotations
 
-from ..base.text import number, printable
-from .rows import Row
-from .table import Columns, grouped, mega, noted, percent
+from .columns import BY_NAME, Column, Row, percent
+from .record_values import ratio
+from .table import grouped, noted
 
 LEGEND = (
-    "least: every used input read once, every output written once. declared: what the compiled kernels read and write.",
-    "DRAM, alone: counted by ncu, each kernel from an empty L2. DRAM, call: the whole call from a cold L2. What is",
-    "written last may still lie in L2, so that writes can be short by one L2. L2: all that passed it, also within it.",
-    "call / least: how often the least bytes crossed the memory bus. Copies and memsets are in none of the counts.",
+    "compulsory: every used input read once, every output written once. declared: what the kernels read and write.",
+    "DRAM, alone: ncu's count, each kernel from an empty L2. measured: ncu's count of the whole call from a cold L2.",
+    "The last writes may still be in L2, so that a count can be short by the size of L2. L2: all bytes through it.",
+    "measured / compulsory: how often the compulsory bytes crossed the memory bus. No count has copies and memsets.",
 )
-_COLUMNS: Columns = {
-    "implementation": lambda r: printable(str(r["implementation"]), 40),
-    "kernels": lambda r: number(r["kernels"]),
-    "least MB": lambda r: mega(r["bytes_compulsory"]),
-    "declared MB": lambda r: mega(r["bytes_moved"]),
-    "DRAM, alone MB": lambda r: mega(r["dram_bytes"]),
-    "DRAM, call MB": lambda r: mega(r["dram_bytes_call"]),
-    "L2 MB": lambda r: mega(r["l2_bytes"]),
-    "call / declared": lambda r: percent(_ratio(r["dram_bytes_call"], r["bytes_moved"])),
-    "call / least": lambda r: percent(_ratio(r["dram_bytes_call"], r["bytes_compulsory"])),
-}
+_NAMES = (
+    "implementation", "kernels", "bytes_compulsory", "bytes_declared", "dram_bytes", "dram_bytes_call", "l2_bytes",
+)
+_COLUMNS = (
+    *(BY_NAME[name] for name in _NAMES),
+    Column(
+        "call_vs_declared", "share", "dram_bytes_call over bytes_declared", "measured / declared",
+        cell=lambda row: percent(ratio(row["dram_bytes_call"], row["bytes_declared"])),
+    ),
+    Column(
+        "call_vs_compulsory", "share", "dram_bytes_call over bytes_compulsory", "measured / compulsory",
+        cell=lambda row: percent(ratio(row["dram_bytes_call"], row["bytes_compulsory"])),
+    ),
+)
 
 
 def render(rows: list[Row], *, markdown: bool = False) -> str:
+    """Return a table of each case, and why an implementation has no count."""
     return grouped(rows, lambda rows: _COLUMNS, LEGEND, markdown=markdown, notes=_notes)
 
 
-def _ratio(one: int | None, other: int | None) -> float | None:
-    return None if one is None or not other else one / other
-
-
 def _notes(rows: list[Row], markdown: bool) -> list[str]:
-    """Why an implementation has none."""
     return noted(((row, row["traffic_unavailable"]) for row in rows), markdown)

@@ -271,9 +271,9 @@ class CaseRunner:
     def _keep_graph(self, entry: _Entry, graph: FusionGraph, timer: str | None) -> None:
         """Keep the graph with the times of a median call, each record joined to its kernel."""
         unjoined = {}
-        for phase, measured in ((entry.record.measurement or {}).get("parts") or {}).items():
+        for phase, measured in entry.record.times.items():
             if graph.kernels is not None and timer == CuptiClock.name:
-                records = [DeviceRecord.from_json(record) for record in measured["records"]]
+                records = [DeviceRecord.from_json(record) for record in measured["records"] or ()]
                 graph, left = join(graph, {phase: records})
                 unjoined[phase] = [record.name for record in left]
         self.session.keep_graph(entry.record, graph)
@@ -352,7 +352,7 @@ class CaseRunner:
             list(threads.map(in_order, roles))
 
 
-def _measurement(entry: _Entry, timer: str | None) -> dict[str, Any]:
+def _measurement(entry: _Entry, timer: str | None) -> Any:
     """Return the record's measurement from its rounds; see compare.record.record."""
     phases = None
     if entry.rounds[0]["parts"] is not None:

@@ -140,17 +140,17 @@ def _autotune_results(folder: Path, jax_version: str, device: str) -> Path | Non
     return own or (targets.load(target).xla_autotune_results(jax_version) if target else None)
 
 
-def _summary(entry: Record, way: str, outcome: Outcome, folder: Path) -> dict[str, Any]:
+def _summary(entry: Record, way: str, outcome: Outcome, folder: Path) -> Any:
     """Return one way of `Record.traffic`."""
     if isinstance(outcome, NotProfiled):
         return {"unavailable": outcome.reason}
     graph = _graph(entry, outcome, folder)
     if isinstance(graph, NotProfiled):
         return {"unavailable": graph.reason}
-    measured = (entry.measurement or {}).get("parts") or {}
     parts = {}
     for part in entry.case.parts:
-        ran = [DeviceRecord.from_json(each) for each in measured.get(part, {}).get("records") or ()]
+        times = entry.times.get(part)
+        ran = [DeviceRecord.from_json(each) for each in (times and times.get("records")) or ()]
         parts[part] = part_traffic(graph, part, outcome.launches[part], ran)
     return {"cache_control": WAYS[way], "parts": parts}
 

@@ -21,6 +21,7 @@ from ..numerics.errors import ErrorCheck, describe
 from ..numerics.tolerance import share_worst_error
 from ..record import run_folder
 from ..record.record import Record, record_id
+from ..record.record_fields import ErrorField
 from ..record.run_folder import RunFolderError
 from ..sources.target_ceilings import target_ceilings
 from ..spec.blocks import BLOCKS
@@ -190,7 +191,7 @@ def _file_name(record: Record) -> str:
     return record.id.replace("/", "-")
 
 
-def judge(record: Record, errors: list[dict[str, Any]]) -> None:
+def judge(record: Record, errors: list[ErrorField]) -> None:
     """Put the check's numbers into the record; its status is `wrong` where one exceeds its tolerance."""
     record.errors = errors
     if problem := describe([ErrorCheck(**error) for error in errors]):

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..base.text import printable
 from ..base.usage import UsageError, join_some, one_of
-from ..plan import paired_rounds
 from ..record.record import Record
 from ..record.run_folder import read_records, read_run
 
@@ -156,35 +155,13 @@ def _of_run(folder: Path) -> Contents:
 def contents_of_records(folder: Path, run: dict[str, Any], records: Iterable[Record]) -> Contents:
     """As `contents`, of what was read of a run's folder before."""
     ceilings = _segment_ceilings(run)
-    found, warnings = [], []
-    for record in records:
-        if wrong := _misshapen(record):
-            warnings.append(f"{folder / 'records.jsonl'}: {record.id} left out, its {wrong} is not as written here")
-            continue
-        reached = ceilings.get(record.segment or "")
-        found.append(GraphSource(record.id, 1, folder, _recorded(folder, record), record=record, ceilings=reached))
-    return Contents("run", folder, tuple(_numbered(found)), tuple(warnings))
-
-
-def _misshapen(record: Record) -> str:
-    """The first field shown here that is not of its type; "" where all are."""
-    for name in ("detail", "segment", "target", "graph", "dumps"):
-        if not isinstance(getattr(record, name), str | None):
-            return name
-    made = record.kernels
-    if not isinstance(made, dict) or not all(isinstance(part, dict) for part in made.values()):
-        return "kernels"
-    if not all(isinstance(part.get("unjoined", []), list) for part in made.values()):
-        return "kernels"
-    for name in ("bytes_compulsory", "flops"):
-        declared = getattr(record, name)
-        if not isinstance(declared, dict) or not all(isinstance(count, int | float) for count in declared.values()):
-            return name
-    try:
-        paired_rounds.call_us(record)
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-        return "measurement"
-    return ""
+    found = [
+        GraphSource(
+            record.id, 1, folder, _recorded(folder, record), record=record, ceilings=ceilings.get(record.segment or "")
+        )
+        for record in records
+    ]
+    return Contents("run", folder, tuple(_numbered(found)))
 
 
 def _recorded(folder: Path, record: Record) -> Callable[[], FusionGraph] | None:
@@ -198,10 +175,7 @@ def _recorded(folder: Path, record: Record) -> Callable[[], FusionGraph] | None:
         from ..graph.render import measured_bytes
 
         graph = store.load(recorded_file(folder, record, name))
-        try:
-            return measured_bytes.with_measured_bytes(graph, record.traffic or {})
-        except (AttributeError, KeyError, TypeError) as problem:
-            raise ValueError(f"{record.id}: its traffic is not as written here: {problem!r}") from None
+        return measured_bytes.with_measured_bytes(graph, record.traffic or {})
 
     return read
 

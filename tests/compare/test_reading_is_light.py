@@ -41,7 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 for part in case.parts
             }
             measurement = {"timer": "cupti", "parts": parts, "wall_time": [1e-4] * 5}
-            kernels = {part: {"launches": 1, "bytes_moved": 9, "provenance": {}} for part in case.parts}
+            kernels = {part: {"launches": 1, "bytes_declared": 9, "provenance": {}} for part in case.parts}
             result = Record(case, i.name, i.backend_name, "ok", measurement=measurement, kernels=kernels)
             file.write(json.dumps(result.to_json()) + "\n")
     return path

@@ -19,16 +19,16 @@ Number = TypeVar("Number", int, float)
 
 def summary(
     graph: FusionGraph, phases: Iterable[str], ceilings: Ceilings | None = None
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Any]:
     """Return `Record.kernels`, by phase, with `roofline` if ceilings are given; {} for a graph without kernels."""
     if graph.kernels is None:
         return {}
-    result: dict[str, dict[str, Any]] = {}
+    result: dict[str, Any] = {}
     for phase in phases:
         kernels = [kernel for kernel in graph.kernels if kernel.phase == phase]
         result[phase] = {
             "launches": _sum(kernel.launches for kernel in kernels),
-            "bytes_moved": _sum(map(declared_bytes, kernels)),
+            "bytes_declared": _sum(map(declared_bytes, kernels)),
             "provenance": dict(Counter(kernel.provenance for kernel in kernels)),
         }
         if _is_hand_written(graph) and (found := products(kernels)):
@@ -55,19 +55,21 @@ def products(kernels: Iterable[Kernel]) -> dict[str, list[str]]:
 def roofline(graph: FusionGraph, kernels: Iterable[Kernel], ceilings: Ceilings) -> dict[str, Any]:
     """Return the sums of the kernels' roofline times; a sum that lacks a term is None.
 
-    "floor_us": their roofline times. "recoverable_us": their measured times above those. "bound_us": their measured
-    times by what bounds them ("memory", "compute", "launch", "unknown"), or roofline times where nothing was measured.
+    "roofline_time_us": their roofline times.
+    "recoverable_us": their measured times above those.
+    "bound_us": their measured times by bound ("memory", "compute", "launch", "unknown"), or roofline times where
+    nothing was measured.
     """
-    least, above = [], []
+    roofline_times, above = [], []
     bound_us: dict[str, float] = {}
     for kernel in kernels:
         found, time = roofline_point(graph, kernel, ceilings), kernel.device_time_us
         roofline_time = None if found is None else found.roofline_time_us
-        least.append(roofline_time)
+        roofline_times.append(roofline_time)
         above.append(recoverable_us(time, roofline_time))
         bound = "unknown" if found is None else found.bound
         bound_us[bound] = bound_us.get(bound, 0.0) + ((time if time is not None else roofline_time) or 0.0)
-    return {"floor_us": _sum(least), "recoverable_us": _sum(above), "bound_us": bound_us}
+    return {"roofline_time_us": _sum(roofline_times), "recoverable_us": _sum(above), "bound_us": bound_us}
 
 
 def _sum(values: Iterable[Number | None]) -> Number | None:

@@ -14,7 +14,7 @@ FACT = "counted"
 _COUNTS = ("dram_read", "dram_written", "l2")
 
 
-def with_measured_bytes(graph: FusionGraph, traffic: Mapping[str, Mapping[str, Any]]) -> FusionGraph:
+def with_measured_bytes(graph: FusionGraph, traffic: Mapping[str, Any]) -> FusionGraph:
     """Return the graph with the counts of `compare.record.record.Record.traffic` in its kernels' facts."""
     found: dict[int, dict[str, Any]] = {}
     for way, measured in traffic.items():

@@ -10,7 +10,7 @@ from .runs import RecordChange, RunDiff
 from .times import TimeChange
 
 SCHEMA = "xlafuse.run-diff/1"
-_COMPARED = ("status", "kernels", "bytes_moved", "provenance")
+_COMPARED = ("status", "kernels", "bytes_declared", "provenance")
 
 
 def to_json(diff: RunDiff) -> dict[str, Any]:

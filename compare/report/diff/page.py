@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...base.text import number, printable
 from ...base.usage import write_file
 from ...graph.render.text_view import render as as_text
-from ...plan.speedup import Verdict
+from ...plan.speedup import Speedup
 from . import show
 from .runs import RecordChange, RunDiff
 
@@ -72,5 +72,5 @@ def _timed(change: RecordChange) -> dict[str, Any]:
     }
 
 
-def _interval(verdict: Verdict) -> str:
+def _interval(verdict: Speedup) -> str:
     return f"{verdict.low:.3f} to {verdict.high:.3f}"

@@ -15,7 +15,7 @@ from ...record.record import Record
 from ...record.run_folder import read_run
 from ...sources.graph_sources import Contents, GraphSource
 from .. import rows
-from ..rows import Row
+from ..columns import Row
 from . import environment, times
 
 GOOD = ("ok", "compiled")
@@ -110,7 +110,7 @@ class RunDiff:
     def fused(self) -> list[RecordChange]:
         """Records whose graphs differ, most bytes first."""
         found = [change for change in self.changes if change.graph is not None and not change.graph.empty]
-        return sorted(found, key=lambda change: -abs(_increase(*change.pair("bytes_moved"))))
+        return sorted(found, key=lambda change: -abs(_increase(*change.pair("bytes_declared"))))
 
     @property
     def reconfigured(self) -> list[RecordChange]:
@@ -221,7 +221,7 @@ def _regressions(change: RecordChange, tolerance: float) -> Iterable[str]:
         yield "status"
     if change.pair("kernel_source")[0] == change.pair("kernel_source")[1] and _increase(*change.pair("kernels")) > 0:
         yield "kernels"
-    before, after = change.pair("bytes_moved")
+    before, after = change.pair("bytes_declared")
     if before is not None and after is not None and after > before * (1 + tolerance):
         yield "bytes"
 

@@ -142,7 +142,7 @@ def interval(low: float, high: float) -> str:
 
 
 def _kernels_and_bytes(change: RecordChange) -> list[str]:
-    kernels, declared = change.pair("kernels"), change.pair("bytes_moved")
+    kernels, declared = change.pair("kernels"), change.pair("bytes_declared")
     sizes = " → ".join(map(formats.size, declared))
     return [f"{change.id}: {kernels[0]} → {kernels[1]} kernels, declared bytes {sizes}"]
 

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from ...backends import worker_of
 from ...measure.clock_calibration import AGREEMENT, disagreement
-from ...plan.paired_rounds import call_us, measured_parts, rounds_of
-from ...plan.speedup import LEAST_ROUNDS, Sample, Verdict, compare_runs
+from ...plan.paired_rounds import device_time_us, measured_parts, rounds_of
+from ...plan.speedup import LEAST_ROUNDS, Sample, Speedup, compare_runs
 from ...plan.timing_modes import MAIN
 from ...record.record import Record
 from .environment import NOTABLE, ceiling_difference, devices
@@ -31,17 +31,17 @@ class TimeChange:
     before_us: float | None
     after_us: float | None
     word: Word | None = None
-    speedups: Mapping[str, Verdict] | None = None
+    speedups: Mapping[str, Speedup] | None = None
     refused: str = ""
     notes: tuple[str, ...] = ()
 
     @property
-    def main(self) -> Verdict | None:
+    def main(self) -> Speedup | None:
         """The comparison by cold device time."""
         return (self.speedups or {}).get(MAIN)
 
     @property
-    def busy(self) -> Verdict | None:
+    def busy(self) -> Speedup | None:
         """The comparison by the time in which a kernel ran."""
         return (self.speedups or {}).get(BUSY)
 
@@ -55,7 +55,7 @@ def compare_times(
     a: Record, b: Record, segments: tuple[Mapping[str, Any], Mapping[str, Any]], tolerance: float
 ) -> TimeChange | None:
     """Compare the times of two records; None if neither was timed. segments: the segment of each in its run.json."""
-    before, after = call_us(a), call_us(b)
+    before, after = device_time_us(a), device_time_us(b)
     if before is None and after is None:
         return None
     if before is None or after is None:
@@ -72,7 +72,7 @@ def compare_times(
     return TimeChange(before, after, _word(found[MAIN], found.get(BUSY)), found, notes=_notes(a, b, segments))
 
 
-def _word(call: Verdict, busy: Verdict | None) -> Word:
+def _word(call: Speedup, busy: Speedup | None) -> Word:
     """Return how a time changed: "slower" or "faster" only if the kernels' own time changed.
 
     Launch gaps vary between runs although nothing changed (docs/diff.md). busy: None if the timer saw no kernels; the
@@ -90,7 +90,7 @@ def _word(call: Verdict, busy: Verdict | None) -> Word:
 
 
 def _timers_differ(a: Record, b: Record, segments: tuple[Mapping[str, Any], Mapping[str, Any]]) -> str:
-    timers = [(record.measurement or {}).get("timer") for record in (a, b)]
+    timers = [record.measurement["timer"] if record.measurement else None for record in (a, b)]
     if timers[0] != timers[1]:
         return f"the timers differ: {timers[0]} before, {timers[1]} after"
     clocks = {
@@ -115,7 +115,8 @@ def _samples(record: Record) -> dict[str, Sample]:
     times = dict(rounds.times)
     if _has_kernel_times(record):
         phases = measured_parts(record)
-        medians = [[statistics.median(found) for found in phases[name]["busy_time"]] for name in record.case.parts]
+        busy = [phases[name]["busy_time"] or [] for name in record.case.parts]
+        medians = [[statistics.median(found) for found in rounds] for rounds in busy]
         times[BUSY] = [sum(each) for each in zip(*medians, strict=True)]
     return {timer: Sample(found, rounds.processes) for timer, found in times.items() if all(t > 0 for t in found)}
 
@@ -147,7 +148,8 @@ def _notes(a: Record, b: Record, segments: tuple[Mapping[str, Any], Mapping[str,
 
 
 def _conditions(record: Record) -> list[Mapping[str, Any]]:
-    return [found for found in (record.measurement or {}).get("conditions") or [] if isinstance(found, dict)]
+    found = record.measurement.get("conditions", []) if record.measurement else []
+    return [condition for condition in found if condition is not None]
 
 
 def _median_clock(record: Record) -> float | None:

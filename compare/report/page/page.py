@@ -18,8 +18,8 @@ from ...base.text import number, printable
 from ...graph import formats
 from ...graph.findings.finding import Finding
 from ...record.run_folder import RunFolderError
+from ..columns import mega, percent
 from ..palette import colours
-from ..table import mega, percent
 from . import embed, views
 from .content import about, case, charts, front_findings, kernels, libraries, overview, records, run_data
 from .content.run_data import CaseResults, Run

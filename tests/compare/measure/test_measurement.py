@@ -270,7 +270,7 @@ def test_a_mode_runs_its_own_program() -> None:
     measured = subject(fails, backend).measure_mode("graph", Clock([1.0]), 0.0)
     assert measured and measured["command_buffers"] == {"forward": (3, 3)}
     assert set(poisoned) == {"forward"} and set(backend.log) == {"flush"}
-    assert subject(fails, backend).measure_mode("launches", Clock([1.0]), 0.0) is None  # the main mode already
+    assert subject(fails, backend).measure_mode("no-graph", Clock([1.0]), 0.0) is None  # the main mode already
     backend.variants["graph"] = program(lambda inputs: {"y": inputs["x"]})
     with pytest.raises(WrongResult, match="timed call: y"):
         subject(fails, backend).measure_mode("graph", Clock([1.0]), 0.0)

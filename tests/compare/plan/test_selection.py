@@ -1,6 +1,7 @@
 """Selection: what is named is found, and what cannot be found is refused in one line that helps."""
 
 import shutil
+import tempfile
 from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -132,7 +133,7 @@ def test_a_resumed_run_keeps_its_own_selection_unless_one_is_named() -> None:
 def test_a_suite_times_as_it_does_unless_told_otherwise() -> None:
     quick, full = resolve(["gelu"], suite="quick"), resolve(["gelu"], suite="full")
     assert (quick.timing.modes, quick.timing.restarts, quick.timing.rounds) == ((), 0, 5)
-    assert full.timing.modes == ("warm", "graph", "launches") and full.timing.restarts == 2
+    assert full.timing.modes == ("warm", "graph", "no-graph") and full.timing.restarts == 2
     told = selection.resolve_timing(full, ["graph", "cold"], 0, timed=True)
     assert (told.timing, told.work) == (Timing(("graph",), 0), full.work)
     assert selection.resolve_timing(full, ["cold"], None, timed=True).timing == Timing((), 2)
@@ -208,7 +209,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     def refuse(**_: object) -> None:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(selection.tempfile, "TemporaryFile", refuse)
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     with pytest.raises(UsageError, match="run' cannot be made: Permission denied"):
         output_folder(tmp_path / "run", suite="quick", now=NOW)
     (tmp_path / "run.json").write_text("{}")

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compare.plan.speedup import Verdict, _student, compare, flip
+from compare.plan.speedup import Speedup, _student, compare, contradiction
 
 Times = st.floats(1e-6, 1e-2)
 
@@ -107,13 +107,13 @@ def test_few_processes_are_little_evidence() -> None:
 
 
 def test_a_flip_names_the_two_that_lie_furthest_apart() -> None:
-    def by(word: Any, ratio: float) -> Verdict:
-        return Verdict(word, ratio, ratio, ratio, 0.01)
+    def by(word: Any, ratio: float) -> Speedup:
+        return Speedup(word, ratio, ratio, ratio, 0.01)
 
-    assert flip({"cold": by("faster", 0.7), "warm": by("faster", 0.9), "graph": by("tie", 1.0)}) is None
-    assert flip({"cold": by("faster", 0.7), "wall": by("unresolved", 1.3)}) is None
-    assert flip({}) is None
-    found = flip({"warm": by("slower", 1.2), "cold": by("faster", 0.7), "wall": by("slower", 1.1)})
+    assert contradiction({"cold": by("faster", 0.7), "warm": by("faster", 0.9), "graph": by("tie", 1.0)}) is None
+    assert contradiction({"cold": by("faster", 0.7), "wall": by("unresolved", 1.3)}) is None
+    assert contradiction({}) is None
+    found = contradiction({"warm": by("slower", 1.2), "cold": by("faster", 0.7), "wall": by("slower", 1.1)})
     assert found == "depends on the timer: 1.43x faster by cold, 1.20x slower by warm"
 
 

@@ -51,7 +51,7 @@ def test_a_torn_line_costs_itself_alone(tmp_path: Path) -> None:
         ({"status": "splendid"}, "splendid"),
         ({"case": {"block": "gelu"}}, "misnamed"),
         ({"case": 3}, "misnamed"),
-        ({"implementation": 3}, "names"),
+        ({"implementation": 3}, "implementation: expected str"),
     ],
 )
 def test_a_record_of_another_shape_is_named(tmp_path: Path, change: dict[str, object], reason: str) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from compare.base.text import number, printable
-from compare.plan import paired_rounds
 from compare.record.record import Record
 from compare.report import rows, table
 from compare.spec.blocks import BLOCKS
@@ -33,15 +32,14 @@ def ok(case: Any, implementation: str, seconds: float) -> Record:
 
 
 def rendered(*records: Record, markdown: bool = False) -> str:
-    found = [rows.row_of(r, CEILINGS) for r in records]
-    paired_rounds.add(found, [paired_rounds.rounds_of(r) for r in records])
+    found = rows.with_comparisons(records, CEILINGS)
     return table.render(found, markdown=markdown)
 
 
 def test_numbers_appear_with_their_units() -> None:
     text = rendered(ok(CASE, "xla", 100e-6), ok(CASE, "triton", 80e-6))
     header = next(line for line in text.splitlines() if line.startswith("implementation"))
-    for name in ("time µs", "±", "against xla", "rate", "of peak", "wall µs", "memory MB", "compile s", "error"):
+    for name in ("time µs", "±", "compared with xla", "rate", "of peak", "wall µs", "memory MB", "compile s", "error"):
         assert name in header
     line = next(line for line in text.splitlines() if line.startswith("triton"))
     for cell in ("NVIDIA H200", "80.0", "1.25x faster, 1.25 to 1.25", "2936 GB/s", "73%", "1.5", "0.50"):
@@ -60,7 +58,7 @@ def test_train_shows_its_parts() -> None:
 def test_what_is_not_ok_says_why_and_has_no_time() -> None:
     text = rendered(Record(CASE, "cuda", "cuda", "skipped", detail="needs a GPU"))
     assert "cuda: skipped: needs a GPU" in text
-    assert "time" not in text and "against xla" not in text
+    assert "time" not in text and "compared with xla" not in text
 
 
 def test_a_check_elsewhere_is_told_apart() -> None:
@@ -123,7 +121,7 @@ def test_the_matrix_marks_the_fastest_that_one_clock_timed() -> None:
         return {
             "block": "gelu", "case": "odd", "dtype": "float32", "precision": "ieee", "direction": "fwd",
             "implementation": implementation, "status": "ok", "device_time_us": time, "segment": "s1", "timer": "cupti",
-            "kernels": 4, "checked": None, "throttled_rounds": None, "unsettled_rounds": None,
+            "kernels": 4, "checked_device": None, "throttled_rounds": None, "unsettled_rounds": None,
         } | more
 
     rows = [
@@ -138,12 +136,12 @@ def test_the_matrix_marks_the_fastest_that_one_clock_timed() -> None:
 
     untimed = [
         row("xla", None, status="compiled"), row("flex", None, status="skipped", kernels=None),
-        row("eager", None, status="skipped", kernels=None, checked={"device": "cpu"}),
+        row("eager", None, status="skipped", kernels=None, checked_device="cpu"),
     ]
     text = matrix.render(untimed)  # type: ignore[arg-type]
     assert "kernels" in text and text.splitlines()[2].split()[-3:] == ["4", "skipped", "checked"]
     untimed = [row("xla", None, status="compiled")]
     untimed += [row(word, None, status=word) for word in ("wrong", "failed", "timeout", "skipped")]
-    untimed += [row("eager", None, status="skipped", checked={"device": "cpu"})]
+    untimed += [row("eager", None, status="skipped", checked_device="cpu")]
     text = matrix.render(untimed)  # type: ignore[arg-type]
     assert text.splitlines()[2].split()[-6:] == ["4", "wrong", "failed", "timeout", "skipped", "4"]

@@ -131,7 +131,7 @@ class ScriptedPool:
             return {"parts": dict.fromkeys(parts, times), "warm_up": WARM_UP, "wall_time": 2e-6, "calls": 3} | first
         if method == "measure_mode":
             self.measured.append((f"{name} {params['mode']}", params["input_set"]))
-            if params["mode"] == "launches":
+            if params["mode"] == "no-graph":
                 return {"same_as": "cold"}
             return {"parts": dict.fromkeys(parts, self.times), "warm_up": WARM_UP, "command_buffers": None}
         answers: dict[str, Any] = {
@@ -188,7 +188,7 @@ def test_all_is_well(tmp_path: Path) -> None:
     assert measured and len(measured["parts"]["forward"]["device_time"]) == LEAST_ROUNDS
     assert measured["peak_memory_bytes"] == {"forward": 7} and measured["timer"] == "cupti"
     assert records["xla"].kernels["forward"] == {
-        "launches": 1, "bytes_moved": 12, "provenance": {"": 1}, "unjoined": [],
+        "launches": 1, "bytes_declared": 12, "provenance": {"": 1}, "unjoined": [],
     }
     graph = store.load(tmp_path / str(records["xla"].graph))
     assert graph.kernels and graph.kernels[0].device_time_us == pytest.approx(1.0)
@@ -404,7 +404,7 @@ def test_a_timeline_that_fails_costs_no_time(tmp_path: Path, fault: Exception, r
 
 def test_each_round_visits_every_mode_on_another_input_set(tmp_path: Path) -> None:
     pool = ScriptedPool({})
-    records = run(tmp_path, pool, "xla", "triton", timing=Timing(("warm", "graph", "launches")))
+    records = run(tmp_path, pool, "xla", "triton", timing=Timing(("warm", "graph", "no-graph")))
     assert pool.measured[:8] == [
         ("xla", 0), ("triton", 0), ("xla warm", 0), ("triton warm", 0), ("xla graph", 0), ("triton graph", 0),
         ("xla launches", 0), ("triton launches", 0),
@@ -412,7 +412,7 @@ def test_each_round_visits_every_mode_on_another_input_set(tmp_path: Path) -> No
     assert pool.measured[8:12] == [("triton", 1), ("xla", 1), ("triton warm", 1), ("xla warm", 1)]
     assert pool.calls["measure_mode", "triton"] == 2 * LEAST_ROUNDS + 1  # what is the main mode again is asked for once
     measured = records["triton"].measurement
-    assert measured and set(measured["modes"]) == {"warm", "graph", "launches"}
+    assert measured and set(measured["modes"]) == {"warm", "graph", "no-graph"}
     assert len(measured["modes"]["graph"]["parts"]["forward"]["device_time"]) == LEAST_ROUNDS
     assert measured["modes"]["launches"] == {"same_as": "cold"}
     assert measured["warm_up"] == {"seconds": [0.01] * LEAST_ROUNDS, "settled": [True] * LEAST_ROUNDS}

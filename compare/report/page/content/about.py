@@ -37,7 +37,7 @@ def values(run: Run) -> dict[str, Any]:
 
 def device(run: Run) -> str:
     """Return the names of the devices that were measured, or else of the compile target."""
-    found = {str(r.row["checked"].get("device", "")) for r in run.results if r.time_us is not None and r.row["checked"]}
+    found = {r.row["checked_device"] for r in run.results if r.time_us is not None and r.row["checked_device"]}
     if found:
         return printable(", ".join(sorted(found)), 100)
     return printable(", ".join(sorted({r.row["target"] for r in run.results if r.row["target"]})), 100)

@@ -14,8 +14,8 @@ from ....graph.analyse.totals import totals
 from ....graph.findings.finding import Finding
 from ....graph.model import REASONS
 from ....spec.blocks import BLOCKS
-from ...rows import BASELINE, Row, product_rate
-from ...table import checked_on, marks, marks_explained, memory
+from ...columns import BASELINE, Row, checked_on, marks, marks_explained, memory
+from ...record_values import product_rate
 from . import charts, kernels
 from .overview import label, level_of, mark_of
 from .run_data import BASELINES, CaseResults, Result
@@ -35,7 +35,7 @@ def values(case: CaseResults, found: Sequence[Finding]) -> dict[str, Any]:
         "sizes": ", ".join(f"{printable(str(k), 40)} {v}" for k, v in case.case.sizes.items()),
         "results": results, "marks": marks_explained([result.row for result in case.results]),
         "some_unknown": any(line["unknown_roofline"] or line["unknown_recoverable"] for line in results)
-        or any(row["floor_us"] is None for result in case.results for row in result.kernels),
+        or any(row["roofline_time_us"] is None for result in case.results for row in result.kernels),
         "findings": [str(finding) for finding in found[:MOST_FINDINGS]],
         "missed": missed, "missed_unlisted": unlisted,
         "reasons": {code: REASONS[code] for one in missed if (code := one["code"]) in REASONS and code != "other"},
@@ -99,7 +99,7 @@ def _result(case: CaseResults, result: Result) -> dict[str, Any]:
 
 def _roofline_us(result: Result) -> float | None:
     """Return the roofline time of a result: the column's, or in a run for a target, that at the target's ceilings."""
-    known: float | None = result.row["floor_us"]
+    known: float | None = result.row["roofline_time_us"]
     if known is None and result.graph is not None and result.ceilings is not None:
         found = totals(result.graph, ceilings=result.ceilings).roofline_time_us
         return None if found is None or result.graph.kernels is None else found.exact
@@ -207,7 +207,7 @@ def _roofline(case: CaseResults, palette: Mapping[str, str]) -> charts.Spec | No
         for kind, at, height in (
             ("measured", "intensity_flop_per_byte", "gflop_per_s"),
             ("measured, by measured bytes", "intensity_measured", "gflop_per_s"),
-            ("roofline", "intensity_flop_per_byte", "attainable_gflop_per_s"),
+            ("roofline", "intensity_flop_per_byte", "roofline_gflop_per_s"),
         ):
             if row[at] and row[height]:
                 point = {"implementation": result.name, "intensity": row[at], "gflops": row[height], "kind": kind}
@@ -221,7 +221,7 @@ def _roofline(case: CaseResults, palette: Mapping[str, str]) -> charts.Spec | No
 
 def _traffic(row: Row) -> list[dict[str, Any]]:
     kinds = {
-        "declared": row["bytes_moved"], "measured in the call": row["dram_bytes_call"],
+        "declared": row["bytes_declared"], "measured in the call": row["dram_bytes_call"],
         "measured, each kernel alone": row["dram_bytes"],
     }
     return [

@@ -114,7 +114,7 @@ class _FindingInRun:
         """The fastest of the better implementations, if it is faster beyond the noise."""
         timed = [result for result in self.better if result.time_us is not None and result.group == self.worse.group]
         best = min(timed, key=lambda result: result.time_us or 0.0, default=None)
-        judged = None if best is None else paired_rounds.between(self.worse.rounds, best.rounds)
+        judged = None if best is None else paired_rounds.compare_rounds(self.worse.rounds, best.rounds)
         return best if judged is not None and judged.word == "slower" else None
 
     @property

@@ -69,10 +69,10 @@ def _measured(result: Result) -> Iterator[_Bar]:
 def _roofline_bars(result: Result) -> Iterator[_Bar]:
     at = 0.0
     for row in result.kernels:
-        if row["floor_us"] is None:
+        if row["roofline_time_us"] is None:
             return  # without its length, later bars have no position
-        yield _Bar(row["index"], row["kernel"], at, row["floor_us"])
-        at += row["floor_us"]
+        yield _Bar(row["index"], row["kernel"], at, row["roofline_time_us"])
+        at += row["roofline_time_us"]
 
 
 def _packed(implementation: str, drawn: Sequence[_Bar]) -> dict[str, Any]:

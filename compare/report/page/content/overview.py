@@ -14,8 +14,8 @@ from ....graph import formats
 from ....plan import paired_rounds
 from ....plan.speedup import DEPENDS
 from ....spec.dtype import DTYPES
+from ...columns import marks
 from ...matrix import counts, outcome
-from ...table import marks
 from .run_data import BASELINES, CaseResults, Result, Run
 
 # Bounds of the colour levels, by ratio to the best; ratios beyond the last bound have one more level.
@@ -107,7 +107,7 @@ def _cell(case: CaseResults, result: Result, timed: bool) -> Cell:
     return Cell(number(ratio), small, level_of(ratio), mark=mark, title=printable(words))
 
 
-def mark_of(judged: paired_rounds.Judgement | None) -> str:
+def mark_of(judged: paired_rounds.Comparison | None) -> str:
     """Return the mark of a comparison with the best."""
     if judged is None:
         return "unresolved"
@@ -120,8 +120,8 @@ def _untimed(case: CaseResults, result: Result, timed: bool) -> Cell:
     words = printable(f"{result.name}: {status}{': ' if row['detail'] else ''}{row['detail'] or ''}")
     if timed or not counts(row):
         return Cell(outcome(row), status=status, title=words)
-    declared, kernels = row["bytes_moved"], formats.count(row["kernels"], "kernel")
-    fewest = min((r.row["bytes_moved"] for r in case.results if counts(r.row) and r.row["bytes_moved"]), default=None)
+    declared, kernels = row["bytes_declared"], formats.count(row["kernels"], "kernel")
+    fewest = min(filter(None, (r.row["bytes_declared"] for r in case.results if counts(r.row))), default=None)
     if not declared or not fewest:
         return Cell("?", kernels, status=status, title=words)
     ratio = declared / fewest

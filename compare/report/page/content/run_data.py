@@ -19,7 +19,7 @@ from ....sources.graph_sources import GraphSource
 from ....spec.case import Case
 from ... import roofline, rows
 from ...aligned import UNFUSED
-from ...rows import Row
+from ...columns import Row
 
 # These implementations run without fusion on purpose, so findings and missed fusions leave them out.
 BASELINES = frozenset(UNFUSED.values())
@@ -88,12 +88,12 @@ class CaseResults:
         return min(others, key=lambda other: other.time_us or 0.0, default=None)
 
     @cached_property
-    def judged(self) -> dict[str, paired_rounds.Judgement | None]:
+    def judged(self) -> dict[str, paired_rounds.Comparison | None]:
         """The comparison with the best result by name, for all but the best."""
         found = {}
         for result in self.results:
             if (best := self.best(result)) is not None and best is not result:
-                found[result.name] = paired_rounds.between(result.rounds, best.rounds)
+                found[result.name] = paired_rounds.compare_rounds(result.rounds, best.rounds)
         return found
 
     @property
@@ -146,9 +146,6 @@ def read(folder: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
     return Run(folder, run, listed, tuple(dict.fromkeys([*warnings, *opened.warnings, *read_rows.warnings])))
 
 
-_MALFORMED = (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError)
-
-
 def _result(row: Row, source: GraphSource, record: Record, apart: Container[str]) -> Result:
     graph, unreadable = None, None
     kernels: tuple[Row, ...] = ()
@@ -162,20 +159,15 @@ def _result(row: Row, source: GraphSource, record: Record, apart: Container[str]
             kernels = tuple(roofline.kernels([source], [row]))
         except UsageError as problem:
             unreadable = str(problem)
-        except _MALFORMED as problem:
-            graph, unreadable = None, f"the numbers in its graph are malformed: {problem!r}"
     if ceilings is not None and not ceilings.streams:
         ceilings = None
-    rounds, group = paired_rounds.rounds_of(record), paired_rounds.comparable(row, apart)
+    rounds, group = paired_rounds.rounds_of(record), paired_rounds.comparison_key(row, apart)
     return Result(row, source, rounds, group, graph, unreadable, ceilings, ceilings_of, kernels, _launches(record))
 
 
 def _launches(record: Record) -> dict[str, tuple[Launch, ...]]:
-    """Return the launches of a median call by phase; empty if they are malformed."""
-    try:
-        return {
-            phase: tuple(Launch(str(r["name"]), float(r["start"]), float(r["end"])) for r in data.get("records") or ())
-            for phase, data in paired_rounds.measured_parts(record).items()
-        }
-    except _MALFORMED:
-        return {}
+    """Return the launches of a median call by phase."""
+    return {
+        phase: tuple(Launch(each["name"], each["start"], each["end"]) for each in times.get("records") or ())
+        for phase, times in paired_rounds.measured_parts(record).items()
+    }

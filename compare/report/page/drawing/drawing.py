@@ -102,7 +102,7 @@ def ordered(sources: Iterable[GraphSource]) -> list[GraphSource]:
 
 def _rank(found: GraphSource) -> tuple[bool, int, float]:
     name = _implementation(found)
-    time = paired_rounds.call_us(found.record) if found.record else None
+    time = paired_rounds.device_time_us(found.record) if found.record else None
     return name in BASELINES, MAIN.index(name) if name in MAIN else len(MAIN), time or float("inf")
 
 
@@ -168,7 +168,7 @@ def _column(
 
 
 def _title(source: GraphSource, graph: FusionGraph, declared: float | None) -> str:
-    time = None if source.record is None else paired_rounds.call_us(source.record)
+    time = None if source.record is None else paired_rounds.device_time_us(source.record)
     words = [formats.count(len(graph.kernels), "kernel") if graph.kernels is not None else "kernels unknown"]
     words += [] if time is None else [formats.microseconds(time)]
     return " · ".join([*words, *([] if declared is None else [formats.size(declared)])])

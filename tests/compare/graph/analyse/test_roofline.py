@@ -86,7 +86,7 @@ def test_a_record_keeps_what_its_kernels_come_to() -> None:
         ),
         ["forward"], CEILINGS,
     )["forward"]["roofline"]
-    assert found["floor_us"] == pytest.approx(30.5)
+    assert found["roofline_time_us"] == pytest.approx(30.5)
     assert found["recoverable_us"] == pytest.approx(2 + 0 + 1.5)  # below its floor: nothing, not less
     assert found["bound_us"] == {"memory": 12.0, "compute": 19.0, "launch": 2.0}
 
@@ -96,7 +96,7 @@ def test_a_sum_that_lacks_a_term_is_none_and_its_time_is_of_unknown_bound() -> N
         graph(kernel(10 * MEGA, 1e8, device_time_us=12.0), kernel(MEGA, None, "gemm", device_time_us=30.0)),
         ["forward"], CEILINGS,
     )["forward"]["roofline"]
-    assert found == {"floor_us": None, "recoverable_us": None, "bound_us": {"memory": 12.0, "unknown": 30.0}}
+    assert found == {"roofline_time_us": None, "recoverable_us": None, "bound_us": {"memory": 12.0, "unknown": 30.0}}
 
 
 def test_without_a_gpu_the_least_times_weigh() -> None:

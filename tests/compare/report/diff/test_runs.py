@@ -23,7 +23,7 @@ from compare.record.record import Record
 from compare.report.diff.runs import REGRESSIONS
 
 DATA = Path(__file__).parents[3] / "data" / "runs"
-KERNELS = {"forward": {"launches": 8, "bytes_moved": 1000, "provenance": {"device": 8}}}
+KERNELS = {"forward": {"launches": 8, "bytes_declared": 1000, "provenance": {"device": 8}}}
 
 
 def named(name: str, us: float = 100.0, launches: int = 1, **fields: Any) -> Record:
@@ -45,7 +45,7 @@ def run(folder: Path, *records: Record, graphs: dict[str, FusionGraph] | None = 
 
 
 def kernels_of(launches: int, declared: int) -> dict[str, Any]:
-    return {"forward": {"launches": launches, "bytes_moved": declared, "provenance": {"device": launches}}}
+    return {"forward": {"launches": launches, "bytes_declared": declared, "provenance": {"device": launches}}}
 
 
 def test_two_versions_of_jax() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from made_runs import CASE, QUIET, SEGMENT, record
 
-from compare.plan.speedup import Sample, Verdict, compare_runs
+from compare.plan.speedup import Sample, Speedup, compare_runs
 from compare.record.record import Record
 from compare.report.diff import times
 
@@ -120,7 +120,7 @@ def test_other_conditions_are_noted() -> None:
         "GPUs differ: NVIDIA H200, NVIDIA H100", "ceilings differ by up to 25%", "SM clock: 1980 → 1500 MHz",
         "throttled rounds: 0 → 5",
     )
-    assert "not both runs recorded clock rates" in compared(record(100), record(100, conditions=None)).notes
+    assert "not both runs recorded clock rates" in compared(record(100), record(100, conditions=[])).notes
 
 
 def test_untimed_records_are_refused() -> None:
@@ -137,4 +137,4 @@ def test_every_timer_has_its_ratio() -> None:
     found = compared(record(100, **wall), record(100, wall_time=[3e-4] * 5))
     assert found.speedups is not None and set(found.speedups) == {"cold", "busy", "wall"}
     assert found.speedups["wall"].word == "slower" and found.word == "tie"
-    assert isinstance(found.speedups["busy"], Verdict)
+    assert isinstance(found.speedups["busy"], Speedup)

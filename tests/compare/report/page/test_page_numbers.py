@@ -21,10 +21,10 @@ from compare.base.paths import PROJECT
 from compare.base.text import number
 from compare.cli import main
 from compare.graph import formats
+from compare.report.columns import percent
 from compare.report.page import page
 from compare.report.page.content import case as case_page
 from compare.report.page.content import run_data
-from compare.report.table import percent
 
 QUICK = PROJECT / "reports" / "h200-quick"
 CASE = "softmax/gpt2-scores/bf16/train"
@@ -211,7 +211,7 @@ def test_marks_are_explained_once(
     assert unknown == ({"flex"} if address.startswith("attention") else set())
     assert unknown == {name for name, row in second.items() if row["recoverable"] == "?"}
     assert html.count("the bytes or FLOPs of some kernel are unknown.") == bool(unknown)
-    for mark, words in {"!": "in some round the GPU", "~": "in some round the times were still changing"}.items():
+    for mark, words in {"!": "in some round the GPU", "~": "in some round the times still changed"}.items():
         assert html.count(words) == any(mark in "".join(marks) for marks in said.values())
     assert unknown or any(said.values())
 

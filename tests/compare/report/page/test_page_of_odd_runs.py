@@ -208,7 +208,7 @@ def test_times_are_compared_within_one_segment(tmp_path: Path, tables: Any) -> N
 
 def test_launches_without_records_are_not_shown(tmp_path: Path, tables: Any, embedded: Any) -> None:
     case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
-    kernels = {"forward": {"launches": 7, "bytes_moved": 8, "provenance": {}}}
+    kernels = {"forward": {"launches": 7, "bytes_declared": 8, "provenance": {}}}
     called, seen = timed(case, "called", 10.0, kernels=kernels), timed(case, "seen", 11.0)
     assert called.measurement
     called.measurement["timer"] = "cuda-events"

@@ -1,0 +1,264 @@
+"""Types of a record's nested fields, and the check that loaded data has them.
+
+Times are in seconds and sizes in bytes. A part is "forward" or "backward". Older records lack the fields that are
+`NotRequired`.
+"""
+
+# No `from __future__ import annotations` here: with it, TypedDict would not know which keys are required.
+import types
+from functools import cache
+from typing import Any, Literal, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+Part = str
+
+
+class ErrorField(TypedDict):
+    """Error of one output, or of a gradient named d_<input>; dimensionless (compare.numerics.errors)."""
+
+    name: str
+    error: float
+    tolerance: float
+
+
+class RooflineFields(TypedDict):
+    """One part's kernels against the device's ceilings (compare.graph.analyse.summary)."""
+
+    roofline_time_us: float | None
+    recoverable_us: float | None
+    bound_us: dict[str, float]
+
+
+class KernelsOfPart(TypedDict):
+    """Summary of one part of the fusion graph.
+
+    bytes_declared: null where one kernel's bytes are not known.
+    provenance: word -> number of kernels.
+    unjoined: names of device records that belong to no kernel of the graph.
+    products: for a hand-written implementation, "cuBLAS", "triton" or "cuda" -> stages whose products it computes.
+    """
+
+    launches: int | None
+    bytes_declared: int | None
+    provenance: dict[str, int]
+    unjoined: NotRequired[list[str]]
+    products: NotRequired[dict[str, list[str]]]
+    roofline: NotRequired[RooflineFields]
+
+
+class DeviceRecordFields(TypedDict):
+    """One kernel, copy or memset of a median call."""
+
+    name: str
+    start: float
+    end: float
+
+
+class TimesOfPart(TypedDict):
+    """Samples of one part, a list a round. busy_time, launches and records are null where the timer sees no single
+    kernels, as with CUDA events."""
+
+    device_time: list[list[float]]
+    busy_time: list[list[float]] | None
+    launches: int | None
+    records: NotRequired[list[DeviceRecordFields] | None]
+
+
+class TimedMode(TypedDict):
+    """Times in another mode than the main one."""
+
+    parts: dict[Part, TimesOfPart]
+
+
+class SameMode(TypedDict):
+    """The program already runs in this mode by default."""
+
+    same_as: Literal["cold"]
+
+
+class UnavailableMode(TypedDict):
+    unavailable: str
+
+
+class WarmUp(TypedDict):
+    """One entry a round."""
+
+    seconds: list[float]
+    settled: list[bool]
+
+
+class PeakMemory(TypedDict):
+    """As compare.measure.measurement.Peak."""
+
+    bytes: int | None
+    planned: int | None
+    reason: str | None
+
+
+class Condition(TypedDict):
+    """State of the GPU right after a round (compare.measure.gpu_conditions)."""
+
+    throttled: list[str]
+    sm_mhz: NotRequired[float | None]
+
+
+class Measurement(TypedDict):
+    """Times of one implementation of one case.
+
+    parts: null where no device clock ran.
+    wall_time: one entry a round.
+    modes: by name of another timing mode (compare.plan.timing_modes).
+    processes: number of the worker process of each round.
+    command_buffers: part -> [launches in XLA's command buffers, all launches] in the main mode; null for
+    implementations outside XLA.
+    conditions: one entry a round, null where the GPU did not answer.
+    """
+
+    timer: str | None
+    parts: dict[Part, TimesOfPart] | None
+    wall_time: NotRequired[list[float]]
+    modes: NotRequired[dict[str, TimedMode | SameMode | UnavailableMode]]
+    processes: NotRequired[list[int]]
+    warm_up: NotRequired[WarmUp]
+    command_buffers: NotRequired[dict[Part, list[int]] | None]
+    peak_memory_bytes: NotRequired[dict[Part, int | None] | None]
+    peak_memory: NotRequired[dict[Part, PeakMemory] | None]
+    conditions: NotRequired[list[Condition | None]]
+
+
+class TrafficOfKernel(TypedDict):
+    """kernel: index in the graph."""
+
+    kernel: int
+    dram_read: int
+    dram_written: int
+    l2: int | None
+
+
+class TrafficOfPart(TypedDict):
+    launches: int
+    dram_read: int
+    dram_written: int
+    l2: int | None
+    kernels: list[TrafficOfKernel]
+    unjoined: NotRequired[list[str]]
+
+
+class MeasuredTraffic(TypedDict):
+    cache_control: str
+    parts: dict[Part, TrafficOfPart]
+
+
+class UnavailableTraffic(TypedDict):
+    """final: another try would fail in the same way."""
+
+    unavailable: str
+    final: NotRequired[bool]
+
+
+# "alone": every kernel from an empty L2. "call": the whole call from a cold L2. Both are ncu's counts.
+Traffic = dict[str, MeasuredTraffic | UnavailableTraffic]
+
+# Names that older records have -> names of today.
+RENAMED_MODES = {"launches": "no-graph"}
+RENAMED_OF_KERNELS = {"bytes_moved": "bytes_declared"}
+RENAMED_OF_ROOFLINE = {"floor_us": "roofline_time_us"}
+
+
+def renamed(data: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    return {names.get(name, name): value for name, value in data.items()}
+
+
+def with_current_names(record: dict[str, Any]) -> dict[str, Any]:
+    """Return a record's data with today's names for fields and modes; misshapen parts stay as they are."""
+    result = dict(record)
+    if isinstance(kernels := record.get("kernels"), dict):
+        result["kernels"] = {part: _kernels_with_current_names(found) for part, found in kernels.items()}
+    measurement = record.get("measurement")
+    if isinstance(measurement, dict) and isinstance(modes := measurement.get("modes"), dict):
+        result["measurement"] = measurement | {"modes": renamed(modes, RENAMED_MODES)}
+    return result
+
+
+def _kernels_with_current_names(kernels: Any) -> Any:
+    if not isinstance(kernels, dict):
+        return kernels
+    found = renamed(kernels, RENAMED_OF_KERNELS)
+    if isinstance(roofline := found.get("roofline"), dict):
+        found["roofline"] = renamed(roofline, RENAMED_OF_ROOFLINE)
+    return found
+
+
+_SCALARS: dict[Any, frozenset[type]] = {
+    float: frozenset((float, int)), int: frozenset((int,)), str: frozenset((str,)), bool: frozenset((bool,)),
+    types.NoneType: frozenset((types.NoneType,)),
+}
+
+
+def mismatch(value: Any, kind: Any) -> str | None:
+    """Return where JSON data differs from a type, as in ".parts.forward.launches: expected int", or None.
+
+    kind: a scalar, list, dict with names as keys, TypedDict, Literal, or a union of those. Unknown keys are allowed.
+    """
+    if kind in _SCALARS:
+        return None if type(value) in _SCALARS[kind] else _expected(kind.__name__, value)
+    if is_typeddict(kind):
+        return _mismatch_of_object(value, kind)
+    origin, arguments = get_origin(kind), get_args(kind)
+    if origin in (Union, types.UnionType):
+        found = [mismatch(value, each) for each in arguments if value is not None or each is types.NoneType]
+        return None if None in found else found[0] if found else _expected("a value", value)
+    if origin is Literal:
+        return None if value in arguments else _expected(repr(arguments[0]), value)
+    if origin is list:
+        (item,) = arguments
+        if not isinstance(value, list):
+            return _expected("a list", value)
+        if item in _SCALARS and _SCALARS[item].issuperset(map(type, value)):
+            return None
+        return next((f"[{n}]{wrong}" for n, each in enumerate(value) if (wrong := mismatch(each, item))), None)
+    if not isinstance(value, dict):
+        return _expected("an object", value)
+    return next((f".{name}{wrong}" for name, each in value.items() if (wrong := mismatch(each, arguments[1]))), None)
+
+
+def _mismatch_of_object(value: Any, kind: Any) -> str | None:
+    if not isinstance(value, dict):
+        return _expected("an object", value)
+    for name, hint in _fields(kind).items():
+        if name not in value:
+            if name in kind.__required_keys__:
+                return f".{name}: missing"
+        elif wrong := mismatch(value[name], hint):
+            return f".{name}{wrong}"
+    return None
+
+
+@cache
+def _fields(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _expected(what: str, value: Any) -> str:
+    return f": expected {what}, got {type(value).__name__}"
+
+
+def check_times(measurement: Measurement) -> None:
+    """Raise ValueError where the rounds of a measurement do not fit together, or hold a time that is not positive."""
+    modes: dict[str, Any] = measurement.get("modes", {})
+    timed: list[dict[Part, TimesOfPart]] = [measurement["parts"] or {}]
+    timed += [mode["parts"] for mode in modes.values() if "parts" in mode]
+    wall_time = measurement.get("wall_time", [])
+    counts = {len(wall_time)} if wall_time else set()
+    for parts in timed:
+        rounds = [part["device_time"] for part in parts.values()]
+        if any(list(map(len, each)) != list(map(len, rounds[0])) for each in rounds):
+            raise ValueError("forward and backward have different numbers of samples")
+        busy = [part["busy_time"] for part in parts.values() if part["busy_time"] is not None]
+        if not all(samples and min(samples) > 0 for each in [*rounds, *busy] for samples in each):
+            raise ValueError("a round has no sample, or a sample that is not positive")
+        counts |= {len(each) for each in rounds}
+    if not all(time > 0 for time in wall_time):
+        raise ValueError("a wall time is not positive")
+    processes = measurement.get("processes", [])
+    if processes and counts - {len(processes)}:
+        raise ValueError(f"processes are given for {len(processes)} rounds of {max(counts)}")
