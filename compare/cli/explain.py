@@ -94,7 +94,7 @@ def command(
     try:
         explained = explain_all(
             named, args, kwargs, grad=grad, target=target, framework=framework,  # type: ignore[arg-type]
-            timeout=timeout, tell=lambda what: click.echo(what, err=True),
+            timeout=timeout, progress=lambda message: click.echo(message, err=True),
         )
     except ExplainError as problem:
         raise _NotCompiled(" ".join(str(problem).split())) from None

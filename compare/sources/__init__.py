@@ -1,1 +1,1 @@
-"""Sources of fusion graphs: a path or a function becomes graphs, with the ceilings that price them."""
+"""Find the fusion graphs of any path: a run, a dump folder, an archive, a file. Ceilings of target GPUs."""

@@ -1,4 +1,4 @@
-"""What `xlafuse.explain` returns."""
+"""`Explained`: the result of `xlafuse.explain`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ MOST_FINDINGS = 8
 
 @dataclass(frozen=True, repr=False)
 class Explained:
-    """Fusion graphs of what was asked for, by name.
+    """Fusion graphs by name.
 
-    notes: what one must know to read them rightly: assumptions, and what the call looked like to the compiler.
-    `a | b` puts the graphs of two together, to be compared.
+    notes: assumptions of the compile, and how the call looked to the compiler. `a | b` joins the graphs of two results,
+    to compare them.
     """
 
     graphs: Mapping[str, FusionGraph]
@@ -46,13 +46,13 @@ class Explained:
         return Explained({**self.graphs, **other.graphs}, tuple(dict.fromkeys(self.notes + other.notes)))
 
     def align(self) -> Any:
-        """All graphs on one list of stages (`compare.graph.analyse.align.Alignment`)."""
+        """Align all graphs by one list of stages (`compare.graph.analyse.align.Alignment`)."""
         from ..graph.analyse.align import align
 
         return align(list(self.graphs.values()))
 
     def findings(self) -> Any:
-        """What is worth knowing about the graphs, in words, most costly first."""
+        """Return findings about the graphs, most costly first."""
         from ..graph.findings.collect import findings
 
         return findings(self.graphs, ceilings(next(iter(self.graphs.values()))))
@@ -62,8 +62,9 @@ class Explained:
         return {"schema": SCHEMA, "graphs": graphs, "notes": list(self.notes)}
 
     def save(self, path: str | Path) -> None:
-        """Write one JSON file, compressed where the name ends in .gz: of one graph, as `xlafuse.load` reads it; of
-        several, as `to_json` has them. `xlafuse inspect` shows both. Raises OSError.
+        """Write one JSON file; .gz compresses. Raises OSError.
+
+        One graph is written as `xlafuse.load` reads it, several as `to_json` has them. `xlafuse inspect` shows both.
         """
         path = Path(path)
         if len(self.graphs) == 1:
@@ -73,11 +74,11 @@ class Explained:
         atomic_write.write(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text + b"\n")
 
     def __getitem__(self, name: str) -> Explained:
-        """One of several, to be shown by itself; the notes are all there."""
+        """Return one of several graphs with all notes."""
         return Explained({name: self.graphs[name]}, self.notes)
 
     def views(self, width: int = 80) -> Iterator[RenderableType]:
-        """What to show one after the other: the graph, or several on one list of stages with what stands out; notes."""
+        """Yield views: the graph, or several by stages with findings; then the notes."""
         from ..graph.render import align_view, text_view
 
         first, *others = self.graphs.values()
@@ -87,15 +88,15 @@ class Explained:
                 yield text_view.plain("")
                 yield text_view.titled("what stands out", found)
         else:
-            reached = ceilings(first)
-            notes, remarks = text_view.totals_lines(first, reached), text_view.finding_lines(first, reached)
+            known = ceilings(first)
+            notes, remarks = text_view.totals_lines(first, known), text_view.finding_lines(first, known)
             yield text_view.overview(first, width=width, notes=notes, remarks=remarks)
         for note in self.notes:
             yield text_view.plain("")
             yield text_view.plain(f"note: {note}")
 
     def text(self, width: int = 80) -> str:
-        """`views`, for a terminal of that width, without colours."""
+        """Return the views as plain text of that width."""
         from ..graph.render import text_view
 
         return "\n".join(text_view.render(view, width) for view in self.views(width))
@@ -117,7 +118,7 @@ class Explained:
 
 
 def ceilings(graph: FusionGraph) -> Ceilings | None:
-    """What the graph's GPU reached, where there is a target pack of it."""
+    """Return the ceilings of the graph's GPU, or None where no target pack has them."""
     from .target_ceilings import own_ceilings
 
     return own_ceilings(graph)[0]

@@ -1,6 +1,6 @@
-"""What a path is (a run, a folder or archive of dumps, one file), and the fusion graphs that are in it.
+"""The fusion graphs of a path: a run, a folder or archive of dumps, or one file.
 
-Listing reads names and sizes; a graph is read when it is asked for. Nothing in a file is executed.
+Listing reads names and sizes. Each graph is read on demand. Nothing in a file is executed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["run", "dump", "file"]
 MOST_NAMED = 10
-SHOWN_AT_ONCE = 2  # modules of a folder: forward and backward of one function
+SHOWN_AT_ONCE = 2  # modules of a folder, such as forward and backward of one function
 EXPECTED = (
     "expected a run folder, a folder or archive of dumps (XLA's --xla_dump_to, TORCH_COMPILE_DEBUG, TORCH_TRACE, a "
     "run's dumps/*.zip), HLO as text or proto, Inductor's output_code.py, or a fusion graph's JSON"
@@ -41,11 +41,11 @@ EXPECTED = (
 
 @dataclass(frozen=True)
 class GraphSource:
-    """One graph that can be had.
+    """A graph that can be read.
 
-    name: the record's id, the module's or the file's name. number: as listed, from 1. read: gives the graph; None where
-    none was recorded. cost: bytes of text, by which modules are listed; None where that is not known. order: XLA's
-    number of the module. record: of a run. ceilings: of the device that the run was on. artifacts: of an XLA module.
+    name: the record's id, the module's or the file's name. number: the place in the list, from 1. read: returns the
+    graph; None where none was recorded. cost: bytes of text, the order of the list; None where unknown. order: XLA's
+    number of the module. record: in a run. ceilings: of the run's device. artifacts: of an XLA module.
     """
 
     name: str
@@ -59,15 +59,17 @@ class GraphSource:
     artifacts: Artifacts | None = None
 
     def graph(self) -> FusionGraph:
-        """Raises UsageError where it cannot be read, naming the file."""
+        """Read the graph. Raises UsageError, which names the file, where that fails."""
         if self.read is None:
             raise UsageError(f"{self.path}: {self.name}: no graph recorded")
         with reading_errors_as_usage(self.path):
             return self.read()
 
     def compiled(self) -> list[tuple[str, Artifacts]]:
-        """By name the XLA modules that it is of: itself, or those in its record's archive, forward first; none where
-        something else compiled it. Raises UsageError where the archive cannot be read."""
+        """Return the XLA modules behind the graph by name: itself, or those in its record's archive, forward first.
+
+        The list is empty where another compiler made the graph. Raises UsageError for an unreadable archive.
+        """
         if self.artifacts is not None:
             return [(self.name, self.artifacts)]
         if self.record is None or self.record.dumps is None:
@@ -80,8 +82,11 @@ class GraphSource:
         return [(f"{self.name} {m.name}" if len(made) > 1 else self.name, m.artifacts) for m in made]
 
     def ceilings_for(self, graph: FusionGraph, target: str | None) -> tuple[Ceilings | None, str]:
-        """What the device reached, and whose it is: `target`'s where one is named, else the run's own, else those of
-        the GPU that the graph was compiled for; None where none is known. Of a record, at its case's precision."""
+        """Return ceilings and the name of their device.
+
+        These are `target`'s if one is named, else the run's own, else those of the GPU that the graph was compiled for,
+        or None. For a record, they are at its case's precision.
+        """
         from .target_ceilings import own_ceilings, target_ceilings
 
         found, whose = self.ceilings, "this run's device"
@@ -100,7 +105,7 @@ class Contents:
     warnings: tuple[str, ...] = ()
 
     def modules(self, name: str) -> list[GraphSource]:
-        """By number as listed, by name, or by pattern. Raises UsageError for none, or for more than fit one look."""
+        """Find modules by number, name or pattern. Raises UsageError for none, or for more than SHOWN_AT_ONCE."""
         found = [each for each in self.graphs if name == str(each.number)]
         found = found or [each for each in self.graphs if each.name == name]
         found = found or [each for each in self.graphs if fnmatch.fnmatchcase(each.name, name)]
@@ -112,11 +117,11 @@ class Contents:
         return found
 
     def module(self, name: str | None) -> GraphSource:
-        """The one module of that name, or the only one. Raises UsageError where there are several."""
+        """Return the module of that name, or the only one. Raises UsageError where there are several."""
         found = list(self.graphs) if name is None else self.modules(name)
         if len(found) != 1:
             names = join_some([printable(f"{each.number} {each.name}", 60) for each in found], 5)
-            runs = "; two runs are compared by `xlafuse diff`" if self.kind == "run" else ""
+            runs = "; to compare two runs: `xlafuse diff`" if self.kind == "run" else ""
             raise UsageError(
                 f"{self.path}: holds {len(found)} graphs ({names}), and one is needed: --module NUMBER or NAME{runs}"
             )
@@ -124,7 +129,7 @@ class Contents:
 
 
 def contents(path: Path) -> Contents:
-    """Raises UsageError for what holds no graph, RunFolderError for a broken run folder."""
+    """Return the graphs of a path. Raises UsageError where it has none, and RunFolderError for a broken run."""
     with reading_errors_as_usage(path):
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder")
@@ -137,7 +142,7 @@ def contents(path: Path) -> Contents:
 
 @contextmanager
 def reading_errors_as_usage(path: Path) -> Iterator[None]:
-    """What the readers raise for a file that is not what it should be, as a refusal that names the file."""
+    """Turn errors of the file readers into a UsageError that names the file."""
     try:
         yield
     except (EOFError, OSError, RecursionError, ValueError) as problem:
@@ -153,7 +158,7 @@ def _of_run(folder: Path) -> Contents:
 
 
 def contents_of_records(folder: Path, run: dict[str, Any], records: Iterable[Record]) -> Contents:
-    """As `contents`, of what was read of a run's folder before."""
+    """Return the contents of a run's folder that was already read."""
     ceilings = _segment_ceilings(run)
     found = [
         GraphSource(
@@ -165,7 +170,7 @@ def contents_of_records(folder: Path, run: dict[str, Any], records: Iterable[Rec
 
 
 def _recorded(folder: Path, record: Record) -> Callable[[], FusionGraph] | None:
-    """Reads the record's graph from the run's folder and from nowhere else, whatever the record says."""
+    """Return a reader of the record's graph, which reads only files in the run's folder."""
     name = record.graph
     if name is None:
         return None
@@ -181,7 +186,7 @@ def _recorded(folder: Path, record: Record) -> Callable[[], FusionGraph] | None:
 
 
 def recorded_file(folder: Path, record: Record, name: str) -> Path:
-    """A file that the record names. Raises ValueError where it is not in the run's folder."""
+    """Return the path of a file that the record names. Raises ValueError for a file outside the run's folder."""
     path = folder / name
     if not path.resolve().is_relative_to(folder.resolve()):
         raise ValueError(f"{folder / 'records.jsonl'}: {record.id}: its file {name!r} is not in the run's folder")
@@ -197,21 +202,21 @@ def _segment_ceilings(run: dict[str, Any]) -> dict[str, Ceilings]:
         try:
             found[segment["id"]] = Ceilings.from_json(segment["ceilings"])
         except (AttributeError, KeyError, TypeError, ValueError):
-            continue  # a segment without a GPU has none
+            continue  # a segment without a GPU has no ceilings
     return found
 
 
 def _of_folder(folder: Path) -> Contents:
     found = [*_of_modules(folder), *_of_inductor(folder)]
-    halves = _read_apart(found)
+    warnings = _warn_of_phases(found)
     found = found or _of_graphs(folder) or _of_files(folder)
     if not found:
-        raise UsageError(f"{folder}: nothing here that can be read; {EXPECTED}")
-    return Contents("dump", folder, tuple(_numbered(found)), halves)
+        raise UsageError(f"{folder}: no graph found; {EXPECTED}")
+    return Contents("dump", folder, tuple(_numbered(found)), warnings)
 
 
 def _of_files(folder: Path) -> list[GraphSource]:
-    """Files of HLO and archives of dumps that lie side by side, each by its file's name."""
+    """Return the HLO files and archives of dumps in a folder, by file name."""
     found = []
     for path in sorted(path for path in folder.iterdir() if path.is_file()):
         if zipfile.is_zipfile(path):
@@ -228,17 +233,17 @@ def _head_of_any(path: Path) -> bytes:
     try:
         return _head(path)
     except (EOFError, OSError, zlib.error):
-        return b""  # called .gz, or looks like it, and is none: nothing that is read here
+        return b""  # not a gzip file in spite of its name
 
 
-def _read_apart(found: Sequence[GraphSource]) -> tuple[str, ...]:
-    """A warning about a training step's halves. Which result of forward is which parameter of backward, two modules
-    do not say; a run's graph knows it."""
+def _warn_of_phases(found: Sequence[GraphSource]) -> tuple[str, ...]:
+    """Return a warning for the two phases of a training step, whose modules do not say which result of forward is
+    which parameter of backward. A run's graph has that."""
     if {each.name for each in found} != {"forward", "backward"} or len(found) != 2:
         return ()
     return (
-        "forward and backward are two graphs here: what one saves for the other counts as an output of forward and an "
-        "input of backward, so that their efficiencies are above the step's; its run has them as one graph",
+        "forward and backward are two graphs here: saved arrays count as outputs of forward and inputs of backward, so "
+        "their efficiencies exceed the step's; the step's run has both in one graph",
     )
 
 
@@ -250,10 +255,10 @@ def _of_file(path: Path) -> Contents:
         found = [*_of_modules(path), *_of_inductor(path)]
         if not found:
             raise UsageError(
-                f"{path}: an archive without HLO and without Inductor's code; graphs of Triton and CUDA kernels are "
-                "kept by their run: inspect its folder"
+                f"{path}: the archive has neither HLO nor Inductor's code; graphs of Triton and CUDA kernels are in "
+                "their run: inspect its folder"
             )
-        return Contents("dump", path, tuple(_numbered(found)), _read_apart(found))
+        return Contents("dump", path, tuple(_numbered(found)), _warn_of_phases(found))
     if head.lstrip()[:1] == b"{":
         return Contents("file", path, tuple(_numbered(_of_json(path))))
     if path.suffix in (".py", ".log") and b"HloModule" not in head:
@@ -262,7 +267,7 @@ def _of_file(path: Path) -> Contents:
 
 
 def _head(path: Path, size: int = 4096) -> bytes:
-    """The beginning, unpacked."""
+    """Return the beginning of a file, unpacked."""
     with path.open("rb") as file:
         if not file.peek(2).startswith(b"\x1f\x8b"):
             return file.read(size)
@@ -275,11 +280,11 @@ def _numbered(found: Iterable[GraphSource]) -> Iterator[GraphSource]:
         yield replace(each, number=number)
 
 
-# XLA.
+# XLA
 
 
 def _of_modules(source: Path) -> list[GraphSource]:
-    """The modules of a folder or archive, costliest first."""
+    """Return the modules of a folder or archive, largest first."""
     from xlafuse.dumps import dump_folder
 
     return [
@@ -314,7 +319,7 @@ _DEVICE = re.compile(r'^\s*device_description_str: "([^"]{1,100})"', re.MULTILIN
 
 
 def _target(artifacts: Artifacts) -> str:
-    """The GPU that XLA says it compiled for, "" where it does not."""
+    """Return the GPU that XLA compiled for, or "" where its files do not say."""
     file = artifacts.find("target_config")
     if file is None:
         return ""
@@ -333,11 +338,11 @@ def _from_hlo_file(path: Path) -> FusionGraph:
     return replace(graph, reasons=xla_reasons.reasons(graph, ()))
 
 
-# Inductor.
+# Inductor
 
 
 def _of_inductor(path: Path) -> list[GraphSource]:
-    """One graph of all that Inductor compiled there; nothing where it left no code."""
+    """Return one graph of all code of Inductor in a path, or nothing where it left none."""
     if not _holds_inductor(path):
         return []
 
@@ -348,7 +353,7 @@ def _of_inductor(path: Path) -> list[GraphSource]:
 
         graph = from_inductor(dump.read(path))
         if not graph.kernels:
-            raise ValueError("no kernels here; expected what Inductor wrote (output_code.py), or a folder of it")
+            raise ValueError("no kernels found; expected Inductor's output_code.py, or a folder of it")
         return replace(graph, name=path.name)
 
     return [GraphSource(path.name, 1, path, read)]
@@ -364,18 +369,18 @@ def _holds_inductor(path: Path) -> bool:
         return any(name.endswith("output_code.py") for name in archive.namelist())
 
 
-# Our own JSON.
+# xlafuse's JSON
 
 
 def _of_json(path: Path) -> list[GraphSource]:
-    """One graph, or those that an `Explained` holds, by name."""
+    """Return the graph in a file, or the graphs of a saved `Explained`, by name."""
     from ..graph import store
     from . import explained
 
     data = json.loads(_bytes(path, store.MAX_BYTES))
     if data.get("schema") == explained.SCHEMA:
         if not isinstance(data.get("graphs"), dict):
-            raise ValueError(f"expected `graphs`, an object of name and graph, in what has schema {explained.SCHEMA!r}")
+            raise ValueError(f"expected an object `graphs` of name and graph in a file of schema {explained.SCHEMA!r}")
         graphs = {name: store.from_json(each) for name, each in data["graphs"].items()}
     else:
         graph = store.from_json(data)
@@ -396,7 +401,7 @@ def _of_graphs(folder: Path) -> list[GraphSource]:
 
 
 def _bytes(path: Path, most: int) -> bytes:
-    """The file, unpacked if it is gzipped. Raises ValueError where it is longer than `most`."""
+    """Return the file's bytes, unpacked if gzipped. Raises ValueError for more than `most`."""
     with path.open("rb") as file:
         packed = file.peek(2).startswith(b"\x1f\x8b")
         with gzip.open(file) if packed else file as stream:

@@ -1,1 +1,1 @@
-"""Work on a user's own code: explain a function, export a record's dumps."""
+"""Work for users: explain their own functions, export a record's dumps."""

@@ -1,4 +1,4 @@
-"""`xlafuse.explain`: the fusion graphs of a user's own function, compiled in a process apart."""
+"""`xlafuse.explain`: the fusion graphs of a user's function, compiled in a separate process."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from ..graph.model import FusionGraph
 from ..sources.explained import Explained
 
 Framework = Literal["jax", "torch"]
-Tell = Callable[[str], None]
+Progress = Callable[[str], None]
 
 TIMEOUT = 1800.0
-_PATIENCE = 30.0  # seconds between two words about a compile that goes on
+_PROGRESS_SECONDS = 30.0  # between two messages about a running compile
 _WORKERS = {"jax": "compare.workers.xla.explain", "torch": "compare.workers.pytorch.explain"}
-# The classes of these packages tell the framework of an object; numpy's and the user's own do not.
+# Packages whose classes tell the framework of an object. numpy's and the user's own classes do not.
 _OWNERS = {
     "jax": "jax", "jaxlib": "jax", "flax": "jax", "equinox": "jax", "haiku": "jax", "optax": "jax", "torch": "torch",
 }
@@ -42,15 +42,15 @@ _JAX_STATE = (
 )
 
 _SDPA = ("flash", "mem_efficient", "math", "cudnn")
-# 'module @jit_f attributes' in StableHLO, 'HloModule jit_f, is_scheduled' in HLO
+# StableHLO has 'module @jit_f attributes', HLO has 'HloModule jit_f, is_scheduled'
 _MODULE = re.compile(r"(?:module @|HloModule )(?:jit_)?([\w.-]+)")
 
 
 class ExplainError(Exception):
-    """Something could not be explained; the message says what, why, and at which line of the user's code.
+    """A function could not be explained. The message names the function, the reason and the user's line.
 
-    kind: the type of the error in the process that compiled, or "". traceback: as that process had it, or "".
-    frames: of the traceback, those in the user's code, or "".
+    kind: the type of the error in the compiling process, or "". traceback: the one of that process, or "". frames: the
+    traceback's frames in the user's code, or "".
     """
 
     def __init__(self, message: str, *, kind: str = "", traceback: str = "", frames: str = "") -> None:
@@ -62,24 +62,24 @@ def explain(
     fn: Any, *args: Any, grad: bool = False, target: str | None = None, name: str | None = None,
     framework: Framework | None = None, timeout: float = TIMEOUT, **kwargs: Any,
 ) -> Explained:
-    """What the compiler makes of `fn(*args, **kwargs)`: which kernels, what is in each, and why they are not fewer.
+    """Return the kernels that the compiler makes of `fn(*args, **kwargs)`, their operations and missed fusions.
 
-    fn: a JAX function, jitted or not, a `jax.stages.Lowered` or `Compiled` (no arguments then), a flax nnx module; a
-        torch function or `nn.Module`, compiled or not; a method of either kind of module. Or several: a list of them,
-        or {name: function}, all called with the same arguments, to be compared.
-    args, kwargs: pytrees of arrays, or of what stands for them (`jax.ShapeDtypeStruct`, meta and fake tensors, numpy
-        arrays); only shapes and dtypes count, and nothing is run where there is no GPU. Python values are static, but
-        those that a function jitted with `jax.jit` traces.
-    grad: what a training step makes of it: a forward call that saves what backward needs, and a backward call, compiled
-        apart, as one graph of two parts. JAX: by every float argument and `nnx.Param`. PyTorch: by what requires grad,
-        or by every float argument where nothing does. Not for a function that takes its gradient itself.
-    target: the GPU to compile for without having it. Default: this machine's, or "h200" where there is none.
-    name: of the graph. Default: the function's.
-    framework: "jax" or "torch", where neither the function nor its arguments tell.
-    timeout: seconds, for all compiles together.
+    fn: a JAX function, jitted or not, a `jax.stages.Lowered` or `Compiled` (without arguments), a flax nnx module; a
+        torch function or `nn.Module`, compiled or not; a method of either kind of module. To compare several with the
+        same arguments, give a list of them or {name: function}.
+    args, kwargs: pytrees of arrays or their stand-ins (`jax.ShapeDtypeStruct`, meta and fake tensors, numpy arrays).
+        Only shapes and dtypes count, and nothing runs on a machine without a GPU. Python values are static, except
+        those that a `jax.jit` function traces.
+    grad: explain a training step: a forward call that saves the residuals and a backward call, compiled separately, as
+        one graph of two phases. JAX: with respect to every float argument and `nnx.Param`. PyTorch: to tensors that
+        require grad, or to every float argument where none does. Not for a function that takes its gradient itself.
+    target: the GPU to compile for without having it. Default: this machine's GPU, or "h200" without one.
+    name: the graph's name. Default: the function's.
+    framework: "jax" or "torch"; needed where neither the function nor its arguments tell.
+    timeout: seconds for all compiles together.
 
-    The function is called in a process of its own, which imports it, or gets a copy of it; this process is left as it
-    is. What it closes over is copied, too.
+    A separate process imports the function, or gets a copy of it and of the values that it closes over, and calls it.
+    This process stays unchanged.
 
     Raises ExplainError.
     """
@@ -90,7 +90,7 @@ def explain(
 
 @dataclass(frozen=True)
 class _Call:
-    """One function with its arguments; `stablehlo` in their place for a Lowered. products: as in `explain_all`."""
+    """One function with its arguments, or the `stablehlo` of a Lowered. products: see `explain_all`."""
 
     name: str
     framework: Framework
@@ -104,16 +104,16 @@ class _Call:
 def explain_all(
     functions: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, grad: bool = False,
     target: str | None = None, framework: Framework | None = None, timeout: float = TIMEOUT,
-    tell: Tell = lambda what: None, products: Mapping[str, str] = types.MappingProxyType({}),
+    progress: Progress = lambda message: None, products: Mapping[str, str] = types.MappingProxyType({}),
     autotune: Path | None = None,
 ) -> Explained:
-    """`explain`, with functions by name. tell: hears what is being done, and twice a minute that it still is.
+    """Explain functions by name, as `explain` does. progress: called at the start of a compile and twice a minute.
 
-    products: by function, what a target that is not here would choose for matrix products: of JAX "triton" or "cublas"
-    (`xlafuse.compile.compiler.Target`), of PyTorch "padded" or "triton"
-    (`triton_side.deviceless.user_functions.compile_call`). Without, what the compiler takes where nothing is tuned, or
-    what the target recorded. autotune: a folder with XLA's recorded choices, autotune-<jax version>.textproto, which go
-    before those of the target pack.
+    products: for each function, the kernels of matrix products on an absent target: "triton" or "cublas" for JAX
+    (`xlafuse.compile.compiler.Target`), "padded" or "triton" for PyTorch
+    (`triton_side.deviceless.user_functions.compile_call`). Default: the target's recorded results, or the compiler's
+    choice without autotuning. autotune: a folder with XLA's recorded results, autotune-<jax version>.textproto, which
+    take precedence over the target pack's.
     """
     if target is not None and target not in targets.names():
         raise ExplainError(f"unknown target {target!r}; known: {', '.join(targets.names())}")
@@ -124,20 +124,20 @@ def explain_all(
     for name, function in functions.items():
         if _is_stage(function, "Compiled"):
             _refuse_arguments(name, args, kwargs, grad)
-            done[name] = _of_compiled(name, function)
+            done[name] = _read_compiled(name, function)
             continue
         call = replace(
-            _call(name, function, tuple(args), dict(kwargs), framework, grad), products=products.get(name)
+            _make_call(name, function, tuple(args), dict(kwargs), framework, grad), products=products.get(name)
         )
         waiting.setdefault(call.framework, []).append(call)
     deadline = time.monotonic() + timeout
     for side, calls in waiting.items():
-        tell(f"compiling {', '.join(call.name for call in calls)} for {target or 'this GPU'} ({side})")
+        progress(f"compiling {', '.join(call.name for call in calls)} for {target or 'this GPU'} ({side})")
         try:
-            result = _ask(side, calls, grad, target, autotune, deadline, tell)
+            result = _compile(side, calls, grad, target, autotune, deadline, progress)
         except subprocess.TimeoutExpired:
             raise ExplainError(
-                f"compiling took longer than {timeout:g} s, and was stopped; timeout= (--timeout) allows more"
+                f"compiling was stopped after {timeout:g} s; timeout= (--timeout) allows more"
             ) from None
         for name, graph in result.graphs.items():
             done[name] = Explained({name: graph})
@@ -148,7 +148,7 @@ def explain_all(
 
 @dataclass(frozen=True)
 class Identity:
-    """digest: equal for calls that are compiled alike: one function, shapes, dtypes, Python values and settings."""
+    """A call's identity. digest: equal for calls of equal function, shapes, dtypes, Python values and settings."""
 
     name: str
     framework: Framework
@@ -158,20 +158,21 @@ class Identity:
 def identify(
     fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, framework: Framework | None = None, grad: bool = False
 ) -> Identity:
-    """Of a call that is to be compiled. Raises ExplainError, also for what jax compiled already."""
+    """Return the identity of a call. Raises ExplainError, also for a `Compiled`."""
     if _is_stage(fn, "Compiled"):
-        raise ExplainError(f"{_name(fn)} is compiled already, for one device; give the function, or its Lowered")
-    call = _call(_name(fn), fn, tuple(args), dict(kwargs), framework, grad)
+        raise ExplainError(f"{_name(fn)} is already compiled for one device; give the function or its Lowered")
+    call = _make_call(_name(fn), fn, tuple(args), dict(kwargs), framework, grad)
     state = _jax_state() if call.framework == "jax" else _torch_state()
     digest = hashlib.sha256(pickle.dumps((call.framework, _packed(call), state)))
     return Identity(call.name, call.framework, digest.hexdigest())
 
 
 def load(path: str | os.PathLike[str]) -> FusionGraph:
-    """The fusion graph in a file: one that `Explained.save` or `xlafuse inspect --json` wrote, HLO as text or proto,
-    Inductor's output_code.py, or a folder or archive with one compile's dump.
+    """Return the fusion graph in a file.
 
-    Raises compare.graph.store.GraphError, which names the path, where it is none or holds several.
+    path: a file of `Explained.save` or `xlafuse inspect --json`, HLO as text or proto, Inductor's output_code.py, or a
+    folder or archive with one compile's dump. Raises compare.graph.store.GraphError, which names the path, where it
+    holds no graph or several.
     """
     from ..base.usage import UsageError
     from ..record.run_folder import RunFolderError
@@ -186,7 +187,7 @@ def load(path: str | os.PathLike[str]) -> FusionGraph:
         raise store.GraphError(str(problem)) from None
 
 
-# What is to be called
+# The functions and their arguments
 
 
 def _functions(fn: Any, name: str | None) -> dict[str, Any]:
@@ -204,7 +205,7 @@ def _functions(fn: Any, name: str | None) -> dict[str, Any]:
     else:
         return {name or _name(fn): fn}
     if name is not None:
-        raise ExplainError("name= names one graph; of several functions, give {name: function}")
+        raise ExplainError("name= names one graph; for several functions, give {name: function}")
     if not several:
         raise ExplainError("there is no function to explain")
     return several
@@ -223,7 +224,7 @@ def _name(fn: Any) -> str:
 
 
 def _uncompiled(fn: Any) -> Any:
-    """What torch.compile was given; what it was not, as it is."""
+    """Return the function behind a torch.compile wrapper, or `fn` itself."""
     return getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None) or fn
 
 
@@ -234,11 +235,11 @@ def _is_stage(fn: Any, kind: str) -> bool:
 
 def _refuse_arguments(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], grad: bool) -> None:
     if args or kwargs or grad:
-        raise ExplainError(f"{name} is lowered already: it takes neither arguments nor grad=True")
+        raise ExplainError(f"{name} is already lowered: it takes neither arguments nor grad=True")
 
 
-def _of_compiled(name: str, compiled: Any) -> Explained:
-    """Reads the executable's HLO; nothing is compiled."""
+def _read_compiled(name: str, compiled: Any) -> Explained:
+    """Read the HLO of a `Compiled`."""
     from importlib.metadata import version
 
     from xlafuse.hlo.gpu_program import parse
@@ -252,11 +253,11 @@ def _of_compiled(name: str, compiled: Any) -> Explained:
     graph = replace(from_hlo(parse(text), versions=versions), name=name)
     shardings: Any = sys.modules["jax"].tree.leaves((compiled.input_shardings, compiled.output_shardings))
     platforms = {device.platform for sharding in shardings for device in sharding.device_set}
-    on_cpu = f"{name} was compiled for the CPU, where fusions are no GPU kernels; give its Lowered to have a GPU's"
+    on_cpu = f"{name} was compiled for the CPU, where fusions are no GPU kernels; give its Lowered to compile for a GPU"
     return Explained({name: graph}, (on_cpu,) if platforms == {"cpu"} else ())
 
 
-def _call(
+def _make_call(
     name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], framework: Framework | None, grad: bool
 ) -> _Call:
     if _is_stage(function, "Lowered"):
@@ -268,21 +269,21 @@ def _call(
         args, kwargs = (*function.args, *args), {**function.keywords, **kwargs}
         function = _uncompiled(function.func)
     if not callable(function):
-        raise ExplainError(f"{function!r:.80} cannot be called; give a function, a module, or what jax lowered")
+        raise ExplainError(f"{function!r:.80} cannot be called; give a function, a module, or a Lowered of jax")
     return _Call(name, framework or _framework(name, function, args, kwargs), function, args, kwargs)
 
 
 def _framework(name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Framework:
-    """Told by the function's own type, else by its arguments'. Raises ExplainError where neither tells."""
+    """Return the framework of the function's type, else of its arguments'. Raises ExplainError without an answer."""
     of_function = _owners([function, getattr(function, "__self__", None)])
     found = of_function or _owners(_leaves((args, kwargs)))
     if len(found) == 1:
         return found.pop()
     if found:
-        raise ExplainError(f"{name} is given both JAX's arrays and PyTorch's; give those of one, or say framework=")
+        raise ExplainError(f"{name} has both JAX and PyTorch arrays as arguments; give arrays of one, or framework=")
     raise ExplainError(
-        f"neither {name} nor its arguments say whether it is JAX's or PyTorch's (what a module imports does not "
-        "decide): say framework='jax' or framework='torch' (--framework), or give jax.ShapeDtypeStructs or tensors"
+        f"neither {name} nor its arguments tell JAX from PyTorch (imports of its module do not decide): say "
+        "framework='jax' or framework='torch' (--framework), or give jax.ShapeDtypeStructs or tensors"
     )
 
 
@@ -310,12 +311,12 @@ def _leaves(value: Any, depth: int = 0) -> Iterable[Any]:
         yield value
 
 
-# The process that compiles
+# The compiling process
 
 
-def _ask(
+def _compile(
     framework: Framework, calls: list[_Call], grad: bool, target: str | None, autotune: Path | None, deadline: float,
-    tell: Tell,
+    progress: Progress,
 ) -> Explained:
     with tempfile.TemporaryDirectory(prefix="xlafuse-explain-") as name:
         folder = Path(name)
@@ -328,14 +329,14 @@ def _ask(
         (folder / "request.pickle").write_bytes(pickle.dumps(request))
         command = [sys.executable, "-m", _WORKERS[framework], str(folder)]
         environment = {**os.environ, "PYTHONPATH": _python_path()}
-        environment.pop("TRITON_INTERPRET", None)  # it would keep Triton from compiling
+        environment.pop("TRITON_INTERPRET", None)  # it keeps Triton from compiling
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-                start_new_session=True,  # so that the compilers it starts can be ended with it
+                start_new_session=True,  # ends the compilers that it starts, too
             )
         try:
-            _wait(process, deadline, tell)
+            _wait(process, deadline, progress)
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -354,7 +355,7 @@ def _packed(call: _Call) -> dict[str, Any]:
     from .explain_request import NotSendable, pack
 
     try:
-        if call.framework == "torch":  # one parcel: what function and arguments share stays shared
+        if call.framework == "torch":  # one pickle, so that shared tensors stay shared
             return {**asked, "parcel": pack((call.function, call.args, call.kwargs), arrays=False)}
         return {
             **asked, "function": pack(call.function, arrays=not _holds_parameters(call.function)),
@@ -365,7 +366,7 @@ def _packed(call: _Call) -> dict[str, Any]:
 
 
 def _holds_parameters(function: Any) -> bool:
-    """Whether the arrays in a JAX callable are inputs: an nnx module's are, a closure's are not."""
+    """Return True where arrays in a JAX callable are inputs: those of an nnx module, not those of a closure."""
     nnx: Any = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(getattr(function, "__self__", function), nnx.Pytree)
 
@@ -375,7 +376,7 @@ def _jax_state() -> dict[str, Any]:
     if jax is None:
         return {}
     values = {option: getattr(jax.config, option) for option in _JAX_STATE}
-    return {option: getattr(value, "value", value) for option, value in values.items()}  # an enum's: plain data
+    return {option: getattr(value, "value", value) for option, value in values.items()}  # enums as plain data
 
 
 def _torch_state() -> dict[str, Any]:
@@ -398,17 +399,17 @@ def _autocast_dtype(torch: Any) -> str | None:
     return str(torch.get_autocast_dtype("cuda")).removeprefix("torch.")
 
 
-def _wait(process: subprocess.Popen[bytes], deadline: float, tell: Tell) -> None:
+def _wait(process: subprocess.Popen[bytes], deadline: float, progress: Progress) -> None:
     started = time.monotonic()
     while True:
         left = deadline - time.monotonic()
         try:
-            process.wait(max(0.0, min(_PATIENCE, left)))
+            process.wait(max(0.0, min(_PROGRESS_SECONDS, left)))
             return
         except subprocess.TimeoutExpired:
-            if left <= _PATIENCE:
+            if left <= _PROGRESS_SECONDS:
                 raise
-            tell(f"still compiling after {time.monotonic() - started:.0f} s")
+            progress(f"still compiling after {time.monotonic() - started:.0f} s")
 
 
 def _reply(folder: Path, code: int) -> Explained:
@@ -416,16 +417,16 @@ def _reply(folder: Path, code: int) -> Explained:
     log = (folder / "log").read_text(errors="replace")
     if not file.is_file():
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        last = next((f"; its last words: {line.strip()}" for line in reversed(log.splitlines()) if line.strip()), "")
-        raise ExplainError(f"the process that compiles died ({how}){last}", traceback=log)
+        last = next((f"; its last line: {line.strip()}" for line in reversed(log.splitlines()) if line.strip()), "")
+        raise ExplainError(f"the compiling process died ({how}){last}", traceback=log)
     reply = json.loads(file.read_text())
     if error := reply.get("error"):
-        raise _failure(error)
+        raise _error_of(error)
     graphs = {entry["name"]: store.load(Path(entry["file"])) for entry in reply["graphs"]}
     return Explained(graphs, tuple(reply["notes"]))
 
 
-def _failure(error: Mapping[str, Any]) -> ExplainError:
+def _error_of(error: Mapping[str, Any]) -> ExplainError:
     before = f"{error['name']}: " if error["name"] else ""
     where = f" ({error['line']})" if error["line"] else ""
     message = error["message"] or "no message"

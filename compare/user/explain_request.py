@@ -1,7 +1,7 @@
-"""What crosses to the process that compiles: a function by name or by value, its arguments as shapes.
+"""Pickles for the compiling process: a function by name or by value, and its arguments as shapes.
 
-Importable functions cross by name, all others (of `__main__`, a notebook, a closure) by value, as cloudpickle does it.
-An array among the arguments, or in a module that is called, crosses without its data.
+Importable functions are sent by name. All others (of `__main__`, a notebook, a closure) are sent by value, with
+cloudpickle. Arrays among the arguments, or in a called module, are sent without their data.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import cloudpickle
 
 @dataclass(frozen=True)
 class ArrayLike:
-    """An array without its data. dtype: a name ("bfloat16"; of a typed PRNG key "key<fry>")."""
+    """An array without its data. dtype: a name ("bfloat16"; "key<fry>" for a typed PRNG key)."""
 
     framework: str
     shape: tuple[int, ...]
@@ -35,22 +35,19 @@ class ArrayLike:
 
 
 class NotSendable(Exception):
-    """Something that is called cannot leave its process; the message names it."""
+    """A value cannot be sent to another process; the message names it."""
 
 
 def pack(value: Any, *, arrays: bool) -> bytes:
-    """`value` as bytes; its arrays with their data if `arrays`, else as `ArrayLike`s that `unpack` makes something of.
-
-    Raises NotSendable.
-    """
+    """Pickle `value`, its arrays with their data if `arrays`, else as `ArrayLike`s. Raises NotSendable."""
     stream = io.BytesIO()
     pickler = _Pickler(stream, arrays)
     try:
         pickler.dump(value)
     except (pickle.PicklingError, TypeError, AttributeError, NotImplementedError, ValueError) as problem:
         raise NotSendable(
-            f"it cannot be sent to the process that compiles it ({str(problem).rstrip('.')}); what is defined at the "
-            "top of an importable module crosses by name"
+            f"it cannot be sent to the compiling process ({str(problem).rstrip('.')}); a function at the top level of "
+            "an importable module can"
         ) from None
     finally:
         for module in pickler.by_value:
@@ -59,7 +56,7 @@ def pack(value: Any, *, arrays: bool) -> bytes:
 
 
 def unpack(data: bytes, make: Callable[[ArrayLike], Any]) -> Any:
-    """What `pack` packed, with `make(array)` in the place of every ArrayLike. Imports what the value needs."""
+    """Unpickle what `pack` made, with `make(array)` in place of every ArrayLike. Imports the modules it needs."""
     with _making(make):
         return pickle.loads(data)
 
@@ -102,7 +99,7 @@ class _Pickler(cloudpickle.Pickler):
                     cloudpickle.register_pickle_by_value(module)
                     self.by_value.append(module)
             elif not plain and _is_at(module, getattr(obj, "__qualname__", None), obj):
-                return _resolve, (name, obj.__qualname__)  # jitted, custom_vjp, ...: cloudpickle would copy them
+                return _resolve, (name, obj.__qualname__)  # jitted, custom_vjp, ...: cloudpickle would copy these
         if type(obj).__name__ == "PjitFunction":
             from xlafuse.compile._jax_private import jit_options
 
@@ -124,8 +121,8 @@ def _is_at(module: types.ModuleType, name: Any, obj: Any) -> bool:
 
 
 def _is_importable(module: types.ModuleType) -> bool:
-    """Whether a fresh process with the same sys.path would find it; not so a module that a test runner made up."""
-    if getattr(module, "__file__", None) is None:  # built in, or made by an extension when that is imported
+    """Return True where a fresh process with the same sys.path finds the module. Test runners make up others."""
+    if getattr(module, "__file__", None) is None:  # built in, or made by an extension at import
         return True
     path: Any = None
     parts = module.__name__.split(".")
@@ -147,8 +144,8 @@ def _found(name: str, path: Any) -> Any:
 
 
 def array_like(obj: Any) -> ArrayLike | None:
-    """None for what is no array; an ArrayLike stands for itself. Raises NotSendable for what is more than shape and
-    dtype."""
+    """Return an array as an ArrayLike, or None for another object. Raises NotSendable for an array that is more than
+    a shape and a dtype."""
     if isinstance(obj, ArrayLike):
         return obj
     jax, torch, numpy = (sys.modules.get(name) for name in ("jax", "torch", "numpy"))
@@ -163,7 +160,7 @@ def array_like(obj: Any) -> ArrayLike | None:
 
 def _of_jax(jax: Any, obj: Any) -> ArrayLike:
     if isinstance(obj, jax.core.Tracer):
-        raise NotSendable("one of its arguments is being traced; call explain outside jit, vmap and grad")
+        raise NotSendable("an argument is being traced; call explain outside jit, vmap and grad")
     if jax.dtypes.issubdtype(obj.dtype, jax.dtypes.prng_key):
         return ArrayLike("jax", tuple(obj.shape), str(obj.dtype), is_key=True)
     return ArrayLike("jax", tuple(obj.shape), str(obj.dtype), weak_type=bool(getattr(obj, "weak_type", False)))
@@ -173,9 +170,9 @@ def _of_torch(torch: Any, obj: Any) -> ArrayLike:
     from torch._subclasses.fake_tensor import FakeTensor
 
     if not isinstance(obj, (torch.nn.Parameter, FakeTensor)) and type(obj) not in (torch.Tensor, torch.nn.Buffer):
-        raise NotSendable(f"one of its tensors is a {type(obj).__name__}, which is more than a shape and a dtype")
+        raise NotSendable(f"a tensor is a {type(obj).__name__}, which is more than a shape and a dtype")
     if obj.layout is not torch.strided:
-        raise NotSendable(f"one of its tensors has layout {obj.layout}; only strided tensors are supported")
+        raise NotSendable(f"a tensor has layout {obj.layout}; only strided tensors are supported")
     return ArrayLike(
         "torch", tuple(obj.shape), str(obj.dtype).removeprefix("torch."), tuple(obj.stride()),
         requires_grad=obj.requires_grad, is_parameter=isinstance(obj, torch.nn.Parameter),

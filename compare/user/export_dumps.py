@@ -1,8 +1,8 @@
-"""One record's compiler artifacts out of its archive, under the names that other tools look for.
+"""Export one record's compiler artifacts from its archive, under names that other tools expect.
 
-XLA's modules get back names as XLA gives them (module_0001.jit_forward.sm_9.0_gpu_after_optimizations.txt, ...), so
-that hlo-opt, and whatever reads an --xla_dump_to folder, finds them; XProf gets their protos in a log folder of its
-own. What Inductor, Triton and NVRTC left keeps its name. Nothing is executed.
+XLA's files get XLA's own names (module_0001.jit_forward.sm_9.0_gpu_after_optimizations.txt, ...), which hlo-opt and
+readers of an --xla_dump_to folder find. XProf gets the protos in its own log folder. Files of Inductor, Triton and
+NVRTC keep their names. Nothing is executed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from ..record.run_folder import read_records, read_run
 from ..sources.graph_sources import recorded_file
 from . import xplane
 
-MAX_BYTES = 4 << 30  # of all files, unpacked: a damaged or hostile archive fills no disk
+MAX_BYTES = 4 << 30  # unpacked, in total, so that a damaged or hostile archive fills no disk
 MOST_FILES = 20_000
 XPROF = "xprof/plugins/profile"
 
-# Our name in an archive -> what XLA calls it after "module_0001.jit_f."; {sm}: "sm_9.0_gpu_", "" where it is not known.
+# Name in an archive -> XLA's name after "module_0001.jit_f."; {sm}: "sm_9.0_gpu_", or "" where it is unknown.
 _XLA = {
     "before.hlo.txt": "before_optimizations.txt",
     "optimized.hlo.txt": "{sm}after_optimizations.txt",
@@ -36,7 +36,7 @@ _XLA = {
     "priority_fusion.txt": "priority_fusion_dump.txt",
     "autotune_results.pbtxt": "autotune_results.pbtxt",
     "target_config.pbtxt": "gpu_target_config.pbtxt",
-    "stablehlo.mlir": "stablehlo.mlir",  # jax's; XLA has none
+    "stablehlo.mlir": "stablehlo.mlir",  # jax writes it; XLA has no name for it
 }
 _CAPABILITY = re.compile(r"cuda_compute_capability \{\s*major: (\d{1,2})(?:\s*minor: (\d{1,2}))?")
 _MODULE = re.compile(r"HloModule ([\w.\-]{1,200})")
@@ -44,7 +44,7 @@ _MODULE = re.compile(r"HloModule ([\w.\-]{1,200})")
 
 @dataclass(frozen=True)
 class Exported:
-    """folder: where. files: names below it, in order. modules: XLA's, by the names that they begin with."""
+    """The exported files. files: sorted names below the folder. modules: prefixes of XLA's modules."""
 
     record: Record
     folder: Path
@@ -55,8 +55,8 @@ class Exported:
 def export(run: Path, record_id: str, out: Path) -> Exported:
     """Write the record's artifacts into `out`, a new or empty folder.
 
-    Raises UsageError for an unknown record, one without an archive, an archive that is broken, too large or names files
-    outside itself, and a folder that holds something or cannot be written; RunFolderError for what is no run.
+    Raises UsageError for an unknown record; a record without an archive; an archive that is damaged, too large or names
+    files outside itself; and a folder that is not empty or cannot be written. Raises RunFolderError for no run.
     """
     record = _record(run, record_id)
     if record.dumps is None:
@@ -87,7 +87,7 @@ def _record(run: Path, record_id: str) -> Record:
 
 
 def _read(archive: Path) -> dict[str, bytes]:
-    """Name -> content of every file. Raises UsageError."""
+    """Return each file's content by name. Raises UsageError."""
     import zipfile
     import zlib
     from lzma import LZMAError
@@ -119,7 +119,7 @@ def _require_inside(archive: Path, name: str) -> None:
 
 
 def _named(contents: Iterable[str], modules: Mapping[str, tuple[str, str]]) -> Iterator[tuple[str, str]]:
-    """(name below the folder, name in the archive)."""
+    """Yield (name below the folder, name in the archive)."""
     for source in contents:
         folder, _, rest = source.partition("/")
         if folder not in modules or not rest:
@@ -135,7 +135,7 @@ def _named(contents: Iterable[str], modules: Mapping[str, tuple[str, str]]) -> I
 
 
 def _modules(contents: dict[str, bytes]) -> dict[str, tuple[str, str]]:
-    """By folder of the archive ("forward") its module's prefix, "module_0001.jit_forward", and "sm_9.0_gpu_"."""
+    """Map a folder in the archive ("forward") to its prefix "module_0001.jit_forward" and "sm_9.0_gpu_"."""
     folders = {name.split("/")[0] for name in contents if name.endswith(("/optimized.hlo.txt", "/optimized.hlo.pb"))}
     found = {}
     for number, folder in enumerate(sorted(folders, key=lambda folder: (folder == "backward", folder)), 1):
@@ -148,20 +148,20 @@ def _modules(contents: dict[str, bytes]) -> dict[str, tuple[str, str]]:
 
 
 def as_text(exported: Exported) -> str:
-    """What is there now, and what reads it; what is not, and how to get it."""
+    """Return lines about the exported files and tools that read them, and about files that were not kept."""
     lines = [f"{exported.folder}: {len(exported.files)} files of {printable(exported.record.id)}"]
     if exported.modules:
         first = f"{exported.folder}/{exported.modules[0]}"
         lines += [
-            f"XLA's, under names as it gives them: {', '.join(exported.modules)}",
+            f"XLA's files, under XLA's names: {', '.join(exported.modules)}",
             f"  hlo-opt --platform=gpu --stage=hlo --xla_gpu_target_config_filename={first}.gpu_target_config.pbtxt "
             f"{first}.before_optimizations.txt",
             f"  xprof --logdir {exported.folder / 'xprof'}   graph viewer and memory viewer; nothing was profiled",
-            "not kept: snapshots of passes that decide nothing about fusion, and LLVM's IR",
+            "not kept: snapshots of passes that do not decide fusion, and LLVM's IR",
         ]
     if any(name.endswith("output_code.py") for name in exported.files):
         lines += [
-            "Inductor's: its code, FX graphs and scheduler's IR, Triton's IRs, PTX and SASS",
+            "Inductor's files: its code, FX graphs and scheduler IR, Triton's IRs, PTX and SASS",
             "not kept: the structured log that tlparse reads; TORCH_TRACE=DIR xlafuse run ... writes it",
         ]
     lines.append(f"xlafuse inspect {exported.folder}")
@@ -177,5 +177,5 @@ def _write(out: Path, files: dict[str, bytes]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("xb") as file:
                 file.write(content)
-    except (OSError, ValueError) as problem:  # ValueError: of a name that no file can have
+    except (OSError, ValueError) as problem:  # ValueError: a name that no file can have
         raise UsageError(f"{getattr(problem, 'filename', None) or out}: cannot be written: {problem}") from None

@@ -1,8 +1,8 @@
-"""Compiled modules as a profile that XProf opens: an XSpace (xplane.proto of tsl/profiler/protobuf) without events.
+"""Compiled modules as a profile for XProf: an XSpace (xplane.proto of tsl/profiler/protobuf) without events.
 
-XProf takes the HLO of a run out of the plane "/host:metadata", where each module is an event's metadata whose stat
-"Hlo Proto" is its serialized xla.HloProto; then it lists the graph viewer and the memory viewer (seen with xprof
-2.24.2). Nothing was profiled, so there are no planes of devices, and its other tools have nothing to show.
+XProf reads the HLO of a run from the plane "/host:metadata". There, each module is an event's metadata, and its stat
+"Hlo Proto" is the serialized xla.HloProto. XProf then offers the graph viewer and the memory viewer (seen with xprof
+2.24.2). Nothing was profiled: there are no device planes, and XProf's other tools show nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _PLANE, _STAT = b"/host:metadata", b"Hlo Proto"
 
 
 def space(modules: Mapping[str, bytes]) -> bytes:
-    """A serialized XSpace. modules: by name ("jit_forward"), each a serialized HloProto."""
+    """Return a serialized XSpace. modules: serialized HloProtos by name ("jit_forward")."""
     plane = _number(1, 1) + _bytes(2, _PLANE)
     for number, (name, proto) in enumerate(modules.items(), 1):
         stat = _bytes(5, _number(1, 1) + _bytes(6, proto))
@@ -22,7 +22,7 @@ def space(modules: Mapping[str, bytes]) -> bytes:
     return _bytes(1, plane + _bytes(5, _number(1, 1) + _bytes(2, _number(1, 1) + _bytes(2, _STAT))))
 
 
-# Protobuf's wire format: a field's number and wire type, then a varint, or a length and as many bytes.
+# Protobuf's wire format: field number and wire type, then a varint, or a length and its bytes.
 
 
 def _varint(value: int) -> bytes:

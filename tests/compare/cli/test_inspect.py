@@ -277,7 +277,7 @@ def test_xla_dumps_show_module_numbers(tmp_path: Path) -> None:
         (["{file}", "{file}", "--why"], "one graph at a time"),
         (["{run}", "--module", "1"], "--module selects in a folder of dumps"),
         (["{run}", "--align", "xla", "cuda"], "no case has graphs of several of xla, cuda"),
-        (["{run}", "{file}"], "and one is needed: --module NUMBER or NAME; two runs are compared by `xlafuse diff`"),
+        (["{run}", "{file}"], "and one is needed: --module NUMBER or NAME; to compare two runs: `xlafuse diff`"),
         (["{run}", "--block", "gelu", "--why"], "none of 2 records has a graph that can be read"),
     ],
 )

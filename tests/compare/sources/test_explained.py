@@ -1,4 +1,4 @@
-"""The result of `explain` by itself: what it holds, how it is shown, saved and put together."""
+"""`Explained`: its graphs, its text, saving and joining."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from compare.sources.target_ceilings import target_ceilings
 
 
 def graph(name: str, *kernels: str) -> FusionGraph:
-    """A chain of elementwise kernels over 1 MiB arrays."""
+    """Make a chain of elementwise kernels over 1 MiB arrays."""
     buffers = [f"b{index}" for index in range(len(kernels) + 1)]
     roles = ["input", *["intermediate"] * (len(kernels) - 1), "output"]
     return FusionGraph(
@@ -44,13 +44,13 @@ def test_one_graph_prints_with_its_notes():
     assert max(map(len, explained.text(60).splitlines())) <= 60
 
 
-def test_the_graphs_own_target_prices_it():
+def test_bytes_are_priced_by_the_graphs_target():
     on_h200 = replace(graph("f", "tanh"), target="NVIDIA H200")
     assert ceilings(on_h200) is not None
     assert ceilings(replace(on_h200, target="NVIDIA X1")) is None
 
 
-def test_missed_fusions_are_priced_by_what_is_known_best():
+def test_missed_fusions_use_the_best_known_bandwidth():
     unknown = graph("f", "tanh")
     slow = Ceilings({0.5: 1e9}, {})
     h200 = target_ceilings("h200").bandwidth(1, 1)
@@ -59,7 +59,7 @@ def test_missed_fusions_are_priced_by_what_is_known_best():
     assert price(unknown) == (h200, targets.DEFAULT)
 
 
-def test_two_are_put_together():
+def test_two_results_are_joined():
     both = Explained({"a": graph("a", "tanh", "exp")}, ("n",)) | Explained({"b": graph("b", "tanh")}, ("n", "m"))
     assert list(both.graphs) == ["a", "b"] and both.notes == ("n", "m")
     assert "tanh" in both.text() and "note: m" in both.text()
@@ -67,7 +67,7 @@ def test_two_are_put_together():
         _ = both | both
 
 
-def test_one_is_saved_as_a_graph_and_several_together(tmp_path: Path):
+def test_saving_one_graph_and_several(tmp_path: Path):
     one = Explained({"f": graph("f", "tanh")})
     one.save(tmp_path / "new" / "one.json")
     assert xlafuse.load(tmp_path / "new" / "one.json") == one.graph

@@ -1,4 +1,4 @@
-"""What a path is taken for, that listing reads nothing, and that no file ends in more than one line of refusal."""
+"""The graphs of a path. Listing reads no graph, and a bad file gives an error of one line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_hlo_text(tmp_path: Path, packed: bool) -> None:
 
 
 @pytest.mark.parametrize("name", ["g.json", "g.json.gz"])
-def test_a_graph_s_json(tmp_path: Path, name: str) -> None:
+def test_json_of_a_graph(tmp_path: Path, name: str) -> None:
     store.save(XLA, tmp_path / name)
     (found,) = graph_sources.contents(tmp_path / name).graphs
     assert found.graph() == XLA
@@ -70,7 +70,7 @@ def test_choosing_modules(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("implementation", "compiler"), [("xla", "xla"), ("inductor", "inductor")])
-def test_the_archive_of_a_record_packed_and_unpacked(tmp_path: Path, implementation: str, compiler: str) -> None:
+def test_a_records_archive_packed_and_unpacked(tmp_path: Path, implementation: str, compiler: str) -> None:
     archive = DUMPS / f"rmsnorm-llama-8b-bf16-fwd-{implementation}.zip"
     with zipfile.ZipFile(archive) as packed:
         packed.extractall(tmp_path)
@@ -84,16 +84,16 @@ def test_the_archive_of_a_record_packed_and_unpacked(tmp_path: Path, implementat
     assert graphs[0].kernels == graphs[1].kernels
 
 
-def test_the_halves_of_a_training_step_are_two_graphs(tmp_path: Path) -> None:
+def test_phases_of_a_training_step_are_two_graphs(tmp_path: Path) -> None:
     opened = graph_sources.contents(DUMPS / "rmsnorm-llama-8b-bf16-train-xla.zip")
     found = opened.graphs
-    assert "efficiencies are above the step's" in " ".join(opened.warnings)
+    assert "efficiencies exceed the step's" in " ".join(opened.warnings)
     for each in found:
         assert {kernel.phase for kernel in each.graph().kernels or ()} == {each.name}
     assert {each.name for each in found} == {"forward", "backward"}
 
 
-def test_one_file_of_inductor_s_code(tmp_path: Path) -> None:
+def test_a_file_of_inductors_code(tmp_path: Path) -> None:
     with zipfile.ZipFile(DUMPS / "rmsnorm-llama-8b-bf16-fwd-inductor.zip") as packed:
         (tmp_path / "code.py").write_bytes(packed.read("forward/output_code.py"))
     (found,) = graph_sources.contents(tmp_path / "code.py").graphs
@@ -127,7 +127,7 @@ def test_a_folder_of_hlo_files_and_archives(tmp_path: Path) -> None:
     assert {kernel.phase for kernel in opened.module(f"{step}/backward").graph().kernels or ()} == {"backward"}
 
 
-def test_what_a_record_was_compiled_to() -> None:
+def test_compiled_modules_of_a_record() -> None:
     found = {each.name: each for each in graph_sources.contents(DUMPS.parent).graphs}
     (module,) = found["rmsnorm/llama-8b/bf16/fwd/xla"].compiled()
     assert module[0] == "rmsnorm/llama-8b/bf16/fwd/xla" and module[1].snapshots()
@@ -136,7 +136,7 @@ def test_what_a_record_was_compiled_to() -> None:
     assert found["rmsnorm/llama-8b/bf16/fwd/inductor"].compiled() == []
 
 
-def test_the_target_s_ceilings_and_whose_they_are(tmp_path: Path) -> None:
+def test_ceilings_of_the_target(tmp_path: Path) -> None:
     store.save(XLA, tmp_path / "a.json")
     (found,) = graph_sources.contents(tmp_path / "a.json").graphs
     ceilings, whose = found.ceilings_for(found.graph(), None)
@@ -169,7 +169,7 @@ HOSTILE = {
 }
 
 
-def test_what_only_looks_like_hlo_is_counted_as_unparsed(tmp_path: Path) -> None:
+def test_malformed_hlo_is_counted_as_unparsed(tmp_path: Path) -> None:
     path = tmp_path / "brackets.hlo.txt"
     path.write_bytes(b"HloModule x\nENTRY e {\n ROOT a = " + b"(" * 20_000 + b"\n}\n")
     (found,) = graph_sources.contents(path).graphs
@@ -178,7 +178,7 @@ def test_what_only_looks_like_hlo_is_counted_as_unparsed(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("suffix", ["", ".py", ".json", ".zip", ".hlo.pb"])
-def test_hostile_files_are_refused_by_name_in_one_line(tmp_path: Path, name: str, suffix: str) -> None:
+def test_hostile_files_give_one_line_with_the_path(tmp_path: Path, name: str, suffix: str) -> None:
     path = tmp_path / f"hostile{suffix}"
     path.write_bytes(HOSTILE[name])
     start = time.process_time()
@@ -190,11 +190,11 @@ def test_hostile_files_are_refused_by_name_in_one_line(tmp_path: Path, name: str
     assert "\n" not in str(refused.value)
 
 
-def test_folders_that_hold_nothing(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="nothing here that can be read; expected a run folder"):
+def test_folders_without_graphs(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="no graph found; expected a run folder"):
         graph_sources.contents(tmp_path)
     (tmp_path / "a.json").write_text(json.dumps({"schema": "another"}))
-    with pytest.raises(UsageError, match="nothing here that can be read; expected a run folder"):
+    with pytest.raises(UsageError, match="no graph found; expected a run folder"):
         graph_sources.contents(tmp_path)
     (tmp_path / "b.json").write_text(json.dumps({"schema": store.SCHEMA}))
     with pytest.raises(UsageError, match="b.json: .*name"):

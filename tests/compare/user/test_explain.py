@@ -1,4 +1,4 @@
-"""`xlafuse.explain` on what users have, through the process that compiles; for a GPU that is not there."""
+"""`xlafuse.explain` on code such as users have, compiled in its separate process for an absent GPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TARGET = {"target": "h200"}
 
 @pytest.fixture
 def jax_code(monkeypatch: pytest.MonkeyPatch) -> Any:
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # a GPU is for the process that compiles
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves a GPU to the compiling process
     pytest.importorskip("jax")
     monkeypatch.syspath_prepend(str(CODE))
     return importlib.import_module("jax_code")
@@ -96,7 +96,7 @@ def test_a_jitted_train_step_with_scan_and_remat(jax_code: Any):
     assert any(op.rematerialized and op.op == "tanh" for kernel in graph.kernels for op in kernel.source_ops)
     assert any(op.backward for kernel in graph.kernels for op in kernel.source_ops)
     assert "layer" in {stage.split("/")[-1] for stage in stages(graph)}
-    # The learning rate is a Python number that the function does not call static, so that jit traces it.
+    # jit traces the learning rate, a Python number that is not declared static.
     assert ((), "f32") in inputs(graph)
     assert "clamp" in names(graph) or {"min", "max"} & names(graph)
 
@@ -113,12 +113,12 @@ def test_an_nnx_attention_module(jax_code: Any):
     assert "dot_general" not in names(method)
 
 
-def test_a_module_that_changes_its_variables_computes_them(jax_code: Any):
+def test_variables_that_a_module_changes_are_outputs(jax_code: Any):
     from flax import nnx
 
     graph = xlafuse.explain(jax_code.Counting(rngs=nnx.Rngs(0)), struct(128, 64, dtype="float32"), **TARGET).graph
     returned = [buffer.shape for buffer in graph.buffers if buffer.role == "output"]
-    assert sorted(returned) == [(64,), (64,), (128, 64)]  # running mean and variance beside the result
+    assert sorted(returned) == [(64,), (64,), (128, 64)]  # running mean, running variance and the result
 
 
 def test_training_is_two_compiled_calls(jax_code: Any):
@@ -131,7 +131,7 @@ def test_training_is_two_compiled_calls(jax_code: Any):
     assert {(128, 256), (256,)} <= gradients
 
 
-def test_what_is_lowered_or_compiled_already(jax_code: Any):
+def test_lowered_and_compiled_functions(jax_code: Any):
     import jax
 
     lowered = jax.jit(jax_code.gelu).lower(struct(64, 128))
@@ -165,7 +165,7 @@ def test_closed_over_weights_are_noted(jax_code: Any):
     assert note.startswith("f closes over arrays (float32[128, 128])")
 
 
-def test_the_callers_process_stays_as_it_was(jax_code: Any):
+def test_the_callers_process_stays_unchanged(jax_code: Any):
     import jax
 
     def state() -> Any:
@@ -176,7 +176,7 @@ def test_the_callers_process_stays_as_it_was(jax_code: Any):
     assert state() == before
 
 
-def test_the_callers_settings_count(jax_code: Any):
+def test_the_callers_settings_apply(jax_code: Any):
     import jax
 
     with jax.enable_x64(True):
@@ -188,7 +188,7 @@ def test_the_callers_settings_count(jax_code: Any):
     ("call", "complaint"),
     [
         (lambda code: xlafuse.explain(code.mismatched, struct(8, 16), **TARGET), r"TypeError: .*jax_code.py:\d+"),
-        (lambda code: xlafuse.explain(code.gelu, 3.0, **TARGET), "say framework='jax'"),
+        (lambda code: xlafuse.explain(code.gelu, 3.0, **TARGET), "framework='jax'"),
         (lambda code: xlafuse.explain(code.gelu, struct(8, dtype="int32"), grad=True, **TARGET), "floating dtype"),
         (lambda code: xlafuse.explain(code.gelu, struct(8), target="h2000"), "unknown target"),
         (lambda code: xlafuse.explain(3, struct(8)), "cannot be called"),
@@ -197,7 +197,7 @@ def test_the_callers_settings_count(jax_code: Any):
         (lambda code: xlafuse.explain(lambda x: time.sleep(60), struct(8), **TARGET, timeout=4), "4 s.*--timeout"),
     ],
 )
-def test_what_goes_wrong_is_one_error(jax_code: Any, call: Any, complaint: str):
+def test_failures_are_explain_errors(jax_code: Any, call: Any, complaint: str):
     with pytest.raises(xlafuse.ExplainError, match=complaint):
         call(jax_code)
 
@@ -281,14 +281,14 @@ def test_a_llama_decoder_layer(torch_code: Any):
 
 
 @pytest.mark.gpu
-def test_jax_on_the_gpu_that_is_here(jax_code: Any):
+def test_jax_on_this_machines_gpu(jax_code: Any):
     graph = xlafuse.explain(jax_code.normed_gelu, struct(128, 256), struct(256), grad=True).graph
     assert "NVIDIA" in graph.target
     assert {kernel.provenance for kernel in graph.kernels} <= {"compiled", "device"}
 
 
 @pytest.mark.gpu
-def test_torch_on_the_gpu_that_is_here(torch_code: Any):
+def test_torch_on_this_machines_gpu(torch_code: Any):
     (x,), keywords = torch_code.inputs()
     graph = xlafuse.explain(torch_code.mlp(), x, **keywords, grad=True).graph
     assert "NVIDIA" in graph.target

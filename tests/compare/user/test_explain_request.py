@@ -1,4 +1,4 @@
-"""What crosses to the process that compiles, and how."""
+"""Pickles for the compiling process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def itself(like: ArrayLike) -> ArrayLike:
     return like
 
 
-def test_arrays_cross_without_their_data():
+def test_arrays_are_sent_without_data():
     big = np.ones((1 << 20,), np.float32)
     data = pack(({"x": big}, [big, 3, "mode", None]), arrays=False)
     assert len(data) < 2000
@@ -26,18 +26,18 @@ def test_arrays_cross_without_their_data():
     assert unpack(data, itself) == ({"x": like}, [like, 3, "mode", None])
 
 
-def test_what_is_closed_over_crosses_with_its_data():
+def test_closed_over_arrays_are_sent_with_data():
     weights = np.arange(6.0)
     function = unpack(pack(lambda x: x + weights, arrays=True), itself)
     assert function(1).tolist() == [1, 2, 3, 4, 5, 6]
 
 
-def test_a_shape_stands_for_itself():
+def test_an_array_like_stays_itself():
     like = ArrayLike("numpy", (2, 3), "bfloat16")
     assert unpack(pack([like, like], arrays=False), itself) == [like, like]
 
 
-def test_importable_functions_cross_by_name():
+def test_importable_functions_are_sent_by_name():
     assert len(pack(_quantiles(), arrays=True)) < 100
 
 
@@ -47,7 +47,7 @@ def _quantiles():
     return statistics.quantiles
 
 
-def test_functions_of_a_module_that_nobody_could_import_cross_by_value(tmp_path: Path):
+def test_functions_of_unimportable_modules_are_sent_by_value(tmp_path: Path):
     file = tmp_path / "made_up.py"
     file.write_text("def double(x):\n    return factor * x\nfactor = 2\n")
     module = types.ModuleType("made_up_by_a_test_runner")
@@ -64,7 +64,7 @@ def test_functions_of_a_module_that_nobody_could_import_cross_by_value(tmp_path:
     assert done.stdout.strip() == "42"
 
 
-def test_what_cannot_leave_its_process_is_named():
+def test_an_unsendable_value_is_named():
     lock = __import__("threading").Lock()
     with pytest.raises(NotSendable, match="lock"):
         pack(lambda: lock, arrays=True)
@@ -93,7 +93,7 @@ def test_jax_arrays_keys_and_tracers():
         jax.jit(lambda x: pack([x], arrays=False))(1.0)
 
 
-def test_torch_modules_cross_without_weights_and_stay_tied():
+def test_torch_modules_are_sent_without_weights_and_stay_tied():
     torch = pytest.importorskip("torch")
     first, second = torch.nn.Linear(512, 512), torch.nn.Linear(512, 512)
     second.weight = first.weight
@@ -116,5 +116,5 @@ def test_sparse_tensors_are_refused():
         pack([torch.eye(3).to_sparse()], arrays=False)
 
 
-def test_a_parcel_is_a_plain_pickle():
+def test_pickles_need_no_unpack():
     assert pickle.loads(pack({"a": 1}, arrays=False)) == {"a": 1}

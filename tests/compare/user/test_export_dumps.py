@@ -1,4 +1,4 @@
-"""`xlafuse dumps`: a record's artifacts for other tools; archives that are not what they should be write nothing."""
+"""`xlafuse dumps`: a record's artifacts for other tools. A bad archive writes nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def dumps(*words: object) -> Result:
 
 
 def run(folder: Path, files: dict[str, bytes] | None, **fields: object) -> Path:
-    """A run of one record, whose archive has these files; None: no archive."""
+    """Make a run of one record, whose archive has these files. None: no archive."""
     run_folder.create(folder, {"segments": []})
     if files is not None:
         with zipfile.ZipFile(folder / "dumps" / "it.zip", "w") as archive:
@@ -40,7 +40,7 @@ def of(path: Path) -> list[tuple[str, FusionGraph]]:
     return [(each.name, each.graph()) for each in graph_sources.contents(path).graphs]
 
 
-def test_xla_names_are_back_and_hold_the_same_graphs(tmp_path: Path) -> None:
+def test_xla_files_get_xlas_names_and_hold_the_same_graphs(tmp_path: Path) -> None:
     id, out = "softmax/gpt2-scores/bf16/train/xla", tmp_path / "out"
     result = dumps(RUN, "--record", id, "--out", out)
     assert result.exit_code == 0, result.output
@@ -68,7 +68,7 @@ def test_xla_names_are_back_and_hold_the_same_graphs(tmp_path: Path) -> None:
         assert len(packed[part].reasons) == len(unpacked[f"jit_{part}"].reasons)
 
 
-def test_what_others_left_keeps_its_name(tmp_path: Path) -> None:
+def test_other_compilers_files_keep_their_names(tmp_path: Path) -> None:
     out = tmp_path / "out"
     result = dumps(RUN, "--record", "softmax/gpt2-scores/bf16/train/inductor", "--out", out)
     assert result.exit_code == 0, result.output
@@ -80,7 +80,7 @@ def test_what_others_left_keeps_its_name(tmp_path: Path) -> None:
 
 
 def test_the_profile_holds_the_protos() -> None:
-    """As protobuf itself reads it, which knows nothing of the message."""
+    """protobuf reads the profile as unknown fields of an empty message."""
     pytest.importorskip("google.protobuf")
     from google.protobuf.empty_pb2 import Empty
     from google.protobuf.unknown_fields import UnknownFieldSet
@@ -105,7 +105,7 @@ def test_the_profile_holds_the_protos() -> None:
 @pytest.mark.parametrize(
     "name", ["../evil", "/etc/evil", "a/../../evil", "..\\evil", "C:/evil", "forward/../../x", "a\\..\\..\\b"]
 )
-def test_no_name_leads_out_of_the_folder(tmp_path: Path, name: str) -> None:
+def test_names_outside_the_folder_are_refused(tmp_path: Path, name: str) -> None:
     folder = run(tmp_path / "run", {"forward/good.txt": b"x", name: b"evil"})
     result = dumps(folder, "--record", f"{CASE.id}/xla", "--out", tmp_path / "deep" / "out")
     assert result.exit_code == 2 and "names a file outside itself" in result.stderr, result.output
@@ -121,7 +121,7 @@ def test_a_record_cannot_name_an_archive_elsewhere(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_strange_archives_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_archives_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, out, id = run(tmp_path / "run", {"a": b"x" * 1000, "b": b"y"}), tmp_path / "out", f"{CASE.id}/xla"
     path = folder / "dumps" / "it.zip"
     whole = path.read_bytes()
@@ -141,7 +141,7 @@ def test_strange_archives_write_nothing(tmp_path: Path, monkeypatch: pytest.Monk
     assert not out.exists()
 
 
-def test_refusals(tmp_path: Path) -> None:
+def test_errors(tmp_path: Path) -> None:
     folder, id = run(tmp_path / "run", {"a": b"x"}), f"{CASE.id}/xla"
     assert "did you mean" in dumps(folder, "--record", f"{CASE.id}/xlaa", "--out", tmp_path / "out").stderr
     (tmp_path / "full").mkdir()

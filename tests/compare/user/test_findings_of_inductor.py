@@ -1,4 +1,4 @@
-"""What is said of Inductor's graphs of an MLP, and that it goes with the part of the function that causes it."""
+"""Findings about Inductor's graphs of an MLP, which change with the part of the function that causes them."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def explained() -> Any:
         }
 
 
-def said(graph: FusionGraph) -> list[str]:
+def sentences(graph: FusionGraph) -> list[str]:
     return [finding.text for finding in findings({"inductor": graph})]
 
 
-def test_the_residual_is_inside_the_product_while_there_is_one(explained: Any) -> None:
-    (sentence,) = [text for text in said(explained["fwd"]["swiglu"]) if "inside the product" in text]
+def test_a_residual_is_fused_into_the_product(explained: Any) -> None:
+    (sentence,) = [text for text in sentences(explained["fwd"]["swiglu"]) if "inside the product" in text]
     assert sentence.startswith("Inductor computes add inside the product") and "mlps.py:8" in sentence
-    assert not [text for text in said(explained["fwd"]["no residual"]) if "inside the product" in text]
+    assert not [text for text in sentences(explained["fwd"]["no residual"]) if "inside the product" in text]
 
 
 def test_the_activation_is_one_backward_kernel_with_two_results(explained: Any) -> None:
@@ -48,8 +48,8 @@ def test_the_activation_is_one_backward_kernel_with_two_results(explained: Any) 
             if kernel.phase == "backward" and kernel.kind == "elementwise" and len(kernel.outputs) == 2
         ]
         assert len(written) == 1, name
-        sentences = said(explained["train"][name])
-        recomputed = [text for text in sentences if "computes" in text and "backward kernels" in text]
+        texts = sentences(explained["train"][name])
+        recomputed = [text for text in texts if "computes" in text and "backward kernels" in text]
         assert not recomputed, (name, recomputed)
 
 

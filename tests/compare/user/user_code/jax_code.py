@@ -1,4 +1,4 @@
-"""What a JAX user might have: plain functions, a module with attention, a train step with scan and remat."""
+"""Code of a JAX user: plain functions, a module with attention, a train step with scan and remat."""
 
 from functools import partial
 

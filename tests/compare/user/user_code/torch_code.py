@@ -1,4 +1,4 @@
-"""What a PyTorch user might have."""
+"""Code of a PyTorch user."""
 
 import torch
 import torch.nn.functional as F
