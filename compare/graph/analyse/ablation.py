@@ -1,4 +1,4 @@
-"""What fusion saves: a compiler's graph compared with the graph of the same program without fusion."""
+"""The savings of fusion: a compiler's graph compared with the graph of the same program without fusion."""
 
 from __future__ import annotations
 

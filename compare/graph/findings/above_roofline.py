@@ -15,8 +15,8 @@ from .ranking import rank
 from .view import View
 
 _SLOW = 0.1  # of a graph's time
-# Of a graph's time. Compilers count fewer FLOPs for masked attention than its tiles compute, most so with few tiles.
-_SIGNIFICANT = 0.05
+# Compilers count fewer FLOPs for masked attention than its tiles compute, so small excesses mean nothing.
+_SIGNIFICANT = 0.05  # of a graph's time
 
 
 def above_roofline(views: Sequence[View], ceilings: Ceilings) -> Iterator[Finding]:

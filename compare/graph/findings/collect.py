@@ -33,7 +33,7 @@ def findings(graphs: Mapping[str, FusionGraph], ceilings: Ceilings | None = None
     """
     shorten = common_depth(list(graphs.values()))
     views = [View(name, graph, shorten) for name, graph in graphs.items() if graph.kernels]
-    # Of two findings about one buffer, the earlier one stays: the one that also names a better implementation.
+    # Only the first finding about a buffer stays, so findings that name a better implementation come first.
     found = [*inside_products(views), *kept_on_chip(views)]
     for view in views:
         found += [*copies(view), *duplicates(view), *largest(view), *missed(view)]

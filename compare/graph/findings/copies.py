@@ -29,7 +29,7 @@ def copies(view: View) -> Iterator[Finding]:
 
 
 def _copying(view: View, index: int) -> str:
-    """Return what the kernel copies and for whom: "joins wg and wu into one operand for the product in gate"."""
+    """Return the copy's sources and users: "joins wg and wu into one operand for the product in gate"."""
     read, written = view.buffers(index, "inputs"), view.buffers(index, "outputs")
     users = sorted({user for buffer in written for user in view.graph.consumers.get(buffer.name, ())})
     products = [user for user in users if is_product(view.kernels[user])]

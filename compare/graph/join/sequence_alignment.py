@@ -72,8 +72,8 @@ def _cheapest(slots: Sequence[Slot], records: Sequence[int], fit: Callable[[int,
     """Return the moves of the cheapest alignment, by slot.
 
     Nearly every record fits the next slot, so a cheap alignment stays near the diagonal, and few of the pairs of slots
-    and records lie on a path within a cost limit. The limit grows until a complete alignment fits. That one is the
-    cheapest, because no prefix of an alignment costs more than the whole.
+    and records lie on a path within a cost limit. The limit grows until a complete alignment fits. It is the
+    cheapest one, because no prefix of an alignment costs more than the whole.
     """
     limit = UNPLACED * (1 + max(0, len(records) - len(slots)))  # that many are left over if there are no helpers
     while True:

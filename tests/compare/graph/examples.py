@@ -1,4 +1,4 @@
-"""Two graphs of one Llama MLP, as XLA and Inductor make them on an H200 (a training step; some kernels left out)."""
+"""Two graphs of one Llama MLP on an H200, of XLA and Inductor: a training step without some of its kernels."""
 
 from __future__ import annotations
 

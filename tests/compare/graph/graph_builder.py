@@ -1,4 +1,4 @@
-"""Small fusion graphs, written down in a line a kernel."""
+"""Small fusion graphs, written as one line for each kernel."""
 
 from __future__ import annotations
 
@@ -22,8 +22,11 @@ def kernel(name: str, kind: Kind, ops: str, inputs: str, outputs: str, **more: A
 
 
 def graph(*kernels: Kernel, sizes: str = "", compiler: str = "xla", **roles: str) -> FusionGraph:
-    """sizes: "name=elements", float32 of one axis, 1000 where not given. Roles as `saved="h u"`; where none is given,
-    what no kernel writes is an input, what no kernel reads an output, and the rest intermediates."""
+    """Return a graph of these kernels.
+
+    sizes: "name=elements" of one-dimensional float32 buffers; 1000 by default. Roles are given as `saved="h u"`. By
+    default a buffer without a writer is an input, one without a reader an output, and the others are intermediates.
+    """
     elements = {name: int(count) for name, _, count in (item.partition("=") for item in sizes.split())}
     told: dict[str, Role] = {name: role for role, names in roles.items() for name in names.split()}  # type: ignore
     names = dict.fromkeys(a.buffer for k in kernels for a in (*(k.inputs or ()), *(k.outputs or ())))

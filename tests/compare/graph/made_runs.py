@@ -1,4 +1,4 @@
-"""Runs that were never made: records with times, graphs that differ, and `xlafuse diff` of them."""
+"""Invented runs: records with times, different graphs, and `xlafuse diff` of them."""
 
 from __future__ import annotations
 

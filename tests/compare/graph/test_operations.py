@@ -1,4 +1,4 @@
-"""Operations by one name in every framework."""
+"""One name for each operation across frameworks."""
 
 from __future__ import annotations
 

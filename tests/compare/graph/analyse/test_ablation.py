@@ -1,4 +1,4 @@
-"""What fusion buys, whole and by region."""
+"""Ablation: the savings of fusion, in total and by region."""
 
 from __future__ import annotations
 

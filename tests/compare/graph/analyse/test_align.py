@@ -1,4 +1,4 @@
-"""Graphs on one list of stages."""
+"""The alignment of graphs on one list of stages."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_stage_in_more_kernels_is_split() -> None:
     assert cells(back, "act")[1] == ((3,), ("merged",))
 
 
-def test_stages_that_share_a_kernel_are_joined_and_apart_again_parted() -> None:
+def test_stages_that_share_a_kernel_are_joined_and_separate_ones_parted() -> None:
     both = kernel("gu", "gemm", "gate:dot@2 up:dot@3", "h wg wu", "g u")
     apart, together = graph(NORM, GATE, UP, ACT), graph(NORM, both, ACT)
     assert cells(align([apart, together]), "gate") == [((1,), ()), ((1,), ("joined",))]
@@ -61,7 +61,7 @@ def test_a_stage_that_moved_to_another_neighbour_is_regrouped() -> None:
     assert cells(align([left, right]), "b")[1][1] == ("regrouped",)
 
 
-def test_the_number_of_kernels_decides_before_their_neighbours_do() -> None:
+def test_the_number_of_kernels_decides_before_their_neighbours() -> None:
     several = graph(
         kernel("1", "reduction", "norm:sum other:add", "x", "m"), kernel("2", "elementwise", "norm:mul", "m", "h"),
         kernel("3", "elementwise", "other:sub", "h", "y"),
@@ -79,7 +79,7 @@ def test_equal_sites_in_two_kernels_are_recomputed() -> None:
     assert cells(found, "act")[1] == ((3, 4), ("recomputed", "split"))
 
 
-def test_what_is_moved_or_converted_again_is_not_recomputed() -> None:
+def test_a_repeated_move_or_conversion_is_not_recomputed() -> None:
     again = kernel("a2", "elementwise", "act:convert_element_type@4 other:add@5", "g", "z")
     first = kernel("a1", "elementwise", "act:exp@4 act:convert_element_type@4", "g", "e")
     assert cells(align([graph(NORM, GATE, first, again)]), "act") == [((2, 3), ())]
@@ -99,7 +99,7 @@ def test_helpers_of_one_library_call_recompute_nothing() -> None:
     assert cells(align([graph(product, helper)]), "gate") == [((0, 1), ("recomputed",))]
 
 
-def test_kernels_without_a_stage_may_hold_one_that_is_not_named() -> None:
+def test_kernels_without_a_stage_may_hold_an_unnamed_one() -> None:
     nameless = kernel("f", "gemm", ":dot", "h wu", "u")
     assert cells(align([graph(NORM, GATE, UP), graph(NORM, GATE, nameless)]), "up")[1] == ((), ("not named",))
     epilogue = kernel("g", "gemm", "gate:dot@2 :add", "h wg", "g")
@@ -123,24 +123,24 @@ def test_a_stage_that_one_graph_lacks_is_absent_there() -> None:
     found = align([graph(NORM, GATE, UP, ACT), graph(NORM, GATE, UP, ACT, residual)])
     assert labels(found)[-1] == "residual"
     assert cells(found, "residual") == [((), ("absent",)), ((4,), ())]
-    # What only one graph has cannot make the others' regions differ.
+    # A stage of only one graph does not make the others' regions differ.
     joined = kernel("a", "elementwise", "act:exp@4 act:mul@4 residual:add@9", "g u x", "y")
     assert cells(align([graph(NORM, GATE, UP, ACT), graph(NORM, GATE, UP, joined)]), "act")[1][1] == ("same region",)
 
 
-def test_backward_has_rows_of_its_own_after_forwards() -> None:
+def test_backward_has_its_own_rows_after_forward() -> None:
     gradient = kernel("dg", "gemm", "gate:dot@2!", "dy wg", "dh", phase="backward")
     found = align([graph(NORM, GATE, gradient), graph(NORM, GATE, gradient, UP)])
     assert labels(found) == ["norm", "gate", "up", "backward: gate"]
     assert cells(found, "backward: gate") == [((2,), ()), ((2,), ("same region",))]
 
 
-def test_one_compiled_value_and_gradient_is_told_apart_by_its_operations() -> None:
+def test_a_joint_value_and_gradient_is_split_by_its_operations() -> None:
     joint = kernel("dg", "gemm", "gate:dot@2!", "dy wg", "dh")
     assert labels(align([graph(NORM, GATE, joint)])) == ["norm", "gate", "backward: gate"]
 
 
-def test_nested_stages_are_cut_to_the_depth_that_all_have() -> None:
+def test_nested_stages_are_cut_to_the_common_depth() -> None:
     deep = graph(
         kernel("a", "reduction", "norm/mean:sum", "x", "m"), kernel("b", "elementwise", "norm/scale:mul", "m", "h")
     )
@@ -151,18 +151,18 @@ def test_nested_stages_are_cut_to_the_depth_that_all_have() -> None:
     assert labels(align([deep, graph(GATE)])) == ["norm/mean", "norm/scale", "gate"]
 
 
-def test_kernels_without_stages_are_listed_apart() -> None:
+def test_kernels_without_stages_are_listed_separately() -> None:
     copy = kernel("c", "copy", "", "x", "xt")
     assert align([graph(NORM, copy, GATE), graph(NORM, GATE)]).unattributed == ((1,), ())
 
 
-def test_eager_operations_take_part_without_kernels() -> None:
+def test_eager_operations_are_aligned_without_kernels() -> None:
     eager = FusionGraph("f", "eager", None, operations=(SourceOp("aten.mean", "norm"), SourceOp("aten.mm", "gate")))
     found = align([graph(NORM, GATE), eager])
     assert cells(found, "gate") == [((1,), ()), (None, ())]
 
 
-def test_three_graphs_are_held_against_the_first() -> None:
+def test_three_graphs_are_compared_with_the_first() -> None:
     both = kernel("gu", "gemm", "gate:dot@2 up:dot@3", "h wg wu", "g u")
     found = align([graph(NORM, GATE, UP), graph(NORM, both), graph(NORM, GATE, UP)])
     assert [relations for _, relations in cells(found, "gate")] == [(), ("joined",), ("same region",)]
@@ -203,12 +203,12 @@ def test_without_stages_operations_align_by_kind_and_dataflow() -> None:
     assert cells(found, "dot 3")[1][0] == (5,)
 
 
-def test_what_has_no_counterpart_is_unaligned() -> None:
+def test_an_operation_without_counterpart_is_unaligned() -> None:
     found = align([XLA, ATEN])
     assert [[op.op for op in ops] for ops in found.unaligned] == [["add"], ["aten.pow"]]
 
 
-def test_products_whose_order_nothing_tells_are_not_guessed() -> None:
+def test_products_in_ambiguous_order_are_not_guessed() -> None:
     def lineless(found: FusionGraph) -> FusionGraph:
         kernels = [
             replace(k, source_ops=tuple(replace(op, line="") for op in k.source_ops)) for k in found.kernels or ()
@@ -221,7 +221,7 @@ def test_products_whose_order_nothing_tells_are_not_guessed() -> None:
     assert "exp 1" in labels(found)
 
 
-def test_other_numbers_of_products_align_nothing() -> None:
+def test_graphs_with_different_numbers_of_products_are_not_aligned() -> None:
     found = align([unnamed(graph(NORM, GATE)), unnamed(graph(NORM, GATE, UP))])
     assert found.rows == () and len(found.unaligned[1]) == 3
     assert found.unattributed == ((0, 1), (0, 1, 2))
@@ -239,6 +239,6 @@ def test_no_graphs_align_to_nothing() -> None:
     assert align([]).rows == ()
 
 
-def test_an_unknown_label_names_those_there_are() -> None:
+def test_an_unknown_label_lists_the_known_ones() -> None:
     with pytest.raises(KeyError, match="gate"):
         align([graph(GATE)]).row("nope")

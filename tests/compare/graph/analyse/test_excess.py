@@ -1,4 +1,4 @@
-"""Who multiplies more than another one needs, and what does not show that."""
+"""Graphs whose products compute more than another graph needs, and cases that do not count."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_only_what_is_clearly_more(needed: float, expected: list[tuple[int, floa
     assert ratios(*pair(1.21e9, needed).values()) == expected
 
 
-def test_the_least_that_is_known_and_those_like_it() -> None:
+def test_the_references_are_those_with_the_fewest_flops() -> None:
     most, least = pair(8e9, 1e9).values()
     alike, half = graph(product("up", 1.03e9)), graph(product("up", 4e9))
     first, second = excesses([most, alike, least, half])
@@ -92,7 +92,7 @@ def test_a_forward_pass_is_no_measure_of_a_training_step() -> None:
     assert excesses([step, graph(forward)]) == []
 
 
-def test_it_is_said_with_the_time_at_the_products_rate() -> None:
+def test_the_finding_has_the_time_at_the_rate_of_products() -> None:
     found = findings(pair(8e9, 1e9), CEILINGS)
     (told,) = [one for one in found if one.kind == "more FLOPs"]
     assert str(told) == (

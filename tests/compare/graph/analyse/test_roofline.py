@@ -1,4 +1,4 @@
-"""A kernel's place on the roofline follows from its bytes, its FLOPs, and what the device was measured to do."""
+"""Roofline points from a kernel's bytes and FLOPs and the device's ceilings."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_the_larger_of_bytes_and_flops_bounds() -> None:
     assert (compute.roofline_time_us, compute.bound) == (pytest.approx(20), "compute")
 
 
-def test_what_is_shorter_than_an_empty_kernel_is_bound_by_its_launch() -> None:
+def test_a_kernel_shorter_than_an_empty_one_is_launch_bound() -> None:
     assert placed(kernel(MEGA // 2, 1e6)).bound == "launch"
     assert placed(kernel(MEGA * 2, 1e6)).bound == "memory"
     # A hundred short launches are short each, however long they take together.
@@ -46,7 +46,7 @@ def test_what_is_shorter_than_an_empty_kernel_is_bound_by_its_launch() -> None:
     assert placed(kernel(MEGA // 2, 1e6), unmeasured).bound == "memory"
 
 
-def test_a_mix_between_two_measured_ones_has_a_bandwidth_between_theirs() -> None:
+def test_bandwidth_is_interpolated_between_measured_mixes() -> None:
     ceilings = Ceilings({0.25: 1e12, 0.5: 2e12, 0.75: 4e12}, {})
     assert ceilings.bandwidth(1, 1) == 2e12
     assert ceilings.bandwidth(3, 5) == pytest.approx(1.5e12)
@@ -63,22 +63,22 @@ def test_a_mix_between_two_measured_ones_has_a_bandwidth_between_theirs() -> Non
     ],
     ids=["bytes", "product", "attention", "launches", "hand-written product"],
 )
-def test_what_is_not_known_has_no_place(subject: Kernel) -> None:
+def test_unknown_bytes_or_flops_have_no_roofline_point(subject: Kernel) -> None:
     assert placed(subject) is None and roofline_time_us(graph(subject), subject, CEILINGS) is None
 
 
-def test_without_flops_an_elementwise_kernel_has_its_bytes_alone() -> None:
+def test_an_elementwise_kernel_without_flops_is_bound_by_its_bytes() -> None:
     found = placed(kernel(4 * MEGA, None))
     assert (found.roofline_time_us, found.bound, found.intensity) == (pytest.approx(4), "memory", None)
 
 
-def test_ceilings_have_what_a_launch_takes() -> None:
+def test_ceilings_have_the_time_of_a_launch() -> None:
     found = Ceilings.from_json({"streams": {"1:1": 1e12}, "products": {}, "launch": {"host_s": 5e-6, "device_s": 1e-6}})
     assert found.launch_us == pytest.approx(1.0)
     assert Ceilings.from_json({"streams": {"1:1": 1e12}}).launch_us is None
 
 
-def test_a_record_keeps_what_its_kernels_come_to() -> None:
+def test_a_record_keeps_the_sums_of_its_kernels() -> None:
     found = summary.summary(
         graph(
             kernel(10 * MEGA, 1e8, device_time_us=12.0), kernel(10 * MEGA, 2e9, "gemm", device_time_us=19.0),
@@ -91,7 +91,7 @@ def test_a_record_keeps_what_its_kernels_come_to() -> None:
     assert found["bound_us"] == {"memory": 12.0, "compute": 19.0, "launch": 2.0}
 
 
-def test_a_sum_that_lacks_a_term_is_none_and_its_time_is_of_unknown_bound() -> None:
+def test_an_incomplete_sum_is_none_and_its_bound_unknown() -> None:
     found = summary.summary(
         graph(kernel(10 * MEGA, 1e8, device_time_us=12.0), kernel(MEGA, None, "gemm", device_time_us=30.0)),
         ["forward"], CEILINGS,

@@ -1,4 +1,4 @@
-"""Sums over a graph: what is known, what is not, and what follows from it."""
+"""The totals of a graph, with known and unknown terms."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MLP = (
 SIZES = "wg=5000 wu=5000 wd=5000 g=3000 u=3000 a=3000"
 
 
-def test_bytes_moved_count_every_launch() -> None:
+def test_declared_bytes_count_every_launch() -> None:
     looped = graph(
         kernel("k", "elementwise", "s:mul", "x", "y", launches=3), kernel("r", "reduction", "s:sum", "y", "z")
     )
@@ -34,14 +34,14 @@ def test_bytes_moved_count_every_launch() -> None:
     assert found.declared == Tally(3 * 8000 + 8000)
 
 
-def test_what_is_not_known_is_counted_apart() -> None:
+def test_unknown_bytes_are_counted_separately() -> None:
     unknown = replace(kernel("k", "custom", "s:f", "x", "y"), inputs=None)
     found = totals(graph(unknown, kernel("loop", "copy", "s:copy", "y", "z", launches=None)))
     assert found.declared == Tally(4000 + 8000, 2) and found.declared.exact is None  # at least what is known of them
     assert found.fusion_efficiency is None
 
 
-def test_a_graph_of_operations_alone_has_no_kernels_to_count() -> None:
+def test_a_graph_of_operations_has_no_kernels_to_count() -> None:
     eager = FusionGraph("f", "eager", None, operations=(SourceOp("aten.mul"), SourceOp("aten.add", line="f.py:1")))
     found = totals(eager, ceilings=CEILINGS)
     assert found.kernels is None and found.declared == Tally(0, 2) and found.fusion_efficiency is None
@@ -56,7 +56,7 @@ def test_compulsory_is_each_used_input_and_each_output_once() -> None:
     assert found.fusion_efficiency == pytest.approx((inputs + output) / moved)
 
 
-def test_a_gather_counts_what_it_gathers_and_an_update_what_it_writes() -> None:
+def test_a_gather_counts_its_rows_and_an_update_its_writes() -> None:
     gather = kernel("gather", "copy", "e:gather", "table", "rows")
     gather = replace(gather, inputs=(replace(gather.inputs[0], bytes=400),))  # type: ignore[index]
     found = graph(gather, sizes="table=100000 rows=100")
@@ -79,7 +79,7 @@ def test_a_product_that_only_leads_to_the_output_adds_no_barrier() -> None:
     assert found.gemm_barrier == found.compulsory["forward"] == 12000
 
 
-def test_training_needs_inputs_again_but_does_not_forgive_residuals() -> None:
+def test_backward_reads_inputs_again_but_residuals_are_not_free() -> None:
     forward = kernel("f", "elementwise", "s:exp", "x w", "y r")
     backward = kernel("b", "elementwise", "s:mul!", "dy r w", "dx dw", phase="backward")
     found = totals(graph(forward, backward, saved="r", output="y dx dw", sizes="r=9000"))
@@ -184,7 +184,7 @@ def test_one_site_in_two_kernels_is_recomputed() -> None:
     ],
     ids=["two-step sum", "two-step sum with its prologue's names", "broadcast apart", "a product of a product"],
 )
-def test_what_is_done_in_two_steps_is_not_recomputed(first, second) -> None:  # type: ignore[no-untyped-def]
+def test_two_steps_of_one_operation_are_not_recomputed(first, second) -> None:  # type: ignore[no-untyped-def]
     assert recomputed(graph(first, second)) == ()
 
 

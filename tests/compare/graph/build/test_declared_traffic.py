@@ -1,4 +1,4 @@
-"""The bytes that graphs declare are those that cross the memory bus, as the GPU counts them."""
+"""Declared bytes equal the bytes that ncu measures on the memory bus."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ SIZES = {
     "rmsnorm": {"rows": 68 << 10, "columns": 4096},
     "layernorm": {"rows": 68 << 10, "columns": 4096},
 }
-# Hand-written kernels declare for themselves, so each block is here. What a compiler's kernels declare is read off its
-# graphs in one way for all: a block of each kind is enough (elementwise, sums of columns, of rows, and of both).
+# Each hand-written kernel declares its bytes, so all blocks are here. One reader gets the bytes of compiled kernels, so
+# a block of each kind is enough (elementwise, sums of columns, of rows, and of both).
 OF_COMPILERS = {"swiglu", "bias_gelu", "softmax", "layernorm"}
-# Two blocks a test: workers start for each, and nothing else may take long while a process waits for its last test.
+# Two blocks for each test, because each test starts workers.
 TOGETHER = [
     ("xla", "swiglu", "bias_gelu"), ("xla", "softmax", "layernorm"), ("torch", "vector_add", "gelu"),
     ("torch", "swiglu", "geglu"), ("torch", "bias_gelu", "softmax"), ("torch", "rmsnorm", "layernorm"),
 ]
-# What is declared and what is moved differ for a known cause: (implementation, kernel's name, buffer side) -> cause.
+# Known differences of declared and measured bytes: (implementation, kernel's name, side) -> cause.
 EXCEPTIONS: dict[tuple[str, str, str], str] = {}
 
 
@@ -50,7 +50,7 @@ def of_block(framework: str, name: str) -> Iterator[tuple[Case, Implementation]]
 
 
 def measured(framework: str, blocks: Sequence[str]) -> Iterator[tuple[str, str, int, str, int, int]]:
-    """(implementation, kernel, launches, side, declared, counted) of every kernel."""
+    """Yield (implementation, kernel, launches, side, declared, measured) of every kernel."""
     work = [each for block in blocks for each in of_block(framework, block)]
     for number, found in ncu.measure(work):
         case, implementation = work[number]
@@ -79,9 +79,12 @@ def measured(framework: str, blocks: Sequence[str]) -> Iterator[tuple[str, str, 
 @pytest.mark.timeout(900)
 @pytest.mark.skipif(ncu.ncu_missing() is not None, reason=str(ncu.ncu_missing()))
 @pytest.mark.parametrize("together", TOGETHER, ids="-".join)
-def test_counted_bytes_are_the_declared_ones(together: tuple[str, ...]) -> None:
-    """What other processes on the GPU move meanwhile is counted, too (vector_add's 0.57 GB once as 0.75 GB, beside
-    thirteen others that tested): what seems too much is counted once more, and the least stands."""
+def test_measured_bytes_equal_declared_bytes(together: tuple[str, ...]) -> None:
+    """Measured bytes lie within 5% of the declared ones.
+
+    ncu also counts the traffic of other processes on the GPU: vector_add's 0.57 GB were once 0.75 GB, next to thirteen
+    other test processes. So excessive counts are measured again, and the smaller count stands.
+    """
     framework, *blocks = together
     least: dict[tuple[str, str, str], int] = {}
     for _ in range(2):
@@ -100,13 +103,13 @@ def test_counted_bytes_are_the_declared_ones(together: tuple[str, ...]) -> None:
     assert not wrong
 
 
-def test_the_cases_are_as_large_as_they_must_be() -> None:
+def test_the_cases_exceed_l2() -> None:
     for name, sizes in SIZES.items():
         case = replace(next(iter(BLOCKS[name].cases("full"))), sizes=sizes, dtype="bfloat16")
         assert BLOCKS[name].inputs[0].elements(case.sizes) * 2 >= LARGE
 
 
-def test_every_hand_written_kernel_and_compiler_is_counted() -> None:
+def test_every_hand_written_kernel_and_compiler_is_measured() -> None:
     names = [(framework, name) for framework, *blocks in TOGETHER for name in blocks]
     counted = {(i.name, name) for framework, name in names for _, i in of_block(framework, name)}
     written = {(i.name, n) for n in SIZES for i in BLOCKS[n].implementations if i.name in ("triton", "cuda")}

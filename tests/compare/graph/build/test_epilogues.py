@@ -1,5 +1,4 @@
-"""A cuBLAS call's epilogue, and a product merged into another one, get the name that they had before optimization,
-where only one can be meant."""
+"""Epilogues of cuBLAS calls and merged products get their earlier names, unless these are ambiguous."""
 
 from __future__ import annotations
 
@@ -40,17 +39,17 @@ def before(user: str) -> gpu_program.Module:
     return module
 
 
-def test_the_addition_that_took_the_product() -> None:
+def test_an_epilogue_gets_the_name_of_the_addition() -> None:
     _, added = ops(with_epilogues(graph(PRODUCT, SourceOp("add")), before(ADD)))
     assert (added.op, added.stage, added.line, added.backward) == ("add", "residual", "mlp.py:4", False)
 
 
-def test_what_is_named_stays() -> None:
+def test_a_named_epilogue_stays() -> None:
     named = SourceOp("add", "elsewhere", "mlp.py:9", "jit(f)/elsewhere/add@mlp.py:9#")
     assert ops(with_epilogues(graph(PRODUCT, named), before(ADD))) == (PRODUCT, named)
 
 
-def test_nothing_is_guessed() -> None:
+def test_an_ambiguous_epilogue_stays_unnamed() -> None:
     other = SourceOp("add")
     twice = ADD.removeprefix("ROOT ") + "\n  ROOT sub.1 = bf16[8,8]{1,0} subtract(convert.1, add.1)"
     multiplied = ADD.replace("add(x", "multiply(x")

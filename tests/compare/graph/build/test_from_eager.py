@@ -1,4 +1,4 @@
-"""The graph of eager PyTorch: operations alone without a device, and with the kernels that each one launched."""
+"""The graph of eager PyTorch: operations without a device, and with the kernels of each operation."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CALL = recorded(
 )
 
 
-def test_without_a_device_operations_and_buffers_alone() -> None:
+def test_without_a_device_there_are_only_operations_and_buffers() -> None:
     graph = from_eager(CALL, name="mlp", target="h200")
     assert graph.kernels is None and graph.compiler == "eager"
     assert [(op.op, op.stage, op.line) for op in graph.operations] == [
@@ -35,13 +35,13 @@ def test_without_a_device_operations_and_buffers_alone() -> None:
     assert store.from_json(json.loads(json.dumps(store.to_json(graph)))) == graph
 
 
-def test_each_operation_is_one_kernel_with_what_its_library_runs_beside_it() -> None:
+def test_each_operation_is_one_kernel_with_its_helpers() -> None:
     ran = [[record("[memset]", bytes=64), record("nvjet", 3.0), record("splitKreduce", 2.0)], [record("add_kernel")]]
     graph = from_eager(CALL, name="mlp", kernels={"forward": ran})
     assert graph.kernels is not None
     product, add = graph.kernels
     assert (product.kind, product.runtime_name, product.launches) == ("gemm", "nvjet", 1)
-    # What the library clears is its own.
+    # The library's own memsets are workspace.
     assert product.facts == {"with": {"[memset]": 1, "splitKreduce": 1}} and product.workspace_bytes == 64
     assert product.inputs == (Access("x", 64), Access("w", 128)) and product.outputs == (Access("mm", 64),)
     assert product.device_time_us == pytest.approx(6.0) and product.flops == 512
@@ -52,7 +52,7 @@ def test_each_operation_is_one_kernel_with_what_its_library_runs_beside_it() -> 
 
 
 @pytest.mark.parametrize(("count", "launches", "facts"), [(2, 2, {}), (3, 1, {"with": {"add_kernel": 2}})])
-def test_an_operation_cut_into_launches_of_one_kernel_moves_its_bytes_once(
+def test_an_operation_split_into_launches_moves_its_bytes_once(
     count: int, launches: int, facts: dict[str, Any]
 ) -> None:
     ran = [[record("nvjet", 3.0)], [record("add_kernel", 2.0)] * count]
@@ -75,7 +75,7 @@ def test_kernels_for_another_number_of_operations_are_refused() -> None:
         from_eager(CALL, name="mlp", kernels={"forward": [[record("nvjet")]]})
 
 
-def test_two_of_a_kind_on_one_line_are_two_and_a_checkpoint_repeats_one() -> None:
+def test_equal_operations_on_one_line_differ_and_a_checkpoint_repeats_one() -> None:
     again = operation("aten.mm.default", "gemm", [X, W], [H], line="model.py:5", rematerialized=True)
     twice = [operation("aten.add.Tensor", "elementwise", [X], [X], line="model.py:9") for _ in range(2)]
     repeated = operation("aten.add.Tensor", "elementwise", [X], [X], line="model.py:9", rematerialized=True)

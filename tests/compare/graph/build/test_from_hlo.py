@@ -1,4 +1,4 @@
-"""HLO -> FusionGraph: an H200's own modules, and what is not understood; test_hlo_golden.py has many more."""
+"""Graphs of modules from an H200, and unparsed lines; test_hlo_golden.py has many more modules."""
 
 import time
 from pathlib import Path
@@ -67,7 +67,7 @@ ENTRY %main () -> f32[] {
 }"""
 
 
-def test_part_provenance_and_what_is_not_understood() -> None:
+def test_phase_provenance_and_unparsed_lines() -> None:
     graph = from_hlo(gpu_program.parse(TEXT), phase="backward", provenance={"y": "replayed"})
     first, second = graph.kernels or ()
     assert (first.phase, first.provenance, second.provenance) == ("backward", "replayed", "")
@@ -77,14 +77,14 @@ def test_part_provenance_and_what_is_not_understood() -> None:
 
 
 def _entry(count: int) -> str:
-    """So many kernels in one computation."""
+    """Return a module with this many kernels in one computation."""
     lines = [f"  %v{i} = f32[64]{{0}} multiply(%v{i - 1}, %v{i // 2}), metadata={{op_name=\"jit(f)/l{i % 9}/mul\"}}"
              for i in range(1, count)]
     return "\n".join(["HloModule m", "ENTRY %main () -> f32[] {", "  %v0 = f32[64]{0} parameter(0)", *lines, "}"])
 
 
 def _fusions(count: int) -> str:
-    """So many instructions in computations of ten."""
+    """Return a module with this many instructions in computations of ten."""
     lines = ["HloModule m"]
     for i in range(count // 10):
         lines += [f"%c{i} (p: f32[64]) -> f32[64] {{", "  %p = f32[64]{0} parameter(0)"]
@@ -96,7 +96,7 @@ def _fusions(count: int) -> str:
 
 
 def _state(count: int) -> str:
-    """A loop that carries so many arrays through tuples."""
+    """Return a module with a loop that carries this many arrays in tuples."""
     shape = f"({', '.join(['f32[64]{0}'] * count)})"
     text = ["HloModule m", f"%body (s: {shape}) -> {shape} {{", f"  %s = {shape} parameter(0)"]
     text += [f"  %n{i} = f32[64]{{0}} sine(%s#{i})" for i in range(count)]

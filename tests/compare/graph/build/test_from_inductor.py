@@ -51,7 +51,7 @@ def kernel(graph: FusionGraph, **wanted: Any) -> Kernel:
     return found[0]
 
 
-# What the graph of the MLP must show
+# The graph of the MLP
 
 
 def test_inductor_gave_the_residual_to_a_gemm(mlp):
@@ -184,7 +184,7 @@ def test_what_inductor_said_of_most_of_two_kernels_is_the_reason():
     (reason,) = graph.reasons
     assert (reason.producer, reason.consumer, reason.code, reason.origin) == ("k1", "k2", "shape", "inductor")
     assert reason.text == "numel/rnumel mismatch (reduce) (4, 1), (8, 2)"
-    assert reason.bytes_saved == 200  # written and read for nobody else
+    assert reason.bytes_saved == 200  # used by no other kernel
 
 
 def test_an_edge_that_nobody_spoke_of_is_a_barrier_or_without_a_reason():
@@ -459,7 +459,7 @@ def test_bytes_are_inductors_own_count_on_every_block(tmp_path):
     assert [name for name in ours if name.startswith("aten.")] == ["aten.sum", "aten.to"]
 
 
-def test_units_around_a_graph_break_share_the_memory_that_they_pass_on():
+def test_units_around_a_graph_break_share_buffers():
     torch = pytest.importorskip("torch")
     from triton_side.inductor import compiler
 
@@ -487,7 +487,7 @@ def test_units_around_a_graph_break_share_the_memory_that_they_pass_on():
     assert "2 graphs" in from_inductor(unknown).unparsed[0]
 
 
-def test_gradients_go_from_unit_to_unit_as_the_values_came():
+def test_gradients_pass_between_units_in_reverse():
     torch = pytest.importorskip("torch")
     from triton_side.inductor import compiler
 
@@ -510,10 +510,10 @@ def test_gradients_go_from_unit_to_unit_as_the_values_came():
     not_run = [dataclasses.replace(g, storages={} if g.part == "backward" else g.storages) for g in program.graphs]
     told = from_inductor(Program(tuple(not_run)))
     assert told.unparsed == ()
-    # What the caller has of `third` has a gradient of its own, which autograd adds: only a run tells.
+    # Autograd adds the caller's gradient of `third` to the other one; only a run shows that.
     assert _cotangents(run) == {"graph-1/tangents_1", "graph-2/tangents_1"}
     assert _cotangents(told) == {"graph-2/tangents_1"}
-    # Nobody knows what is passed where forward did not run either.
+    # Without a run of forward, the passed buffers are unknown.
     unknown = from_inductor(Program(tuple(dataclasses.replace(g, storages={}) for g in program.graphs)))
     assert [text.split()[0] for text in unknown.unparsed] == ["forward", "backward"]
 
@@ -522,7 +522,7 @@ def _cotangents(graph: FusionGraph) -> set[str]:
     return {buffer.name for buffer in graph.buffers if buffer.role == "input" and "tangents" in buffer.name}
 
 
-def test_a_unit_that_hands_on_what_it_was_given():
+def test_a_unit_that_returns_its_input():
     def unit(number: int, part: str, inputs: str, outputs: str, calls: list[Call], **holds: int) -> CompiledGraph:
         (graph,) = program(calls, []).graphs
         memory = {name: Memory(name, (25,), "f32", 100) for name in ("x", "y", "a", "c", "d", "tangents_1")}

@@ -1,4 +1,4 @@
-"""The graph of hand-written launches: buffers by memory, roles across the two parts, and what is computed twice."""
+"""The graph of hand-written launches: buffers by storage, roles across both phases, repeated operations."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_kernels_in_order_with_bytes_and_names(norm: FusionGraph) -> None:
         ([tensor(0, (3, 8)), tensor(0, (3, 8), offset=8)], 64),  # but for a row each
     ],
 )
-def test_views_of_one_memory_count_what_they_cover(views: list[object], bytes: int) -> None:
+def test_views_of_one_storage_count_the_bytes_they_cover(views: list[object], bytes: int) -> None:
     reads = launch("kernel", views, [Y], [computed("mul", "stage")])
     graph = from_launches(recorded({"forward": [reads]}, {"x": X}, {"y": Y}), name="views", compiler="triton")
     assert graph.kernels and graph.kernels[0].bytes_read == bytes
@@ -97,7 +97,7 @@ def test_a_buffer_counts_once_and_a_view_by_its_elements() -> None:
     assert graph.buffer["x"].bytes == 64
 
 
-def test_what_backward_writes_first_is_not_saved() -> None:
+def test_a_buffer_that_backward_writes_first_is_not_saved() -> None:
     scratch = tensor(9, (4, 8))
     call = recorded(
         {

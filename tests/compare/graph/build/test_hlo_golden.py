@@ -1,4 +1,4 @@
-"""Graphs of captured modules, of two versions of jax, against what is stored beside them: without any framework.
+"""Graphs of captured modules of two jax versions equal the stored ones, without any framework.
 
 tests/data/capture.py writes both; a difference is a change in what users read.
 """
@@ -73,7 +73,7 @@ def test_text_and_proto_give_one_graph(path: Path) -> None:
     assert store.to_json(text) == store.to_json(proto)
 
 
-def test_a_line_that_is_not_understood_is_counted() -> None:
+def test_an_unknown_line_is_unparsed() -> None:
     text = gzip.decompress((DATA / "hlo/jax-0.11.2/h200-softmax-fwd.hlo.txt.gz").read_bytes()).decode()
     whole = from_hlo(text_reader.parse(text))
     assert whole.kernels and not whole.unparsed

@@ -1,4 +1,4 @@
-"""Large modules: the benchmark's own, and a bound on time and memory with room to spare (a tenth is what they take)."""
+"""Large modules of the benchmark stay within bounds on time and memory that are ten times the usual need."""
 
 import importlib.util
 import subprocess

@@ -1,4 +1,4 @@
-"""Two halves of a training step as one graph."""
+"""The graph of a training step from its two phases."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_residuals_become_one_buffer_that_forward_writes_and_backward_reads() ->
     assert "res0" not in roles and roles["dy"] == "input" and roles["dx"] == "output"
 
 
-def test_without_the_visible_outputs_whatever_is_passed_on_is_saved() -> None:
+def test_without_visible_outputs_every_passed_buffer_is_saved() -> None:
     joined = join_phases(FORWARD, BACKWARD, PASSED)
     assert {buffer.name for buffer in joined.saved} == {"e", "y"}
 
@@ -52,7 +52,7 @@ def test_names_that_collide_get_backwards_prefix() -> None:
     ]
 
 
-def test_halves_without_kernels_join_their_operations() -> None:
+def test_phases_without_kernels_join_their_operations() -> None:
     eager = replace(FORWARD, kernels=None, operations=(FORWARD.kernels or ())[0].source_ops, reasons=())
     joined = join_phases(eager, replace(eager, buffers=()), {})
     assert joined.kernels is None and len(joined.operations) == 2
@@ -67,6 +67,6 @@ def test_halves_without_kernels_join_their_operations() -> None:
         (FORWARD, replace(BACKWARD, kernels=None), {}, "only one phase has kernels"),
     ],
 )
-def test_what_does_not_fit_is_refused(forward, backward, passed, message) -> None:  # type: ignore[no-untyped-def]
+def test_phases_that_do_not_match_are_refused(forward, backward, passed, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(ValueError, match=message):
         join_phases(forward, backward, passed)

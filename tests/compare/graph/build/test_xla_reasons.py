@@ -57,7 +57,7 @@ C = kernel("c", {"x": 40, "y": 100}, {"z": 100})
 CHAIN = graph(A, B, C, i="input", z="output")
 
 
-def test_edges_are_what_passes_from_kernel_to_kernel() -> None:
+def test_edges_connect_writers_and_readers() -> None:
     assert kernel_edges(CHAIN) == [KernelEdge(0, 1, ("x",)), KernelEdge(0, 2, ("x",)), KernelEdge(1, 2, ("y",))]
 
 
@@ -66,13 +66,13 @@ def test_a_buffer_written_twice_comes_from_its_last_writer() -> None:
     assert kernel_edges(graph(A, B, again, C))[-2:] == [KernelEdge(1, 3, ("y",)), KernelEdge(2, 3, ("x",))]
 
 
-def test_forward_hands_backward_no_edge() -> None:
+def test_there_is_no_edge_between_forward_and_backward() -> None:
     backward = dataclasses.replace(B, phase="backward")
     assert kernel_edges(graph(A, backward)) == []
 
 
-def test_what_fusing_saves() -> None:
-    """The write too where nobody else needs it; a slice reads what it reads; each launch counts."""
+def test_fusing_saves_private_writes_and_shared_reads() -> None:
+    """A private buffer counts its write, too; a slice counts its own bytes; each launch counts."""
     shared, sliced, private = (bytes_saved(CHAIN, edge) for edge in kernel_edges(CHAIN))
     assert (shared, sliced, private) == (100, 40, 200)
     returned = graph(A, B, i="input", x="output")
@@ -101,7 +101,7 @@ def decision(producer: str, consumer: str, text: str, **other: object) -> Fusion
     return FusionDecision(producer, consumer, text, given.pop("fusion_pass", "priority-fusion"), **given)  # type: ignore
 
 
-def test_what_is_said_of_the_pair_comes_first() -> None:
+def test_a_decision_about_the_pair_comes_first() -> None:
     raw = [
         decision("a", "b", "the consumer is not fusible", barrier="output", refused_by="tuple.1"),
         decision("a", "b", "different loop shapes", fusion_pass="multi_output_fusion"),
@@ -119,7 +119,7 @@ def test_what_is_said_of_the_pair_comes_first() -> None:
     assert (lost.producer, lost.consumer, lost.code) == ("", "", "reduction")
 
 
-def test_not_fusible_is_resolved_by_who_it_was_said_of() -> None:
+def test_not_fusible_gets_its_code_from_the_refused_kernel() -> None:
     product = graph(A, dataclasses.replace(B, kind="gemm"), C)
     said = "the consumer is not fusible"
     raw = [
@@ -144,7 +144,7 @@ def test_a_value_that_leaves_its_computation() -> None:
     assert (reason.producer, reason.consumer, reason.code) == ("a", "b", "unsupported")
 
 
-def test_silence_is_said_to_be_inferred() -> None:
+def test_an_edge_without_a_decision_is_inferred() -> None:
     (reason,) = reasons(graph(A, B), [])
     assert (reason.code, reason.origin) == ("other", "inferred") and "not kept" in reason.text
     copy = dataclasses.replace(B, kind="copy", facts={"opcode": "copy"})
@@ -186,7 +186,7 @@ def test_phrases(text: str, code: str) -> None:
     assert code_of(text) == code
 
 
-def test_the_vocabulary_is_the_models() -> None:
+def test_every_code_is_known_to_the_model() -> None:
     assert {code for _, code in PHRASES} <= REASONS.keys()
 
 
@@ -231,7 +231,7 @@ def test_the_mlps_five_fusions_worth_having() -> None:
         ranked(forward, 0)
 
 
-def test_the_reasons_are_documented_in_their_own_words() -> None:
+def test_every_reason_is_documented() -> None:
     page = (Path(__file__).parents[4] / "docs" / "fusion-graph.md").read_text()
     table = dict(re.findall(r"^\| `([a-z-]+)` \| (.*) \|$", page, re.MULTILINE))
     assert {code: table.get(code) for code in REASONS} == REASONS

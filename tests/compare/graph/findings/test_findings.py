@@ -1,4 +1,4 @@
-"""Sentences about graphs: each comes from a structure, and goes with it."""
+"""Findings: each sentence appears with its structure and not without it."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_chain_that_several_kernels_compute_again_and_another_compiler_once() 
     assert one(graph(once), "recomputed") == []
 
 
-def test_several_kernels_of_one_part_are_never_on_purpose() -> None:
+def test_several_kernels_of_one_phase_are_never_on_purpose() -> None:
     marked = [replace(k, source_ops=tuple(replace(op, rematerialized=True) for op in k.source_ops)) for k in AGAIN]
     assert one(graph(*marked), "recomputed") == one(graph(*AGAIN), "recomputed")
 
@@ -135,7 +135,7 @@ def test_work_inside_a_product_and_where_it_is_not() -> None:
     assert one(graph(NORM, GATE, ACT, DOWN), "inside a product") == []
 
 
-def test_an_operand_made_inside_the_product_spares_the_operand() -> None:
+def test_a_prologue_saves_the_operand() -> None:
     prologue = kernel("gate", "gemm", "norm:mul@1 gate:dot@2", "h s wg", "g")
     (text,) = one(graph(NORM, prologue, sizes="h=700 s=500 wg=9000 g=5000"), "inside a product")
     assert text == (
@@ -144,13 +144,13 @@ def test_an_operand_made_inside_the_product_spares_the_operand() -> None:
     )
 
 
-def test_a_result_that_is_written_beside_its_epilogue_is_only_not_read() -> None:
+def test_a_result_that_is_also_written_saves_only_its_read() -> None:
     both = kernel("gate", "gemm", "gate:dot@2 act:gelu@3 :aux", "h wg", "g a")
     (text,) = one(graph(NORM, both), "inside a product")
     assert text == "XLA computes act (gelu) inside the product of gate. This saves reading its result again: 4.00 kB."
 
 
-def test_an_epilogue_of_two_products_spares_both_results() -> None:
+def test_an_epilogue_of_two_products_saves_both_results() -> None:
     both = kernel("mlp", "gemm", "gate:dot@2 up:dot@2 act:mul@3", "h wg wu", "a")
     (text,) = one(graph(NORM, both), "inside a product")
     assert text == (
@@ -162,7 +162,7 @@ def test_an_epilogue_of_two_products_spares_both_results() -> None:
     assert text.endswith("This saves reading its two results again: 8.00 kB.")
 
 
-def test_what_one_graph_writes_and_another_keeps_on_chip() -> None:
+def test_an_array_that_another_graph_keeps_on_chip() -> None:
     scores = kernel("qk", "gemm", "scores:dot@1", "q k", "s")
     softmax = kernel("softmax", "reduction", "softmax:exp@2 softmax:sum@2", "s", "p")
     values = kernel("pv", "gemm", "values:dot@3", "p v", "o")
@@ -193,7 +193,7 @@ def test_the_largest_intermediate_with_its_line() -> None:
     assert one(graph(NORM), "largest") == []
 
 
-def test_the_missed_fusion_worth_most_and_why() -> None:
+def test_the_missed_fusion_with_the_largest_saving() -> None:
     plain = graph(NORM, GATE, ACT, DOWN)
     reasons = (
         Reason("gate", "act", "gemm", "the producer is a product", "inferred", 9000),
@@ -206,7 +206,7 @@ def test_the_missed_fusion_worth_most_and_why() -> None:
     assert one(plain, "missed") == []
 
 
-def test_what_is_saved_for_backward() -> None:
+def test_residuals_are_compared() -> None:
     backward = kernel("b", "elementwise", "act:mul@3!", "dy g h", "dx", phase="backward")
     much = graph(NORM, GATE, ACT, backward, saved="g h", sizes="g=9000")
     little = graph(NORM, GATE, ACT, backward, saved="h", sizes="g=9000")
@@ -246,13 +246,13 @@ def test_constants_are_no_operands_and_conversions_no_copies() -> None:
     assert one(replace(cast, buffers=wider), "copy")[0].startswith("XLA converts w for an output")
 
 
-def test_a_copy_that_is_saved_and_never_read_says_so() -> None:
+def test_a_copy_that_is_saved_and_never_read() -> None:
     backward = kernel("b", "elementwise", "act:mul@3!", "dy x", "dx", phase="backward")
     (text,) = one(graph(kernel("c", "copy", ":copy", "x", "lost"), backward, saved="lost"), "copy")
     assert text.startswith("XLA copies x for backward, which never reads it; one copy kernel")
 
 
-def test_the_compilers_own_words_where_none_of_ours_fits() -> None:
+def test_the_compilers_own_words_for_an_unknown_reason() -> None:
     reasons = (Reason("gate", "act", "other", "too many users.", "xla", 9000),)
     (text,) = one(replace(graph(NORM, GATE, ACT, DOWN), reasons=reasons), "missed")
     assert "of act: too many users. Fusing" in text
@@ -295,7 +295,7 @@ def test_a_buffer_has_one_finding() -> None:
     assert [each.kind for each in found if ("xla", "g") in each.buffers] == ["largest"]
 
 
-def test_buffers_that_several_graphs_spare_each_other_have_one_finding() -> None:
+def test_a_saved_buffer_has_one_finding() -> None:
     inside = kernel("mlp", "gemm", "gate:dot@2 up:dot@2 act:mul@3", "h wg wu", "a")
     up = kernel("up", "gemm", "up:dot@2", "h wu", "u")
     apart = (NORM, GATE, up, kernel("act", "elementwise", "act:mul@3", "g u", "a"))
@@ -305,19 +305,19 @@ def test_buffers_that_several_graphs_spare_each_other_have_one_finding() -> None
     assert "XLA and Inductor use separate kernels." in texts(found, "inside a product")[0]
 
 
-def test_of_two_about_one_buffer_the_comparison_stays() -> None:
+def test_the_comparison_stays_of_two_findings_about_one_buffer() -> None:
     apart = graph(NORM, kernel("act", "elementwise", "act:exp@3", "h", "y"))
     whole = graph(kernel("all", "reduction", "norm:mul@1 act:exp@3", "x", "y"))
     found = findings({"plain": whole, "barrier": apart})
     assert [each.kind for each in found if ("barrier", "h") in each.buffers] == ["kept on chip"]
 
 
-def test_what_nobody_reads_is_not_the_largest() -> None:
+def test_an_unread_buffer_is_not_the_largest() -> None:
     dead = graph(NORM, kernel("act", "elementwise", "act:exp@3", "h", "a big"), sizes="big=90000", intermediate="h big")
     assert "f32[1000], 4.00 kB, written by norm" in one(dead, "largest")[0]
 
 
-def test_they_are_ranked_and_priced() -> None:
+def test_findings_are_ranked_and_have_costs() -> None:
     joined = kernel("cat", "copy", ":concatenate", "wg wu", "w", device_time_us=5.0)
     product = kernel("dot", "gemm", "gate:dot@2", "h w", "g")
     made = graph(NORM, joined, product, ACT, sizes="w=2000 g=9000")
@@ -331,12 +331,12 @@ def test_they_are_ranked_and_priced() -> None:
         assert each.us == pytest.approx(5.0 if each.kind == "copy" else each.bytes / 1e6)
 
 
-def test_what_is_small_is_left_out() -> None:
+def test_small_findings_are_left_out() -> None:
     tiny = kernel("t", "copy", "", "s", "t")
     assert one(graph(NORM, tiny, sizes="x=1000000 h=1000000 s=10 t=10"), "copy") == []
 
 
-def test_graphs_of_operations_alone_are_passed_over() -> None:
+def test_graphs_without_kernels_have_no_findings() -> None:
     assert findings({"eager": FusionGraph("f", "eager", None)}) == []
 
 

@@ -1,4 +1,4 @@
-"""Who computes the products of a hand-written implementation, as its record keeps it."""
+"""The languages of a hand-written implementation's products, in its record."""
 
 from __future__ import annotations
 

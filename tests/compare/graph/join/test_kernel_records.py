@@ -1,4 +1,4 @@
-"""Records of a GPU joined with the kernels of a graph: what has names, what libraries run, what loops repeat."""
+"""Records of a GPU joined with a graph's kernels: named kernels, library calls and loops."""
 
 from __future__ import annotations
 
@@ -65,12 +65,12 @@ def test_a_planted_kernel_is_left_over_wherever_it_runs(at: int) -> None:
         del ran[at]
 
 
-def test_a_memset_that_no_library_call_asked_for_is_left_over() -> None:
+def test_a_memset_without_a_library_call_is_left_over() -> None:
     _, left = join(graph(kernel("a"), kernel("c")), {"forward": [record("a"), record("[memset]"), record("c")]})
     assert [r.name for r in left] == ["[memset]"]
 
 
-def test_a_kernel_too_many_or_too_few_is_never_passed_over() -> None:
+def test_an_extra_or_missing_kernel_is_reported() -> None:
     g = graph(kernel("a"), kernel("a"), kernel("b"))
     joined, left = join(g, {"forward": [record("a"), record("a"), record("a"), record("b")]})
     assert len(left) == 1
@@ -78,7 +78,7 @@ def test_a_kernel_too_many_or_too_few_is_never_passed_over() -> None:
     assert left == () and sum(k.device_time_us is None for k in joined.kernels or ()) == 1
 
 
-def test_library_calls_in_a_row_are_not_guessed() -> None:
+def test_adjacent_library_calls_are_not_guessed() -> None:
     g = graph(kernel("a"), library(), library(), kernel("c"))
     for products in (1, 3):
         ran = [record("a"), *[record(NVJET)] * products, record("c")]
@@ -87,7 +87,7 @@ def test_library_calls_in_a_row_are_not_guessed() -> None:
         assert times(joined) == [1, None, None, 1]
 
 
-def test_loops_come_round_in_order() -> None:
+def test_loops_repeat_their_kernels_in_order() -> None:
     g = graph(kernel("before"), kernel("x", launches=2), kernel("y", launches=6), library(launches=6), kernel("after"))
     trip = [record("x"), *[record("y"), record("[memset]"), record(NVJET)] * 3]
     joined, left = join(g, {"forward": [record("before"), *trip, *trip, record("after")]})
@@ -100,7 +100,7 @@ def test_loops_come_round_in_order() -> None:
         assert left == () and times(joined) == [runs or None, 1]
 
 
-def test_xla_runs_one_kernel_for_fusions_that_are_alike() -> None:
+def test_xla_runs_one_kernel_for_equal_fusions() -> None:
     kernels = (kernel("fusion_1"), kernel("fusion_2"), kernel("fusion_3", size=16))
     joined, left = join(graph(*kernels, compiler="xla"), {"forward": [record("fusion_1"), record("fusion_1"),
                                                                       record("fusion_3")]})
@@ -132,20 +132,20 @@ def test_xla_sorts_a_copy_in_stages_under_the_name_of_the_sort() -> None:
     assert [r.name for r in left] == ["sort_0_1__more", "sort_0_2"]
 
 
-def test_a_slice_that_xla_copies_beside_other_work_runs_as_a_copy() -> None:
+def test_an_asynchronous_slice_of_xla_runs_as_a_copy() -> None:
     facts = {"opcode": "fusion-start", "opcodes": ["subtract", "dynamic-slice"]}
     g = graph(kernel("fusion-start", runtime_name="fusion_start", facts=facts), kernel("a"), compiler="xla")
     joined, left = join(g, {"forward": [record("[memcpy]"), record("a")]})
     assert left == () and times(joined) == [1, 1]
 
 
-def test_a_compilers_copy_may_run_as_a_copy_and_an_empty_one_not_at_all() -> None:
+def test_a_compiled_copy_may_run_as_a_memcpy_and_an_empty_one_not_at_all() -> None:
     g = graph(kernel("copy_1", "copy"), kernel("a"), kernel("copy_2", "copy", size=0), compiler="xla")
     joined, left = join(g, {"forward": [record("[memcpy]"), record("a")]})
     assert left == () and times(joined) == [1, 1, None]
 
 
-def test_parts_are_apart() -> None:
+def test_phases_are_joined_separately() -> None:
     g = graph(kernel("a"), kernel("a", phase="backward"))
     joined, left = join(g, {"forward": [record("a", 1)], "backward": [record("a", 2)]})
     assert left == () and times(joined) == [1, 2]
@@ -170,8 +170,8 @@ def eager(name: str, *beside: str, **more: Any) -> Kernel:
     return kernel(name, facts={"with": dict(Counter(beside))} if beside else {}, **more)
 
 
-def test_an_eager_operation_takes_all_that_it_launches() -> None:
-    """A helper before or after, one that is another operation's kernel, a kernel launched twice."""
+def test_an_eager_operation_takes_all_its_launches() -> None:
+    """Operations with helpers before or after, with another operation's kernel, and with a kernel launched twice."""
     products = [eager("gemm", "[memset]", "reduce"), eager("gemm", "[memset]", "reduce")]
     graph_ = graph(eager("norm", "moments"), *products, eager("reduce"), eager("big", launches=2), compiler="eager")
     names = ["moments", "norm", "[memset]", "gemm", "reduce", "[memset]", "gemm", "reduce", "reduce", "big", "big"]
@@ -191,19 +191,19 @@ def test_a_kernel_planted_among_eager_operations_is_left_over(planted: str, at: 
     assert None not in times(joined)
 
 
-def test_an_eager_operation_that_ran_something_else_takes_nothing() -> None:
+def test_an_eager_operation_with_other_kernels_takes_nothing() -> None:
     graph_ = graph(eager("a"), eager("gemm", "[memset]"), eager("c"), compiler="eager")
     joined, left = join(graph_, {"forward": list(map(record, ["a", "gemm", "c"]))})
     assert [each.name for each in left] == ["gemm"] and times(joined) == [1, None, 1]
 
 
-def test_operations_alone_cannot_be_joined() -> None:
+def test_a_graph_without_kernels_cannot_be_joined() -> None:
     with pytest.raises(ValueError, match="from_eager"):
         join(FusionGraph("eager", "eager", None), {})
 
 
 def test_all_records_of_a_run_on_an_h200_are_joined() -> None:
-    """The graphs as they were before a join, and what CUPTI saw of one call of each."""
+    """The graphs before a join, and CUPTI's records of one call of each."""
     joined_records: Counter[str] = Counter()
     for line in RECORDS.read_text().splitlines():
         run = json.loads(line)
@@ -221,9 +221,11 @@ def test_all_records_of_a_run_on_an_h200_are_joined() -> None:
     assert joined_records.total() > 1000
 
 
-def test_all_records_of_what_compilers_made_of_every_block_are_joined() -> None:
-    """Not of eager PyTorch, whose scatters launch otherwise while they are recorded; nor of XLA's `moe`, whose graphs
-    of that run call sorts by their fusions' names (the next test has those of its HLO)."""
+def test_all_records_of_every_block_are_joined() -> None:
+    """Eager PyTorch is left out, because its scatters launch other kernels while they are recorded.
+
+    XLA's `moe` is left out, too: the graphs of that run name sorts after their fusions. The next test reads its HLO.
+    """
     total = 0
     for line in BLOCKS.read_text().splitlines():
         run = json.loads(line)
@@ -282,7 +284,7 @@ MLP = {"x": (256, 512), "norm_weight": (512,), "gate_weight": (512, 1024), "up_w
 
 
 class _Device:
-    """What ran for each event of a recorded call, with the grids of kernels, on a real GPU."""
+    """The kernels that each event of a recorded call ran on a real GPU, with their grids."""
 
     def __init__(self) -> None:
         import torch
@@ -309,7 +311,7 @@ class _Device:
         return ran
 
     def record(self, call: Any, inputs: dict[str, Any], train: bool) -> tuple[Any, dict[str, list[list[Any]]]]:
-        """A call recorded by operation, after one that compiles and loads; and its records."""
+        """Record a call by operation, after a first call that compiles, and return its records."""
         from triton_side.calls.dispatch import record_call
 
         found: dict[str, list[list[Any]]] = {"forward": [], "backward": []}
@@ -330,7 +332,7 @@ class _Device:
 
 
     def plain(self, call: Any, inputs: dict[str, Any]) -> list[list[str]]:
-        """Names of what runs unrecorded, forward and backward."""
+        """Return the names of the kernels of an unrecorded call, forward and backward."""
         torch = self._torch
         self._clock.start()
         self.drain()

@@ -1,4 +1,4 @@
-"""Records placed in slots: the cheapest alignment, the same one as a plain dynamic programme over all pairs finds."""
+"""The cheapest alignment of records and slots equals that of a plain dynamic programme over all pairs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ tables = st.lists(fits, min_size=SORTS * SORTS, max_size=SORTS * SORTS)
 
 
 def plain(slots: list[Slot], records: list[int], table: list[Fit]) -> list[int | None]:
-    """Every pair looked at, each way with the places that it leads to; of ways that cost the same the first by name."""
+    """Return the alignment of a plain dynamic programme over all pairs; the first move by name wins a tie."""
     Way = tuple[float, str, tuple[int | None, ...]]  # cost, last move, the slot of each record so far
 
     @cache
     def best(at: int, ran: bool, j: int) -> Way:
-        """Of the first j records in the slots up to `at`, whose main kernel ran or is to run."""
+        """Return the cost of the first j records in the slots up to `at`. ran: that slot's main kernel ran."""
         if at < 0:
             return j * UNPLACED, "leave", (None,) * j
         slot = slots[at]
@@ -53,7 +53,7 @@ def plain(slots: list[Slot], records: list[int], table: list[Fit]) -> list[int |
 
 
 @given(slots, st.lists(st.integers(0, SORTS - 1), max_size=16), tables)
-def test_it_is_the_alignment_that_looking_at_every_pair_finds(
+def test_it_equals_an_exhaustive_alignment(
     slots: list[Slot], records: list[int], table: list[Fit]
 ) -> None:
     def fit(kernel: int, record: int) -> Fit:
@@ -67,7 +67,7 @@ def _same(kernel: int, record: int) -> Fit:
 
 
 @pytest.mark.parametrize("planted", [0, 1, 5])
-def test_of_hundreds_of_kernels_few_pairs_are_looked_at(planted: int) -> None:
+def test_few_pairs_of_hundreds_are_compared(planted: int) -> None:
     asked = []
 
     def fit(kernel: int, record: int) -> Fit:
@@ -82,7 +82,7 @@ def test_of_hundreds_of_kernels_few_pairs_are_looked_at(planted: int) -> None:
     assert len(asked) < 20 * 500
 
 
-def test_where_nothing_fits_all_are_left_over() -> None:
+def test_records_that_fit_nothing_are_left_over() -> None:
     assert align_sequences([Slot(kernel) for kernel in range(60)], list(range(100, 160)), _same) == [None] * 60
     assert align_sequences([], [1, 2], _same) == [None, None]
     assert align_sequences([Slot(1)], [], _same) == []

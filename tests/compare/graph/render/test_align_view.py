@@ -1,4 +1,4 @@
-"""Side by side as text: what is left out, and what tells equal names apart."""
+"""Graphs side by side as text: hidden regions, equal names, explained words."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_equal_names_show_their_phase() -> None:
     assert "forward: act" not in bought(graph(FORWARD), graph(*APART[:2]))
 
 
-def test_regions_that_fusion_leaves_alone_are_counted() -> None:
+def test_unchanged_regions_are_counted() -> None:
     dot, same = (kernel("d", "gemm", "down:dot@3", f"y w{more}", "z") for more in ("", " tiny"))
     text = bought(graph(FORWARD, dot), graph(*APART[:2], same, sizes="tiny=1"))
     assert "down" not in text and "1 more region" in text
@@ -44,7 +44,7 @@ def test_regions_that_fusion_leaves_alone_are_counted() -> None:
     assert "1 → 1 kernel " in large and "3 → 2 kernels" in large
 
 
-def test_the_words_that_occur_are_explained() -> None:
+def test_the_used_words_are_explained() -> None:
     graphs = [graph(FORWARD), graph(*APART[:2])]
     text = text_view.render(align_view.table(["a", "b"], graphs, align(graphs)))
     assert "split: in more kernels" in text and "merged" not in text and "absent" not in text

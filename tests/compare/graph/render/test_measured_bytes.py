@@ -1,4 +1,4 @@
-"""What ncu counted of a record's kernels is shown with them."""
+"""Measured bytes: ncu's counts are shown with a record's kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Graphs for Model Explorer: its format to the letter, every kernel a node, every buffer edges with its bytes."""
+"""Graphs for Model Explorer: its exact format, a node for every kernel, edges for every buffer."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from compare.graph.model import Access, Buffer, FusionGraph, Kernel
 from compare.graph.render import model_explorer
 
 GRAPHS = {"xla": XLA, "inductor": INDUCTOR, "eager": EAGER, "strange": STRANGE}
-# What ai-edge-model-explorer 0.1.34's graph_builder.py declares, as far as it is used: by class its fields.
+# The used fields of ai-edge-model-explorer 0.1.34's graph_builder.py, by class.
 FIELDS: dict[str, dict[str, Any]] = {
     "collection": {"label": str, "graphs": ["graph"]},
     "graph": {"id": str, "nodes": ["node"], "groupNodeAttributes": dict, "tasksData": "tasks"},

@@ -1,4 +1,4 @@
-"""A graph in a terminal: complete, within its columns, and harmless whatever the names in it are."""
+"""A graph in a terminal: complete, within its columns, and safe with any names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_no_line_is_wider_than_the_terminal_nor_moves_its_cursor(graph: FusionGr
 
 
 @pytest.mark.parametrize("width", [40, 80])
-def test_every_other_view_is_as_harmless(width: int) -> None:
+def test_every_other_view_is_as_safe(width: int) -> None:
     graphs = [STRANGE, XLA]
     views = [
         text_view.kernel(STRANGE, 0, width=width), text_view.stage(STRANGE, "st<i>age", [0], width=width),
@@ -59,7 +59,7 @@ def test_markup_in_names_is_text() -> None:
     assert "[bold]x[/bold]" in text_view.text(STRANGE)
 
 
-def test_what_is_not_known_is_not_made_up() -> None:
+def test_unknown_values_are_shown_as_unknown() -> None:
     text = flat(text_view.text(STRANGE))
     assert "reads ?, writes ?" in text
     assert "launches depend on data" in text
@@ -74,7 +74,7 @@ def test_operations_without_kernels() -> None:
     assert "kernel" in text and "forward" not in text
 
 
-def test_of_a_large_graph_the_costly_kernels_are_shown_and_the_others_counted() -> None:
+def test_a_large_graph_shows_its_costly_kernels_and_counts_the_others() -> None:
     many = 500
     kernels = tuple(
         Kernel(f"k{i}", "elementwise", inputs=(Access("x", 1000 if i == 250 else 1),)) for i in range(many)
@@ -148,11 +148,11 @@ def test_flops(count: float, text: str) -> None:
         ("nvjet_tst_128x256", "nvjet_tst_128x256"), ("_Z9999999999", "_Z9999999999"), ("_Z", "_Z"),
     ],
 )
-def test_what_tells_runtime_names_apart(mangled: str, text: str) -> None:
+def test_runtime_names_are_shortened_to_their_telling_words(mangled: str, text: str) -> None:
     assert formats.runtime(mangled) == text
 
 
-def test_no_share_of_what_is_not_wholly_known() -> None:
+def test_an_unknown_total_has_no_shares() -> None:
     known = kernel("k", "elementwise", "s:mul", "x", "y")
     unknown = Kernel("u", "custom", inputs=None, outputs=())
     assert "100%" in flat(text_view.text(made(known)))
@@ -160,7 +160,7 @@ def test_no_share_of_what_is_not_wholly_known() -> None:
     assert "%" not in text and "at least 8.00 kB (1 unknown)" in text
 
 
-def test_what_is_written_for_nobody_is_told_apart() -> None:
+def test_unread_buffers_are_listed_separately() -> None:
     forward = kernel("f", "elementwise", "s:exp", "x", "m dead r lost")
     then = kernel("g", "elementwise", "s:mul", "m", "y")
     backward = kernel("b", "elementwise", "s:mul!", "dy r", "dx", phase="backward")
@@ -172,7 +172,7 @@ def test_what_is_written_for_nobody_is_told_apart() -> None:
     }
 
 
-def test_kernels_of_one_operation_are_told_apart_by_their_runtime_names() -> None:
+def test_kernels_of_one_operation_show_their_runtime_names() -> None:
     made_of = [Kernel("aten.sum", "reduction", runtime_name=name, inputs=(), outputs=()) for name in ("first", "rest")]
     text = flat(text_view.text(made(*made_of)))
     assert "reduction · reads 0 B, writes 0 B · first" in text and "· rest" in text
