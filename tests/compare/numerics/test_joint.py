@@ -19,7 +19,7 @@ Check = Callable[[Case, str, str], dict[str, Any]]
 JOINT = Case("softmax", "odd", {"rows": 7, "columns": 257}, "float32", "joint")
 
 
-def test_what_must_move_and_be_computed_is_counted_once() -> None:
+def test_a_joint_program_counts_shared_bytes_and_flops_once() -> None:
     block, elements = BLOCKS["softmax"], 4 * 7 * 257
     train = replace(JOINT, direction="train")
     # x and dy are read, y and dx are written; apart, backward would read y again
@@ -39,7 +39,7 @@ def test_outputs_and_gradients_are_right(check_on_cpu: Check, implementation: st
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.delenv("TRITON_INTERPRET", raising=False)  # a process that compiles for a target interprets nothing
+        patch.delenv("TRITON_INTERPRET", raising=False)  # a worker that compiles for a target must not interpret
         pool = WorkerPool(tmp_path_factory.mktemp("joint"), environment("h200"))
         yield pool
         pool.stop()
@@ -55,7 +55,7 @@ def compiled(pool: WorkerPool, folder: str, implementation: str) -> FusionGraph:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["xla", "inductor", "triton"])
-def test_the_graph_is_of_one_part(pool: WorkerPool, tmp_path: Any, implementation: str) -> None:
+def test_the_graph_has_one_phase(pool: WorkerPool, tmp_path: Any, implementation: str) -> None:
     graph = compiled(pool, str(tmp_path), implementation)
     assert graph.kernels and {kernel.phase for kernel in graph.kernels} == {"forward"}
     operations = [op for kernel in graph.kernels for op in kernel.source_ops]

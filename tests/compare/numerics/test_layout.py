@@ -1,4 +1,4 @@
-"""How a case's inputs lie in PyTorch's memory; a record's case without a layout is contiguous."""
+"""The layout of a case's inputs in PyTorch's memory; a stored case without a layout is contiguous."""
 
 from pathlib import Path
 
@@ -15,17 +15,17 @@ SIZES = {"m": 3, "k": 5, "n": 2}
 
 
 @pytest.mark.parametrize(("layout", "strides"), [("contiguous", [(5, 1), (2, 1)]), ("transposed", [(1, 3), (1, 5)])])
-def test_inputs_lie_as_the_case_says_with_the_same_values(layout: str, strides: list[tuple], tmp_path: Path) -> None:
+def test_inputs_have_the_case_s_layout_and_the_drawn_values(layout: str, strides: list[tuple], tmp_path: Path) -> None:
     case = Case("matmul", "x", SIZES, "float32", "train", layout=layout)
     drawn, _ = reference.store_inputs(case, 0, tmp_path / "0")
-    side = TorchBackend()
-    given = side.inputs(tmp_path / "0", case)
+    backend = TorchBackend()
+    given = backend.inputs(tmp_path / "0", case)
     assert [given[name].stride() for name in "ab"] == strides
     assert all(torch.equal(given[name], drawn[name].to(given[name].device)) for name in "ab")
     assert all(given[name].is_leaf and given[name].requires_grad for name in "ab")
-    assert side.changed_inputs(given, tmp_path / "0", case) == []
+    assert backend.changed_inputs(given, tmp_path / "0", case) == []
     again, _ = reference.store_inputs(case, 1, tmp_path / "1")
-    second = side.inputs(tmp_path / "1", case)
+    second = backend.inputs(tmp_path / "1", case)
     assert second["a"] is given["a"] and torch.equal(second["a"], again["a"].to(given["a"].device))
 
 
@@ -36,7 +36,7 @@ def test_a_vector_has_one_layout(tmp_path: Path) -> None:
     assert given["x"].stride() == (1, 3) and given["weight"].stride() == (1,)
 
 
-def test_a_contiguous_case_is_written_as_before_there_were_layouts() -> None:
+def test_only_a_transposed_case_stores_its_layout() -> None:
     found = {case.layout for block in BLOCKS.values() for case in block.cases("check")}
     assert found == {"contiguous", "transposed"}
     for case in (case for block in BLOCKS.values() for case in block.cases("check")):
@@ -47,7 +47,7 @@ def test_a_contiguous_case_is_written_as_before_there_were_layouts() -> None:
     assert Case.from_json({k: v for k, v in plain.to_json().items() if k != "layout"}) == plain
 
 
-def test_libraries_that_take_no_strides_say_so() -> None:
+def test_libraries_without_strides_refuse_transposed_inputs() -> None:
     refusing = [("attention", "fa4"), ("attention", "sdpa-flash"), ("attention", "sdpa-cudnn"), ("rmsnorm", "quack")]
     for block, name in refusing:
         cases = [case for case in BLOCKS[block].cases("check") if case.dtype != "float32"]

@@ -80,7 +80,7 @@ def as_torch(group: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
     return {name: torch.from_numpy(array).to(reference.device()) for name, array in group.items()}
 
 
-# That of lm_step differentiates, which NumPy cannot; its loss alone is compared below.
+# Without lm_step, whose reference differentiates; test_lm_step.py compares its loss.
 @pytest.mark.parametrize("block", [b for b in BLOCKS.values() if b.name != "lm_step"], ids=lambda b: b.name)
 def test_numpy_and_torch_evaluate_one_formula(block: Block) -> None:
     inputs, _ = drawn(block)
@@ -116,8 +116,8 @@ def test_gradients_agree_with_finite_differences(block: Block) -> None:
     ("causal", "window", "of_first", "of_last"),
     [(1, 0, [1, 2], [2]), (1, 2, [1], [2]), (1, 1, [], []), (0, 0, [0, 1, 2], [0, 1, 2])],
 )
-def test_attention_sees_by_its_parameters(causal: int, window: int, of_first: list[int], of_last: list[int]) -> None:
-    """Which rows change with the first and the last of three keys; the weight of a lone key does not."""
+def test_attention_masks_follow_parameters(causal: int, window: int, of_first: list[int], of_last: list[int]) -> None:
+    """A changed first or last key changes these rows; a single visible key keeps weight 1."""
     block = BLOCKS["attention"]
     inputs, _ = drawn(block)
     before = block.reference(np, inputs, causal, window)["out"]
@@ -128,8 +128,8 @@ def test_attention_sees_by_its_parameters(causal: int, window: int, of_first: li
         assert [row for row in range(3) if not np.array_equal(before[..., row, :], after[..., row, :])] == rows
 
 
-def test_a_bias_of_minus_infinity_hides() -> None:
-    """What a query does not see changes nothing, and one that sees nothing gives zeros."""
+def test_a_bias_of_minus_infinity_hides_a_key() -> None:
+    """Hidden keys change nothing, and a query without visible keys gives zeros."""
     biased, plain = BLOCKS["attention_bias"], BLOCKS["attention"]
     inputs, _ = drawn(biased)
     assert np.isneginf(inputs["bias"][:, 1]).all() and np.isfinite(inputs["bias"][:, 0]).any()
@@ -153,8 +153,8 @@ def test_scores_of_minus_infinity_are_hidden_from_softmax() -> None:
     assert np.isnan(spoilt["y"]).all()
 
 
-def test_where_nothing_is_masked_softmax_draws_as_any_other() -> None:
-    """More than one chunk of numbers, each of a stream of its own."""
+def test_an_unmasked_softmax_draws_normal_values() -> None:
+    """The values span more than one chunk, each with its own random stream."""
     (x,) = BLOCKS["softmax"].inputs
     case = Case("softmax", "long", {"rows": 3, "columns": input_arrays._CHUNK // 2 + 7}, "float32", "fwd")
     np.testing.assert_array_equal(input_arrays.draw(case, x, 0), input_arrays.draw(case, replace(x, draw=None), 0))
@@ -184,7 +184,7 @@ def test_attention_heads_share_in_order() -> None:
     np.testing.assert_allclose(*(block.reference(np, given, 1, 0)["out"] for given in (inputs, repeated)))
 
 
-def test_rope_positions_go_on_from_a_start_of_each_sequence() -> None:
+def test_rope_positions_count_up_from_a_random_start() -> None:
     inputs, _ = drawn(BLOCKS["rope"])
     positions = inputs["positions"]
     assert (np.diff(positions, axis=1) == 1).all() and 0 <= positions.min() and positions[0, 0] != positions[1, 0]
@@ -200,31 +200,30 @@ def test_rope_angles_are_not_computed_in_a_half_type() -> None:
     )
     assert low.keys() == exact.keys() == {"q_out", "k_out", "d_q", "d_k"}
     for name, values in low.items():
-        # Rounded: x, cos, their product and the sum, each twice; a turned pair is no longer than it was, 4 at most.
+        # x, cos, their product and the sum are rounded, each twice; a rotated pair keeps its length, at most 4.
         assert (values.double() - exact[name]).abs().max() <= 8 * 2**-8 * 4, name
 
 
-def test_plain_float32_errs_where_a_gpu_may() -> None:
+def test_plain_float32_errs_by_two_units_in_the_last_place() -> None:
     exponents = torch.linspace(-1, 0, 101, device=reference.device())
     with reference.PlainFloat32("ieee"):
         powers, cosines = 500000.0**exponents, torch.cos(exponents)
     for found, exact in ((powers, 500000.0 ** exponents.double()), (cosines, torch.cos(exponents.double()))):
         ulps = ((found.double() - exact) / exact).abs() / 2**-23
-        assert 1 < ulps.max() <= 3.5  # two, and those of the library
+        assert 1 < ulps.max() <= 3.5  # two, and the library's own error
     assert powers[-1] == 1
 
 
-def test_a_single_value_errs_as_much_as_it_may() -> None:
-    """What it scales would be as wrong throughout, and a small draw a matter of luck."""
+def test_a_single_value_errs_by_the_full_two_units() -> None:
+    """All results that it scales share its error, so a random size of it would be luck."""
     with reference.PlainFloat32("ieee"):
         powers = [0.5 ** torch.tensor(float(t), device=reference.device()) for t in range(1, 30)]
     ulps = [(float(found) * 2**t - 1) / 2**-23 for t, found in enumerate(powers, 1)]
     assert {abs(error) for error in ulps} <= {2.0} and len(set(ulps)) == 2
 
 
-def test_what_hangs_on_one_power_is_no_matter_of_luck() -> None:
-    """On an H200 two ulps happened to make up for the rounding of AdamW's beta: the tolerance was half the error of
-    every plain program."""
+def test_both_signs_of_a_single_error_are_tried() -> None:
+    """On an H200 two ulps cancelled the rounding of AdamW's beta, and the tolerance was half of plain code's error."""
     case = Case("adamw", "x", {"elements": 20_000, "step": 10}, "float32", "fwd")
     inputs, _ = reference._draw(case, 0)
     exact = reference.evaluate(case, inputs, {}, torch.float64)
@@ -236,7 +235,7 @@ def test_what_hangs_on_one_power_is_no_matter_of_luck() -> None:
     assert found == max(signs) > 1.2 * min(signs)
 
 
-def test_a_gradient_added_up_in_float32_keeps_the_tolerance_of_rows_that_many_tokens_share() -> None:
+def test_the_tolerance_of_a_scatter_add_shows_one_missing_token() -> None:
     sizes = {"rows": 2000, "columns": 64, "tokens": 900, "distinct": 300}
     case = Case("embedding", "x", sizes, "bfloat16", "train")
     inputs, cotangents = reference._draw(case, 0)
@@ -247,7 +246,7 @@ def test_a_gradient_added_up_in_float32_keeps_the_tolerance_of_rows_that_many_to
     tolerance = Scale(reference._rms(exact), float(exact.abs().max()), error).tolerance(2.0**-7) * reference._rms(exact)
     assert tolerance <= 2.0**-7 * float(exact.abs().max())
     dy = cotangents["y"]
-    for token in range(0, 900, 90):  # one that is left out, of a row with many tokens or with one
+    for token in range(0, 900, 90):  # leave out one token of a row with many tokens or with one
         missing = exact.clone()
         missing[ids[token]] -= dy[token]
         assert (missing - exact).abs().max() > tolerance
@@ -273,12 +272,12 @@ def test_stored_bits_are_the_inputs(tmp_path: Path) -> None:
     drawn = torch.from_numpy(input_arrays.draw(case, BLOCKS["softmax"].inputs[0], 0))
     torch.testing.assert_close(stored, drawn.bfloat16(), rtol=0, atol=0)
     y = np.load(input_arrays.path_of(tmp_path, "output", "y"))
-    assert y.dtype == np.float32  # which errs by a 2**-17th of what bfloat16 may
+    assert y.dtype == np.float32  # its error is 2**-17 of bfloat16's
     np.testing.assert_array_equal(y, torch.softmax(stored.double(), -1).float().numpy())
     assert np.isfinite([s["independent_error"] for s in scales.values()]).all()
 
 
-def test_the_reference_of_what_is_float32_is_stored_in_float64(tmp_path: Path) -> None:
+def test_the_reference_of_a_float32_output_is_stored_in_float64(tmp_path: Path) -> None:
     case = Case("cross_entropy", "odd", {"tokens": 3, "classes": 5, "ignored_percent": 0}, "bfloat16", "train")
     reference.produce(case, 0, tmp_path)
     loss, gradient = (
@@ -297,10 +296,10 @@ def test_sums_in_float32_make_a_half_precision_tolerance_that_of_float32() -> No
     errors = reference._independent_errors(case, inputs, cotangents, exact)
     assert 0 < errors["loss"] < 8 * 2.0**-23
     largest = float(exact["d_logits"].abs().max()) / reference._rms(exact["d_logits"])
-    assert 2.0**-10 < errors["d_logits"] < 2.0**-8 * largest  # of storing it
+    assert 2.0**-10 < errors["d_logits"] < 2.0**-8 * largest  # the rounding of storing it
 
 
-def test_an_evaluation_of_one_number_is_repeated_but_not_on_a_billion() -> None:
+def test_small_outputs_are_evaluated_on_more_draws_than_large_inputs() -> None:
     block = BLOCKS["cross_entropy"]
     redraws = {case.name: reference._redraws(block, case) for case in (*block.cases("full"), *block.cases("check"))}
     assert (redraws["llama-3"], redraws["32k"], redraws["prime"], redraws["all-ignored"]) == (4, 4, 16, 16)
@@ -309,8 +308,8 @@ def test_an_evaluation_of_one_number_is_repeated_but_not_on_a_billion() -> None:
 LARGE = [case for block in BLOCKS.values() for case in block.cases("check") if "magnitude" in case.sizes]
 
 
-def test_large_values_are_near_what_their_dtype_holds() -> None:
-    """Where no square of them is needed, as z_loss needs it of a logit, the largest is over a 32nd of that."""
+def test_large_values_are_near_the_largest_of_their_dtype() -> None:
+    """The largest value exceeds a 32nd of the dtype's largest, or of its square root where z-loss squares it."""
     for case in LARGE:
         (large,) = (input_arrays.draw(case, t, 0) for t in BLOCKS[case.block].inputs if t.magnified)
         most = torch.finfo(getattr(torch, case.dtype)).max
@@ -318,18 +317,18 @@ def test_large_values_are_near_what_their_dtype_holds() -> None:
         assert bound / 32 < np.abs(large).max() < bound, case.id
 
 
-def test_what_plain_code_makes_of_overflowing_squares_is_not_tolerated(tmp_path: Path) -> None:
-    """Evaluated in float16, a norm of values near 65504 is zero, which is off by all of the reference."""
+def test_overflowing_squares_do_not_widen_the_tolerance(tmp_path: Path) -> None:
+    """In float16 a norm of values near 65504 evaluates to zero, an error of 100%."""
     for case in LARGE:
         if case.block in ("rmsnorm", "layernorm", "dropout_residual_norm"):
             scale = Scale(**reference.produce(case, 0, tmp_path / case.block)["y"])
             assert scale.independent_error < 2.0**-9, case.id
 
 
-def test_inputs_are_kept_for_their_references_until_another_case_comes(
+def test_inputs_are_kept_until_their_references_or_another_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a reference fails, as for want of memory: the other seed's inputs do not stay for good."""
+    """A failed reference must not keep the other seed's inputs for good."""
     drawn: list[str] = []
     kept: list[bool] = []
 
@@ -352,6 +351,6 @@ def test_inputs_are_kept_for_their_references_until_another_case_comes(
         with pytest.raises(torch.OutOfMemoryError) if name == "one" else nullcontext():
             asked["produce"](case, 0, str(tmp_path / name / "0"))
     assert drawn == ["one 0", "one 1", "other 0", "other 1"] and kept == [True, True]
-    asked["produce"](case, 1, str(tmp_path / "one" / "1"))  # the first case's other seed: gone
+    asked["produce"](case, 1, str(tmp_path / "one" / "1"))  # the first case's other seed was dropped
     asked["produce"](case, 1, str(tmp_path / "other" / "1"))
     assert kept[2:] == [False, True]

@@ -8,8 +8,10 @@ from dataclasses import replace
 
 import pytest
 
+from compare.backends import BACKENDS
 from compare.base import host
 from compare.base.paths import PROJECT
+from compare.base.worker_protocol import ROLES
 from compare.numerics import input_arrays
 from compare.spec.block import Block
 from compare.spec.blocks import BLOCKS, attention, requirements
@@ -34,6 +36,41 @@ def test_a_block_is_consistent(block: Block) -> None:
         assert cases and len({c.id for c in cases}) == len(cases)
     assert {c.id for c in block.cases("quick")} <= {c.id for c in block.cases("full")}
     assert {c.direction for c in block.cases("quick")} == set(block.directions)
+    assert block.shapes[0].quick and block.shapes[0].dtypes == ("bfloat16",)
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=lambda b: b.name)
+def test_edge_cases_are_checked_and_realistic_ones_are_timed(block: Block) -> None:
+    assert all(c.is_edge for c in block.cases("check"))
+    assert not any(c.is_edge for c in block.cases("full"))
+    small = [c.id for c in block.cpu_check_cases()]
+    assert small and set(small) <= {c.id for c in block.cases("check")}
+    assert all(Case.from_json(c.to_json()) == c for c in block.cases("check"))
+
+
+@pytest.mark.parametrize("name", ["gelu", "softmax", "rmsnorm", "swiglu_mlp", "attention", "cross_entropy"])
+def test_main_blocks_are_timed_in_every_dtype_in_quick(name: str) -> None:
+    assert {c.dtype for c in BLOCKS[name].cases("quick")} == {"bfloat16", "float16", "float32"}
+
+
+def test_quick_autotunes_the_forward_case_of_seven_blocks() -> None:
+    taken = [
+        c.id for block in BLOCKS.values() for c in block.cases("quick") for i in block.implementations
+        if i.backend.autotunes_for_minutes and block.takes(c, i, "quick")
+    ]
+    assert [case.split("/")[0] for case in taken] == [
+        "gelu", "softmax", "rmsnorm", "matmul", "swiglu_mlp", "attention", "cross_entropy",
+    ]
+    assert {case.split("/", 2)[2] for case in taken} == {"bf16/fwd"}
+
+
+def test_backends_name_code_that_exists() -> None:
+    for backend in BACKENDS.values():
+        for target in (backend.prepare, backend.compile_for_target):
+            module, _, function = target.partition(":")
+            source = (PROJECT / f"{module.replace('.', '/')}.py").read_text()
+            assert f"def {function}(" in source, target
+        assert {backend.worker, backend.target_worker, backend.cpu_check_worker or backend.worker} <= set(ROLES)
 
 
 def test_compulsory_bytes_of_softmax() -> None:
@@ -81,7 +118,7 @@ def test_integers_are_drawn_and_have_no_gradient() -> None:
     }
 
 
-def test_logits_of_ignored_tokens_need_not_be_read() -> None:
+def test_logits_of_ignored_tokens_are_no_compulsory_reads() -> None:
     sizes = {"tokens": 40, "classes": 10, "ignored_percent": 5}
     case = Case("cross_entropy", "x", sizes, "bfloat16", "train")
     labels = input_arrays.draw(case, BLOCKS["cross_entropy"].tensor("labels"), 0)
@@ -92,7 +129,7 @@ def test_logits_of_ignored_tokens_need_not_be_read() -> None:
     }
 
 
-def test_what_is_drawn_in_another_shape_is_refused() -> None:
+def test_a_draw_of_another_shape_is_refused() -> None:
     case = Case("lookup", "x", {"rows": 100, "columns": 3, "tokens": 7}, "bfloat16", "train")
     with pytest.raises(ValueError, match=r"ids was drawn in shape \(3,\), expected \(7,\)"):
         wrong = Tensor("ids", ("tokens",), dtype="int32", draw=lambda g, s: g.integers(0, 9, 3))
@@ -117,27 +154,27 @@ def test_a_case_survives_json() -> None:
             assert Case.from_json(case.to_json()) == case
 
 
-def test_a_block_is_given_its_attributes_and_those_sizes_that_are_parameters() -> None:
+def test_attributes_include_the_sizes_that_are_parameters() -> None:
     block = replace(LOOKUP, attributes={"scale": 0.5}, parameters=("window",))
     case = Case("lookup", "x", {"rows": 100, "columns": 3, "tokens": 7, "window": 4}, "bfloat16", "fwd")
     assert block.attributes_of(case) == {"scale": 0.5, "window": 4}
 
 
-def test_optional_packages_are_the_extra_of_their_name() -> None:
-    """The versions that rows were tested with are those that `pip install xlafuse[peers]` brings."""
+def test_optional_packages_are_those_of_the_extra_peers() -> None:
+    """`pip install xlafuse[peers]` installs the versions that the implementations were tested with."""
     extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     packages = {r for r in requirements("torch") if host.distribution(r) != "torch"}
     assert packages == set(extras["peers"])
 
 
-def test_a_package_that_is_missing_is_named_with_its_cure() -> None:
+def test_a_missing_package_is_named_with_its_remedy() -> None:
     assert host.missing(("numpy>=1",)) is None
     problem = host.missing(("numpy>=1", "no-such-package[extra]==1.2"))
     assert problem is not None and problem.startswith("no-such-package is not installed")
     assert '-m pip install "no-such-package[extra]==1.2"' in problem
 
 
-def test_a_package_that_is_too_old_is_missing_and_another_one_than_the_tested_is_not() -> None:
+def test_an_old_package_is_refused_and_an_untested_version_is_not() -> None:
     assert host.missing(("numpy==0.1", "numpy>=1.9")) is None
     problem = host.missing(("numpy>=1000.0",))
     assert problem is not None and re.match(r"numpy [\d.]+ is too old \(.* -m pip install \"numpy>=1000.0\"\)", problem)

@@ -1,4 +1,4 @@
-"""The reference's generator: the vectors of its authors, one mask in NumPy and PyTorch, and statistics of the mask."""
+"""The reference's generator: its authors' test vectors, equal masks everywhere, and their statistics."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_known_answers(counter, key, words) -> None:
     assert tuple(int(word[0]) for word in threefry.threefry_2x32(key, arrays)) == words
 
 
-def test_a_key_counts_by_its_bits() -> None:
+def test_only_the_low_32_bits_of_a_key_count() -> None:
     counter = np.arange(5), np.arange(5)
     unsigned = threefry.threefry_2x32((2**32 - 9, 7), counter)
     np.testing.assert_array_equal(unsigned, threefry.threefry_2x32((np.int32(-9), np.int32(7)), counter))
@@ -48,19 +48,19 @@ def test_numpy_torch_and_the_plain_blocks_draw_the_same() -> None:
     np.testing.assert_array_equal(in_jax.uniforms(37, 11, jnp.asarray(SEED)), expected)
 
 
-def test_an_elements_number_depends_on_its_place_alone() -> None:
+def test_an_element_s_number_depends_on_its_position_only() -> None:
     np.testing.assert_array_equal(uniforms(5, 13)[:2, :6], uniforms(2, 6))
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
-def test_as_many_are_dropped_as_should_be(p: float) -> None:
+def test_the_share_of_dropped_elements_is_p(p: float) -> None:
     threshold, scale = threefry.dropout_constants(p)
     rate = threshold / 65536
     assert 0 <= rate - p < 2**-16 and (1 - rate) * scale == pytest.approx(1, rel=1e-15)
     dropped = uniforms(ROWS, COLUMNS) < threshold
     deviation = (rate * (1 - rate) / dropped.size) ** 0.5
     assert abs(dropped.mean() - rate) < 4 * deviation
-    # Of rows and columns: as many as there are stay within 5 deviations of theirs.
+    # Every row's and every column's mean lies within 5 deviations.
     for axis, count in ((0, ROWS), (1, COLUMNS)):
         assert np.abs(dropped.mean(axis=axis) - rate).max() < 5 * (rate * (1 - rate) / count) ** 0.5
 

@@ -1,4 +1,4 @@
-"""What attention's fused backends refuse is said before anything is started; and they stand where attention occurs."""
+"""Cases that fused attention libraries refuse are refused before a run; every attention block has a cuDNN row."""
 
 from pathlib import Path
 
@@ -23,12 +23,12 @@ ATTENTION = BLOCKS["attention"]
         ("xla-cudnn", "bfloat16", "train", 67, 0, "even sequence lengths only, not 67"),
         ("xla-cudnn", "bfloat16", "fwd", 1, 0, "length 1"),
         ("xla-cudnn", "bfloat16", "train", 66, 7, None),
-        ("sdpa-flash", "bfloat16", "train", 66, 7, "no window"),
-        ("sdpa-cudnn", "bfloat16", "train", 66, 7, "no window"),
+        ("sdpa-flash", "bfloat16", "train", 66, 7, "window only as a mask"),
+        ("sdpa-cudnn", "bfloat16", "train", 66, 7, "window only as a mask"),
         ("flex", "float32", "train", 67, 7, None),
     ],
 )
-def test_attention_says_what_it_refuses(
+def test_refused_cases_have_a_reason(
     implementation: str, dtype: str, direction: str, sequence: int, window: int, reason: str | None
 ) -> None:
     sizes = attention.sizes(1, 2, sequence, 64, window=window)
@@ -37,8 +37,8 @@ def test_attention_says_what_it_refuses(
     assert said is None if reason is None else said and reason in said
 
 
-def test_cudnn_stands_wherever_a_plain_block_attends() -> None:
-    """A block attends whose plain program in JAX speaks of attention, its own or that of a block it is made of."""
+def test_every_block_with_attention_has_a_cudnn_implementation() -> None:
+    """A block has attention if its plain JAX program mentions it."""
     programs = {name: (Path(xlafuse.__file__).parent / f"blocks/{name}.py").read_text() for name in BLOCKS}
     attending = {name for name, program in programs.items() if "attention" in program}
     assert {"attention_packed", "decode_attention_paged", "gpt2_block", "lm_step"} <= attending

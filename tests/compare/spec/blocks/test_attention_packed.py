@@ -1,6 +1,8 @@
-"""What FlexAttention and jax's cuDNN attention refuse of packed sequences is said before anything is started; that they
-do refuse it, and no more, is shown by compiling in tests/triton_side/deviceless/test_for_target.py and by lowering in
-tests/xlafuse/test_blocks.py."""
+"""Packed sequences that FlexAttention and jax's cuDNN attention refuse are refused before a run.
+
+tests/triton_side/deviceless/test_for_target.py compiles, and tests/xlafuse/test_blocks.py lowers, to show that they
+refuse exactly these.
+"""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a case of decoding says of itself."""
+"""Caches that FlexAttention refuses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from compare.plan.selection import resolve
         ("check", "odd-lengths", "3 heads share keys"),
     ],
 )
-def test_flex_says_which_caches_it_cannot_take(suite: str, case: str, reason: str | None) -> None:
+def test_flex_refuses_caches_with_a_reason(suite: str, case: str, reason: str | None) -> None:
     plan = resolve(["decode_attention"], suite=suite, cases=[case], implementations=["flex"])
     ((found, (flex,)),) = plan.work
     said = flex.unsupported(found)

@@ -1,4 +1,4 @@
-"""The reference of a training step: its loss in NumPy, its gradients by finite differences, what its tolerances see."""
+"""The reference of a training step: its loss in NumPy, its gradients by finite differences, and its tolerances."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SMALL = lm_step.sizes(
 )
 
 
-def test_a_step_s_loss_is_numpy_s_and_its_moments_hold_the_finite_differences_of_it() -> None:
+def test_loss_agrees_with_numpy_and_moments_with_finite_differences() -> None:
     case = Case("lm_step", "small", SMALL, "float32", "fwd")
     inputs = {
         t.name: input_arrays.draw(case, t, 0).astype(np.float64 if t.differentiable else np.int64)
@@ -55,7 +55,7 @@ def test_moments_stay_float32_in_the_independent_evaluation() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_gradient_that_is_a_tenth_too_large_exceeds_a_moment_s_tolerance(dtype: torch.dtype) -> None:
-    """Of every parameter, whatever its own storage hides."""
+    """This holds for every parameter, though a bfloat16 parameter hides small changes."""
     case = next(c for c in STEP.cases("check") if c.dtype == str(dtype).removeprefix("torch."))
     inputs, _ = reference._draw(case, 0)
     exact = reference.evaluate(case, inputs, {}, torch.float64)

@@ -1,3 +1,5 @@
+"""Masked rows of softmax: which implementations take them."""
+
 from __future__ import annotations
 
 import pytest
@@ -8,7 +10,7 @@ SOFTMAX = BLOCKS["softmax"]
 
 
 @pytest.mark.parametrize("implementation", ["library", "liger", "quack"])
-def test_libraries_are_not_asked_for_zeros_of_masked_rows(implementation: str) -> None:
+def test_libraries_refuse_masked_rows(implementation: str) -> None:
     said = {
         case.id: SOFTMAX.implementation(implementation).unsupported(case)
         for suite in ("check", "full")
@@ -21,7 +23,7 @@ def test_libraries_are_not_asked_for_zeros_of_masked_rows(implementation: str) -
     assert {name.split("/")[1] for name in masked} == {"odd-masked", "even-masked", "gpt2-padded"}
 
 
-def test_no_other_implementation_leaves_masked_rows_out() -> None:
+def test_all_other_implementations_take_masked_rows() -> None:
     (case,) = [case for case in SOFTMAX.cases("full") if case.name == "gpt2-padded" and case.direction == "train"]
     left_out = {each.name for each in SOFTMAX.implementations if each.unsupported(case)}
     assert left_out == {"library", "liger", "quack"}
