@@ -145,7 +145,7 @@ class WorkerBackend(Protocol):
     ) -> AbstractContextManager[Program | None]:
         """Return the program on these very arrays, launched as `mode` asks; None where it is launched so already.
 
-        mode: "graph" or "launches" (compare.plan.timing_modes). Raises the framework's own error where the program
+        mode: "graph" or "no-graph" (compare.plan.timing_modes). Raises the framework's own error where the program
         cannot be launched so.
         """
         ...

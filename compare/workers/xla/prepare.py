@@ -156,7 +156,7 @@ def _variants(
     if any(inside < total for inside, total in buffers.values()):
         found["graph"] = functools.cache(lambda: compile_with("all"))
     if any(inside for inside, _ in buffers.values()):
-        found["launches"] = functools.cache(lambda: compile_with("none"))
+        found["no-graph"] = functools.cache(lambda: compile_with("none"))
     return found
 
 
