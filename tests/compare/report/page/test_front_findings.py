@@ -11,6 +11,7 @@ import pytest
 
 from compare.base.paths import PROJECT
 from compare.graph import store
+from compare.graph.findings.finding import Finding
 from compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
 from compare.record import run_folder
 from compare.record.record import Record
@@ -90,11 +91,20 @@ def test_baselines_are_left_out(tmp_path: Path) -> None:
     assert not any("ager" in one.headline for one in found)
 
 
-@pytest.mark.parametrize("name", ["h200-quick", "h200-blocks"])
-def test_committed_runs(name: str) -> None:
-    run = run_data.read(PROJECT / "reports" / name, {})
+Findings = dict[int, list[Finding]]
+
+
+@pytest.fixture(scope="module")
+def blocks() -> tuple[run_data.Run, Findings]:
+    """Return the committed run of all blocks with the findings of its cases."""
+    run = run_data.read(PROJECT / "reports" / "h200-blocks", {})
+    return run, {case.number: front_findings.findings_of(case) for case in run.cases}
+
+
+def test_a_committed_run(blocks: tuple[run_data.Run, Findings]) -> None:
+    run, findings = blocks
     times = {(c.number, m.name): m.time_us for c in run.cases for m in c.results}
-    found = front_findings.choose(run, {case.number: front_findings.findings_of(case) for case in run.cases})
+    found = front_findings.choose(run, findings)
     assert len(found) == front_findings.MOST
     assert [one.at_stake_us for one in found] == sorted((one.at_stake_us for one in found), reverse=True)
     assert len({one.block for one in found}) == len(found)
@@ -119,13 +129,13 @@ def test_more_flops_than_necessary(tmp_path: Path) -> None:
     assert one.headline.endswith("the extra FLOPs take 87.5 µs.")
 
 
-def test_more_flops_in_the_committed_runs() -> None:
+def test_more_flops_in_a_committed_run(blocks: tuple[run_data.Run, Findings]) -> None:
+    run, findings = blocks
     found: dict[str, dict[str, str]] = {}
-    for name in ("h200-quick", "h200-blocks"):
-        for case in run_data.read(PROJECT / "reports" / name, {}).cases:
-            for one in front_findings.of_case(case, front_findings.findings_of(case)):
-                if one.kind == "more FLOPs":
-                    found.setdefault(case.case.id, {})[one.implementation] = one.headline
+    for case in run.cases:
+        for one in front_findings.of_case(case, findings[case.number]):
+            if one.kind == "more FLOPs":
+                found.setdefault(case.case.id, {})[one.implementation] = one.headline
     # Recomputed scores of flash attention, of chunked losses and of checkpoints are no findings.
     assert {id.partition("/")[0] for id in found} == {"moe", "attention"}
     assert not any(name in ("triton", "xla+triton", "fa4") for case in found.values() for name in case)

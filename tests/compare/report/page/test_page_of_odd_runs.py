@@ -22,8 +22,7 @@ from compare.spec.case import Case
 
 SCRIPT = "<script>window.broken = true</script>"
 HOSTILE = [
-    SCRIPT, "\"'><img src=x onerror='window.broken=1'>", "</script><!-- ]]>", "two\nlines\r\t\x1b[31m", "${1}{{7*7}}",
-    "long" * 2500,
+    SCRIPT, "\"'><img src=x onerror='window.broken=1'></script><!-- ]]>two\nlines\r\t\x1b[31m${1}{{7*7}}", "long" * 2500,
 ]
 CEILINGS = {"streams": {"1:0": 4.4e12, "1:1": 4e12, "0:1": 3e12}, "products": {"bfloat16": 8e14}}
 SEGMENTS = {"segments": [{"id": "s1", "environment": {}, "ceilings": CEILINGS}]}
@@ -219,21 +218,21 @@ def test_launches_without_records_are_not_shown(tmp_path: Path, tables: Any, emb
     assert [row[launches] for row in glance[1:]] == ["", "2"]
 
 
-def test_five_thousand_records(tmp_path: Path, visit: Any) -> None:
+def test_two_thousand_records(tmp_path: Path, visit: Any) -> None:
     cases = [Case("softmax", f"case-{i}", {"rows": i, "columns": 2}, "bfloat16", "fwd") for i in range(100)]
     folder = tmp_path / "run"
     run_folder.create(folder, SEGMENTS)
-    lines = [timed(case, f"way-{way}", 10.0 + way).to_json() for case in cases for way in range(50)]
+    lines = [timed(case, f"way-{way}", 10.0 + way).to_json() for case in cases for way in range(20)]
     (folder / "records.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     file = written(folder, tmp_path)
     with visit(file, "#/records") as it:
         it.wait_for_selector("#records tbody tr")
-        assert "of 5,000 entries" in it.locator(".dt-info").inner_text()
+        assert "of 2,000 entries" in it.locator(".dt-info").inner_text()
         took = it.evaluate(
             """() => {
               const from = performance.now();
               const search = document.querySelector(".dt-search input");
-              search.value = "case-99 way-37";
+              search.value = "case-99 way-17";
               search.dispatchEvent(new Event("input", { bubbles: true }));
               return performance.now() - from;
             }"""
@@ -264,7 +263,7 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
     folder = run_of(tmp_path / "run", [timed(case, "xla", 10.0)])
     out = tmp_path / "page.html"
-    assert "name no other" in xlafuse("report", folder, "--html", out, "--matrix")
+    assert "all views" in xlafuse("report", folder, "--html", out, "--matrix")
     assert "softmx" in xlafuse("report", folder, "--html", out, "--block", "softmx")
     assert "run.json: missing" in xlafuse("report", tmp_path, "--html", out)
     assert "no record to show" in xlafuse("report", run_of(tmp_path / "empty", []), "--html", out)
