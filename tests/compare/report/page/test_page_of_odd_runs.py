@@ -22,7 +22,8 @@ from compare.spec.case import Case
 
 SCRIPT = "<script>window.broken = true</script>"
 HOSTILE = [
-    SCRIPT, "\"'><img src=x onerror='window.broken=1'></script><!-- ]]>two\nlines\r\t\x1b[31m${1}{{7*7}}", "long" * 2500,
+    SCRIPT, "\"'><img src=x onerror='window.broken=1'></script><!-- ]]>two\nlines\r\t\x1b[31m${1}{{7*7}}",
+    "long" * 2500,
 ]
 CEILINGS = {"streams": {"1:0": 4.4e12, "1:1": 4e12, "0:1": 3e12}, "products": {"bfloat16": 8e14}}
 SEGMENTS = {"segments": [{"id": "s1", "environment": {}, "ceilings": CEILINGS}]}
