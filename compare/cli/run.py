@@ -107,7 +107,7 @@ def command(
         folder = output_folder(out, suite=plan.suite, now=datetime.now())
     timed = target is None and host.gpu_present()
     plan = selection.resolve_timing(plan, modes, restarts, timed=timed)
-    recorded = [] if xla_autotune_from is None else selection.recorded_choices(xla_autotune_from)
+    recorded = [] if xla_autotune_from is None else selection.autotune_results(xla_autotune_from)
     if recorded and not timed:
         raise UsageError("--xla-autotune-from is for a run on a GPU; without one, the target's results are replayed")
     if traffic:

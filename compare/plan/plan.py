@@ -18,8 +18,8 @@ SUITES = ("quick", "full", "check")
 
 
 @dataclass(frozen=True)
-class Share:
-    """What a plan is a part of: which ("1/3"), and the ids of all cases that were shared out."""
+class Shard:
+    """The shards that a plan consists of ("1/3"), and the ids of all cases of all shards."""
 
     parts: tuple[str, ...]
     cases: tuple[str, ...]
@@ -27,20 +27,20 @@ class Share:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does: each case with the implementations selected for it, and how they are timed on a GPU.
+    """The work of a run: each case with its selected implementations, and their timing on a GPU.
 
-    share: of a part, so that who merges parts sees that one is missing.
+    shard: of a plan for one of several GPUs, so that `xlafuse merge` can tell that a shard is missing.
     """
 
     suite: str
     work: tuple[tuple[Case, tuple[Implementation, ...]], ...]
     timing: Timing = Timing()
-    share: Share | None = None
+    shard: Shard | None = None
 
     def to_json(self) -> dict[str, Any]:
         work = [{"case": case.to_json(), "implementations": [i.name for i in found]} for case, found in self.work]
         plan = {"suite": self.suite, "work": work, "timing": self.timing.to_json()}
-        return plan if self.share is None else plan | {"share": asdict(self.share)}
+        return plan if self.shard is None else plan | {"share": asdict(self.shard)}
 
     @property
     def is_timed(self) -> bool:
@@ -49,13 +49,15 @@ class Plan:
 
     @property
     def record_ids(self) -> set[str]:
-        """Of the records that it makes."""
+        """Ids of the records that the run makes."""
         return {record_id(case, i.name) for case, implementations in self.work for i in implementations}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
-        """Raises UsageError where the run's blocks, cases with their sizes, or implementations are not those of this
-        installation."""
+        """Return a recorded plan.
+
+        Raises UsageError where this installation lacks one of its blocks, cases or implementations, or has other sizes.
+        """
         try:
             work = []
             for entry in data["work"]:
@@ -63,17 +65,16 @@ class Plan:
                 block = BLOCKS[case.block]
                 _require_own(case, block)
                 work.append((case, tuple(block.implementation(name) for name in entry["implementations"])))
-            return cls(data["suite"], tuple(work), _timing(data))
+            return cls(data["suite"], tuple(work), timing_of(data))
         except (KeyError, TypeError) as problem:
             raise UsageError(f"the run's own selection cannot be repeated here: {problem}; select by name") from None
 
 
 def _require_own(case: Case, block: Block) -> None:
-    """Raises UsageError where the block has no such case, or has it with other sizes: neither its inputs could be drawn
-    here, nor what is done now stand beside what was done."""
+    """Raise UsageError where the block lacks the case, or has it with other sizes: its times could not be compared."""
     own = next((own for suite in SUITES for own in block.cases(suite) if own.id == case.id), None)
     if own is None or own.sizes != case.sizes:
-        here = "is none of this installation's" if own is None else f"has sizes {_sizes(own)} here"
+        here = "is unknown to this installation" if own is None else f"has sizes {_sizes(own)} here"
         raise UsageError(
             f"the run's own selection cannot be repeated here: its case {case.id}, with sizes {_sizes(case)}, {here}; "
             "select by name"
@@ -84,6 +85,6 @@ def _sizes(case: Case) -> str:
     return ", ".join(f"{name} {size}" for name, size in case.sizes.items())
 
 
-def _timing(plan: Mapping[str, Any]) -> Timing:
-    """A recorded plan's; one that says nothing of it was timed in the main mode alone."""
+def timing_of(plan: Mapping[str, Any]) -> Timing:
+    """Return the timing of a recorded plan. A plan without one was timed in the main mode alone."""
     return Timing.from_json(plan["timing"]) if "timing" in plan else Timing()

@@ -1,6 +1,6 @@
-"""From what the user names (blocks, cases, implementations, a target, a folder) to what a run does.
+"""Selection: names of blocks, cases, implementations, modes and targets become a plan.
 
-What cannot be done as named is refused in one line, before any work, with what could have been named instead.
+A name that is unknown, or selects nothing, is refused in one line that lists the possible names.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..spec.blocks import BLOCKS
 from ..spec.case import PARTS, Case
 from ..spec.dtype import DTYPE_BY_ANY_NAME, DTYPES
 from . import timing_modes as timing
-from .plan import SUITES, Plan, _timing
+from .plan import SUITES, Plan, timing_of
 from .timing_modes import Timing
 
 DEFAULT_SUITE = "quick"
@@ -32,10 +32,10 @@ def resolve(
     directions: Iterable[str] = (),
     dtypes: Iterable[str] = (),
 ) -> Plan:
-    """The cases of `suite` that every filter lets through, in the table's order. An empty filter lets all through.
+    """Return the plan of the cases in `suite` that pass every filter, in the table's order; no filter passes all.
 
     A case is named by its shape ("llama-8b") or its id ("gelu/llama-8b/bf16/fwd"), a dtype by its long or short name.
-    Raises UsageError for an unknown name, and for a known one that nothing in the selection has.
+    Raises UsageError for an unknown name, and for a name that no selected case has.
     """
     one_of("suite", suite, SUITES)
     blocks = [one_of("block", name, BLOCKS) for name in dict.fromkeys(blocks)]
@@ -77,23 +77,22 @@ def resolve(
 
 
 def resolve_again(run: Mapping[str, Any], blocks: Iterable[str], suite: str | None, **filters: Iterable[str]) -> Plan:
-    """The plan of a resumed run: its own where nothing is named, else what is named, in its own suite by default."""
+    """Return the plan of a resumed run: its own without filters, else a new one, by default in the run's suite."""
     blocks, own = list(blocks), run.get("plan")
     if suite is not None or blocks or any(filters.values()):
         plan = resolve(blocks, suite=suite or run.get("suite", DEFAULT_SUITE), **filters)
-        return plan if suite is not None or own is None else replace(plan, timing=_timing(own))
+        return plan if suite is not None or own is None else replace(plan, timing=timing_of(own))
     if own is None:
         raise UsageError(
-            f"run.json does not say what was selected: name it again, as in {run.get('command', 'xlafuse run BLOCK')!r}"
+            f"run.json lacks the run's selection: name it again, as in {run.get('command', 'xlafuse run BLOCK')!r}"
         )
     return Plan.from_json(own)
 
 
 def resolve_timing(plan: Plan, modes: Iterable[str], restarts: int | None, *, timed: bool) -> Plan:
-    """The plan, timed in these modes beside the main one, and with as many restarts; nothing named leaves its own.
+    """Return the plan with these modes and restarts; without modes, or with restarts None, it keeps its own.
 
-    timed: whether the run times at all. Raises UsageError for an unknown mode, and where something is asked of a run
-    that does not.
+    timed: the run takes times. Raises UsageError for an unknown mode, and for modes or restarts of a run without times.
     """
     modes = [one_of("mode", name, (timing.MAIN, *timing.OTHER_MODES)) for name in modes]
     if not modes and restarts is None:
@@ -105,18 +104,20 @@ def resolve_timing(plan: Plan, modes: Iterable[str], restarts: int | None, *, ti
 
 
 def resolve_target(name: str | None) -> str | None:
-    """None stays None: this machine's GPU, or the run's own choice where there is none."""
+    """Return the known target. None stays None: this machine's GPU, or the default target where there is none."""
     return None if name is None else one_of("target", name, targets.names())
 
 
-def recorded_choices(name: str) -> list[Path]:
-    """Files of what XLA chose before, one a jax version: in a target pack, by its name, or in a run on a GPU, by its
-    folder. Raises UsageError where there is none."""
+def autotune_results(name: str) -> list[Path]:
+    """Return files of XLA's recorded autotuning results, one for each jax version.
+
+    name: a target pack, or the folder of a run on a GPU. Raises UsageError where there are none.
+    """
     folder = (targets.FOLDER / name if name in targets.names() else Path(name) / "target") / "xla"
     found = [path for path in sorted(folder.glob("autotune-*.textproto")) if path.stem.count(".") == 2]
-    if not found:  # there may be a process's own (autotune-0.11.2.4711.textproto), of a run that was killed
+    if not found:  # a killed run leaves files of single processes, as autotune-0.11.2.4711.textproto
         raise UsageError(
-            f"{name!r} holds no choices of XLA ({folder}/autotune-<jax version>.textproto): name a target "
+            f"{name!r} holds no autotuning results of XLA ({folder}/autotune-<jax version>.textproto): name a target "
             f"({', '.join(targets.names())}) or the folder of a run on a GPU"
         )
     return found
@@ -155,7 +156,7 @@ def _known_cases(names: Iterable[str], wanted: list[Block], suite: str) -> list[
 
 
 def _nothing_left(kind: str, name: str, wanted: list[Block], suite: str) -> str:
-    """Every name is known, yet together they leave nothing of this one: say what there is to choose from."""
+    """Return the message for a known name without a case that passes the other filters, with the cases it has."""
     blocks = [b for b in wanted if kind != "block" or b.name == name]
     test: Callable[[Block, Case], bool] = {
         "implementation": lambda block, case: any(i.name == name for i in block.implementations),

@@ -1,8 +1,8 @@
-"""Who is faster, by how much, and whether this run can say so.
+"""Speedups with intervals: which of two implementations is faster, by how much, and how certain that is.
 
-What is resampled are rounds, in each of which every implementation of the case was timed, never single samples: samples
-of one round share its clocks and its neighbours, and are no independent evidence. Where the workers were restarted
-between rounds, what is resampled are processes, and the rounds within each: rounds of one process share what it chose.
+Each round times every implementation of the case. Intervals come from resampled rounds, not samples: the samples of one
+round share its clock rate, so they are not independent. Where workers were restarted between rounds, processes are
+resampled, and the rounds within each: the rounds of one process share its autotuned configuration.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ from typing import Literal
 Word = Literal["faster", "slower", "tie", "unresolved"]
 DEPENDS = "depends on the timer"
 
-TIE = 0.01  # relative; nobody rewrites a kernel for less
+TIE = 0.01  # relative; a smaller gain does not pay for another kernel
 CONFIDENCE = 0.95
 LEAST_ROUNDS = 5
-_LISTED = 1716  # ways to draw with replacement, as of 7 rounds from 7, are listed; of more, some are drawn
+_MOST_LISTED = 1716  # all ways to draw 7 rounds of 7 with replacement; where there are more, _RESAMPLES are drawn
 _RESAMPLES = 4000
 _NORMAL = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
 @dataclass(frozen=True)
 class Speedup:
-    """How A does against B. ratio: A's time over B's; low, high: its interval. resolution: the smallest relative
-    effect that this run could have told from a tie. tie: relative; what is called one."""
+    """One implementation A against another, B.
+
+    ratio: A's time over B's. low, high: its interval. resolution: the smallest relative difference that this run can
+    tell from a tie. tie: the largest relative difference that counts as a tie.
+    """
 
     word: Word
     ratio: float
@@ -50,24 +53,24 @@ class Speedup:
             case "tie":
                 return f"tie: within {100 * self.tie:g}%"
             case _:
-                return f"unresolved: nothing under {self.resolution:.1%} could be seen"
+                return f"unresolved: differences below {self.resolution:.1%} cannot be seen"
 
     @property
     def effect(self) -> str:
-        """How many times faster or slower, without the interval."""
+        """The ratio in words, without the interval."""
         return f"{1 / self.ratio:.2f}x faster" if self.ratio < 1 else f"{self.ratio:.2f}x slower"
 
 
 def compare(a: Sequence[float], b: Sequence[float], processes: Sequence[int] = ()) -> Speedup | None:
-    """The verdict on two implementations from their times in the same rounds; None from fewer than LEAST_ROUNDS.
+    """Return the speedup from two implementations' times in the same rounds; None for fewer than LEAST_ROUNDS.
 
-    processes: of each round, the number of the processes that it was taken in; none given: all in the same.
+    processes: the number of each round's process; empty: all rounds in one process.
 
     Within one process, the interval is the bootstrap percentile interval of the geometric mean of the rounds' ratios,
-    expanded for few rounds (T. Hesterberg, "What Teachers Should Know About the Bootstrap", arXiv 1411.5279): of five
-    normal rounds it holds the true ratio in 93% of trials. Of several processes, each as good as one observation, it is
-    the two-level bootstrap's, as wide as Student's for so few. Faster or slower: the interval lies outside 1 by more
-    than TIE; tie: inside.
+    expanded for few rounds (T. Hesterberg, "What Teachers Should Know About the Bootstrap", arXiv 1411.5279). With five
+    normal rounds it holds the true ratio in 93% of trials. With several processes, each counts as one observation, and
+    the interval is that of a two-level bootstrap, widened as Student's for so few. The word is faster or slower where
+    the interval lies outside 1 by more than TIE, and tie where it lies within TIE.
     """
     logs = [math.log(x / y) for x, y in zip(a, b, strict=True)]
     if len(logs) < LEAST_ROUNDS:
@@ -80,21 +83,19 @@ def compare(a: Sequence[float], b: Sequence[float], processes: Sequence[int] = (
 
 @dataclass(frozen=True)
 class Sample:
-    """One run's times of a call in its rounds, and of each round the number of its process; none: all in the same."""
+    """One run's times of a call by round, and the number of each round's process; empty: all in one process."""
 
     times: Sequence[float]
     processes: Sequence[int] = ()
 
 
 def compare_runs(a: Sample, b: Sample, tie: float) -> Speedup | None:
-    """The verdict on `a` against `b` where they are two runs, which share no rounds; None where either has fewer than
-    LEAST_ROUNDS.
+    """Return the speedup of run `a` against run `b`; None where either has fewer than LEAST_ROUNDS.
 
-    Each run's geometric mean is resampled for itself, as in `compare` (rounds, or processes and the rounds of each),
-    spread as far as so few draws need, and the interval is that of the ratios of means drawn independently. Drift that
-    `compare` cancels is in it where a run's rounds saw it; what only differs between runs (the machine, its
-    temperature, a new process) is not, which is what `tie` must leave room for. Of five normal rounds each it holds the
-    true ratio in 97% of trials.
+    Two runs share no rounds. Each run's geometric mean is resampled by itself, as in `compare`, and widened for few
+    draws. The interval is that of the ratios of independently drawn means. It includes drift between the rounds of a
+    run. It excludes differences between runs, as of machine, temperature or process: `tie` must allow for them. With
+    five normal rounds each, the interval holds the true ratio in 97% of trials.
     """
     if min(len(a.times), len(b.times)) < LEAST_ROUNDS:
         return None
@@ -106,16 +107,17 @@ def compare_runs(a: Sample, b: Sample, tie: float) -> Speedup | None:
     return Speedup(_word(low, high, tie), ratio, low, high, tie + max(high / ratio, ratio / low) - 1, tie)
 
 
-def contradiction(verdicts: Mapping[str, Speedup]) -> str | None:
-    """What is said of verdicts by several timers of which one resolves that A is faster, another that it is slower: the
-    two that lie furthest apart. None where no two contradict each other; a tie, or nothing resolved, contradicts none.
+def contradiction(speedups: Mapping[str, Speedup]) -> str | None:
+    """Return, in words, the two timers that contradict each other most: A is faster by one and slower by the other.
+
+    None where no two timers contradict each other. A tie, or an unresolved comparison, contradicts none.
     """
-    faster = {timer: v for timer, v in verdicts.items() if v.word == "faster"}
-    slower = {timer: v for timer, v in verdicts.items() if v.word == "slower"}
+    faster = {timer: found for timer, found in speedups.items() if found.word == "faster"}
+    slower = {timer: found for timer, found in speedups.items() if found.word == "slower"}
     if not faster or not slower:
         return None
     ends = [min(faster.items(), key=lambda of: of[1].ratio), max(slower.items(), key=lambda of: of[1].ratio)]
-    return f"{DEPENDS}: " + ", ".join(f"{verdict.effect} by {timer}" for timer, verdict in ends)
+    return f"{DEPENDS}: " + ", ".join(f"{speedup.effect} by {timer}" for timer, speedup in ends)
 
 
 def _word(low: float, high: float, tie: float = TIE) -> Word:
@@ -131,8 +133,7 @@ def _interval(logs: list[float]) -> tuple[float, float]:
 
 
 def _interval_of_processes(groups: list[list[float]]) -> tuple[float, float]:
-    """Processes drawn with replacement, and rounds within each; the interval widened about its middle as far as an
-    interval from so few draws needs to be."""
+    """The interval from processes drawn with replacement, and rounds within each, widened for few draws."""
     low, high = _quantiles(_resampled_processes(groups), (1 - CONFIDENCE) / 2)
     middle = statistics.fmean(map(statistics.fmean, groups))
     stretch = _stretch(len(groups))
@@ -148,13 +149,13 @@ def _resampled_processes(groups: list[list[float]]) -> list[tuple[float, float]]
 
 
 def _stretch(draws: int) -> float:
-    """How much wider than the bootstrap's Student's interval of so few observations is."""
+    """Width of Student's interval over that of the bootstrap, for few observations."""
     freedom = draws - 1
     return _student(freedom) * math.sqrt((freedom + 1) / freedom) / _NORMAL
 
 
 def _spread(sample: Sample) -> tuple[float, list[tuple[float, float]]]:
-    """The logarithm of a run's mean, and (value, weight) of those it might have been."""
+    """The logarithm of a run's mean, and (value, weight) of its resampled means."""
     groups = list(_by_process([math.log(time) for time in sample.times], sample.processes).values())
     middle = statistics.fmean(map(statistics.fmean, groups))
     means = _resampled(groups[0]) if len(groups) == 1 else _resampled_processes(groups)
@@ -175,7 +176,7 @@ def _by_process(logs: Sequence[float], processes: Sequence[int]) -> dict[int, li
 
 
 def _expanded_tail(rounds: int) -> float:
-    """What to cut off on each side so that few rounds give an interval as wide as Student's."""
+    """The share to cut off on each side so that few rounds give an interval as wide as Student's."""
     return statistics.NormalDist().cdf(-math.sqrt(rounds / (rounds - 1)) * _student(rounds - 1))
 
 
@@ -196,21 +197,23 @@ def _student(freedom: int) -> float:
 
 
 def _resampled(logs: list[float]) -> list[tuple[float, float]]:
-    """Means of as many draws as there are rounds."""
+    """Means of as many draws with replacement as there are rounds."""
     return _resampled_means([(log, 1.0) for log in logs], len(logs))
 
 
 def _resampled_means(points: list[tuple[float, float]], draws: int) -> list[tuple[float, float]]:
-    """(mean, weight) of so many draws with replacement from weighted points, in order of the mean: all there are where
-    they can be listed, else as many as are enough, always the same."""
+    """(mean, weight) of draws with replacement from weighted points, in order of the mean.
+
+    All ways to draw are listed where there are at most _MOST_LISTED, else _RESAMPLES are drawn from a fixed seed.
+    """
     values, weights = [value for value, _ in points], [weight for _, weight in points]
-    if math.comb(len(points) + draws - 1, draws) > _LISTED:
+    if math.comb(len(points) + draws - 1, draws) > _MOST_LISTED:
         generator = random.Random(0)
         return sorted((sum(generator.choices(values, weights, k=draws)) / draws, 1.0) for _ in range(_RESAMPLES))
     if draws == 1:
         return sorted(points)
     ways = _ways_to_draw(len(points), draws)
-    if set(weights) == {1.0}:  # of rounds; multiplying by one takes a third of the time
+    if set(weights) == {1.0}:  # rounds; without the products of weights it takes two thirds of the time
         return sorted([(sum(drawn(values)) / draws, float(orders)) for drawn, orders in ways])
     return sorted([(sum(drawn(values)) / draws, orders * math.prod(drawn(weights))) for drawn, orders in ways])
 
@@ -220,7 +223,7 @@ _Take = Callable[[list[float]], tuple[float, ...]]
 
 @cache
 def _ways_to_draw(points: int, draws: int) -> list[tuple[_Take, int]]:
-    """(what takes the drawn ones, in how many orders they are drawn) of all ways to draw two or more with replacement.
+    """(a function that takes the drawn values, the number of their orders) for each way to draw two or more values.
     """
     ways: list[tuple[_Take, int]] = []
     for drawn in itertools.combinations_with_replacement(range(points), draws):
@@ -232,7 +235,7 @@ def _ways_to_draw(points: int, draws: int) -> list[tuple[_Take, int]]:
 
 
 def _quantiles(means: list[tuple[float, float]], tail: float) -> tuple[float, float]:
-    """What cuts off `tail` of the weight at either end."""
+    """The values that cut off `tail` of the weight at either end."""
     cut = tail * sum(weight for _, weight in means)
 
     def first_beyond(ordered: list[tuple[float, float]]) -> float:

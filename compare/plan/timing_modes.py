@@ -1,11 +1,11 @@
-"""How a run times its implementations: in which modes, in how many rounds, and how often from fresh processes.
+"""The timing of a run: its modes, its rounds, and its restarts of the worker processes.
 
-Modes, each a way to make the same call on the same inputs:
+A mode is a way to make the same call on the same inputs:
 
-    cold      from a cold L2, launched as the framework launches by default: the main mode, always timed
-    warm      again and again, so that L2 holds what the last call left there
-    graph     from a cold L2, every launch replayed from a CUDA graph (XLA: a command buffer)
-    launches  from a cold L2, every launch by itself, where the framework's default is otherwise
+- `cold`: from a cold L2, launched as the framework does by default. It is the main mode and always timed.
+- `warm`: one call after another, so that L2 holds the data that the last call left there.
+- `graph`: from a cold L2, every launch replayed from a CUDA graph (XLA: a command buffer).
+- `no-graph`: from a cold L2, every kernel launched by itself, where the framework's default replays graphs.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..record.record_fields import RENAMED_MODES
 from .speedup import LEAST_ROUNDS
 
 MAIN = "cold"
 OTHER_MODES = ("warm", "graph", "no-graph")
-_ROUNDS_A_PROCESS = 2  # at least: what differs within a process is told from what differs between them
+_ROUNDS_A_PROCESS = 2  # at least: they tell differences within a process from differences between processes
 
 
 @dataclass(frozen=True)
 class Timing:
-    """modes: beside the main one. restarts: how often, within a case's rounds, fresh workers replace all of them."""
+    """Modes besides the main one, and how often fresh workers replace all workers within a case's rounds."""
 
     modes: tuple[str, ...] = ()
     restarts: int = 0
@@ -33,7 +34,8 @@ class Timing:
         return max(LEAST_ROUNDS, _ROUNDS_A_PROCESS * (self.restarts + 1))
 
     def process_of(self, number: int) -> int:
-        """Which of the `restarts + 1` processes, in order, takes round `number`; as even as can be."""
+        """Return the number of the process that takes round `number`; `restarts + 1` processes share the rounds evenly.
+        """
         return number * (self.restarts + 1) // self.rounds
 
     def to_json(self) -> dict[str, Any]:
@@ -41,10 +43,10 @@ class Timing:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Timing:
-        """Raises KeyError or TypeError for what `to_json` did not make."""
-        return cls(tuple(data["modes"]), int(data["restarts"]))
+        """Return the timing of recorded data. Raises KeyError or TypeError for data of another shape."""
+        return cls(tuple(RENAMED_MODES.get(mode, mode) for mode in data["modes"]), int(data["restarts"]))
 
 
 def of_suite(suite: str) -> Timing:
-    """What a suite times unless told otherwise."""
+    """Return the default timing of a suite."""
     return Timing(OTHER_MODES, restarts=2) if suite == "full" else Timing()

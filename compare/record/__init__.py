@@ -1,1 +1,1 @@
-"""Records of a run: their fields, and the folder that holds them."""
+"""Records of a run: their fields, their check, and the folder that holds them."""

@@ -1,15 +1,15 @@
-"""A run's folder: `run.json` (what was asked, on which machine) and `records.jsonl` (a line a result, as it finishes).
+"""A run's folder: `run.json` (request and machine) and `records.jsonl` (a line a record, in order of finishing).
 
-A record says what became of one implementation of one case. Its status:
+Each record has the status of one implementation of one case:
 
-    ok        the very code described was executed on the device described, its numbers checked
-    compiled  compiled for a target and never run
-    wrong     executed, and its numbers or its manners (inputs changed, output missing) were not right
-    failed    an error of the compiler, the framework or the worker
-    skipped   this machine, or this implementation, cannot take the case; the detail says what would help
-    timeout   no answer within the time limit
+- `ok`: the code described was executed on the device described, and its numbers were checked.
+- `compiled`: compiled for a target and never run.
+- `wrong`: executed, with wrong numbers, changed inputs or a missing output.
+- `failed`: an error of the compiler, the framework or the worker.
+- `skipped`: this machine or implementation cannot run the case; the detail says what would help.
+- `timeout`: no answer within the time limit.
 
-What is neither `ok` nor `compiled` says why in `detail`.
+Records that are neither `ok` nor `compiled` give the reason in `detail`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..base import atomic_write as whole
+from ..base import atomic_write
 from ..spec.case import Case
 from .record import Record
 
 
 class RunFolderError(Exception):
-    """A run folder that cannot be read or written; the message names the file and the remedy."""
+    """A run folder cannot be read or written; the message names the file and the remedy."""
 
 
 def create(folder: Path, run: Mapping[str, Any]) -> None:
-    """Make the folder and write run.json. Raises RunFolderError where it cannot be written."""
+    """Make the folder and write run.json. Raises RunFolderError where that fails."""
     try:
         (folder / "dumps").mkdir(parents=True, exist_ok=True)
         (folder / "logs").mkdir(exist_ok=True)
@@ -42,10 +42,10 @@ def create(folder: Path, run: Mapping[str, Any]) -> None:
 
 
 def write_run(folder: Path, run: Mapping[str, Any]) -> None:
-    """Replace run.json as a whole. Raises RunFolderError where it cannot be written."""
+    """Replace run.json in one step. Raises RunFolderError where that fails."""
     path = folder / "run.json"
     try:
-        whole.write(path, f"{json.dumps(run, indent=1)}\n".encode(), sync=True)
+        atomic_write.write(path, f"{json.dumps(run, indent=1)}\n".encode(), sync=True)
     except OSError as problem:
         raise RunFolderError(f"{path}: cannot be written: {problem.strerror}") from problem
 
@@ -53,13 +53,13 @@ def write_run(folder: Path, run: Mapping[str, Any]) -> None:
 def append(folder: Path, record: Record) -> None:
     """Write one record and wait until it is on the disk.
 
-    A torn line left by a killed run is closed first. Raises RunFolderError where the whole line cannot be written, as
-    on a full disk; nothing of it stays then, and every record before it does.
+    A partial line left by a killed run is ended first. Raises RunFolderError where the line cannot be written, as on a
+    full disk: the file then keeps the earlier records and nothing of this one.
     """
     path = folder / "records.jsonl"
     line = json.dumps(record.to_json(), allow_nan=True).encode() + b"\n"
     try:
-        with path.open("a+b", buffering=0) as file:  # a buffer would be written again when the file is closed
+        with path.open("a+b", buffering=0) as file:  # closing a file writes its buffer again after an error
             end = file.seek(0, os.SEEK_END)
             if end and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
                 line = b"\n" + line
@@ -80,13 +80,13 @@ def append(folder: Path, record: Record) -> None:
 
 
 def _write_all(file: io.FileIO, data: bytes) -> None:
-    """One write may take only a part, as on a nearly full disk; the next one then says why."""
+    """Write all data: a write to a nearly full disk may be partial, and only the next one raises the error."""
     while data:
         data = data[file.write(data) :]
 
 
 def _sync_name(folder: Path) -> None:
-    """A new file survives a power failure once its folder is on the disk, too (fsync(2))."""
+    """Write the folder's entry: a new file survives a power failure only after that (fsync(2))."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -95,10 +95,10 @@ def _sync_name(folder: Path) -> None:
 
 
 def repair(folder: Path) -> str | None:
-    """Mend the last line where a run was stopped while it wrote: half a record is cut off, a whole one is ended.
+    """Mend the last line of a run that was stopped while writing: cut off a partial record, or end a complete one.
 
-    Returns what was done, for the user, or None. Only for the one run that holds the folder (compare.run.run). Raises
-    RunFolderError where the file cannot be changed.
+    Return a message for the user, or None where nothing was wrong. Only the run that holds the folder's lock may call
+    this (compare.run.run). Raises RunFolderError where the file cannot be changed.
     """
     path = folder / "records.jsonl"
     try:
@@ -109,13 +109,13 @@ def repair(folder: Path) -> str | None:
             if not tail:
                 return None
             try:
-                whole = _parse(tail)
+                record = _parse(tail)
             except ValueError:
                 file.truncate(good)
-                done = f"half a record at the end, {len(tail)} bytes, was cut off; it is made again"
+                done = f"a partial record at the end, {len(tail)} bytes, was cut off; the run makes it again"
             else:
                 _write_all(file, b"\n")
-                done = f"the last record, {whole.id}, is whole; its line was ended"
+                done = f"the last record, {record.id}, is complete; its line was ended"
             os.fsync(file.fileno())
     except FileNotFoundError:
         return None
@@ -125,7 +125,7 @@ def repair(folder: Path) -> str | None:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """run.json. Raises RunFolderError where it is missing or broken."""
+    """Return run.json. Raises RunFolderError where it is missing or malformed."""
     path = folder / "run.json"
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"{folder}: a file; expected a run's folder, the one that holds its run.json")
@@ -143,8 +143,11 @@ def read_run(folder: Path) -> dict[str, Any]:
 
 
 def read_records(folder: Path) -> tuple[list[Record], list[str]]:
-    """Every good record, the newest of each id, and a warning for each bad line. Cases are in the order of the run's
-    plan, in which a run need not have done them; those of no plan follow as they were written."""
+    """Return the valid records, the newest of each id, and a warning for each bad line.
+
+    Cases are in the order of the run's plan, which may differ from the order in the file. Cases outside the plan follow
+    in the file's order.
+    """
     path = folder / "records.jsonl"
     records: dict[str, Record] = {}
     warnings: list[str] = []
@@ -163,21 +166,21 @@ def read_records(folder: Path) -> tuple[list[Record], list[str]]:
             warnings.append(f"{path}:{number}: line skipped: {problem}")
             continue
         records[record.id] = record
-    places = _places(folder)
-    return sorted(records.values(), key=lambda each: places.get(each.case.id, len(places))), warnings
+    positions = _positions(folder)
+    return sorted(records.values(), key=lambda each: positions.get(each.case.id, len(positions))), warnings
 
 
-def _places(folder: Path) -> dict[str, int]:
-    """Of each case in the run's plan; none where run.json has no such plan, which who reads that says."""
+def _positions(folder: Path) -> dict[str, int]:
+    """Position of each case in the run's plan; empty where run.json has no plan, which `read_run` reports."""
     try:
         work = json.loads((folder / "run.json").read_bytes())["plan"]["work"]
-        return {Case.from_json(entry["case"]).id: place for place, entry in enumerate(work)}
+        return {Case.from_json(entry["case"]).id: position for position, entry in enumerate(work)}
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return {}
 
 
 def _parse(line: bytes) -> Record:
-    """A line's record. Raises ValueError naming the first thing that is wrong."""
+    """Return a line's record. Raises ValueError naming the first field that is wrong."""
     try:
         data = json.loads(line)
     except RecursionError as problem:

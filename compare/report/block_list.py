@@ -1,4 +1,4 @@
-"""What can be compared: the table of blocks, as text, JSON or Markdown."""
+"""The table of blocks, their cases and implementations, as text, JSON or Markdown."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..spec.tensor import Tensor
 
 
 def as_json() -> str:
-    """{"blocks": [...], "targets": [...]}, everything that `xlafuse run` takes by name."""
+    """Return {"blocks": [...], "targets": [...]}, with every name that `xlafuse run` takes."""
     return json.dumps({"blocks": [_block(block) for block in BLOCKS.values()], "targets": targets.names()}, indent=1)
 
 
@@ -25,7 +25,7 @@ def as_text() -> str:
 
 
 def as_markdown() -> str:
-    """A line a block: what it is, and who computes it."""
+    """Return a table with a line a block: its summary and its implementations."""
     from tabulate import tabulate
 
     from .table import escaped

@@ -1,10 +1,9 @@
-"""How much code an author wrote for an implementation: lines, without comments, docstrings and blank ones.
+"""Lines of code of an implementation, without comments, docstrings and blank lines.
 
-Kernel lines are what runs on the GPU: Triton functions that the implementation's `apply` reaches, with the device
-functions that they call, and the CUDA files that it names. The other lines are what surrounds them: launchers, their
-configuration, autograd functions, or all there is of a block that a compiler takes. Only the implementation's own
-package and its subpackages count (`triton_side.kernels`, `xlafuse.blocks`), not the libraries below it. Source is
-read, never imported.
+Kernel lines run on the GPU: the Triton functions that the implementation's `apply` reaches, the device functions that
+they call, and the CUDA files that it names. Other lines surround them: launchers, their configuration, autograd
+functions, or the whole block where a compiler makes the kernels. Only the implementation's own package and its
+subpackages count (`triton_side.kernels`, `xlafuse.blocks`), not the libraries below it. Source is read, never imported.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ _LOCAL_INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.MULTILINE)
 
 @dataclass(frozen=True)
 class Lines:
-    """kernel: of code that runs on the GPU. other: of Python around it."""
+    """Numbers of lines. kernel: code that runs on the GPU. other: the Python code around it."""
 
     kernel: int
     other: int
 
 
 def lines_of(implementation: Implementation) -> Lines:
-    """Of forward and backward together. Raises LookupError where its source is not where its target says."""
+    """Return the lines of forward and backward together. Raises LookupError where the target's source is missing."""
     module, _, function = implementation.target.partition(":")
     package = module.rpartition(".")[0]
     reached = _reached(package, (module, function))
@@ -69,14 +68,14 @@ class _Module:
     imported: dict[str, Name]
 
     def text(self, node: Definition) -> str:
-        """A definition without its decorators."""
+        """The source of a definition, without its decorators."""
         return "\n".join(self.source.splitlines()[node.lineno - 1 : node.end_lineno])
 
 
 @cache
 def _parsed(module: str) -> _Module:
     root, *rest = module.split(".")
-    spec = find_spec(root)  # the package alone: finding a module below it would import what is above that
+    spec = find_spec(root)  # the root package alone: find_spec of a submodule would import its parents
     folder = Path(next(iter((spec and spec.submodule_search_locations) or [""])))
     path = folder.joinpath(*rest).with_suffix(".py")
     if not path.is_file():
@@ -94,7 +93,7 @@ def _parsed(module: str) -> _Module:
 
 
 def _reached(package: str, start: Name) -> list[Name]:
-    """Definitions of the package that `start` uses, and those that they use, itself first."""
+    """`start`, and the definitions of the package that it uses, directly or through others."""
     if start[1] not in _parsed(start[0]).definitions:
         raise LookupError(f"{start[0]} defines no {start[1]}")
     found, pending = {start: None}, [start]
@@ -128,7 +127,7 @@ def _definitions(module: str) -> dict[str, Definition]:
     try:
         return _parsed(module).definitions
     except LookupError:
-        return {}  # a name that is no module
+        return {}  # not a module
 
 
 def _runs_on_gpu(node: Definition) -> bool:
@@ -136,7 +135,7 @@ def _runs_on_gpu(node: Definition) -> bool:
 
 
 def _cuda_files(folder: Path, node: Definition) -> set[Path]:
-    """Those that the definition names, with what they include from their own folder."""
+    """The CUDA files that the definition names, with the files of their folder that they include."""
     names = [part.value for part in ast.walk(node) if isinstance(part, ast.Constant) and isinstance(part.value, str)]
     pending = [folder / name for name in names if name.endswith(".cu") and (folder / name).is_file()]
     found: set[Path] = set()

@@ -1,6 +1,6 @@
-"""Rows at a glance: a line for each case and direction, a column for each implementation.
+"""Rows as one matrix: a line for each case and direction, a column for each implementation.
 
-In it are device times; in a run for a GPU that is not there, how many kernels each compiler made.
+A cell holds the device time, or the number of compiled kernels in a run for a GPU that the machine lacks.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from ..base.text import number, printable
 from .columns import Row, marks, marks_explained
 from .table import escaped, explained, title
 
-TIMES = "* the smallest median of its line and segment; a lead within the spread in the full table decides nothing."
-KERNELS = "Nothing ran on a GPU. checked: it has no compile of its own; its numbers are right on the CPU."
-_STANDS = ("ok", "compiled")
+TIMES = "*: smallest median of its line and segment. A lead within the spread (see the full table) may be noise."
+KERNELS = "Nothing ran on a GPU. checked: nothing to compile for the target; its numbers are right on the CPU."
+_VALID = ("ok", "compiled")
 
 
 def render(rows: list[Row], *, markdown: bool = False) -> str:
-    """One table; where a cell has no number, the record's status, and nothing where there is no record."""
+    """Return the matrix. A cell without a number has the record's status; without a record it is empty."""
     from tabulate import tabulate
 
     if not rows:
@@ -48,12 +48,12 @@ def _kernels(row: Row, members: dict[str, Row]) -> str:
 
 
 def counts(row: Row) -> bool:
-    """Whether its kernels are an answer to the case: those of what was found wrong or failed its check are none."""
-    return bool(row["kernels"]) and (row["status"] in _STANDS or outcome(row) == "checked")
+    """Return whether the kernels compute the case: not where the record is wrong or its check failed."""
+    return bool(row["kernels"]) and (row["status"] in _VALID or outcome(row) == "checked")
 
 
 def outcome(row: Row) -> str:
-    """In a cell without a number. checked: eager PyTorch, which there is nothing of to compile for a target."""
+    """Return the text of a cell without a number. checked: eager PyTorch, which has nothing to compile for a target."""
     right = row["status"] == "skipped" and row["checked_device"] is not None
     return "checked" if right else printable(str(row["status"]), 20)
 
@@ -62,7 +62,7 @@ def _time(row: Row, members: dict[str, Row]) -> str:
     time = row["device_time_us"]
     if time is None:
         return printable(str(row["status"]), 20)
-    # Only what one clock timed in one segment is compared.
+    # Only times of one clock in one segment are comparable.
     rivals = [
         other["device_time_us"] for other in members.values()
         if other["device_time_us"] is not None

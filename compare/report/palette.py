@@ -1,4 +1,4 @@
-"""Colours of implementations, in pages and pictures alike: legible on white and on dark grounds."""
+"""Colours of implementations for pages and pictures, legible on white and on dark backgrounds."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ PALETTE = (
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:
-    """A colour for each, in the order in which they come first. Give it all names of a run, not the chosen ones, and an
-    implementation has one colour wherever it is shown."""
-    return {name: PALETTE[place % len(PALETTE)] for place, name in enumerate(dict.fromkeys(names))}
+    """Return a colour for each name, in order of first appearance.
+
+    Give it all names of a run, not the selected ones: then an implementation has the same colour everywhere.
+    """
+    return {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(dict.fromkeys(names))}

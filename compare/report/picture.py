@@ -1,7 +1,7 @@
-"""Rows as a picture for a page or a pull request: times of implementations as bars, or the roofline; SVG or PNG.
+"""Rows as a picture for a page or a pull request: device times as bars, or the roofline; SVG or PNG.
 
-Drawn by Vega-Lite inside vl-convert-python: no browser, no request. On a transparent ground in colours that can be read
-on white and on GitHub's dark ground; the same rows give the same bytes.
+Vega-Lite in vl-convert-python draws it, without a browser and without network. The background is transparent, and the
+colours are legible on white and on GitHub's dark background. The same rows give the same bytes.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ Spec = dict[str, Any]
 
 INSTALL = "pip install 'xlafuse[html]'"
 FORMATS = (".svg", ".png")
-MOST_CASES = 24  # one above the other; more than that nobody reads
+MOST_CASES = 24  # charts above each other; a longer picture is unreadable
 INK = "#787878"  # 4.4 : 1 on white, 4.3 : 1 on GitHub's dark ground
 _WIDTH = 520
-_PADDING = {"left": 24, "right": 40, "top": 8, "bottom": 8}  # a page's fonts may be wider than those it is laid out by
+_PADDING = {"left": 24, "right": 40, "top": 8, "bottom": 8}  # the viewer's fonts may be wider than those of the layout
 _TIME = "device time, µs: median ± half the interquartile range"
 _CONFIG: Spec = {
     "background": "transparent", "font": "Arial, Helvetica, sans-serif", "view": {"stroke": None},
@@ -40,8 +40,10 @@ _CONFIG: Spec = {
 
 
 def write(file: Path, spec: Spec) -> None:
-    """Draw it into a file that ends in .svg or .png. Raises UsageError for another ending, where vl-convert-python is
-    not installed, or where the file cannot be written."""
+    """Draw the picture into a file that ends in .svg or .png.
+
+    Raises UsageError for another ending, without vl-convert-python, and for a file that cannot be written.
+    """
     form = file.suffix.lower()
     if form not in FORMATS:
         raise UsageError(f"{file}: a picture ends in {' or '.join(FORMATS)}")
@@ -54,48 +56,48 @@ def write(file: Path, spec: Spec) -> None:
 
 
 def times(rows: Sequence[Row], colours: Mapping[str, str]) -> Spec:
-    """For each case the implementations' device times, fastest first, with what rows call their spread to either side.
+    """Return each case's device times, fastest first, with device_time_us_spread to either side.
 
-    Raises UsageError where no row has a time, or they are of too many cases.
+    Raises UsageError where no row has a time, and for too many cases.
     """
     groups = _cases(rows, "device_time_us")
     colour = _colour(groups, colours, legend=False)
-    return _above_each_other([_times(label, group, colour) for label, group in groups.items()])
+    return _stacked([_times(label, group, colour) for label, group in groups.items()])
 
 
 def roofline(rows: Sequence[Row], ceilings: Mapping[str, Ceilings], colours: Mapping[str, str]) -> Spec:
-    """For each case what the implementations reach and could attain, under the roof of their segment.
+    """Return each case's rates and roofline rates, under the roof of their segment.
 
-    ceilings: by segment. Raises UsageError where nothing can be drawn, or of too many cases.
+    ceilings: by segment. Raises UsageError where no row has a rate, and for too many cases.
     """
     known = [row for row in rows if row["intensity_flop_per_byte"] and row["segment"] in ceilings]
     groups = _cases(known, "gflop_per_s")
     colour = _colour(groups, colours, legend=True)
-    return _above_each_other([_roofline(label, group, ceilings, colour) for label, group in groups.items()])
+    return _stacked([_roofline(label, group, ceilings, colour) for label, group in groups.items()])
 
 
 def colours(rows: Iterable[Row]) -> dict[str, str]:
-    """A colour for each implementation of a run, the same in all its pictures. Give it all rows, not the chosen ones.
+    """Return a colour for each implementation. Give it all rows of a run, so that all pictures have the same colours.
     """
     return palette.colours(map(_name, rows))
 
 
 def _cases(rows: Iterable[Row], needed: str) -> dict[str, list[Row]]:
-    """By title, those that have the number that is needed."""
+    """Rows that have the needed number, by title."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if row[needed]:
             groups.setdefault(title(row), []).append(row)
     if not groups:
-        raise UsageError(f"nothing to draw: no row here has {needed}; on a machine with a GPU, a run times")
+        raise UsageError(f"nothing to draw: no row here has {needed}; only runs on a GPU take times")
     if len(groups) > MOST_CASES:
-        raise UsageError(f"{len(groups)} cases are too many for a picture; choose with --block, --case, --direction")
+        raise UsageError(f"{len(groups)} cases are too many for a picture; select with --block, --case, --direction")
     return groups
 
 
-def _above_each_other(charts: list[Spec]) -> Spec:
+def _stacked(charts: list[Spec]) -> Spec:
     return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",  # a name; nothing is fetched
+        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",  # a name; it is not fetched
         "config": _CONFIG, "padding": _PADDING, "vconcat": charts, "resolve": {"legend": {"color": "shared"}},
     }
 
@@ -146,7 +148,7 @@ def _roofline(label: str, rows: list[Row], ceilings: Mapping[str, Ceilings], col
     ]
     axes: dict[str, Spec] = {
         "x": {"field": "intensity", "type": "quantitative", "scale": {"type": "log", "nice": False},
-              "axis": {"title": "FLOP per byte moved", "format": "~g", "grid": False}},
+              "axis": {"title": "FLOP per declared byte", "format": "~g", "grid": False}},
         "y": {"field": "gflops", "type": "quantitative", "scale": {"type": "log"},
               "axis": {"title": "GFLOP/s", "format": "~s", "grid": False}},
     }

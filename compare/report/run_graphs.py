@@ -1,4 +1,4 @@
-"""A run's graphs at a glance: a line a record."""
+"""A list of a run's graphs, with a line a record."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
 
 def table(found: Sequence[tuple[GraphSource, FusionGraph | None]]) -> RenderableType:
-    """Kernels, bytes moved, fusion efficiency and time of each record's graph, below its case."""
+    """Return the kernels, declared bytes, fusion efficiency and time of each record's graph, below its case."""
     from rich.console import Group
 
     from ..graph.render import text_view
 
     grid = text_view.columns(None, 8, 9, 11, 9, right=(1, 2, 3, 4), gap=1)
-    grid.add_row(*map(text_view.plain, ("", "kernels", "moves", "efficiency", "µs")))
+    grid.add_row(*map(text_view.plain, ("", "kernels", "declared", "efficiency", "µs")))
     case = ""
     for each, graph in found:
         assert each.record is not None
@@ -32,9 +32,9 @@ def table(found: Sequence[tuple[GraphSource, FusionGraph | None]]) -> Renderable
         grid.add_row(text_view.plain(f"  {printable(each.record.implementation, 30)}"), *map(text_view.plain, cells))
     return Group(
         grid, text_view.plain(""),
-        text_view.plain("efficiency: bytes that must move, over bytes moved."),
+        text_view.plain("declared: bytes that the kernels read and write. efficiency: compulsory bytes over those."),
         text_view.plain(
-            "--block, --case, --direction and -i choose records, and show the kernels of each; so does --all."
+            "--block, --case, --direction and -i select records and show their kernels; --all shows the kernels of all."
         ),
     )
 
@@ -47,10 +47,10 @@ def _cells(each: GraphSource, graph: FusionGraph | None) -> list[str]:
     if graph is None:
         return ["no graph", "", "", printable(each.record.status, 9)]
     sums = totals(graph, bytes_compulsory=each.record.bytes_compulsory or None)
-    moved = formats.UNKNOWN if sums.declared.exact is None else formats.size(sums.declared.exact)
+    declared = formats.UNKNOWN if sums.declared.exact is None else formats.size(sums.declared.exact)
     efficiency = sums.fusion_efficiency
     return [
-        formats.UNKNOWN if sums.kernels is None else str(sums.kernels), moved,
+        formats.UNKNOWN if sums.kernels is None else str(sums.kernels), declared,
         formats.share(efficiency, 1),
         "" if sums.device_time_us is None else formats.number_of_us(sums.device_time_us.exact),
     ]

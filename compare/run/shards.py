@@ -6,7 +6,7 @@ import re
 from dataclasses import replace
 
 from ..base.usage import UsageError
-from ..plan.plan import Plan, Share
+from ..plan.plan import Plan, Shard
 from .batches import Group, compile_effort, groups_of
 
 # Seconds by which a run on an H200 grows: for each unit of compile effort, each timed implementation, and each
@@ -43,5 +43,5 @@ def shard_of(plan: Plan, shard: str) -> Plan:
         loads[least] += seconds(group)
         if least == number - 1:
             mine |= {case.id for case, _ in group}
-    share = Share((f"{number}/{count}",), tuple(case.id for case, _ in plan.work))
-    return replace(plan, work=tuple(entry for entry in plan.work if entry[0].id in mine), share=share)
+    own = Shard((f"{number}/{count}",), tuple(case.id for case, _ in plan.work))
+    return replace(plan, work=tuple(entry for entry in plan.work if entry[0].id in mine), shard=own)

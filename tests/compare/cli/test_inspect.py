@@ -104,7 +104,7 @@ def test_many_records_are_listed_one_line_each(run: Path) -> None:
         run_folder.append(run, Record(OTHER, f"more{number}", "xla", "compiled"))
     text = flat(inspect(run).stdout)
     assert "xla 8 1.36 GB 51% 1364" in text
-    assert "--direction and -i choose records, and show the kernels of each" in text
+    assert "--direction and -i select records and show their kernels" in text
     assert "extern_kernels" not in text
     for words in (["--all"], ["--case", "llama-8b"]):
         assert "extern_kernels" in inspect(run, *words).stdout

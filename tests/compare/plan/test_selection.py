@@ -116,7 +116,7 @@ def test_a_plan_of_other_sizes_is_refused() -> None:
     with pytest.raises(UsageError, match=rf"cannot be repeated here: its case {case.id}, .*, has sizes .*kv_heads"):
         Plan.from_json(plan)
     plan["work"][0]["case"] = case.to_json() | {"name": "no-more"}  # type: ignore[index]
-    with pytest.raises(UsageError, match="attention/no-more/.* is none of this installation's; select by name"):
+    with pytest.raises(UsageError, match="attention/no-more/.* is unknown to this installation; select by name"):
         Plan.from_json(plan)
 
 

@@ -192,7 +192,7 @@ def test_fifty_kills_lose_no_finished_record(begin_runs: Callable[[], Runs], tmp
         assert status == SIGKILLED, runs.output()
         kills += 1
         midway += runs.acknowledged() > known
-        repaired += "half a record" in runs.output()
+        repaired += "a partial record" in runs.output()
         if runs.acknowledged():
             assert runs.acknowledged() <= complete(folder)
             if chance.random() < 0.3 and not torn_tail(folder):  # what a power failure leaves, and a kill hardly ever
@@ -266,7 +266,7 @@ def test_what_is_no_record_is_cut_off(tmp_path: Path, tail: bytes) -> None:
     run_folder.append(tmp_path, entry())
     whole = (tmp_path / "records.jsonl").read_bytes()
     (tmp_path / "records.jsonl").write_bytes(whole + tail)
-    assert f"half a record at the end, {len(tail)} bytes" in str(run_folder.repair(tmp_path))
+    assert f"a partial record at the end, {len(tail)} bytes" in str(run_folder.repair(tmp_path))
     assert (tmp_path / "records.jsonl").read_bytes() == whole
 
 
@@ -341,7 +341,7 @@ def test_a_disk_that_fills_ends_the_run_in_one_line(begin_runs: Callable[[], Run
     kept = runs.acknowledged()
     assert kept and kept == complete(folder) and not torn_tail(folder)
     assert runs.run("--resume", "--out", folder) == 0, runs.output()
-    assert "half a record" not in runs.output()
+    assert "a partial record" not in runs.output()
     wanted = ids_of(resolve([], suite="full", directions=["fwd"]))
     records, warnings = run_folder.read_records(folder)
     assert Counter(each.id for each in records) == Counter(wanted) and complete(folder) and warnings == []

@@ -179,7 +179,7 @@ def test_the_roofline_as_a_picture(tmp_path: Path) -> None:
     assert file.read_bytes().startswith(b"\x89PNG")
     assert report(*words, file.with_suffix(".svg")).exit_code == 0
     told = words_of(file.with_suffix(".svg").read_text())
-    assert {"reached", "roofline", "triton", "GFLOP/s", "FLOP per byte moved"} <= set(told)
+    assert {"reached", "roofline", "triton", "GFLOP/s", "FLOP per declared byte"} <= set(told)
 
 
 def test_the_roof_is_the_segments() -> None:

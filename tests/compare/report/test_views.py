@@ -211,7 +211,7 @@ def test_the_committed_run_shows_the_exercise() -> None:
 
 
 def test_five_thousand_rows_are_quick(tmp_path: Path) -> None:
-    """What the roofline needs is in the records: no graph is read for a plain report."""
+    """Records hold their roofline times, so a plain report reads no graph."""
     run_folder.create(tmp_path, {"segments": [{"id": "s1", "ceilings": CEILINGS}]})
     subject = measured(CASE, "triton", kernels=with_roofline(memory=1.0), graph="graphs/missing.json.gz")
     line = json.dumps(subject.to_json())

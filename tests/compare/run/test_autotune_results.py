@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from compare.base.usage import UsageError
-from compare.plan.selection import recorded_choices
+from compare.plan.selection import autotune_results as recorded_results
 from compare.run import autotune_results
 
 ENTRY = "entries {{\n  key {{\n    hlo: {0}\n  }}\n  value {{\n    x: 1\n  }}\n}}\n"
@@ -35,13 +35,13 @@ def test_a_run_replays_the_joined_results_of_another_run_or_target(tmp_path: Pat
     before = autotune_results.folder_of(tmp_path / "before")
     (before / "autotune-0.11.2.textproto").write_text("chosen")
     (before / "autotune-0.11.2.4711.textproto").write_text("of a process that was killed")
-    autotune_results.copy_into(tmp_path / "run", recorded_choices(str(tmp_path / "before")))
+    autotune_results.copy_into(tmp_path / "run", recorded_results(str(tmp_path / "before")))
     (taken,) = autotune_results.folder_of(tmp_path / "run").iterdir()
     assert (taken.name, taken.read_text()) == ("autotune-0.11.2.textproto", "chosen")
-    assert recorded_choices("h200")
+    assert recorded_results("h200")
     (before / "autotune-0.11.2.textproto").unlink()
     with pytest.raises(UsageError):
-        recorded_choices(str(tmp_path / "before"))
+        recorded_results(str(tmp_path / "before"))
 
 
 def test_results_of_another_jax_are_named(tmp_path: Path) -> None:
