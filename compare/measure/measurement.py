@@ -76,7 +76,7 @@ class MeasuredProgram:
 
         The first such call sets up more than a round takes: XLA compiles a program for each size that it poisons.
         """
-        self._timed_call(self.program, untimed, self._input_set(0), dict.fromkeys(self.case.parts, True))
+        self._timed_call(self.program, untimed, self._input_set(0), dict.fromkeys(self.case.phases, True))
 
     def measure(self, clock: Clock, seconds: float, input_set: int = 0) -> dict[str, Any]:
         """Time calls for about `seconds` on one input set, each on poisoned outputs and a cold L2; check the last.
@@ -168,7 +168,7 @@ class MeasuredProgram:
     def _measure(
         self, program: Program, clock: Clock, seconds: float, arrays: _InputSet, *, cold: bool
     ) -> dict[str, Any]:
-        phases = self.case.parts
+        phases = self.case.phases
         poisoned = dict.fromkeys(phases, cold)
         results: tuple[Arrays, Arrays] = {}, {}
 

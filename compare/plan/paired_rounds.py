@@ -57,18 +57,18 @@ def rounds_of(record: Record) -> Rounds:
 
 def _round_times(record: Record, mode: str) -> list[float]:
     parts = measured_parts(record, mode)
-    if not all(part in parts for part in record.case.parts):
+    if not all(part in parts for part in record.case.phases):
         return []
-    medians = [[statistics.median(samples) for samples in parts[part]["device_time"]] for part in record.case.parts]
+    medians = [[statistics.median(samples) for samples in parts[part]["device_time"]] for part in record.case.phases]
     return [sum(times) for times in zip(*medians, strict=True)]
 
 
 def device_time_us(record: Record, mode: str = MAIN) -> float | None:
     """Return the device time of a call: each part's median over all samples, added; None where a part was not timed."""
     parts = measured_parts(record, mode)
-    if not all(part in parts for part in record.case.parts):
+    if not all(part in parts for part in record.case.phases):
         return None
-    samples = [[s for found in parts[part]["device_time"] for s in found] for part in record.case.parts]
+    samples = [[s for found in parts[part]["device_time"] for s in found] for part in record.case.phases]
     return sum(statistics.median(found) for found in samples) * 1e6
 
 

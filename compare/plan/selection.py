@@ -14,7 +14,7 @@ from .. import targets
 from ..base.usage import UsageError, one_of
 from ..spec.block import Block
 from ..spec.blocks import BLOCKS
-from ..spec.case import PARTS, Case
+from ..spec.case import PHASES, Case
 from ..spec.dtype import DTYPE_BY_ANY_NAME, DTYPES
 from . import timing_modes as timing
 from .plan import SUITES, Plan, timing_of
@@ -39,7 +39,7 @@ def resolve(
     """
     one_of("suite", suite, SUITES)
     blocks = [one_of("block", name, BLOCKS) for name in dict.fromkeys(blocks)]
-    directions = [one_of("direction", name, PARTS) for name in dict.fromkeys(directions)]
+    directions = [one_of("direction", name, PHASES) for name in dict.fromkeys(directions)]
     dtypes = [DTYPE_BY_ANY_NAME[one_of("dtype", name, DTYPE_BY_ANY_NAME, shown=DTYPES)] for name in dtypes]
     wanted = [BLOCKS[name] for name in BLOCKS if not blocks or name in blocks]
     implementations = _known_implementations(implementations, wanted)

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields
 from functools import cache
 from typing import Any, get_type_hints
 
-from ..spec.case import PARTS, Case
+from ..spec.case import PHASES, Case
 from ..spec.dtype import DTYPES
 from .record_fields import (
     ErrorField,
@@ -96,7 +96,7 @@ class Record:
             raise ValueError(f"{name}: case{wrong}")
         if wrong := mismatch(case.sizes, dict[str, int]):
             raise ValueError(f"{name}: sizes{wrong}")
-        if case.dtype not in DTYPES or case.direction not in PARTS:
+        if case.dtype not in DTYPES or case.direction not in PHASES:
             raise ValueError(f"unknown dtype {case.dtype!r} or direction {case.direction!r}")
         if record.measurement is not None:
             try:

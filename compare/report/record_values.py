@@ -35,7 +35,7 @@ class RecordValues:
 
     @cached_property
     def device_time_us(self) -> float | None:
-        return total(self.part_us(part) for part in self.case.parts)
+        return total(self.part_us(part) for part in self.case.phases)
 
     def part_us(self, part: str) -> float | None:
         return statistics.median(_pooled(self.parts[part]["device_time"])) * 1e6 if part in self.parts else None
@@ -43,9 +43,9 @@ class RecordValues:
     @cached_property
     def spread_us(self) -> float | None:
         """Half the interquartile range of a whole call's device time; None below four samples."""
-        if not all(part in self.parts for part in self.case.parts):
+        if not all(part in self.parts for part in self.case.phases):
             return None
-        samples = [_pooled(self.parts[part]["device_time"]) for part in self.case.parts]
+        samples = [_pooled(self.parts[part]["device_time"]) for part in self.case.phases]
         calls = [sum(call) for call in zip(*samples, strict=True)]
         if len(calls) < 4:
             return None
@@ -54,7 +54,7 @@ class RecordValues:
 
     @cached_property
     def busy_time_us(self) -> float | None:
-        busy = [self.parts[part]["busy_time"] if part in self.parts else None for part in self.case.parts]
+        busy = [self.parts[part]["busy_time"] if part in self.parts else None for part in self.case.phases]
         return total(None if rounds is None else statistics.median(_pooled(rounds)) * 1e6 for rounds in busy)
 
     @property
@@ -93,16 +93,16 @@ class RecordValues:
 
     @cached_property
     def flops(self) -> float | None:
-        return total(self.record.flops.get(part) for part in self.case.parts)
+        return total(self.record.flops.get(part) for part in self.case.phases)
 
     @cached_property
     def bytes_compulsory(self) -> int | None:
-        return total(self.record.bytes_compulsory.get(part) for part in self.case.parts)
+        return total(self.record.bytes_compulsory.get(part) for part in self.case.phases)
 
     @cached_property
     def bytes_declared(self) -> int | None:
         kernels = self.record.kernels
-        return total(kernels[part]["bytes_declared"] if part in kernels else None for part in self.case.parts)
+        return total(kernels[part]["bytes_declared"] if part in kernels else None for part in self.case.phases)
 
     @property
     def rate(self) -> float | None:
@@ -140,7 +140,7 @@ class RecordValues:
     @property
     def kernels(self) -> int | None:
         if self.kernel_source == "measured launches":
-            return total(self.parts[part]["launches"] if part in self.parts else None for part in self.case.parts)
+            return total(self.parts[part]["launches"] if part in self.parts else None for part in self.case.phases)
         return total(part["launches"] for part in self.record.kernels.values()) if self.record.kernels else None
 
     @property
@@ -158,7 +158,7 @@ class RecordValues:
         """Sum of ncu's counts; method: "alone" or "call"."""
         found: Any = (self.record.traffic or {}).get(method, {})
         parts = found.get("parts", {})
-        return total(parts[part][count] if part in parts else None for part in self.case.parts for count in counts)
+        return total(parts[part][count] if part in parts else None for part in self.case.phases for count in counts)
 
     @property
     def traffic_unavailable(self) -> str | None:
@@ -168,7 +168,7 @@ class RecordValues:
     @cached_property
     def _roofline(self) -> list[Any] | None:
         """By part, the summary against the roofline; None where one part has none."""
-        found = [self.record.kernels[p].get("roofline") if p in self.record.kernels else None for p in self.case.parts]
+        found = [self.record.kernels[p].get("roofline") if p in self.record.kernels else None for p in self.case.phases]
         return None if None in found else found
 
     @cached_property
@@ -196,7 +196,7 @@ class RecordValues:
     @property
     def peak_memory_bytes(self) -> int | None:
         found = self.measurement.get("peak_memory_bytes") or {}
-        return _largest([found.get(part) for part in self.case.parts])
+        return _largest([found.get(part) for part in self.case.phases])
 
     @property
     def peak_memory_reason(self) -> str | None:
@@ -204,9 +204,9 @@ class RecordValues:
 
     @property
     def peak_memory_planned_bytes(self) -> int | None:
-        if self.peak_memory_bytes is not None or not all(part in self._peaks for part in self.case.parts):
+        if self.peak_memory_bytes is not None or not all(part in self._peaks for part in self.case.phases):
             return None
-        peaks = [self._peaks[part] for part in self.case.parts]
+        peaks = [self._peaks[part] for part in self.case.phases]
         return _largest([peak["planned"] if peak["bytes"] is None else peak["bytes"] for peak in peaks])
 
     @property

@@ -74,7 +74,7 @@ def _with_roofline(record: Record, folder: Path, ceilings: Mapping[str, Ceilings
     from ..sources import graph_sources
 
     graph = store.load(graph_sources.recorded_file(folder, record, record.graph))
-    found: Any = summary.summary(graph, record.case.parts, reached.at(record.case.precision))
+    found: Any = summary.summary(graph, record.case.phases, reached.at(record.case.precision))
     own: Any = record.kernels
     kernels: Any = {part: {**made, **own.get(part, {})} for part, made in found.items()}
     return replace(record, kernels=kernels)

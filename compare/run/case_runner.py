@@ -255,7 +255,7 @@ class CaseRunner:
                 dead[entry.role] = f"while {record.id} was traced: {problem}"
                 record.trace = {"unavailable": dead[entry.role]}
             else:
-                entry.traces = {phase: CallTrace.from_json(found[phase]) for phase in record.case.parts}
+                entry.traces = {phase: CallTrace.from_json(found[phase]) for phase in record.case.phases}
 
     def _write(self, entry: _Entry) -> None:
         """Write the record, with its timeline, measurement and graph."""
@@ -359,7 +359,7 @@ def _measurement(entry: _Entry, timer: str | None) -> Any:
         described = entry.rounds[entry.processes.count(0) - 1]["parts"]  # the process whose compile the graph describes
         phases = {
             phase: _timed(entry.rounds, phase) | {"records": described[phase]["records"]}
-            for phase in entry.record.case.parts
+            for phase in entry.record.case.phases
         }
     warm_ups = [r["warm_up"] for r in entry.rounds if r["warm_up"]]
     peaks = next((r for r in entry.rounds if "peak_memory" in r), {})
@@ -381,7 +381,7 @@ def _mode(entry: _Entry, mode: str) -> dict[str, Any]:
     if "same_as" in rounds[0]:
         return rounds[0]
     return {
-        "parts": {phase: _timed(rounds, phase) for phase in entry.record.case.parts},
+        "parts": {phase: _timed(rounds, phase) for phase in entry.record.case.phases},
         "settled": [r["warm_up"]["settled"] for r in rounds],
         "command_buffers": rounds[0].get("command_buffers"),
     }

@@ -148,7 +148,7 @@ def _summary(entry: Record, way: str, outcome: Outcome, folder: Path) -> Any:
     if isinstance(graph, NotProfiled):
         return {"unavailable": graph.reason}
     parts = {}
-    for part in entry.case.parts:
+    for part in entry.case.phases:
         times = entry.times.get(part)
         ran = [DeviceRecord.from_json(each) for each in (times and times.get("records")) or ()]
         parts[part] = part_traffic(graph, part, outcome.launches[part], ran)

@@ -235,7 +235,7 @@ class _Attempt:
             return {} if partly else dict.fromkeys(graphs, NotProfiled(str(problem)))
         found: dict[int, Outcome] = {}
         for number, graph in graphs.items():
-            marks = {part: f"{number}_{part}" for part in self.work[number][0].parts}
+            marks = {part: f"{number}_{part}" for part in self.work[number][0].phases}
             if all(mark in stretches for mark in marks.values()):
                 found[number] = Profiled(graph, {part: stretches[mark] for part, mark in marks.items()})
             elif not partly:

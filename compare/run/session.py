@@ -111,7 +111,7 @@ class Session:
         return Record(
             case=case, implementation=implementation.name, compiler=implementation.backend_name, status="failed",
             segment=self.segment, target=self.target, bytes_compulsory=block.bytes_compulsory(case),
-            flops=block.part_flops(case),
+            flops=block.phase_flops(case),
         )
 
     def write(self, finished: Record) -> None:
@@ -158,7 +158,7 @@ class Session:
         with self._writing(record.graph) as path:
             store.save(graph, path)
         ceilings = self._ceilings and self._ceilings.at(record.case.precision)
-        record.kernels = summary.summary(graph, record.case.parts, ceilings)
+        record.kernels = summary.summary(graph, record.case.phases, ceilings)
 
     def keep_trace(self, record: Record, document: timeline.Document) -> None:
         """Write the record's timeline into the run folder; the record gets its name."""

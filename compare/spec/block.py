@@ -133,17 +133,17 @@ class Block:
         if case.direction == "joint":
             return {"forward": (given + outputs, outputs + gradients)}
         result = {"forward": (given, outputs)}
-        if "backward" in case.parts:
+        if "backward" in case.phases:
             result["backward"] = (outputs + read(map(self.tensor, self.backward_needs)), gradients)
         return result
 
     def bytes_compulsory(self, case: Case) -> dict[str, int]:
         """Return the fewest bytes that each phase must move: `compulsory_traffic`, reads plus writes."""
-        return {part: read + written for part, (read, written) in self.compulsory_traffic(case).items()}
+        return {phase: read + written for phase, (read, written) in self.compulsory_traffic(case).items()}
 
-    def part_flops(self, case: Case) -> dict[str, float]:
+    def phase_flops(self, case: Case) -> dict[str, float]:
         """Return the model FLOPs of each phase: the algorithm's, without what an implementation recomputes."""
         flops = {"forward": self.flops(case.sizes), "backward": self.backward_flops(case.sizes)}
         if case.direction == "joint":
             return {"forward": sum(flops.values())}
-        return {part: flops[part] for part in case.parts}
+        return {phase: flops[phase] for phase in case.phases}

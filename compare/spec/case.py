@@ -12,7 +12,7 @@ Sizes = Mapping[str, int]
 
 # fwd: inference. train: a forward program that saves what the backward program needs. joint: outputs and gradients in
 # one program, whose only phase is called forward.
-PARTS = {"fwd": ("forward",), "train": ("forward", "backward"), "joint": ("forward",)}
+PHASES = {"fwd": ("forward",), "train": ("forward", "backward"), "joint": ("forward",)}
 CONTIGUOUS, TRANSPOSED = "contiguous", "transposed"  # layouts of a shape's inputs
 MAGNITUDE = "magnitude"  # a key of sizes: the factor on the standard deviation of `magnified` tensors
 
@@ -39,8 +39,8 @@ class Case:
         return f"{self.block}/{self.name}/{DTYPES[self.dtype].short}{precision}/{self.direction}"
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        return PARTS[self.direction]
+    def phases(self) -> tuple[str, ...]:
+        return PHASES[self.direction]
 
     @property
     def differentiates(self) -> bool:
@@ -76,7 +76,7 @@ class Shape:
     sizes: Sizes
     dtypes: tuple[str, ...] = ("bfloat16",)
     precisions: tuple[str, ...] = ("ieee",)
-    directions: tuple[str, ...] = tuple(PARTS)
+    directions: tuple[str, ...] = tuple(PHASES)
     quick: bool = False
     edge: bool = False
     layout: str = CONTIGUOUS

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..backends import BACKENDS, Backend
-from .case import PARTS, Case
+from .case import PHASES, Case
 
 
 def load(target: str) -> Callable[..., Any]:
@@ -39,7 +39,7 @@ class Implementation:
     summary: str
     needs_gpu: str | None = None
     unsupported: Callable[[Case], str | None] = field(default=lambda case: None)
-    directions: tuple[str, ...] = tuple(PARTS)
+    directions: tuple[str, ...] = tuple(PHASES)
     baseline: bool = False
     requires: tuple[str, ...] = ()
 

@@ -38,10 +38,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for case, i in rows[:200]:
             parts = {
                 part: {"device_time": samples, "busy_time": samples, "launches": 1, "records": []}
-                for part in case.parts
+                for part in case.phases
             }
             measurement = {"timer": "cupti", "parts": parts, "wall_time": [1e-4] * 5}
-            kernels = {part: {"launches": 1, "bytes_declared": 9, "provenance": {}} for part in case.parts}
+            kernels = {part: {"launches": 1, "bytes_declared": 9, "provenance": {}} for part in case.phases}
             result = Record(case, i.name, i.backend_name, "ok", measurement=measurement, kernels=kernels)
             file.write(json.dumps(result.to_json()) + "\n")
     return path

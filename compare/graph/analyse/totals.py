@@ -77,7 +77,7 @@ def totals(
     """Return the totals of one graph.
 
     bytes_compulsory, flops_declared: by phase, where the block declares them (`Block.bytes_compulsory`,
-    `Block.part_flops`); they replace what the graph alone can tell.
+    `Block.phase_flops`); they replace what the graph alone can tell.
     """
     kernels = graph.kernels or ()
     missing = len(graph.operations) if graph.kernels is None else 0

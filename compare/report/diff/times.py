@@ -115,7 +115,7 @@ def _samples(record: Record) -> dict[str, Sample]:
     times = dict(rounds.times)
     if _has_kernel_times(record):
         phases = measured_parts(record)
-        busy = [phases[name]["busy_time"] or [] for name in record.case.parts]
+        busy = [phases[name]["busy_time"] or [] for name in record.case.phases]
         medians = [[statistics.median(found) for found in rounds] for rounds in busy]
         times[BUSY] = [sum(each) for each in zip(*medians, strict=True)]
     return {timer: Sample(found, rounds.processes) for timer, found in times.items() if all(t > 0 for t in found)}

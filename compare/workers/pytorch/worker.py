@@ -113,7 +113,7 @@ class TorchBackend:
         return block.joined(live, self._all_cotangents(folder, case)) if case.direction == "joint" else live
 
     def cotangents(self, folder: Path, case: Case) -> Arrays:
-        return self._all_cotangents(folder, case) if "backward" in case.parts else {}
+        return self._all_cotangents(folder, case) if "backward" in case.phases else {}
 
     def _all_cotangents(self, folder: Path, case: Case) -> Arrays:
         if not case.differentiates:

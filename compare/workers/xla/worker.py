@@ -100,7 +100,7 @@ class XlaBackend:
         return block.joined(own, self._all_cotangents(folder, case)) if case.direction == "joint" else own
 
     def cotangents(self, folder: Path, case: Case) -> Arrays:
-        return self._all_cotangents(folder, case) if "backward" in case.parts else {}
+        return self._all_cotangents(folder, case) if "backward" in case.phases else {}
 
     def _all_cotangents(self, folder: Path, case: Case) -> Arrays:
         if not case.differentiates:

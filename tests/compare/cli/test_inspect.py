@@ -42,7 +42,7 @@ def run(tmp_path: Path) -> Path:
         forward = {"launches": 1, "bytes_declared": 1, "provenance": {}, "unjoined": unjoined}
         kernels: Any = {"forward": forward}
         graph_file = f"graphs/{name}.json.gz"
-        flops = BLOCKS["swiglu_mlp"].part_flops(CASE)
+        flops = BLOCKS["swiglu_mlp"].phase_flops(CASE)
         run_folder.append(
             folder, Record(CASE, name, name, "ok", target="h200", graph=graph_file, kernels=kernels, flops=flops)
         )

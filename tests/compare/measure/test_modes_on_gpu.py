@@ -61,7 +61,7 @@ def test_a_graph_replays_what_was_launched(
     for input_set in (0, 1):  # a replay that reads the first set's inputs would be wrong for the second
         main = pool.ask("torch", "measure", id="subject", seconds=0.01, first=False, input_set=input_set)
         graph, warm = (measured(pool, "torch", mode, input_set) for mode in ("graph", "warm"))
-        for part in case.parts:
+        for part in case.phases:
             launches = main["parts"][part]["launches"]
             assert warm["parts"][part]["launches"] == launches
             assert graph["parts"][part]["launches"] == launches
@@ -77,7 +77,7 @@ def test_command_buffers_replay_what_was_launched(
 ) -> None:
     case = CASES[block, direction]
     buffers = prepared(pool, tmp_path, "xla", case, implementation)["command_buffers"]
-    assert set(buffers) == set(case.parts)
+    assert set(buffers) == set(case.phases)
     main = pool.ask("xla", "measure", id="subject", seconds=0.01, first=False, input_set=1)
     graph, no_graph, warm = (measured(pool, "xla", mode, 1) for mode in ("graph", "no-graph", "warm"))
     if all(inside == total for inside, total in buffers.values()):
@@ -89,7 +89,7 @@ def test_command_buffers_replay_what_was_launched(
     else:
         assert no_graph == {"same_as": "cold"}
     for found in (graph, no_graph, warm):
-        for part in case.parts if "parts" in found else ():
+        for part in case.phases if "parts" in found else ():
             assert found["parts"][part]["launches"] == main["parts"][part]["launches"]
     pool.ask("xla", "release", id="subject")
 

@@ -25,7 +25,7 @@ def test_a_joint_program_counts_shared_bytes_and_flops_once() -> None:
     # x and dy are read, y and dx are written; apart, backward would read y again
     assert block.compulsory_traffic(JOINT) == {"forward": (2 * elements, 2 * elements)}
     assert sum(block.bytes_compulsory(train).values()) == 5 * elements
-    assert block.part_flops(JOINT) == {"forward": sum(block.part_flops(train).values())}
+    assert block.phase_flops(JOINT) == {"forward": sum(block.phase_flops(train).values())}
 
 
 @pytest.mark.parametrize("implementation", ["xla", "eager", "library", "inductor", "triton"])

@@ -125,7 +125,7 @@ def complete(folder: Path) -> set[str]:
         assert each.status in ("ok", "skipped"), each
         if each.status == "ok":
             measured = (each.measurement or {})["parts"]
-            assert set(measured) == set(each.case.parts) and each.errors and each.checked, each
+            assert set(measured) == set(each.case.phases) and each.errors and each.checked, each
             assert store.load(folder / str(each.graph)).kernels, each
     return {each.id for each in records}
 

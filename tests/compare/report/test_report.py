@@ -18,7 +18,7 @@ CEILINGS = rows.ceilings_of({"segments": [{"id": "s1", "ceilings": {"streams": {
 def ok(case: Any, implementation: str, seconds: float) -> Record:
     parts = {
         part: {"device_time": [[seconds]] * 5, "busy_time": [[seconds]] * 5, "launches": 1, "records": []}
-        for part in case.parts
+        for part in case.phases
     }
     return Record(
         case=case, implementation=implementation, compiler="xla", status="ok", segment="s1", compile_s=1.5,
@@ -26,7 +26,7 @@ def ok(case: Any, implementation: str, seconds: float) -> Record:
         errors=[{"name": "y", "error": 0.25, "tolerance": 0.5}], bytes_compulsory=BLOCKS["gelu"].bytes_compulsory(case),
         measurement={
             "timer": "cupti", "parts": parts, "wall_time": [seconds],
-            "peak_memory_bytes": dict.fromkeys(case.parts, 10**6),
+            "peak_memory_bytes": dict.fromkeys(case.phases, 10**6),
         },
     )
 

@@ -38,14 +38,14 @@ def timed(seconds: list[list[float]], launches: int = 1) -> dict[str, Any]:
 def measured(case: Case, implementation: str = "xla", microseconds: float = 100.0, **fields: Any) -> Record:
     """An `ok` record with the given device time in every part."""
     block = BLOCKS[case.block]
-    parts = {part: timed([[microseconds * 1e-6] * 5] * 2) for part in case.parts}
+    parts = {part: timed([[microseconds * 1e-6] * 5] * 2) for part in case.phases}
     defaults: dict[str, Any] = {
-        "status": "ok", "compiler": "xla", "segment": "s1", "flops": block.part_flops(case),
+        "status": "ok", "compiler": "xla", "segment": "s1", "flops": block.phase_flops(case),
         "bytes_compulsory": block.bytes_compulsory(case),
         "errors": [{"name": "y", "error": 0.01, "tolerance": 0.02}],
         "measurement": {
             "timer": "cupti", "parts": parts, "wall_time": [2e-4, 1e-4, 3e-4],
-            "peak_memory_bytes": dict.fromkeys(case.parts, 1000),
+            "peak_memory_bytes": dict.fromkeys(case.phases, 1000),
         },
     }
     return Record(case=case, implementation=implementation, **(defaults | fields))
@@ -171,7 +171,7 @@ def test_bandwidth_is_held_against_a_stream_of_the_same_mix(
 ) -> None:
     case = case_of(block, name, direction)
     row = row_of(measured(case), SEGMENTS)
-    rate = sum(BLOCKS[block].bytes_compulsory(case).values()) / (len(case.parts) * 100e-6)
+    rate = sum(BLOCKS[block].bytes_compulsory(case).values()) / (len(case.phases) * 100e-6)
     ceiling = sum(share * CEILINGS["streams"][mix] for mix, share in mixes.items())
     assert (row["rate"], row["rate_unit"]) == (pytest.approx(rate / 1e9), "GB/s")
     assert row["share_of_ceiling"] == pytest.approx(rate / ceiling, rel=1e-4)  # rmsnorm also reads a weight

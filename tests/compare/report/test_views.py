@@ -33,10 +33,10 @@ def xlafuse(*words: object) -> Result:
 def measured(case: Case, implementation: str = "xla", **fields: Any) -> Record:
     """An `ok` record that took 100 µs."""
     samples = [[100e-6] * 5] * 2
-    parts = {part: {"device_time": samples, "busy_time": samples, "launches": 1, "records": []} for part in case.parts}
+    parts = {part: {"device_time": samples, "busy_time": samples, "launches": 1, "records": []} for part in case.phases}
     block = BLOCKS[case.block]
     defaults: dict[str, Any] = {
-        "status": "ok", "compiler": "xla", "segment": "s1", "flops": block.part_flops(case),
+        "status": "ok", "compiler": "xla", "segment": "s1", "flops": block.phase_flops(case),
         "bytes_compulsory": block.bytes_compulsory(case),
         "measurement": {"timer": "cupti", "parts": parts, "wall_time": [2e-4]},
     }

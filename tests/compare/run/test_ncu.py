@@ -210,7 +210,7 @@ def graph(*names: str) -> FusionGraph:
 
 def timed(name: str, case: Case = FORWARD, status: str = "ok", **fields: Any) -> Record:
     records = [{"name": "k", "start": 0.0, "end": 1e-6}]
-    parts = {part: {"records": records} for part in case.parts}
+    parts = {part: {"records": records} for part in case.phases}
     compiler = SOFTMAX.implementation(name).backend_name
     return Record(case, name, compiler, status, segment="s1", measurement={"timer": "cupti", "parts": parts}, **fields)
 

@@ -25,7 +25,7 @@ from compare.report import rows
 from compare.run import on_gpu, progress
 from compare.run import run as run_module
 from compare.run.session import Session
-from compare.spec.case import PARTS
+from compare.spec.case import PHASES
 from compare.workers.client import WorkerDied, WorkerError, WorkerTimeout
 
 TIMES = {"device_time": [1e-6] * 5, "busy_time": [1e-6] * 5, "launches": 1, "poisoned": True}
@@ -90,7 +90,7 @@ class ScriptedPool:
 
     def ask(self, role: str, method: str, *, timeout: float = 0, **params: Any) -> Any:
         *_, direction, name = f"fwd/{params.get('id', '')}".split("/")
-        parts = PARTS.get(direction, ())
+        parts = PHASES.get(direction, ())
         self.calls[method, name] += 1
         which, fault = self.faults.get((method, name), (0, None))
         held = self.programs.setdefault(role, set())

@@ -91,7 +91,7 @@ def test_compulsory_bytes_of_vector_add() -> None:
     case = Case("vector_add", "x", {"elements": 7}, "float16", "fwd")
     block = BLOCKS["vector_add"]
     assert block.bytes_compulsory(case) == {"forward": 3 * 2 * 7}
-    assert block.part_flops(case)["forward"] / block.bytes_compulsory(case)["forward"] == pytest.approx(1 / 6)
+    assert block.phase_flops(case)["forward"] / block.bytes_compulsory(case)["forward"] == pytest.approx(1 / 6)
 
 
 LOOKUP = Block(
@@ -139,7 +139,7 @@ def test_a_draw_of_another_shape_is_refused() -> None:
 def test_attention_flops_are_half_the_square() -> None:
     def flops(**more: int) -> dict[str, float]:
         case = Case("attention", "x", attention.sizes(2, 3, 8, 16, **more), "bfloat16", "train")
-        return BLOCKS["attention"].part_flops(case)
+        return BLOCKS["attention"].phase_flops(case)
 
     assert flops()["forward"] == 2 * 3 * (2 * 2 * 8 * 8 * 16) / 2
     assert flops()["backward"] == 2.5 * flops()["forward"]

@@ -117,7 +117,7 @@ def test_without_a_gpu(tmp_path: Path, visit: Any, ready: Any) -> None:
     case = Case("softmax", "tiny", {"rows": 4096, "columns": 2048}, "bfloat16", "fwd")
     made = graph("", target="NVIDIA H200")
     compiled = Record(
-        case, "xla", "xla", "compiled", target="h200", graph="a.json.gz", kernels=summary(made, case.parts),
+        case, "xla", "xla", "compiled", target="h200", graph="a.json.gz", kernels=summary(made, case.phases),
         bytes_compulsory={"forward": 2 * made.buffers[0].bytes},
     )
     skipped = Record(case, "sdpa", "eager", "skipped", detail="needs a GPU", target="h200")
@@ -143,7 +143,7 @@ def test_wrong_results_are_not_compared(tmp_path: Path, tables: Any) -> None:
     short = replace(made, kernels=(made.kernels or ())[:1])
 
     def of(name: str, status: str, whose: FusionGraph) -> Record:
-        return Record(case, name, "xla", status, target="h200", graph="a.json.gz", kernels=summary(whose, case.parts))
+        return Record(case, name, "xla", status, target="h200", graph="a.json.gz", kernels=summary(whose, case.phases))
 
     records = [of("xla", "compiled", made), of("inductor", "wrong", short), of("triton", "failed", short)]
     folder = run_of(tmp_path / "run", records, {"a.json.gz": made}, segments=[], target="h200")
