@@ -1,4 +1,4 @@
-"""Blocks against float64 formulas written here, and training halves against finite differences of those."""
+"""Blocks against float64 formulas, and their gradients against finite differences of the formulas."""
 
 import re
 from collections.abc import Callable
@@ -65,7 +65,7 @@ def _swiglu(i: Float64s, eps: float) -> Float64s:
 
 
 def _attention(i: Float64s, before: int = 5, after: int = 0) -> Float64s:
-    """Seen are the keys from `before` positions before the query to `after` after it."""
+    """A query sees the keys from `before` positions before it to `after` positions after it."""
     k, v = (np.repeat(i[name], i["q"].shape[1] // i[name].shape[1], axis=1) for name in "kv")
     scores = i["q"] @ k.swapaxes(-1, -2) / np.sqrt(i["q"].shape[-1])
     distance = np.arange(scores.shape[-1])[:, None] - np.arange(scores.shape[-1])
@@ -216,7 +216,7 @@ _INTEGERS = {
 _DECODED = {"q": (3, 4, 6), "k_cache": (3, 2, 5, 6), "v_cache": (3, 2, 5, 6), "lengths": (3,)}
 _PAGED = {"q": (3, 4, 6), "k_pages": (9, 2, 2, 6), "v_pages": (9, 2, 2, 6), "page_table": (3, 3), "lengths": (3,)}
 Shapes = dict[str, tuple[int, ...]]
-# name: (apply, attributes, input shapes, formula, roundings to the dtype from input to output at most)
+# name: (apply, attributes, input shapes, formula, the most roundings to the dtype from input to output)
 BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Float64s], int]] = {
     "vector_add": (vector_add.apply, {}, {"x": (7,), "y": (7,)}, lambda i: {"out": i["x"] + i["y"]}, 1),
     "gelu": (gelu.apply, {}, {"x": (3, 7)}, lambda i: {"y": _gelu(i["x"])}, 9),
@@ -252,7 +252,7 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
         lambda i: {"y": _gelu(i["x"] @ i["weight"] + i["bias"])}, 11,
     ),
     "swiglu_mlp": (swiglu_mlp.apply, {"eps": _EPS}, _MLP, lambda i: _swiglu(i, _EPS), 10),
-    # Gate and up, sigmoid, two products, down, y; and in the sums those of what they add up, once more.
+    # Gate, up, sigmoid, two products, down and y; the terms of the sums add further roundings.
     "moe": (moe.apply, {"top_k": 2}, _MOE, _moe, 10),
     "rope": (rope.apply, {"theta": _THETA}, _TURNED, _rope, 1),
     "attention": (attention.apply, {}, _QKV, _attention, 3),
@@ -279,10 +279,9 @@ BLOCKS: dict[str, tuple[Any, dict[str, float], Shapes, Callable[[Float64s], Floa
         linear_cross_entropy.apply_in_chunks, _ENTROPY | {"largest": 4}, _PROJECTED, _linear_cross_entropy, 2,
     ),
 }
-FLOAT32 = {"loss", "balance_loss"}  # whatever the inputs' dtype
+FLOAT32 = {"loss", "balance_loss"}  # outputs that are float32 for any dtype of the inputs
 FORWARD_ONLY = {"vector_add", "decode_attention", "decode_attention_paged"}
 TRAINED = [name for name in BLOCKS if name not in FORWARD_ONLY]
-DTYPES = ("float32", "float16", "bfloat16")
 
 
 def _inputs(shapes: Shapes, dtype: str) -> dict[str, jax.Array]:
@@ -299,7 +298,7 @@ def _float64(arrays: dict[str, jax.Array]) -> Float64s:
 
 
 def _assert_close(actual: dict[str, jax.Array], expected: Float64s, roundings: int, dtype: str) -> None:
-    """A rounding is at most one eps of a value of about the result's size; float32 sums add their own."""
+    """Allow an error of one eps of the result's size for each rounding, and that of float32 sums."""
     assert actual.keys() == expected.keys()
     for name, x in actual.items():
         assert x.dtype == ("float32" if name in FLOAT32 else dtype) and x.shape == expected[name].shape
@@ -310,7 +309,7 @@ def _assert_close(actual: dict[str, jax.Array], expected: Float64s, roundings: i
 
 
 def _gradients(formula: Callable[[Float64s], Float64s], inputs: Float64s, cotangents: Float64s) -> Float64s:
-    """d(sum of outputs * cotangents)/d(inputs), by central differences in float64."""
+    """Return d(sum of outputs * cotangents)/d(inputs), by central differences in float64."""
 
     def value(changed: Float64s) -> float:
         return sum(float((y * cotangents[name]).sum()) for name, y in formula(changed).items())
@@ -329,9 +328,13 @@ def _gradients(formula: Callable[[Float64s], Float64s], inputs: Float64s, cotang
     return result
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", BLOCKS)
-def test_forward_is_the_formula(name: str, dtype: str) -> None:
+# The training test checks the forward pass of other blocks in float32 and bfloat16.
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [(name, "float16") for name in BLOCKS]
+    + [(name, dtype) for name in sorted(FORWARD_ONLY) for dtype in ("float32", "bfloat16")],
+)
+def test_inference_equals_the_formula(name: str, dtype: str) -> None:
     apply, attributes, shapes, formula, roundings = BLOCKS[name]
     inputs = _inputs(shapes, dtype)
     compiled = compiler.compile(directions.forward(apply, attributes), (inputs,))
@@ -339,10 +342,12 @@ def test_forward_is_the_formula(name: str, dtype: str) -> None:
     _assert_close(compiled.executable(inputs), formula(_float64(inputs)), roundings, dtype)
 
 
-@pytest.mark.parametrize("recompute", [False, True], ids=["saved", "recomputed"])
-@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("dtype", "recompute"), [("float32", False), ("bfloat16", False), ("float32", True)],
+    ids=["float32", "bfloat16", "recomputed"],
+)
 @pytest.mark.parametrize("name", TRAINED)
-def test_train_phases_give_outputs_and_gradients(name: str, dtype: str, recompute: bool) -> None:
+def test_training_phases_return_outputs_and_gradients(name: str, dtype: str, recompute: bool) -> None:
     apply, attributes, shapes, formula, roundings = BLOCKS[name]
     inputs = _inputs(shapes, dtype)
     forward, backward = directions.train_phases(apply, attributes, recompute=recompute)
@@ -357,21 +362,21 @@ def test_train_phases_give_outputs_and_gradients(name: str, dtype: str, recomput
     cotangents = {name: jnp.asarray(random.standard_normal(y.shape), y.dtype) for name, y in outputs.items()}
     gradients = second.executable(residuals, cotangents)
     expected = _gradients(formula, _float64(inputs), _float64(cotangents))
-    # Backward meets every rounding of forward again, and one for the product with each saved value.
+    # Backward repeats the roundings of forward, and adds one for the product with each saved value.
     _assert_close(gradients, expected, 3 * roundings + 2, dtype)
 
 
-# Blocks whose cuDNN row does more than call jax.nn.dot_product_attention: the same by its other implementation.
-_AROUND_CUDNN = {
+# Blocks that prepare arguments for cuDNN; jax's other implementation of the attention checks them on a CPU.
+_PREPARED_FOR_CUDNN = {
     "attention_packed": attention_packed.apply_cudnn, "decode_attention_paged": decode_attention_paged.apply_cudnn,
 }
 
 
-@pytest.mark.parametrize("name", _AROUND_CUDNN)
-def test_what_is_around_cudnn_gives_outputs_and_gradients(name: str) -> None:
+@pytest.mark.parametrize("name", _PREPARED_FOR_CUDNN)
+def test_arguments_prepared_for_cudnn_give_outputs_and_gradients(name: str) -> None:
     _, attributes, shapes, formula, roundings = BLOCKS[name]
     inputs = _inputs(shapes, "float32")
-    forward, backward = directions.train_phases(_AROUND_CUDNN[name], attributes | {"implementation": "xla"})
+    forward, backward = directions.train_phases(_PREPARED_FOR_CUDNN[name], attributes | {"implementation": "xla"})
     outputs, residuals = forward(inputs)
     _assert_close(outputs, formula(_float64(inputs)), roundings, "float32")
     gradients = backward(residuals, outputs)
@@ -386,21 +391,21 @@ def _structs(shapes: Shapes, dtype: str) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 @pytest.fixture
-def cudnn_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
-    """jax asks for cuDNN's version and the GPU's before it checks what it is given."""
+def cudnn_pretended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pretend cuDNN and an H200: jax checks their versions before it checks its arguments."""
     monkeypatch.setattr(_jax_private.cudnn, "check_cudnn_version", lambda: 91900)
     monkeypatch.setattr(_jax_private.cudnn, "check_compute_capability", lambda capability: True)
 
 
 def _calls_of_cudnn(function: Callable[..., Any], *given: Any) -> list[tuple[str, str]]:
-    """(what is called, the types of what it is given) in the program for a GPU."""
+    """Return (function, types of its arguments) of each cuDNN call in the program for a GPU."""
     text = jax.jit(function).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
     return re.findall(r"custom_call @__cudnn\$(\w+)\(.*: \((tensor<.*)\) ->", text)
 
 
-@pytest.mark.usefixtures("cudnn_at_hand")
-def test_cudnn_is_given_packed_sequences_as_one_and_their_mask_as_a_bias() -> None:
-    def half(tokens: int, dtype: str = "bfloat16") -> dict[str, jax.ShapeDtypeStruct]:
+@pytest.mark.usefixtures("cudnn_pretended")
+def test_cudnn_takes_packed_sequences_as_one_with_a_bias_for_the_mask() -> None:
+    def packed(tokens: int, dtype: str = "bfloat16") -> dict[str, jax.ShapeDtypeStruct]:
         shapes: Shapes = {"q": (tokens, 4, 16), "k": (tokens, 2, 16), "v": (tokens, 2, 16), "cu_seqlens": (4,)}
         return _structs(shapes, dtype)
 
@@ -409,20 +414,20 @@ def test_cudnn_is_given_packed_sequences_as_one_and_their_mask_as_a_bias() -> No
         return backward(residuals, outputs)
 
     forward, backward = directions.train_phases(attention_packed.apply_cudnn, {"longest": 4})
-    ((called, given), (called_back, _)) = _calls_of_cudnn(step, half(6))
+    ((called, given), (called_back, _)) = _calls_of_cudnn(step, packed(6))
     assert (called, called_back) == ("fmhaScaleBiasSoftmax", "fmhaScaleBiasSoftmaxBackward")
     assert given == "tensor<1x6x4x16xbf16>, tensor<1x6x2x16xbf16>, tensor<1x6x2x16xbf16>, tensor<1x1x6x6xbf16>"
-    # What its row's `unsupported` says of jax.
+    # The `unsupported` rule of its implementation states these limits of jax.
     inference = directions.forward(attention_packed.apply_cudnn, {"longest": 4})
-    assert _calls_of_cudnn(inference, half(7))
+    assert _calls_of_cudnn(inference, packed(7))
     with pytest.raises(NotImplementedError, match="Unsupported sequence length Q 7"):
-        _calls_of_cudnn(step, half(7))
+        _calls_of_cudnn(step, packed(7))
     with pytest.raises(ValueError, match="Unsupported dtype"):
-        _calls_of_cudnn(inference, half(6, "float32"))
+        _calls_of_cudnn(inference, packed(6, "float32"))
 
 
-@pytest.mark.usefixtures("cudnn_at_hand")
-def test_cudnn_is_given_gathered_pages_and_lengths() -> None:
+@pytest.mark.usefixtures("cudnn_pretended")
+def test_cudnn_takes_gathered_pages_and_lengths() -> None:
     pages = (9, 5, 2, 16)
     given = {"q": (3, 4, 16), "k_pages": pages, "v_pages": pages, "page_table": (3, 3), "lengths": (3,)}
     ((called, types),) = _calls_of_cudnn(decode_attention_paged.apply_cudnn, _structs(given, "bfloat16"))
@@ -430,7 +435,7 @@ def test_cudnn_is_given_gathered_pages_and_lengths() -> None:
     assert (called, types) == ("fmhaSoftmax", f"tensor<3x1x4x16xbf16>, {kv}, {kv}, tensor<3xi32>, tensor<3xi32>")
 
 
-def test_attention_never_looks_ahead() -> None:
+def test_attention_ignores_later_keys() -> None:
     inputs = _inputs(_QKV, "float32")
     changed = inputs | {name: inputs[name].at[..., -1, :].set(9.0) for name in ("k", "v")}
     before, after = attention.apply(inputs)["out"], attention.apply(changed)["out"]
@@ -438,7 +443,7 @@ def test_attention_never_looks_ahead() -> None:
     assert (before[..., -1, :] != after[..., -1, :]).any()
 
 
-def test_matmul_fp8_is_the_formula() -> None:
+def test_matmul_fp8_equals_the_formula() -> None:
     random = np.random.default_rng(0)
     a, b = (jnp.asarray(8 * random.standard_normal((rows, 32)), "float8_e4m3fn") for rows in (7, 48))
     inputs = {"a": a, "b": b, "a_scale": jnp.float32(0.37), "b_scale": jnp.float32(0.011)}
@@ -462,7 +467,7 @@ def test_softmax_of_large_logits_is_finite() -> None:
     assert np.allclose(softmax.apply({"x": x})["y"], [[0.5, 0.5, 0.0]])
 
 
-def test_softmax_of_minus_infinity_alone_is_zeros_and_has_no_gradient() -> None:
+def test_softmax_of_a_row_of_minus_infinity_is_zero_without_gradient() -> None:
     x = np.asarray(np.random.default_rng(0).standard_normal((7, 37)), np.float32)
     x[1], x[2, :-1], x[3, ::2] = -np.inf, -np.inf, -np.inf
     x[4] = np.finfo(np.float32).min
@@ -481,19 +486,19 @@ def test_softmax_of_minus_infinity_alone_is_zeros_and_has_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("masked", [0, 1])
-def test_maxima_begin_at_minus_infinity(masked: int) -> None:
-    """From another number XLA's Triton code does not begin: it takes it for neutral, and looks at it where it pads."""
+def test_maxima_start_at_minus_infinity(masked: int) -> None:
+    """XLA's Triton code pads rows with the start value of a reduction, so it must be neutral."""
     x = jax.ShapeDtypeStruct((4, 64), jnp.float32)
     lowered = jax.jit(lambda x: softmax.apply({"x": x}, masked=masked)["y"]).lower(x).as_text()
-    begun = dict(re.findall(r"(%\w+) = stablehlo.constant dense<(\S+)> : tensor<f32>", lowered))
+    starts = dict(re.findall(r"(%\w+) = stablehlo.constant dense<(\S+)> : tensor<f32>", lowered))
     reductions = re.findall(r"stablehlo.reduce\(%\w+ init: (%\w+)\) applies stablehlo.(\w+)", lowered)
-    assert [(begun[init], applied) for init, applied in reductions] == [
+    assert [(starts[init], applied) for init, applied in reductions] == [
         ("0xFF800000", "maximum"), ("0.000000e+00", "add"),
     ]
     assert ("dense<-3.40282347E+38>" in lowered) == bool(masked)
 
 
-def test_gradients_only_for_floating_inputs() -> None:
+def test_only_floating_inputs_have_gradients() -> None:
     def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
         return {"y": inputs["table"][inputs["rows"]]}
 
@@ -507,8 +512,10 @@ def test_gradients_only_for_floating_inputs() -> None:
 
 @pytest.mark.parametrize("block", ["rmsnorm", "linear"])
 def test_gradients_that_are_sums_over_rows_are_rounded_once(block: str) -> None:
-    """XLA added float16 up in float16 on a CPU, and stored partial sums in float16 on an H200: of 16 draws of these
-    sizes and larger ones no result was nearer than 2.2 roundings, and now none is farther than 1.2."""
+    """A plain broadcast accumulates float16 in float16, on a CPU and partly on an H200.
+
+    In 16 draws of these sizes and larger ones its error was at least 2.2 roundings; now it is at most 1.2.
+    """
     generator = np.random.default_rng(0)
     x, dy = generator.standard_normal((2, 8192, 64)).astype(np.float16)
     vector = np.ones(64, np.float16)
@@ -524,5 +531,5 @@ def test_gradients_that_are_sums_over_rows_are_rounded_once(block: str) -> None:
 
 
 def test_a_vector_of_a_wider_type_is_not_rounded() -> None:
-    spread = linear.broadcast_in_float32(jnp.full(3, 1.001, jnp.float32), jnp.ones((2, 3), jnp.bfloat16))
-    assert spread.dtype == jnp.float32 and (spread == jnp.float32(1.001)).all()
+    wide = linear.broadcast_in_float32(jnp.full(3, 1.001, jnp.float32), jnp.ones((2, 3), jnp.bfloat16))
+    assert wide.dtype == jnp.float32 and (wide == jnp.float32(1.001)).all()

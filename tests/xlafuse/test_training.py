@@ -1,4 +1,4 @@
-"""A training step in JAX: AdamW against optax, and the ways through the layers against each other."""
+"""A training step in JAX: AdamW against optax, and the variants that loop over layers or recompute them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEP = BLOCKS["lm_step"]
 CASE = next(case for case in STEP.cases("check") if case.dtype == "float32")
 
 
-def test_adamw_is_optax_s() -> None:
+def test_adamw_equals_optax() -> None:
     optax = pytest.importorskip("optax")
     settings = {"rate": 1e-2, "beta1": 0.9, "beta2": 0.99, "eps": 1e-6, "decay": 0.1}
     optimizer = optax.adamw(1e-2, b1=0.9, b2=0.99, eps=1e-6, weight_decay=0.1)
@@ -44,8 +44,8 @@ def compiled(function: Any) -> Any:
     return jax.jit(lambda inputs: function(inputs, **STEP.attributes_of(CASE))).lower(STRUCTS).compile()
 
 
-def test_the_ways_through_the_layers() -> None:
-    """Where layers are scanned there is one loop forward and one backward, and nowhere else."""
+def test_loops_and_recomputation_of_each_variant() -> None:
+    """Scanned layers have one loop forward and one backward; other variants have none."""
     unrolled = [str(traced(function)) for function in (lm_step.apply, lm_step.apply_remat)]
     scanned = [str(traced(function)) for function in (lm_step.apply_scan, lm_step.apply_scan_remat)]
     assert [jaxpr.count("= scan[") for jaxpr in (*unrolled, *scanned)] == [0, 0, 2, 2]
@@ -57,8 +57,8 @@ def test_the_ways_through_the_layers() -> None:
     [(lm_step.apply, lm_step.apply_remat, CASE.sizes["layers"]), (lm_step.apply_scan, lm_step.apply_scan_remat, 1)],
     ids=["unrolled", "scanned"],
 )
-def test_xla_computes_a_rematerialised_layer_once_more(plain: Any, again: Any, layers_written: int) -> None:
-    """Of its seven products all but the last, whose result no gradient needs, and less is in memory meanwhile."""
+def test_xla_recomputes_a_rematerialised_layer(plain: Any, again: Any, layers_written: int) -> None:
+    """Six of its seven products are computed again; no gradient needs the last. The step uses less memory."""
     once, twice = compiled(plain), compiled(again)
     products = [program.as_text().count(" dot(") for program in (once, twice)]
     assert products[1] - products[0] == 6 * layers_written

@@ -1,4 +1,4 @@
-"""The process's settings, each in a fresh process."""
+"""The settings of the process, each tested in a new process, and the merging of autotuning results."""
 
 import os
 import subprocess
@@ -25,7 +25,7 @@ def test_reading_needs_no_framework(module: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_too_late_is_an_error() -> None:
+def test_configuring_after_the_import_of_jax_is_an_error() -> None:
     pytest.importorskip("jax")
     done = _run(
         "import jax; from xlafuse.compile.environment import configure_environment as c; c()", JAX_PLATFORMS="cpu"
@@ -33,7 +33,7 @@ def test_too_late_is_an_error() -> None:
     assert "before jax is imported" in done.stderr
 
 
-def test_flags_of_the_user_win() -> None:
+def test_the_users_flags_win() -> None:
     done = _run(
         _IMPORT + "import os; configure_environment(deviceless=True); print(os.environ['XLA_FLAGS'])",
         XLA_FLAGS="--xla_gpu_cuda_data_dir=/somewhere",
@@ -49,7 +49,7 @@ def test_results_are_recorded_as_text_only(tmp_path: Path) -> None:
     assert "recorded to a .textproto file" in _run(code).stderr
 
 
-def test_results_of_before_are_used_again(tmp_path: Path) -> None:
+def test_earlier_results_are_loaded(tmp_path: Path) -> None:
     done = _run(
         _IMPORT + "import os, pathlib; "
         f"configure_environment(reuse_autotune_from=pathlib.Path({str(tmp_path)!r}, 'a.textproto')); "
@@ -65,7 +65,7 @@ def _entry(fingerprint: str, backend: str) -> str:
     )
 
 
-def test_merged_results_keep_every_key_once_and_the_later_value() -> None:
+def test_merging_keeps_the_later_value_of_each_key() -> None:
     first = _entry("aa", "TRITON") + _entry("bb", "TRITON")
     merged = autotune.merge_results([first, _entry("bb", "CUBLASLT_FISSION") + _entry("cc", "TRITON")])
     assert merged == _entry("aa", "TRITON") + _entry("bb", "CUBLASLT_FISSION") + _entry("cc", "TRITON")
@@ -78,6 +78,6 @@ def test_a_recorded_file_merges_into_itself(data: Path) -> None:
     assert sorted(merged.splitlines()) == sorted(text.splitlines())
 
 
-def test_what_is_no_record_is_refused() -> None:
+def test_other_text_is_refused() -> None:
     with pytest.raises(ValueError, match="version: 3"):
         autotune.merge_results(["version: 3\n" + _entry("aa", "TRITON")])

@@ -1,4 +1,4 @@
-"""Calls as users write them, turned into functions of arrays and compiled."""
+"""Users' calls, turned into functions of arrays and compiled."""
 
 from functools import partial
 
@@ -32,7 +32,7 @@ def test_arrays_are_inputs_and_the_rest_is_static():
     assert call.__name__ == "function"
 
 
-def test_a_wrong_call_is_the_functions_own_error():
+def test_a_wrong_call_raises_the_functions_own_error():
     call, inputs = user_functions.bind(lambda x: x, (struct(2), struct(2)), {})
     with pytest.raises(TypeError, match="positional argument"):
         jax.eval_shape(call, *inputs.values())
@@ -48,7 +48,7 @@ def test_parameters_keep_their_names_and_order(h200: compiler.Target):
     assert set(compiled.autotuning.values()) <= {"compiled", "not autotuned"}
 
 
-def test_what_is_jitted_keeps_its_options(h200: compiler.Target):
+def test_a_jitted_function_keeps_its_options(h200: compiler.Target):
     @partial(jax.jit, static_argnums=1, donate_argnums=0)
     def step(state, count, rate):
         return state + count * rate
@@ -58,7 +58,7 @@ def test_what_is_jitted_keeps_its_options(h200: compiler.Target):
     assert len(parameters(compiled.hlo_text)) == 2  # the rate is traced, the count is not
 
 
-def test_stablehlo_compiles_to_what_the_function_does(h200: compiler.Target):
+def test_stablehlo_compiles_to_the_functions_kernels(h200: compiler.Target):
     def function(x):
         return jnp.tanh(x) * 2
 
@@ -68,13 +68,13 @@ def test_stablehlo_compiles_to_what_the_function_does(h200: compiler.Target):
     assert list(compiled.autotuning) == list(direct.autotuning)
 
 
-def test_closed_over_arrays_are_told():
+def test_closed_over_arrays_are_listed():
     weights = jnp.ones((3, 5))
     compiled = user_functions.compile_call(lambda x: x @ weights, (struct(2, 3),), {})
     assert compiled.closed_over == (((3, 5), "float32"),)
 
 
-def test_halves_give_the_gradients_of_float_inputs():
+def test_phases_return_the_gradients_of_float_inputs():
     def function(x, index, *, scale):
         return {"y": x[index] * scale, "index": index}
 
@@ -97,7 +97,7 @@ def test_nothing_to_differentiate_is_an_error():
         user_functions.compile_phases(lambda x: x > 0, (struct(3),), {})
 
 
-def test_nnx_modules_are_split_and_what_they_change_comes_out():
+def test_nnx_modules_are_split_and_changed_variables_are_outputs():
     nnx = pytest.importorskip("flax.nnx")
 
     def train(model, x, *, other):

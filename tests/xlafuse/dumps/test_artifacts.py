@@ -1,4 +1,4 @@
-"""What one compile leaves in a folder."""
+"""The artifacts that one compile leaves in a folder."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,10 +17,18 @@ INPUTS = {"x": Struct((512, 1024), jnp.bfloat16), "weight": Struct((1024,), jnp.
 FORWARD = directions.forward(rmsnorm.apply, {"eps": 1e-6})
 
 
-def test_an_h200_compile_leaves_named_artifacts(h200: compiler.Target, tmp_path: Path) -> None:
-    compiled = compiler.compile(FORWARD, (INPUTS,), target=h200, dump_to=tmp_path / "dump")
-    found = artifacts.collect_artifacts(tmp_path / "dump")
-    absent = {"autotune_results", "fusion_frames", "thunks_after_passes"}  # nothing tuned, not asked for, one launch
+@pytest.fixture(scope="module")
+def dumped(h200: compiler.Target, tmp_path_factory: pytest.TempPathFactory) -> tuple[compiler.Compilation, Path]:
+    """An rmsnorm compiled for an H200, and the folder of its artifacts."""
+    folder = tmp_path_factory.mktemp("rmsnorm") / "dump"
+    return compiler.compile(FORWARD, (INPUTS,), target=h200, dump_to=folder), folder
+
+
+def test_an_h200_compile_leaves_named_artifacts(dumped: tuple[compiler.Compilation, Path]) -> None:
+    compiled, folder = dumped
+    found = artifacts.collect_artifacts(folder)
+    # Nothing was tuned, no visualisation was requested, and there is one launch.
+    absent = {"autotune_results", "fusion_frames", "thunks_after_passes"}
     assert artifacts.ARTIFACTS.keys() - absent <= found.keys()
     assert {"before_priority-fusion", "after_priority-fusion", "after_priority-fusion_proto"} <= found.keys()
     (kernel,) = compiled.kernels
@@ -29,18 +37,17 @@ def test_an_h200_compile_leaves_named_artifacts(h200: compiler.Target, tmp_path:
     assert f"{kernel.runtime_name} grid:" in found["thunks"].read_text()
     assert "fusion_steps" in found["priority_fusion"].read_text()
     assert "rmsnorm.py" in found["stablehlo"].read_text()
-    dumped = gpu_program.parse(found["hlo"].read_text())
-    assert not dumped.unparsed
-    assert [k.opcodes for k in gpu_program.kernels(dumped)] == [kernel.opcodes]
+    module = gpu_program.parse(found["hlo"].read_text())
+    assert not module.unparsed
+    assert [k.opcodes for k in gpu_program.kernels(module)] == [kernel.opcodes]
 
 
-def test_a_pass_that_changed_nothing_leaves_nothing(h200: compiler.Target, tmp_path: Path) -> None:
-    compiler.compile(FORWARD, (INPUTS,), target=h200, dump_to=tmp_path / "dump")
-    passes = {path.name for path in (tmp_path / "dump" / "passes").iterdir()}
+def test_a_pass_that_changed_nothing_leaves_no_file(dumped: tuple[compiler.Compilation, Path]) -> None:
+    folder = dumped[1] / "passes"
+    passes = {path.name for path in folder.iterdir()}
     assert passes and not any("dot-merger" in name or "triton-gemm" in name for name in passes)
     for before in (name for name in passes if "_before_" in name):
         after = before.replace("_before_", "_after_")
-        folder = tmp_path / "dump" / "passes"
         assert (folder / before).read_bytes() != (folder / after).read_bytes()
 
 
@@ -50,7 +57,7 @@ def test_a_folder_holds_one_compile(tmp_path: Path) -> None:
         compiler.compile(FORWARD, (INPUTS,), dump_to=tmp_path)
 
 
-def test_the_newest_module_of_the_name_counts(tmp_path: Path) -> None:
+def test_artifacts_are_those_of_the_newest_module(tmp_path: Path) -> None:
     raw, kept = tmp_path / "raw", tmp_path / "kept"
     raw.mkdir()
     kept.mkdir()
@@ -96,7 +103,7 @@ def test_launches_in_command_buffers_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("setting", "share"), [("default", (0, 4)), ("all", (4, 4)), ("none", (0, 4))])
-def test_command_buffers_can_be_had_and_not(
+def test_command_buffers_follow_their_setting(
     h200: compiler.Target, tmp_path: Path, setting: variants.CommandBuffers, share: tuple[int, int]
 ) -> None:
     """Four launches are too few for XLA's default."""

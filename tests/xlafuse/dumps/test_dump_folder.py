@@ -1,4 +1,4 @@
-"""Which modules a folder of dumps holds."""
+"""The modules in a dump folder or archive."""
 
 import gzip
 import os
@@ -50,7 +50,7 @@ def test_numbers_repeat_between_processes_and_folders(tmp_path: Path) -> None:
     assert {"2.ptx"} <= next(module for module in found if module.name == "jit_f.x").artifacts.files.keys()
 
 
-def test_times_before_the_name(tmp_path: Path) -> None:
+def test_timestamps_before_the_name(tmp_path: Path) -> None:
     write(tmp_path, "1700000000.module_0001.jit_f.cpu_after_optimizations.txt")
     write(tmp_path, "1700000099.module_0001.jit_f.cpu_after_optimizations.txt")
     assert [module.name for module in modules(tmp_path)] == ["jit_f", "jit_f"]
@@ -66,7 +66,7 @@ def test_a_visualisation_belongs_to_its_module() -> None:
     assert len(module.artifacts.find_all("fusion_frames")) == 3  # the entry and two loops' bodies
 
 
-def test_packed_texts_are_found_and_read() -> None:
+def test_gzipped_texts_are_found_and_read() -> None:
     (module,) = modules(DATA / "jax-0.11.2" / "mlp")
     file = module.artifacts.find("hlo")
     assert file is not None and file.name.endswith(".gz")
@@ -77,14 +77,14 @@ def test_packed_texts_are_found_and_read() -> None:
     assert not path.exists()
 
 
-def test_snapshots_are_in_the_order_of_the_compile() -> None:
+def test_snapshots_have_the_order_of_the_compile() -> None:
     (module,) = modules(DATA / "jax-0.11.2" / "mlp")
     snapshots = module.artifacts.snapshots()
     assert [s.number for s in snapshots] == sorted(s.number for s in snapshots)
     assert ("sort-iota-fusion", "priority-fusion") in [(s.after, s.before) for s in snapshots]
 
 
-def test_a_pipelines_name_is_not_a_pass(tmp_path: Path) -> None:
+def test_the_name_of_a_pipeline_is_not_a_pass(tmp_path: Path) -> None:
     rest = "0031.reshape_mover_after_conv.after_pipeline-start.before_reshape-mover"
     write(tmp_path, f"module_0001.jit_f.{rest}.txt", f"module_0001.jit_f.{rest}.hlo.pb")
     write(tmp_path, "module_0001.jit_f.0032.copy-insertion.after_adding_copies.hlo.pb")
@@ -104,7 +104,7 @@ def test_a_records_archive_lists_its_parts() -> None:
     assert next(s for s in found[0].artifacts.snapshots() if s.after == "priority-fusion").proto is not None
 
 
-def test_twenty_thousand_files_list_at_once(tmp_path: Path) -> None:
+def test_twenty_thousand_files_list_in_seconds(tmp_path: Path) -> None:
     kinds = ("before_optimizations.txt", "sm_9.0a_gpu_after_optimizations.txt", "0001.fusion.after_a.before_b.txt")
     kinds += tuple(f"{number}.ptx" for number in range(7))
     for number in range(2000):
@@ -124,7 +124,7 @@ def test_nothing_is_read_while_listing(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(modules(tmp_path)) == 1
 
 
-def test_what_cannot_be_listed(tmp_path: Path) -> None:
+def test_unreadable_sources_are_errors(tmp_path: Path) -> None:
     (tmp_path / "file.zip").write_text("no archive")
     with pytest.raises(ValueError, match=r"file\.zip is neither a folder nor a zip archive"):
         modules(tmp_path / "file.zip")
@@ -133,13 +133,13 @@ def test_what_cannot_be_listed(tmp_path: Path) -> None:
     assert modules(tmp_path) == []
 
 
-def test_only_one_module_is_taken_for_granted(tmp_path: Path) -> None:
+def test_several_modules_need_a_choice(tmp_path: Path) -> None:
     write(tmp_path, "module_0001.jit_f.cpu_after_optimizations.txt", "module_0002.jit_g.cpu_after_optimizations.txt")
     with pytest.raises(ValueError, match=r"2 modules, not one: jit_f .*, jit_g .*Choose by name"):
         dump_folder.single_module(tmp_path)
 
 
-def test_damaged_files_are_named(tmp_path: Path) -> None:
+def test_errors_on_damaged_files_name_them(tmp_path: Path) -> None:
     (tmp_path / "module_0001.jit_f.cpu_after_optimizations.txt.gz").write_bytes(gzip.compress(b"x" * 10_000)[:-20])
     file = modules(tmp_path)[0].artifacts.find("hlo")
     assert file is not None

@@ -1,7 +1,7 @@
 """Bytes and FLOPs of every kernel against XLA's own cost analysis, on the blocks compiled for an H200.
 
-Each kernel's instruction, with the computations it calls and its operands as parameters, becomes a module of its own,
-about which jaxlib is asked. Where the two differ on purpose, one of `_EXPLAINED` says why and by how much.
+Each kernel's instruction becomes a separate module, with its operands as parameters, and jaxlib analyses that. The
+functions of `_EXPLAINED` compute the intended differences.
 """
 
 import importlib.util
@@ -23,7 +23,7 @@ CAPTURE = Path(__file__).parents[2] / "data" / "capture.py"
 
 
 def _cost_analysis(module: Any) -> dict[str, float]:
-    """XLA's HloCostAnalysis of an HloModuleProto. Private API, tested with jaxlib 0.10.2 and 0.11.2."""
+    """Return XLA's HloCostAnalysis of an HloModuleProto. Private API, tested with jaxlib 0.10.2 and 0.11.2."""
     from jaxlib import _hlo, _jax
 
     _jax_private.check_version()
@@ -34,7 +34,7 @@ def _cost_analysis(module: Any) -> dict[str, float]:
 
 @pytest.fixture(scope="module")
 def modules(h200: compiler.Target) -> dict[str, bytes]:
-    """Serialized modules by name: all that tests/data/capture.py compiles for one H200, compiled by this jax."""
+    """Serialized modules by name: those that tests/data/capture.py compiles for one H200, from this jax."""
     spec = importlib.util.spec_from_file_location("capture", CAPTURE)
     assert spec and spec.loader
     capture = importlib.util.module_from_spec(spec)
@@ -43,18 +43,18 @@ def modules(h200: compiler.Target) -> dict[str, bytes]:
     return {name: proto for name, _, proto in capture.h200_modules()}
 
 
-# What XLA counts and a kernel does not, in bytes; `around` is where the instruction stands.
+# The bytes that XLA counts and a kernel does not access; `around` is the instruction's computation.
 
 
 def _gathered(module: gpu_program.Module, around: Computation, instruction: Instruction) -> int:
-    """Tables: XLA counts all of one as read. What is read is what is gathered."""
+    """Return the unread bytes of tables: XLA counts a whole table as read, and a gather reads only its result's size."""
     return sum(
         body.instructions[part.operands[0]].bytes - part.bytes for body, part in _inside(module, instruction, "gather")
     )
 
 
 def _scattered(module: gpu_program.Module, around: Computation, instruction: Instruction) -> int:
-    """Arrays scattered into: XLA counts all of one as read and as written. In place, only what is updated is."""
+    """Return the untouched bytes of scattered arrays: XLA counts a whole array as read and written."""
     return sum(
         2 * (part.bytes - body.instructions[part.operands[-1]].bytes)
         for body, part in _inside(module, instruction, "scatter")
@@ -62,7 +62,7 @@ def _scattered(module: gpu_program.Module, around: Computation, instruction: Ins
 
 
 def _named_twice(module: gpu_program.Module, around: Computation, instruction: Instruction) -> int:
-    """One array under two names (bitcasts of it): XLA counts each. It is one buffer, counted once."""
+    """Return the bytes of arrays with two names (bitcasts): XLA counts each name, but they are one buffer."""
     seen, more = set(), 0
     for name in dict.fromkeys(instruction.operands):
         origin = around.instructions[name]
@@ -85,7 +85,7 @@ def _inside(
 
 
 def _compared(proto: bytes) -> Iterator[tuple[gpu_program.Launch, dict[str, float], int]]:
-    """(kernel, XLA's account, bytes that the functions above explain) of every kernel."""
+    """Yield (launch, XLA's analysis, explained bytes) of every kernel."""
     module = proto_reader.message_type("xla.HloModuleProto").FromString(proto)
     read = proto_reader.parse_proto(proto)
     found = {part.name: (computation, part) for computation in module.computations for part in computation.instructions}
@@ -100,7 +100,7 @@ def _compared(proto: bytes) -> Iterator[tuple[gpu_program.Launch, dict[str, floa
 
 
 def _alone(module: Any, computation: Any, instruction: Any) -> Any:
-    """A module whose entry is that instruction on parameters."""
+    """Return a module whose entry is that instruction on parameters."""
     called = {c.id: c for c in module.computations}
     alone = type(module)(name="alone", stack_frame_index=module.stack_frame_index)
     for id in _callees(called, instruction):
@@ -131,7 +131,7 @@ def _alone(module: Any, computation: Any, instruction: Any) -> Any:
 
 
 def _callees(called: dict[int, Any], instruction: Any) -> list[int]:
-    """Computations that it calls, directly or not, callees first: XLA reads a module from its beginning."""
+    """Return the computations that it calls, directly or not; callees come first, as XLA requires."""
     order: list[int] = []
     for id in instruction.called_computation_ids:
         for part in called[id].instructions:
@@ -146,7 +146,7 @@ def test_bytes(modules: dict[str, bytes]) -> None:
         for launch, account, more in _compared(proto):
             kernel = launch.kernel
             ours = kernel.bytes_read + kernel.bytes_written + more
-            # XLA adds up in single precision.
+            # XLA adds in single precision.
             assert ours == pytest.approx(account["bytes accessed"], rel=2**-22), f"{name}: {kernel.name}"
             compared, explained = compared + 1, explained + bool(more)
     assert compared > 80 and explained == 3

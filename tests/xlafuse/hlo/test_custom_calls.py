@@ -1,4 +1,4 @@
-"""What a custom call's author declares, from text and from protos, and what is no declaration."""
+"""Declarations of custom calls, read from text and from protos, and malformed ones."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ QUOTED = '"' + DECLARED.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 @pytest.mark.parametrize("value", [DECLARED, QUOTED], ids=["as JSON", "quoted"])
-def test_a_custom_call_computes_what_its_author_declares(value: str) -> None:
+def test_a_declaration_gives_flops_and_source_operations(value: str) -> None:
     found = program(value)
     (launch,) = found.launches
     assert (launch.flops, launch.source_ops) == (1e12, OPERATIONS)
@@ -43,7 +43,7 @@ def test_a_custom_call_computes_what_its_author_declares(value: str) -> None:
     assert not found.unresolved
 
 
-def test_without_a_declaration_nothing_is_known_of_it() -> None:
+def test_without_a_declaration_flops_are_unknown() -> None:
     (launch,) = gpu_program.program(gpu_program.parse(TEXT.replace(",ATTRIBUTE", ""))).launches
     assert launch.flops is None and [op.op for op in launch.source_ops] == ["ffi_call"]
 
@@ -58,7 +58,7 @@ def test_without_a_declaration_nothing_is_known_of_it() -> None:
         {"operations": [{"op": "dot", "colour": "red"}]},
     ],
 )
-def test_what_is_no_declaration_is_told_and_not_guessed(data: object) -> None:
+def test_a_malformed_declaration_is_reported(data: object) -> None:
     found = program(json.dumps(data))
     (launch,) = found.launches
     assert launch.flops is None and [op.op for op in launch.source_ops] == ["ffi_call"]
@@ -66,12 +66,12 @@ def test_what_is_no_declaration_is_told_and_not_guessed(data: object) -> None:
 
 
 @pytest.mark.parametrize("value", ['{"flops": 1e999999999999, ', "{nonsense}", "{" + '"a":[' * 9000, '"', "{}}"])
-def test_hostile_text_is_read_past(value: str) -> None:
+def test_hostile_text_gives_no_flops(value: str) -> None:
     module = gpu_program.parse(TEXT.replace("ATTRIBUTE", f"{custom_calls.ATTRIBUTE}={value}"))
     assert all(launch.flops is None for launch in gpu_program.program(module).launches)
 
 
-def test_deep_nesting_is_no_declaration() -> None:
+def test_deep_nesting_is_reported() -> None:
     nested = "{" + '"a":[' * 90000 + "]" * 90000 + "}"
     found = program(nested)
     assert found.launches[0].flops is None and found.unresolved
@@ -96,7 +96,7 @@ print(json.dumps([
 """
 
 
-def test_jax_writes_it_into_text_and_proto() -> None:
+def test_jax_writes_the_declaration_into_text_and_proto() -> None:
     pytest.importorskip("jax")
     done = subprocess.run(
         [sys.executable, "-c", LOWERED, DECLARED], cwd=PROJECT, capture_output=True, text=True, timeout=120

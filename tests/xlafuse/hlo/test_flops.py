@@ -1,4 +1,4 @@
-"""FLOPs by hand; tests/xlafuse/hlo/test_cost_analysis.py holds them against XLA's own."""
+"""FLOPs against counts by hand; test_cost_analysis.py compares them with XLA's own."""
 
 import itertools
 import json
@@ -61,7 +61,7 @@ SUM = """%sum (a: f32[], b: f32[]) -> f32[] {
         ("c64[8]", "fft, fft_type=FFT, fft_length={8}", ["c64[8]"], None),
     ],
 )
-def test_by_hand(shape: str, call: str, operands: list[str], expected: int | None) -> None:
+def test_instructions_against_counts_by_hand(shape: str, call: str, operands: list[str], expected: int | None) -> None:
     assert _flops(shape, call, *operands, functions=SUM) == expected
 
 
@@ -108,26 +108,26 @@ WINDOW = "window={{size={kernel} stride={stride} pad={low}_{high} lhs_dilate={ba
     st.integers(1, 7), st.integers(1, 4), st.integers(1, 3), st.integers(-1, 3), st.integers(0, 3), st.integers(1, 3),
     st.integers(1, 3),
 )
-def test_a_convolution_meets_its_input_so_often(
+def test_convolutions_count_only_elements_of_the_input(
     inputs: int, kernel: int, stride: int, low: int, high: int, base: int, dilation: int
 ) -> None:
     padded = (inputs - 1) * base + 1 + low + high
     outputs = max(0, (padded - ((kernel - 1) * dilation + 1)) // stride + 1)
-    met = sum(
+    reads = sum(
         (at := o * stride - low + k * dilation) % base == 0 and 0 <= at // base < inputs
         for o, k in itertools.product(range(outputs), range(kernel))
     )
     window = WINDOW.format(kernel=kernel, stride=stride, low=low, high=high, base=base, dilation=dilation)
     left, right, result = f"f32[2,{inputs},6]", f"f32[{kernel},3,8]", f"f32[2,{outputs},8]"
     call = f"convolution, {window}, dim_labels=b0f_0io->b0f, feature_group_count=2"
-    assert _flops(result, call, left, right) == 2 * 2 * 3 * 8 * met
+    assert _flops(result, call, left, right) == 2 * 2 * 3 * 8 * reads
     attributes = f"{window}, dim_labels=b0f_0io->b0f, feature_group_count=2"
     forward = f'custom-call, custom_call_target="__cudnn$convForward", {attributes}'
     backward = f'custom-call, custom_call_target="__cudnn$convBackwardInput", {attributes}'
     weights = f'custom-call, custom_call_target="__cudnn$convBackwardFilter", {attributes}'
-    assert _flops(f"({result}, u8[64])", forward, left, right) == 2 * 2 * 3 * 8 * met
-    assert _flops(f"({left}, u8[64])", backward, result, right) == 2 * 2 * 3 * 8 * met
-    assert _flops(f"({right}, u8[64])", weights, left, result) == 2 * 2 * 3 * 8 * met
+    assert _flops(f"({result}, u8[64])", forward, left, right) == 2 * 2 * 3 * 8 * reads
+    assert _flops(f"({left}, u8[64])", backward, result, right) == 2 * 2 * 3 * 8 * reads
+    assert _flops(f"({right}, u8[64])", weights, left, result) == 2 * 2 * 3 * 8 * reads
 
 
 def test_a_convolution_without_window_dimensions_is_a_product() -> None:

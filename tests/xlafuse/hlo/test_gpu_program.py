@@ -1,4 +1,4 @@
-"""Which buffer each kernel reads and writes: modules that show one thing each, and random ones."""
+"""The buffers that each kernel reads and writes, in small modules for one feature each and in random ones."""
 
 from typing import Any
 
@@ -32,10 +32,10 @@ def _roles(program: gpu_program.Program) -> dict[str, str]:
     return {buffer.name: buffer.role for buffer in program.buffers}
 
 
-# Values that are handed on.
+# Values that are passed on.
 
 
-def test_tuples_bitcasts_and_barriers_are_seen_through() -> None:
+def test_tuples_bitcasts_and_barriers_pass_values_on() -> None:
     program = _program(
         "  %x = f32[4]{0} parameter(0)\n  %y = f32[4]{0} parameter(1)\n"
         "  %both = (f32[4]{0}, f32[4]{0}) tuple(%x, %y)\n"
@@ -49,7 +49,7 @@ def test_tuples_bitcasts_and_barriers_are_seen_through() -> None:
     assert (program.inputs, program.outputs) == (("x", "y"), ("s",))
 
 
-def test_inputs_come_in_the_order_of_the_parameters_and_tuples_are_taken_apart() -> None:
+def test_inputs_have_the_order_of_the_parameters_with_tuples_flattened() -> None:
     program = _program(
         "  %b = f32[2]{0} parameter(1)\n  %a = (f32[8]{0}, (f32[2]{0}, pred[])) parameter(0)\n"
         "  ROOT %y = f32[2]{0} multiply(%b, %a#1#0)"
@@ -66,7 +66,7 @@ def test_two_views_of_one_buffer_are_read_once() -> None:
     assert _edges(program) == [("y", {"x": 16}, {"y": 16})]
 
 
-def test_a_fusion_of_several_outputs_writes_several_buffers() -> None:
+def test_a_fusion_with_several_outputs_writes_several_buffers() -> None:
     body = """%body (p: f32[8]) -> (f32[8], f32[]) {
   %p = f32[8]{0} parameter(0)
   %n = f32[8]{0} negate(%p)
@@ -84,7 +84,7 @@ def test_a_fusion_of_several_outputs_writes_several_buffers() -> None:
     assert program.outputs == ("f#0", "s", "f#0")
 
 
-def test_an_input_returned_stays_an_input_and_a_copy_of_it_is_a_kernel() -> None:
+def test_a_returned_input_stays_an_input_and_its_copy_is_a_kernel() -> None:
     program = _program(
         "  %x = f32[4]{0} parameter(0)\n  %c = f32[4]{0} copy(%x)\n"
         "  ROOT %t = (f32[4]{0}, f32[4]{0}) tuple(%x, %c)"
@@ -93,7 +93,7 @@ def test_an_input_returned_stays_an_input_and_a_copy_of_it_is_a_kernel() -> None
     assert _roles(program) == {"x": "input", "c": "output"} and program.outputs == ("x", "c")
 
 
-def test_constants_and_a_devices_number_are_no_kernels() -> None:
+def test_constants_and_a_devices_number_are_not_kernels() -> None:
     program = _program(
         "  %x = f32[4]{0} parameter(0)\n  %c = f32[4]{0} constant({1, 2, 3, 4})\n  %d = u32[] partition-id()\n"
         "  ROOT %y = f32[4]{0} custom-call(%x, %c, %d), custom_call_target=\"mine\""
@@ -102,12 +102,12 @@ def test_constants_and_a_devices_number_are_no_kernels() -> None:
     assert _roles(program) == {"x": "input", "c": "constant", "d": "constant", "y": "output"}
 
 
-def test_a_copy_of_nothing_is_no_launch() -> None:
+def test_a_copy_of_an_empty_array_is_not_a_launch() -> None:
     program = _program("  %x = f32[0,3]{1,0} parameter(0)\n  ROOT %c = f32[0,3]{1,0} copy(%x)")
     assert program.launches == () and _roles(program) == {"x": "input", "c": "output"}
 
 
-def test_tokens_are_no_buffers() -> None:
+def test_tokens_are_not_buffers() -> None:
     program = _program(
         "  %t = token[] after-all()\n  %in = (f32[4]{0}, token[]) infeed(%t)\n"
         "  %x = f32[4]{0} get-tuple-element(%in), index=0\n  ROOT %y = f32[4]{0} sine(%x)"
@@ -126,7 +126,7 @@ UPDATE = """%update (p: f32[100], u: f32[4], i: s32[]) -> f32[100] {
 OPERANDS = "  %t = f32[100]{0} parameter(0)\n  %u = f32[4]{0} parameter(1)\n  %i = s32[] parameter(2)\n"
 
 
-def test_an_update_in_place_writes_into_what_it_updates() -> None:
+def test_an_in_place_update_writes_into_its_operand() -> None:
     program = _program(
         OPERANDS + "  %c = f32[100]{0} copy(%t)\n"
         "  %f = f32[100]{0} fusion(%c, %u, %i), kind=kLoop, calls=%update\n  ROOT %s = f32[100]{0} sine(%f)",
@@ -135,7 +135,7 @@ def test_an_update_in_place_writes_into_what_it_updates() -> None:
     assert _edges(program)[1:] == [("f", {"u": 16, "i": 4}, {"c": 16}), ("s", {"c": 400}, {"s": 400})]
 
 
-def test_an_input_that_is_updated_becomes_a_buffer_of_its_own() -> None:
+def test_an_updated_input_becomes_a_separate_buffer() -> None:
     program = _program(
         OPERANDS + "  ROOT %f = f32[100]{0} fusion(%t, %u, %i), kind=kLoop, calls=%update", UPDATE
     )
@@ -143,7 +143,7 @@ def test_an_input_that_is_updated_becomes_a_buffer_of_its_own() -> None:
     assert _roles(program)["t"] == "input" and _roles(program)["f"] == "output"
 
 
-def test_an_update_of_what_the_fusion_computed_writes_all() -> None:
+def test_an_update_of_an_array_computed_in_the_fusion_writes_it_whole() -> None:
     computed = UPDATE.replace("slice(%p,", "slice(%n,").replace(
         "  %u =", "  %n = f32[100]{0} negate(%p)\n  %u ="
     )
@@ -196,7 +196,7 @@ def _loop(init: str, trips: str = TRIPS) -> str:
     )
 
 
-def test_what_a_loop_carries_is_one_buffer_and_what_it_only_reads_is_the_input() -> None:
+def test_a_loops_state_is_one_buffer_and_its_constants_are_inputs() -> None:
     program = _program(BEFORE + _loop("%c0, %c1, %w"), LOOP)
     assert _edges(program)[2:] == [
         ("j", {"c0": 4}, {"c0": 4}),
@@ -207,13 +207,13 @@ def test_what_a_loop_carries_is_one_buffer_and_what_it_only_reads_is_the_input()
     assert _roles(program)["c1"] == "intermediate"
 
 
-def test_a_condition_that_runs_reads_the_state() -> None:
+def test_a_loops_condition_reads_the_state() -> None:
     program = _program(BEFORE + _loop("%c0, %c1, %w", ""), LOOP)
     assert _edges(program)[2] == ("less", {"c0": 4}, {"less": 1})
     assert [launch.kernel.launches for launch in program.launches] == [1, 1, None, None, None, 1]
 
 
-def test_an_input_that_a_loop_overwrites_is_not_written() -> None:
+def test_a_loop_does_not_write_its_input() -> None:
     program = _program(BEFORE + _loop("%zero, %x, %w"), LOOP)
     assert _edges(program)[2:] == [
         ("j", {"loop#0": 4}, {"loop#0": 4}),
@@ -222,7 +222,7 @@ def test_an_input_that_a_loop_overwrites_is_not_written() -> None:
     ]
 
 
-def test_a_loop_in_a_loop_carries_the_same_buffer() -> None:
+def test_nested_loops_share_the_state() -> None:
     outer = f"""%outer (s: {STATE}) -> {STATE} {{
   %s = {STATE} parameter(0)
   ROOT %inner = {STATE} while(%s), condition=%cond, body=%step{TRIPS}
@@ -232,7 +232,7 @@ def test_a_loop_in_a_loop_carries_the_same_buffer() -> None:
     assert program.launches[3].kernel.launches == 144
 
 
-def test_branches_write_the_buffer_of_the_result() -> None:
+def test_branches_write_the_results_buffer() -> None:
     branches = """%yes (a: f32[4]) -> (f32[4]) {
   %a = f32[4]{0} parameter(0)
   %s = f32[4]{0} sine(%a)
@@ -255,7 +255,7 @@ def test_branches_write_the_buffer_of_the_result() -> None:
         assert {launch.kernel.launches for launch in program.launches} == {None}
 
 
-def test_a_computation_called_twice_makes_buffers_of_its_own_each_time() -> None:
+def test_each_call_of_a_computation_has_its_own_buffers() -> None:
     called = """%f (p: f32[4]) -> f32[4] {
   %p = f32[4]{0} parameter(0)
   ROOT %e = f32[4]{0} exponential(%p)
@@ -282,7 +282,7 @@ def test_an_asynchronous_call_runs_its_computation(opcode: str) -> None:
     assert _edges(program) == [("e", {"x": 16}, {"e": 16}), ("y", {"e": 16}, {"y": 16})]
 
 
-def test_asynchronous_pairs_hand_on_what_the_done_yields() -> None:
+def test_asynchronous_pairs_have_the_result_of_the_done() -> None:
     program = _program(
         """  %x = f32[4]{0:T(128)} parameter(0)
   %g = (f32[4]{0}, f32[16]{0:T(128)S(1)}) all-gather-start(%x), dimensions={0}
@@ -312,10 +312,10 @@ def test_asynchronous_pairs_hand_on_what_the_done_yields() -> None:
     ]
 
 
-# What cannot be resolved.
+# Missing operands and computations.
 
 
-def test_what_is_missing_is_said_and_the_rest_is_kept() -> None:
+def test_missing_parts_are_reported_and_the_rest_is_kept() -> None:
     program = _program(
         "  %x = f32[4]{0} parameter(0)\n  %g = f32[4]{0} get-tuple-element(%x), index=0\n"
         "  %c = f32[4]{0} call(%x), to_apply=%gone\n  ROOT %y = f32[4]{0} add(%g, %nowhere)",
@@ -329,7 +329,7 @@ def test_what_is_missing_is_said_and_the_rest_is_kept() -> None:
     assert [(name, writes) for name, _, writes in _edges(program)] == [("c", {"c": 16}), ("y", {"y": 16})]
 
 
-def test_library_scratch_is_apart() -> None:
+def test_a_librarys_scratch_space_is_separate() -> None:
     program = _program(
         "  %a = f32[8,4]{1,0} parameter(0)\n  %g = (f32[8,8]{1,0}, s8[4096]{0}) custom-call(%a, %a), "
         'custom_call_target="__cublas$lt$matmul"\n  ROOT %y = f32[8,8]{1,0} sine(%g#0)'
@@ -338,7 +338,7 @@ def test_library_scratch_is_apart() -> None:
     assert _edges(program)[0] == ("g", {"a": 128}, {"g#0": 256})
 
 
-# Sizes that layouts decide.
+# Sizes that depend on layouts.
 
 
 @pytest.mark.parametrize(
@@ -354,12 +354,12 @@ def test_bytes_by_layout(shape: str, size: int) -> None:
     assert _edges(program) == [("y", {"x": size}, {"y": size})]
 
 
-# Any module.
+# Random modules.
 
 
 @st.composite
 def _modules(draw: st.DrawFn) -> tuple[str, int]:
-    """Text of an entry computation of random instructions, and how many of them are kernels."""
+    """Draw the text of an entry computation, and its number of kernels."""
     lines, arrays, tuples, kernels = [], [], [], 0
     for index in range(draw(st.integers(1, 3))):
         lines.append(f"%x{index} = f32[4]{{0}} parameter({index})")
@@ -396,7 +396,7 @@ def _modules(draw: st.DrawFn) -> tuple[str, int]:
 
 @settings(max_examples=150)
 @given(_modules())
-def test_any_module_is_a_graph(made: tuple[str, int]) -> None:
+def test_a_random_module_is_a_consistent_graph(made: tuple[str, int]) -> None:
     body, kernels = made
     program = _program(body)
     buffers = {buffer.name: buffer for buffer in program.buffers}

@@ -1,6 +1,6 @@
-"""Files that no compiler wrote: each ends in one line that names it, or in a graph that counts what it could not read.
+"""Hostile and damaged files: reading one gives a one-line error with its name, or a graph with a count of unread lines.
 
-Every file is read in a process of its own, which may take ten seconds and 1.5 GiB.
+Each file is read in a new process, limited to ten seconds of CPU time and 1.5 GiB.
 """
 
 import gzip
@@ -41,7 +41,7 @@ else:
 
 
 def _outcome(path: Path) -> str:
-    """The driver's one line; the test fails on a traceback, a second line, or a limit."""
+    """Return the driver's line; a traceback, a second line or an exceeded limit fails the test."""
     process = subprocess.run([sys.executable, "-c", DRIVER, str(path)], cwd=ROOT, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr[-2000:]
     (line,) = process.stdout.splitlines()
@@ -85,7 +85,7 @@ def _nested_fusions(levels: int) -> str:
 
 
 TEXTS: dict[str, tuple[Callable[[], str], str]] = {
-    # name: (the file, what the outcome begins with)
+    # name: (the file, the beginning of the outcome)
     "nothing": (lambda: "", "refused"),
     "blank lines": (lambda: "\n" * 1000, "refused"),
     "prose": (lambda: "Dear reader,\n" * 1000, "refused"),
@@ -262,7 +262,7 @@ def _nested_proto() -> bytes:
 
 
 def _asynchronous_proto(count: int) -> bytes:
-    """That many async-starts of one computation of that many instructions, and that many async-updates in a row."""
+    """Return `count` async-starts of one computation of `count` instructions, and `count` async-updates in a row."""
     module = proto_reader.message_type("xla.HloModuleProto")(
         name="m", entry_computation_name="main", entry_computation_id=1
     )

@@ -1,4 +1,4 @@
-"""Protos against text, over every captured module; and what only a proto can get wrong."""
+"""Protos against text for every captured module, and errors that only protos can have."""
 
 import dataclasses
 import gzip
@@ -62,15 +62,15 @@ def _tree(element: Any) -> Any:
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: f"{path.parent.name}-{path.name.split('.')[0]}")
-def test_both_readings_agree(path: Path) -> None:
+def test_text_and_proto_agree(path: Path) -> None:
     text = text_reader.parse(gzip.decompress(path.with_name(path.name.replace(".pb", ".txt")).read_bytes()).decode())
     proto = parse_proto(gzip.decompress(path.read_bytes()))
     assert proto.entry and not proto.unparsed
     assert not list(_disagreements(text, proto))
 
 
-def test_both_readings_agree_on_what_a_gpu_compiled() -> None:
-    """Every module of every committed run: optimized, and around the fusion passes."""
+def test_text_and_proto_agree_on_modules_compiled_on_a_gpu() -> None:
+    """Compare every module of every committed run, optimized and around the fusion passes."""
     pairs = 0
     for path in ARCHIVES:
         with zipfile.ZipFile(path) as archive:
@@ -90,7 +90,7 @@ def test_both_readings_agree_on_what_a_gpu_compiled() -> None:
 
 @pytest.fixture
 def module() -> Any:
-    """negate(x) and its source line: the proto of a module of two instructions."""
+    """The proto of a module with two instructions: negate(x) and its source line."""
     module = proto_reader.message_type("xla.HloModuleProto")(
         name="m", entry_computation_name="main", entry_computation_id=7
     )
@@ -179,7 +179,7 @@ def test_old_protos_carry_lines_themselves(module: Any) -> None:
     ],
     ids=range(11),
 )
-def test_what_makes_no_sense_is_counted(module: Any, change: Any, said: str) -> None:
+def test_malformed_instructions_are_listed(module: Any, change: Any, said: str) -> None:
     change(module.computations[0])
     found = _unparsed(module)
     assert [said in text for text in found] == ([True] if said else [])

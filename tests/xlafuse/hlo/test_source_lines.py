@@ -1,5 +1,4 @@
-"""Source operations: their stages through every transform, as the running jax compiles them for an H200, and which are
-computed twice."""
+"""Source operations: their stages under jax's transforms, compiled for an H200, and operations computed twice."""
 
 from collections import Counter
 from typing import Any
@@ -129,7 +128,7 @@ def _recomputed(launches: tuple[gpu_program.Launch, ...]) -> set[str]:
     return {site for site, count in counts.items() if count > 1}
 
 
-def test_layers_in_a_python_loop_are_no_recomputation(h200: compiler.Target) -> None:
+def test_layers_in_a_python_loop_are_not_recomputation(h200: compiler.Target) -> None:
     launches = _launches(h200, _unrolled, X, LAYERS)
     products = [op for launch in launches for op in launch.source_ops if op.op == "dot_general"]
     assert len(products) >= 4 and len({(op.line, op.op) for op in products}) == 1
@@ -166,8 +165,8 @@ ENTRY %main () -> f32[] {
 @pytest.mark.parametrize(
     ("operation", "operand", "again"),
     [
-        ("sine(%q)", "%x", True),  # the same on the same
-        ("sine(%q)", "%f#1", False),  # the next turn of a Python loop
+        ("sine(%q)", "%x", True),  # the same operation on the same operand
+        ("sine(%q)", "%f#1", False),  # the next iteration of a Python loop
     ],
 )
 def test_equal_sites_are_one_operation(operation: str, operand: str, again: bool) -> None:
@@ -181,7 +180,7 @@ def test_equal_sites_are_one_operation(operation: str, operand: str, again: bool
 
 
 def _named(instructions: str) -> tuple[gpu_program.Launch, ...]:
-    """Each instruction's op_name and line stand behind a "|"."""
+    """Return the launches of a fusion; each line is "instruction|op_name|source line"."""
     lines = [line.strip().split("|") for line in instructions.strip().splitlines()]
     body = "\n".join(
         f'{text}, metadata={{op_name="{name}" source_file="f.py" source_line={line}}}' for text, name, line in lines
@@ -199,7 +198,7 @@ ENTRY %main () -> f32[] {{
 
 
 @pytest.mark.parametrize("mover", ["copy(%p)", "slice(%p), slice={[0:8], [0:4]}", "transpose(%p), dimensions={0,1}"])
-def test_who_moves_under_the_name_of_a_computation_does_not_compute_it(mover: str) -> None:
+def test_a_move_named_after_a_computation_does_not_compute_it(mover: str) -> None:
     moved = f"%c = f32[8,4]{{1,0}} {mover}|jit(f)/transpose(jvp(a))/div|1"
     (launch,) = _named(f"{moved}\nROOT %n = f32[8,4]{{1,0}} negate(%c)|jit(f)/b/neg|2")
     assert [(op.op, op.stage) for op in launch.source_ops] == [("neg", "b")]
@@ -218,21 +217,21 @@ def test_a_concatenation_for_a_merged_product_belongs_to_no_stage() -> None:
     [("transpose", "transpose(%p), dimensions={0,1}"), ("unstack", "slice(%p), slice={[0:8], [0:4]}"),
      ("scatter", "dynamic-update-slice(%p, %p, %p, %p)")],
 )
-def test_who_moves_data_for_the_program_keeps_its_name(name: str, mover: str) -> None:
+def test_a_move_of_the_users_program_keeps_its_name(name: str, mover: str) -> None:
     moved = f"%c = f32[8,4]{{1,0}} {mover}|jit(f)/a/{name}|1"
     (launch,) = _named(f"{moved}\nROOT %n = f32[8,4]{{1,0}} negate(%c)|jit(f)/b/neg|2")
     assert [(op.op, op.stage) for op in launch.source_ops] == [(name, "a"), ("neg", "b")]
     assert launch.source_ops[0].site
 
 
-def test_what_the_second_kernel_reads_as_a_result_is_the_same_operand() -> None:
+def test_a_result_read_by_a_second_kernel_is_the_same_operand() -> None:
     metadata = 'metadata={op_name="jit(f)/a/cos" source_file="f.py" source_line=2}'
     text = KERNELS.replace("OPERATION", f"%s.clone = f32[8]{{0}} cosine(%q), {metadata}").replace("OPERAND", "%f#0")
     first, second = gpu_program.program(gpu_program.parse(text)).launches
     assert first.source_ops[1].site == second.source_ops[0].site
 
 
-def test_an_argument_s_name_is_no_operation() -> None:
+def test_an_arguments_name_is_not_an_operation() -> None:
     text = """HloModule m
 ENTRY %main () -> f32[] {
   %x = f32[8]{0} parameter(0), metadata={op_name="inputs[\\'x\\']"}

@@ -1,4 +1,4 @@
-"""Reading HLO text: an H200's, small modules that show one thing each, and text that no compiler wrote."""
+"""Reading HLO text: modules from an H200, small modules for one feature each, and hostile text."""
 
 import time
 from pathlib import Path
@@ -218,7 +218,7 @@ _TABLE = (
 )
 
 
-def test_a_slice_reads_what_it_yields() -> None:
+def test_a_slice_reads_as_much_as_it_returns() -> None:
     kernel = _only(_TABLE + "  ROOT %f = f32[10,64]{1,0} fusion(%t, %i), kind=kLoop, calls=%body", _SLICED)
     assert (kernel.kind, kernel.bytes_read, kernel.bytes_written) == ("copy", 2560 + 4, 2560)
 
@@ -235,7 +235,7 @@ def test_a_slice_reads_what_it_yields() -> None:
         ("  ROOT %updated = f32[1000,64]{1,0} dynamic-update-slice(%wide, %wide, %i, %i)", 128000),
     ],
 )
-def test_a_conversion_reads_what_is_used_of_it(users: str, read: int) -> None:
+def test_a_conversion_reads_the_part_that_is_used(users: str, read: int) -> None:
     body = (
         "%body (p: bf16[1000,64], i: s32[]) -> f32[10,64] {\n  %p = bf16[1000,64]{1,0} parameter(0)\n"
         f"  %i = s32[] parameter(1)\n  %wide = f32[1000,64]{{1,0}} convert(%p)\n{users}\n}}"
@@ -245,7 +245,7 @@ def test_a_conversion_reads_what_is_used_of_it(users: str, read: int) -> None:
     assert kernel.bytes_read == read + 4
 
 
-def test_an_update_in_place_writes_its_update() -> None:
+def test_an_in_place_update_writes_its_update() -> None:
     kernel = _only(_TABLE + "  ROOT %f = f32[64000]{0} fusion(%t, %u, %i), kind=kLoop, calls=%body", _UPDATED)
     assert (kernel.bytes_read, kernel.bytes_written) == (2560 + 4, 2560)
 
@@ -287,7 +287,7 @@ _LOOP = """%cond (s: f32[4]) -> pred[] {
 }"""
 
 
-def test_a_loop_of_known_length_launches_its_body_so_often() -> None:
+def test_a_loop_of_known_length_counts_its_launches() -> None:
     known = ', backend_config={"known_trip_count":{"n":"12"},"known_init_step":{"init":"0","step":"1"}}'
     kernel = _only(
         "  %x = f32[4]{0} parameter(0)\n"
@@ -337,7 +337,7 @@ def test_calls_are_entered_and_async_pairs_counted_once() -> None:
     ]
 
 
-def test_the_flavour_without_percent_signs() -> None:
+def test_the_short_form_without_percent_signs() -> None:
     module = gpu_program.parse(
         "HloModule m\n\nregion_0.1 {\n  a = f32[] parameter(0)\n  ROOT b = f32[] negate(f32[] a)\n}\n"
     )
@@ -345,13 +345,13 @@ def test_the_flavour_without_percent_signs() -> None:
     assert module.computations["region_0.1"].instructions["b"].operands == ("a",)
 
 
-def test_nothing_is_dropped() -> None:
+def test_lines_that_are_not_understood_are_listed() -> None:
     strange = ["  what is this", "  ROOT %y = mystery[4] sine(%x)", "  %x = f32[4]{0} parameter(1)"]
     module = _module("\n".join(["  %x = f32[4]{0} parameter(0)", *strange]))
     assert module.unparsed == list(enumerate(strange, start=4))
 
 
-# Text that no compiler wrote.
+# Hostile text.
 
 _LONG = 200_000
 
@@ -387,7 +387,7 @@ def test_hostile_lines_take_linear_time(line: str) -> None:
     assert time.perf_counter() - started < 5
 
 
-def test_calls_that_multiply_or_circle_end() -> None:
+def test_multiplying_and_circular_calls_terminate() -> None:
     doubling = "\n".join(
         f"%c{n} () -> f32[] {{\n  %a = f32[] call(), to_apply=%c{n + 1}\n"
         f"  %b = f32[] call(), to_apply=%c{n + 1}\n}}"

@@ -86,7 +86,7 @@ def test_a_log_is_read_step_by_step() -> None:
     assert not log.unparsed
 
 
-def test_a_cut_log_keeps_what_was_whole() -> None:
+def test_a_truncated_log_keeps_its_complete_steps() -> None:
     whole = read_log(LOG.splitlines()).steps
     for end in range(len(LOG)):
         steps = read_log(LOG[:end].splitlines()).steps
@@ -94,14 +94,14 @@ def test_a_cut_log_keeps_what_was_whole() -> None:
     assert len(steps) == 3
 
 
-def test_what_is_no_log_is_counted() -> None:
+def test_other_lines_are_listed() -> None:
     log = read_log(["}", "}", "\x00\xff", "fusion_steps {", "  surprise {", '    producer_name: "a"', "  }", "}"])
     assert not log.steps
     assert [number for number, _ in log.unparsed] == [3, 7]
 
 
 def test_estimates_of_changed_consumers_add_up() -> None:
-    """XLA logs the difference; the visualisation of the same compile states the benefit in full: -39.811 us."""
+    """XLA logs the changes; the visualisation of the same compile has the total benefit, -39.811 us."""
     state = replay(DATA / "jax-0.11.2" / "mlp")
     last = state.last["fusion.43"]
     assert isinstance(last, Estimated)
@@ -111,8 +111,8 @@ def test_estimates_of_changed_consumers_add_up() -> None:
 
 
 @pytest.mark.parametrize("folder", sorted(DATA.glob("jax-*/*")), ids=lambda folder: "/".join(folder.parts[-2:]))
-def test_no_gain_is_left_untaken(folder: Path) -> None:
-    """A producer that XLA thinks should be fused is fused, so the replay must not end with one."""
+def test_no_profitable_fusion_is_left(folder: Path) -> None:
+    """XLA fuses each producer that it expects to gain, so the replay must not end with one."""
     state = replay(folder)
     estimated = [last for node, last in state.last.items() if node in state and isinstance(last, Estimated)]
     assert all(last.unfused_us < last.fused_us for last in estimated)
@@ -131,7 +131,7 @@ def test_both_forms_of_the_visualisation_name_the_pair() -> None:
     assert Refusal("priority-fusion", "fusion.38", "fusion.40", loop) in refusals(read_frames(pyz))
 
 
-def test_a_broken_visualisation_is_named(tmp_path: Path) -> None:
+def test_a_damaged_visualisation_is_an_error_with_its_name(tmp_path: Path) -> None:
     (tmp_path / "a.pyz").write_bytes(b"#!python\nno zip")
     (tmp_path / "b.html").write_text("<html>")
     (tmp_path / "c.html").write_text("const frames = [[0, ")
@@ -145,7 +145,7 @@ def test_a_broken_visualisation_is_named(tmp_path: Path) -> None:
             read_frames(path)
 
 
-def test_a_view_that_never_ends_is_not_read(tmp_path: Path) -> None:
+def test_an_endless_view_is_not_read(tmp_path: Path) -> None:
     database = sqlite3.connect(tmp_path / "fusions.db")
     database.execute(
         "CREATE VIEW frames AS WITH RECURSIVE n(id) AS (SELECT 1 UNION ALL SELECT id + 1 FROM n) "
@@ -162,7 +162,7 @@ def test_a_view_that_never_ends_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_the_mlp_in_xlas_words(version: str) -> None:
+def test_decisions_on_the_mlp(version: str) -> None:
     found = {(v.producer, v.consumer): v for v in reversed(fusion_decisions.read_decisions(DATA / version / "mlp"))}
     product = found["gemm_fusion_dot.5", "input_add_reduce_fusion"]
     assert (product.text, product.barrier) == ("the producer is not fusible", "gemm")
@@ -174,8 +174,8 @@ def test_the_mlp_in_xlas_words(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_what_leaves_a_loop_is_told_of_its_producer(version: str) -> None:
-    """The forward loop's stacked inputs are read by the backward loop."""
+def test_a_result_that_leaves_a_loop_has_only_a_producer(version: str) -> None:
+    """The backward loop reads the forward loop's stacked inputs."""
     (leaving,) = [
         v
         for v in fusion_decisions.read_decisions(DATA / version / "scan")
@@ -185,11 +185,11 @@ def test_what_leaves_a_loop_is_told_of_its_producer(version: str) -> None:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_checkpointing_fences_its_inputs_off(version: str) -> None:
-    """The recomputed layer reads its input through an optimization barrier, which the finished module has no more."""
-    fenced = [v for v in fusion_decisions.read_decisions(DATA / version / "scan") if v.barrier == "order"]
-    assert {v.producer for v in fenced} and all("dynamic_slice" in v.producer for v in fenced)
-    assert "input_reduce_fusion" in {v.consumer for v in fenced}
+def test_checkpointing_puts_a_barrier_before_its_inputs(version: str) -> None:
+    """The recomputed layer reads its input through an optimization barrier, which later passes remove."""
+    behind_barrier = [v for v in fusion_decisions.read_decisions(DATA / version / "scan") if v.barrier == "order"]
+    assert {v.producer for v in behind_barrier} and all("dynamic_slice" in v.producer for v in behind_barrier)
+    assert "input_reduce_fusion" in {v.consumer for v in behind_barrier}
 
 
 def test_the_consumer_that_refused_is_named() -> None:
@@ -199,8 +199,8 @@ def test_the_consumer_that_refused_is_named() -> None:
     ]
 
 
-def test_pairs_come_from_the_visualisation_alone() -> None:
-    """Without it the log's decision stays, and multi-output fusion is silent."""
+def test_only_the_visualisation_names_pairs() -> None:
+    """Without it there are only the log's decisions, and none of multi-output fusion."""
     (module,) = dump_folder.modules(DATA / "jax-0.11.2" / "mlp")
     seen = {v.fusion_pass for v in fusion_decisions.read_decisions(module.artifacts)}
     module.artifacts.files = {n: f for n, f in module.artifacts.files.items() if not n.endswith(".pyz")}
@@ -209,8 +209,8 @@ def test_pairs_come_from_the_visualisation_alone() -> None:
     assert {v.fusion_pass for v in unseen} == {"priority-fusion"}
 
 
-def test_a_join_that_is_ambiguous_is_none() -> None:
-    """Two instructions of one name, opcode and shape: their decision is told, of no kernel."""
+def test_an_ambiguous_match_names_no_kernel() -> None:
+    """Two instructions share name, opcode and shape, so their decision has no kernel."""
     head, tail = "HloModule m\nENTRY e {\n  p = f32[8] parameter(0)\n", "  ROOT t = (f32[8]) tuple({})\n}}\n"
     twins = "  mul.1.0 = f32[8] multiply(p, p)\n  mul.1.5 = f32[8] multiply(p, p)\n"
     before = head + twins + "  add.2.0 = f32[8] add(mul.1.0, mul.1.5)\n" + tail.format("add.2.0")
@@ -231,8 +231,8 @@ def test_no_log_is_no_verdict(tmp_path: Path) -> None:
         fusion_decisions.read_decisions(tmp_path)
 
 
-def test_the_own_dump_keeps_the_words(tmp_path: Path) -> None:
-    """Of a visualisation `dump.keep` leaves the labels, a line each."""
+def test_the_projects_dump_keeps_the_labels(tmp_path: Path) -> None:
+    """`keep_artifacts` keeps the labels of a visualisation, one a line."""
     (pyz,) = (DATA / "jax-0.11.2" / "mlp").glob("*.pyz")
     raw, kept = tmp_path / "raw", tmp_path / "kept"
     raw.mkdir()

@@ -1,4 +1,4 @@
-"""What the passes of captured compiles changed."""
+"""The changes of each pass in captured compiles."""
 
 from pathlib import Path
 
@@ -69,14 +69,14 @@ def test_each_pass_in_a_line(tmp_path: Path) -> None:
     assert rewritten.custom_calls == (("d", "__cublas$gemm"),) and rewritten.vanished == ("c",)
 
 
-def test_what_nothing_runs_does_not_count(tmp_path: Path) -> None:
-    """Priority fusion leaves the computations behind that it fused further."""
+def test_unused_computations_do_not_count(tmp_path: Path) -> None:
+    """Priority fusion leaves unused computations behind."""
     dead = FUSED.replace("ENTRY", "left_behind {\n  r = f32[8] parameter(0)\n  ROOT s = f32[8] sine(r)\n}\nENTRY")
     (change,) = read_pass_changes(folder(tmp_path, ("after_a.before_b", BEFORE), ("after_b.before_c", dead)))
     assert change.instructions == (3, 2) and "sine" not in change.opcodes
 
 
-def test_a_changed_layout_is_no_change(tmp_path: Path) -> None:
+def test_a_changed_layout_is_not_a_change(tmp_path: Path) -> None:
     other = BEFORE.replace("f32[8]", "f32[8]{0}")
     assert read_pass_changes(folder(tmp_path, ("after_a.before_b", BEFORE), ("after_b.before_c", other))) == []
 
@@ -94,7 +94,7 @@ def test_xlas_own_dump() -> None:
 
 @pytest.mark.skipif(not RECORDS.is_dir(), reason="needs the runs that come with the source")
 def test_the_projects_own_dump() -> None:
-    """Two snapshots a pass, nothing in between."""
+    """Each pass has two snapshots, and nothing is dumped in between."""
     module = next(m for m in modules(RECORDS / "swiglu_mlp-llama-8b-bf16-train-xla.zip") if m.name == "forward")
     changes = read_pass_changes(module.artifacts)
     assert [change.passes for change in changes] == [
