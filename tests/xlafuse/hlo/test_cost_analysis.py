@@ -47,7 +47,7 @@ def modules(h200: compiler.Target) -> dict[str, bytes]:
 
 
 def _gathered(module: gpu_program.Module, around: Computation, instruction: Instruction) -> int:
-    """Return the unread bytes of tables: XLA counts a whole table as read, and a gather reads only its result's size."""
+    """Return the unread bytes of tables: XLA counts a whole table, and a gather reads as much as it returns."""
     return sum(
         body.instructions[part.operands[0]].bytes - part.bytes for body, part in _inside(module, instruction, "gather")
     )
