@@ -108,3 +108,8 @@ def is_product(kernel: Kernel) -> bool:
     if kernel.kind in ("library", "custom"):
         return any(token(op.op) in PRODUCTS for op in kernel.source_ops)
     return kernel.kind == "gemm"
+
+
+def may_multiply(kernel: Kernel) -> bool:
+    """Return whether the kernel computes a product or an attention, or may do so without saying it."""
+    return is_product(kernel) or kernel.kind in ("attention", "library", "custom")

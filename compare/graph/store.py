@@ -39,12 +39,12 @@ def to_json(graph: FusionGraph) -> dict[str, Any]:
         ]
     buffers = [
         {
-            **_plain(buffer), "producer": next(iter(graph.producers.get(buffer.name, ())), None),
+            **dataclasses.asdict(buffer), "producer": next(iter(graph.producers.get(buffer.name, ())), None),
             "consumers": list(graph.consumers.get(buffer.name, ())),
         }
         for buffer in graph.buffers
     ]
-    return {"schema": SCHEMA, **_plain(graph), "kernels": kernels, "buffers": buffers}
+    return {"schema": SCHEMA, **dataclasses.asdict(graph), "kernels": kernels, "buffers": buffers}
 
 
 def from_json(data: Any) -> FusionGraph:
@@ -146,9 +146,5 @@ def _allowed(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
 _ALLOWED = {kind: _allowed(kind) for kind in (Access, Buffer, Kernel, Reason, SourceOp)}
 
 
-def _plain(value: Any) -> dict[str, Any]:
-    return dataclasses.asdict(value)
-
-
 def _plain_kernel(kernel: Kernel) -> dict[str, Any]:
-    return {_KEYS.get(name, name): value for name, value in _plain(kernel).items()}
+    return {_KEYS.get(name, name): value for name, value in dataclasses.asdict(kernel).items()}

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..model import FusionGraph, Kernel
 from ..operations import ANCHORS, is_product, token, tokens
 from .roofline import Ceilings, product_dtype
-from .totals import recomputed
+from .totals import recomputed, tally
 
 _CLEARLY = 1.2  # times; a smaller ratio may be padding, or arithmetic that only one compiler counts with its products
 _EQUAL = 1.05  # times the fewest FLOPs
@@ -113,9 +113,7 @@ def _repeated(graph: FusionGraph, work: Mapping[int, float]) -> float:
 
 
 def _time(graph: FusionGraph) -> float | None:
-    times = [kernel.device_time_us for kernel in graph.kernels or ()]
-    known = [time for time in times if time is not None]
-    return sum(known) if known and len(known) == len(times) else None
+    return tally(kernel.device_time_us for kernel in graph.kernels or ()).exact or None
 
 
 def _slower(time: float | None, than: float | None) -> bool:

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from ...backends import BACKENDS
 from ...base.archive import portable_line
 from ..model import FusionGraph, Kernel, SourceOp
 from ..operations import token
 from .roofline import Ceilings, recoverable_us, roofline_point
-from .totals import declared_bytes
-
-Number = TypeVar("Number", int, float)
+from .totals import declared_bytes, tally
 
 
 def summary(
@@ -27,8 +25,8 @@ def summary(
     for phase in phases:
         kernels = [kernel for kernel in graph.kernels if kernel.phase == phase]
         result[phase] = {
-            "launches": _sum(kernel.launches for kernel in kernels),
-            "bytes_declared": _sum(map(declared_bytes, kernels)),
+            "launches": tally(kernel.launches for kernel in kernels).exact,
+            "bytes_declared": tally(map(declared_bytes, kernels)).exact,
             "provenance": dict(Counter(kernel.provenance for kernel in kernels)),
         }
         if _is_hand_written(graph) and (found := products(kernels)):
@@ -69,13 +67,7 @@ def roofline(graph: FusionGraph, kernels: Iterable[Kernel], ceilings: Ceilings) 
         above.append(recoverable_us(time, roofline_time))
         bound = "unknown" if found is None else found.bound
         bound_us[bound] = bound_us.get(bound, 0.0) + ((time if time is not None else roofline_time) or 0.0)
-    return {"roofline_time_us": _sum(roofline_times), "recoverable_us": _sum(above), "bound_us": bound_us}
-
-
-def _sum(values: Iterable[Number | None]) -> Number | None:
-    """Return the sum; None where a value is missing."""
-    known = list(values)
-    return None if None in known else sum(value for value in known if value is not None)
+    return {"roofline_time_us": tally(roofline_times).exact, "recoverable_us": tally(above).exact, "bound_us": bound_us}
 
 
 def portable_lines(graph: FusionGraph) -> FusionGraph:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ..model import PHASES, Access, FusionGraph, Kernel, Phase, SourceOp
-from ..operations import MOVEMENT, PRODUCTS, REDUCTIONS, is_product, token, tokens
+from ..operations import MOVEMENT, PRODUCTS, REDUCTIONS, is_product, may_multiply, token, tokens
 from .roofline import Ceilings, product_dtype, recoverable_us, roofline_time_us
 
 
@@ -153,7 +153,7 @@ def recomputed(graph: FusionGraph) -> tuple[Recomputed, ...]:
     holders: dict[tuple[str, bool], dict[int, SourceOp]] = defaultdict(dict)
     for index, kernel in enumerate(graph.kernels or ()):
         for op in kernel.source_ops:
-            if not op.site or (token(op.op) in PRODUCTS and not _multiplies(kernel)):
+            if not op.site or (token(op.op) in PRODUCTS and not may_multiply(kernel)):
                 continue
             if kernel.kind != "copy" or token(op.op) in MOVEMENT:
                 holders[op.site, op.backward].setdefault(index, op)
@@ -199,15 +199,11 @@ def _below(time: float | None, roofline: float | None) -> bool:
     return time is not None and roofline is not None and time < _CLEARLY * roofline
 
 
-def _multiplies(kernel: Kernel) -> bool:
-    return is_product(kernel) or kernel.kind in ("attention", "library", "custom")
-
-
 def _chained(kernel: Kernel) -> bool:
     """Return whether a product's result stays in the kernel for another product."""
     found = tokens(kernel)
     return kernel.kind == "attention" or "attention" in found or (
-        _multiplies(kernel) and sum(name in PRODUCTS for name in found) > 1
+        may_multiply(kernel) and sum(name in PRODUCTS for name in found) > 1
     )
 
 
@@ -304,7 +300,7 @@ def _block_roofline_time(
     seconds = 0.0
     for phase, (read, written) in own.items():
         kernels = [kernel for kernel in graph.kernels or () if kernel.phase == phase]
-        heaviest = max(kernels, key=lambda k: (_multiplies(k), (k.flops or 0.0) * (k.launches or 1)))
+        heaviest = max(kernels, key=lambda k: (may_multiply(k), (k.flops or 0.0) * (k.launches or 1)))
         rate = ceilings.rate(product_dtype(graph, heaviest))
         memory = compulsory.get(phase, read + written) / ceilings.bandwidth(read, written)
         seconds += max(memory, flops[phase] / rate if rate else 0.0)

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from ..join.kernel_records import AFTER, BEFORE, MEMSET, Record, duration_us
-from ..model import Access, FusionGraph, Kernel, Phase
+from ..model import Access, FusionGraph, Kernel, Phase, SourceOp
 from .from_launches import Buffers, Sites, short, source_op
 
 if TYPE_CHECKING:
@@ -51,18 +51,17 @@ def from_eager(
             operations.append(source)
             hint = short(operation.op)
             reads, writes = buffers.accesses(operation.reads, hint), buffers.accesses(operation.writes, hint)
-            shared: dict[str, Any] = {"phase": cast(Phase, phase), "source_ops": (source,)}
             if joined is not None and joined[index]:
-                found.append(_placed(operation, joined[index], reads, writes, shared))
+                found.append(_kernel(operation, cast(Phase, phase), source, joined[index], reads, writes))
     return FusionGraph(
         name, compiler, None if kernels is None else tuple(found), buffers.all(), operations=tuple(operations),
         versions=dict(versions or {}), target=target,
     )
 
 
-def _placed(
-    operation: Operation, records: Sequence[Record], reads: tuple[Access, ...], writes: tuple[Access, ...],
-    shared: Mapping[str, Any],
+def _kernel(
+    operation: Operation, phase: Phase, source: SourceOp, records: Sequence[Record], reads: tuple[Access, ...],
+    writes: tuple[Access, ...],
 ) -> Kernel:
     """Return the operation as a kernel, named by its longest-running one; `facts["with"]` counts the others.
 
@@ -86,8 +85,9 @@ def _placed(
 
     scratch = [getattr(record, "bytes", None) or 0 for record in records if record.name == MEMSET != main]
     return Kernel(
-        name=operation.op, kind=operation.kind, runtime_name=main, inputs=share(reads), outputs=share(writes),
+        name=operation.op, kind=operation.kind, phase=phase, source_ops=(source,), runtime_name=main,
+        inputs=share(reads), outputs=share(writes),
         workspace_bytes=sum(scratch), launches=launches,
         flops=None if operation.flops is None else operation.flops / launches, provenance="device",
-        device_time_us=sum(times.values()), facts={"with": dict(others)} if others else {}, **shared,
+        device_time_us=sum(times.values()), facts={"with": dict(others)} if others else {},
     )

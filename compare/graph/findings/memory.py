@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from .. import formats
 from ..model import PHASES, Buffer, Phase
-from ..operations import is_product
+from ..operations import is_product, may_multiply
 from .finding import Finding, FindingKind
 from .phrases import count, verb
 from .view import View
@@ -43,10 +43,9 @@ def _held_by_one(view: View, other: View) -> Iterator[tuple[int, ...]]:
     own, holders = view.holders, other.holders
     for index, kernel in enumerate(other.kernels):
         whole = {stage for stage in other.stages[index] if holders[stage] == [index]}
-        multiplies = is_product(kernel) or kernel.kind in ("attention", "library", "custom")
         inside = tuple(
             i for i in sorted({i for stage in whole for i in own.get(stage, ())})
-            if view.stages[i] <= whole and (multiplies or not is_product(view.kernels[i]))
+            if view.stages[i] <= whole and (may_multiply(kernel) or not is_product(view.kernels[i]))
         )
         if len(inside) > 1:
             yield inside

@@ -11,7 +11,7 @@ from typing import Literal
 from .. import formats
 from ..analyse.align import phase_of
 from ..analyse.causes import cause
-from ..analyse.totals import Recomputed, declared_bytes, recomputed
+from ..analyse.totals import Recomputed, declared_bytes, recomputed, tally
 from ..model import PHASES, Buffer, FusionGraph, Phase, SourceOp
 from ..operations import MOVEMENT, is_product, token
 from .phrases import series
@@ -76,9 +76,7 @@ class View:
 
     def time(self, indices: Sequence[int]) -> float | None:
         """Return the measured time; None unless all of the kernels were measured."""
-        times = [self.kernels[index].device_time_us for index in indices]
-        known = [time for time in times if time is not None]
-        return sum(known) if len(known) == len(times) else None
+        return tally(self.kernels[index].device_time_us for index in indices).exact
 
     def buffers(self, index: int, side: Literal["inputs", "outputs"]) -> list[Buffer]:
         accesses = self.kernels[index].inputs if side == "inputs" else self.kernels[index].outputs
