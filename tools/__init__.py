@@ -1,1 +1,1 @@
-"""Programs for developers of xlafuse: the sanitizer and the benchmarks. The installed package has none of them."""
+"""Programs for developers of xlafuse: the sanitizer and the benchmarks. The installed package does not contain them."""

@@ -1,10 +1,10 @@
-"""The optimized HLO in tests/data/hlo: text and proto of small functions, as the installed jax compiles them.
+"""Capture the optimized HLO in tests/data/hlo: text and proto of small functions, compiled by the installed jax.
 
     python tests/data/capture.py             compile everything for an H200 and for the CPU (needs jax, jaxlib,
                                              jax-cuda13-pjrt; for TPU modules libtpu too), then as below
-    python tests/data/capture.py --expected  only what our reader makes of the files, to expected.json beside them
+    python tests/data/capture.py --expected  only rewrite expected.json, our reader's results, in the same folders
 
-Run it once with each supported jax. A change in expected.json is a change in what users read: look at it in `git diff`
+Run it once with each supported jax. A change in expected.json changes what users see, so review it with `git diff`
 before committing.
 """
 
@@ -26,7 +26,7 @@ sys.path.insert(0, str(ROOT))
 
 
 def expected(path: Path) -> dict[str, Any]:
-    """What the fusion graph of a file must say, in the form of expected.json."""
+    """Return the expected fusion graph of a file, in the form of expected.json."""
     from compare.graph.build.from_hlo import from_hlo
     from xlafuse.hlo.file_reader import read
 
@@ -52,7 +52,7 @@ def expected(path: Path) -> dict[str, Any]:
 
 def _write_expected(folder: Path) -> None:
     found = {path.name.removesuffix(".hlo.txt.gz"): expected(path) for path in sorted(folder.glob("*.hlo.txt.gz"))}
-    # One kernel a line, so that a diff reads as a list of kernels.
+    # One kernel per line, so that a diff reads as a list of kernels.
     text = json.dumps(found, indent=1)
     text = re.sub(r"\{\s+\"name\".*?\n   \}", lambda match: re.sub(r"\s*\n\s*", " ", match[0]), text, flags=re.DOTALL)
     (folder / "expected.json").write_text(text + "\n")
@@ -82,7 +82,7 @@ Module = tuple[str, str, bytes]  # name, HLO text, HloModuleProto
 
 
 def modules() -> Iterator[Module]:
-    """Everything, for each platform that the installed packages compile for."""
+    """Yield all modules, for each platform that the installed packages compile for."""
     import jax
 
     cpu = jax.sharding.SingleDeviceSharding(jax.devices("cpu")[0])
@@ -95,7 +95,7 @@ def modules() -> Iterator[Module]:
 
 
 def h200_modules() -> Iterator[Module]:
-    """The blocks as xlafuse compiles them, then a function for each construct of HLO."""
+    """Yield the blocks as xlafuse compiles them, then a function for each construct of HLO."""
     import jax
 
     from xlafuse.compile import _jax_private, compiler
@@ -138,7 +138,7 @@ def _compiled(name: str, function: Callable[..., Any], args: tuple[Any, ...]) ->
 def _block(
     name: str, attributes: dict[str, Any] | None = None, **shapes: tuple[int, ...]
 ) -> Callable[[], Iterator[Part]]:
-    """A block's forward pass and a training step's halves; the backward half's residuals are arrays to the compiler."""
+    """A block's forward pass and both halves of a training step; the backward half takes its residuals as arrays."""
 
     def make() -> Iterator[Part]:
         import jax
@@ -206,7 +206,7 @@ def _scan_remat() -> Iterator[Part]:
 
 
 def _control_flow() -> Iterator[Part]:
-    """A two-way and a three-way branch, and a loop that ends when the data says so."""
+    """A two-way and a three-way branch, and a loop whose length depends on data."""
     import jax
     import jax.numpy as jnp
 
@@ -234,7 +234,7 @@ def _control_flow() -> Iterator[Part]:
 
 
 def _indexing() -> Iterator[Part]:
-    """Slices, gathers, in-place updates, scatters, sorts: what reads or writes a part of its operand."""
+    """Slices, gathers, in-place updates, scatters, sorts: operations on a part of an operand."""
     import jax
     import jax.numpy as jnp
 
@@ -327,12 +327,12 @@ def _linear_algebra() -> Iterator[Part]:
     )
 
 
-# For a GPU, Cholesky and convolutions need cuSOLVER and cuDNN, which a machine without one need not have.
+# On a GPU, Cholesky and convolutions need cuSOLVER and cuDNN, which a machine without a GPU may lack.
 _CONSTRUCTS = {"scan_remat": _scan_remat, "control": _control_flow, "indexing": _indexing, "dtypes": _dtypes}
 
 
 def _collectives() -> Iterator[Module]:
-    """Eight H200s: every collective alone, and a tensor-parallel MLP whose sum XLA starts and awaits."""
+    """Every collective alone on eight H200s, and a tensor-parallel MLP whose sum is asynchronous."""
     import jax
     import jax.numpy as jnp
     import numpy as np

@@ -1,4 +1,4 @@
-"""Measurements that need no GPU start, and print what they say they print."""
+"""Benchmarks that need no GPU run and print their tables."""
 
 import os
 import subprocess
@@ -20,8 +20,8 @@ def test_host_cost_counts_launches() -> None:
     assert all(float(cost) > 0 for _, _, *costs in rows for cost in costs)
 
 
-def test_host_cost_names_the_blocks_that_there_are() -> None:
+def test_host_cost_refuses_an_unknown_block() -> None:
     command = [sys.executable, "tools/benchmarks/host_cost.py", "nothing"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=200, env=COMPILED)
     assert done.returncode == 2
-    assert "no block 'nothing': choose from vector_add" in done.stderr
+    assert "nothing" in done.stderr and "vector_add" in done.stderr

@@ -68,7 +68,7 @@ def test_the_summary_has_a_row_for_every_kernel_and_the_first_reports() -> None:
     text = summary(KERNELS, outcomes, "compute-sanitizer 2026.4, NVIDIA H200")
     assert "| softmax_forward | CUDA C++ | 4 | 64 | 1 | 0 |" in text
     assert "| softmax_forward_kernel | Triton | 2 | 16 | 1 | 1 (1 warnings) |" in text
-    assert "| gelu_forward_kernel | Triton | 2 | 0 | 0 | shares no memory |" in text
+    assert "| gelu_forward_kernel | Triton | 2 | 0 | 0 | no shared memory |" in text
     assert "- memcheck: 5 errors, 3 of them in other kernels or not printed" in text
     assert "- memcheck, softmax_forward_kernel: Invalid __global__ read of size 4 bytes; at softmax_forward_k" in text
 
@@ -76,8 +76,8 @@ def test_the_summary_has_a_row_for_every_kernel_and_the_first_reports() -> None:
 @pytest.mark.parametrize(
     ("log", "failure"),
     [
-        ("========= COMPUTE-SANITIZER\n========= Error: process didn't terminate successfully\n", "came to no summary"),
-        ("", "memcheck came to no summary: no output"),
+        ("========= COMPUTE-SANITIZER\n========= Error: process didn't terminate successfully\n", "printed no summary"),
+        ("", "memcheck printed no summary: no output"),
         (
             "========= Internal Sanitizer Error: The Sanitizer didn't track the launch.\n"
             "========= ERROR SUMMARY: 0 errors\n",
@@ -85,10 +85,10 @@ def test_the_summary_has_a_row_for_every_kernel_and_the_first_reports() -> None:
         ),
     ],
 )
-def test_what_was_not_checked_is_not_clean(log: str, failure: str) -> None:
+def test_an_incomplete_check_is_a_failure(log: str, failure: str) -> None:
     outcome = parse("memcheck", log, KERNELS)
     assert outcome.failure and failure in outcome.failure
-    assert "not checked to the end" in summary(KERNELS, [outcome], "")
+    assert "not fully checked" in summary(KERNELS, [outcome], "")
 
 
 def fake_sanitizer(folder: Path, log: str, status: int = 0, sleep: int = 0) -> str:
@@ -103,7 +103,7 @@ def fake_sanitizer(folder: Path, log: str, status: int = 0, sleep: int = 0) -> s
     return str(path)
 
 
-def test_a_tool_that_is_too_slow_or_dies_says_where(tmp_path: Path) -> None:
+def test_a_tool_that_is_too_slow_or_crashes_names_the_case(tmp_path: Path) -> None:
     slow = sanitize.run_tool(fake_sanitizer(tmp_path, "", sleep=30), "memcheck", KERNELS, 0.5)
     assert slow.errors is None and slow.failure == "memcheck was stopped after 0 s (--limit), in: kernels gelu"
     died = sanitize.run_tool(fake_sanitizer(tmp_path, MEMCHECK, status=1), "memcheck", KERNELS, 10)
@@ -112,13 +112,13 @@ def test_a_tool_that_is_too_slow_or_dies_says_where(tmp_path: Path) -> None:
     assert fine.errors == 5 and fine.failure is None
 
 
-def test_a_device_that_the_tool_refuses(tmp_path: Path) -> None:
+def test_a_refused_device_is_an_error(tmp_path: Path) -> None:
     refusing = fake_sanitizer(tmp_path, "========= Error: Device not supported.\n", status=255)
     with pytest.raises(sanitize.CannotCheck, match="memcheck refuses this device"):
         sanitize.run_tool(refusing, "memcheck", KERNELS, 10)
 
 
-def test_without_the_tool_or_a_gpu_it_says_so_and_ends_with_2(
+def test_a_missing_tool_or_gpu_is_named_with_exit_status_2(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sanitize.shutil, "which", lambda name: None)
@@ -130,7 +130,7 @@ def test_without_the_tool_or_a_gpu_it_says_so_and_ends_with_2(
     assert "no NVIDIA GPU is visible" in capsys.readouterr().err
 
 
-@pytest.mark.skipif(not INTERPRETED, reason="names the kernels without running them, which takes the interpreter")
+@pytest.mark.skipif(not INTERPRETED, reason="the interpreter can list kernels without running them")
 def test_the_cases_launch_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     from triton.runtime.interpreter import InterpretedFunction
 
@@ -149,11 +149,11 @@ def test_the_cases_launch_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         before = set(launched)
         launched.clear()
         call()
-        assert launched, f"{name} launches nothing, and would count as a case that was not compiled in time"
+        assert launched, f"{name} launches no kernel, and would count as not compiled in time"
         launched |= before
     written = {
         name
-        for path in PACKAGE.glob("kernels/*.py")
+        for path in PACKAGE.glob("kernels/**/*.py")
         for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.MULTILINE)
     } | {
         name
@@ -171,7 +171,7 @@ def test_cases_of_equal_shapes_differ_in_their_names() -> None:
     assert {f"{shapes} causal=1 window=19 torch.bfloat16", f"{shapes} causal=0 torch.bfloat16"} <= set(names)
 
 
-def test_no_more_reports_are_shown_than_fit() -> None:
+def test_the_summary_shows_a_limited_number_of_reports() -> None:
     text = summary(KERNELS, [parse("racecheck", RACECHECK.replace(RACE, 9 * RACE), KERNELS)], "")
     assert text.count("- racecheck, softmax_forward_kernel: ") == sanitizer_log.SHOWN + 1
 
@@ -182,9 +182,9 @@ CASED = [
 ]
 
 
-def test_what_time_did_not_do_for_is_said(tmp_path: Path) -> None:
+def test_the_summary_lists_cases_that_were_not_reached(tmp_path: Path) -> None:
     outcome = sanitize.run_tool(fake_sanitizer(tmp_path, "========= ERROR SUMMARY: 0 errors\n"), "memcheck", CASED, 60)
-    assert outcome.failure is None and outcome.reached == frozenset()  # it printed no case's name
+    assert outcome.failure is None and outcome.reached == frozenset()  # the fake tool printed no case's name
     outcome = replace(outcome, reached=frozenset({"gelu bf16"}))
     text = summary(CASED, [outcome], "")
     assert "| gelu_forward_kernel | Triton | 2 | 0 | 0, 1 of 2 cases |" in text
@@ -198,14 +198,14 @@ def test_what_time_did_not_do_for_is_said(tmp_path: Path) -> None:
         assert "not reached" not in text
 
 
-def test_every_case_of_a_run_is_reached_by_processes_that_share_them_out(
+def test_parallel_processes_reach_every_case(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     names = [name for name, _ in sanitize.cases("cpu")]
     launched = [Launched("kernel", "Triton", ["kernel"], 1, 0, names)]
     path = Path(fake_sanitizer(tmp_path, "========= ERROR SUMMARY: 0 errors\n"))
     (tmp_path / "names").write_text("".join(f"{name}\n" for name in names))
-    path.write_text(  # the cases of this process: every step-th of the first `count`, as launch_all has them
+    path.write_text(  # prints every step-th of the first `count` names, as launch_all does
         "#!/bin/sh\n"
         'while [ $# -gt 0 ]; do case $1 in --log-file) log=$2;; --start) start=$2;; --step) step=$2;;'
         " --count) count=$2;; esac; shift; done\n"
@@ -216,7 +216,7 @@ def test_every_case_of_a_run_is_reached_by_processes_that_share_them_out(
     assert f"it reached all {len(names)} cases" in summary(launched, [outcome], "")
 
 
-def test_processes_of_a_tool_share_out_the_cases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_outcomes_of_parallel_processes_are_combined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitize.os, "cpu_count", lambda: 2)
     path = Path(fake_sanitizer(tmp_path, MEMCHECK))
     names = "case $start in 0) echo gelu bf16; echo softmax bf16;; 1) echo gelu fp32;; esac"
@@ -230,13 +230,13 @@ def test_processes_of_a_tool_share_out_the_cases(tmp_path: Path, monkeypatch: py
     assert outcome.errors == 10 and len(outcome.reports) == 2 * len(parse("memcheck", MEMCHECK, CASED).reports)
 
 
-def test_a_process_without_a_summary_leaves_the_tool_without_one() -> None:
+def test_a_process_without_a_summary_makes_the_tool_fail() -> None:
     said = [Outcome("memcheck", (), 0, 0, None, frozenset({"a"})), Outcome("memcheck", (), None, 0, "it died", None)]
     whole = sanitizer_log.joined(said)
     assert whole.errors is None and whole.failure == "it died" and whole.reached is None
 
 
-def test_a_process_whose_time_is_over_begins_no_case(
+def test_no_case_starts_after_the_time_is_over(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made: list[str] = []
@@ -258,7 +258,7 @@ def test_a_process_whose_time_is_over_begins_no_case(
     sanitize.launch_all(None, until=now[0] + 15)
     assert made == ["a", "b"] and capsys.readouterr().out.split() == ["a", "b", "c", "a", "b"]
     made.clear()
-    for start in range(3):  # processes that share out the cases
+    for start in range(3):  # three parallel processes
         sanitize.launch_all(None, start=start, step=3)
     assert made == ["a", "d", "b", "c"]
 
@@ -272,7 +272,7 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitize, "_launched", lambda limit: CASED)
 
 
-def test_the_summary_is_there_after_each_tool_and_a_stop(
+def test_the_summary_is_written_after_each_tool_and_after_an_interrupt(
     monkeypatch: pytest.MonkeyPatch, on_a_gpu: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "reports" / "sanitize.md"
@@ -289,10 +289,10 @@ def test_the_summary_is_there_after_each_tool_and_a_stop(
     arguments = ["--out", str(out), "--limit", "100", "--sanitizer", fake_sanitizer(tmp_path, "")]
     assert sanitize.main(arguments) == 1
     assert "racecheck was stopped by a signal" in out.read_text() == capsys.readouterr().out
-    assert limits == pytest.approx([100, 37.5, 100, 75], abs=5)  # what the first did not need is the second's
+    assert limits == pytest.approx([100, 37.5, 100, 75], abs=5)  # the second tool gets the first one's unused time
 
 
-def test_all_checked_and_clean_is_0_and_a_part_of_it_1(
+def test_exit_status_is_0_only_if_every_case_was_checked(
     monkeypatch: pytest.MonkeyPatch, on_a_gpu: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     every = {"gelu bf16", "gelu fp32", "softmax bf16"}
@@ -307,4 +307,4 @@ def test_all_checked_and_clean_is_0_and_a_part_of_it_1(
     assert "gelu_forward_kernel | Triton | 2 | 0 | 0, 1 of 2 cases" in capsys.readouterr().out
     monkeypatch.setattr(sanitize, "_launched", lambda limit: CASED[:1])
     assert sanitize.main(["--sanitizer", sanitizer]) == 1
-    assert "Of 3 cases, 2 were compiled in time (--limit); not: softmax bf16" in capsys.readouterr().out
+    assert "2 of 3 cases were compiled in time (--limit); not: softmax bf16" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The plain blocks and the library peers against formulas in float64, on a CPU."""
+"""The plain blocks and the library implementations against formulas in float64, on a CPU."""
 
 import importlib
 import math
@@ -64,8 +64,8 @@ ATTRIBUTES = {
     "cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS},
     "linear_cross_entropy": {"smoothing": SMOOTHING, "z_loss": Z_LOSS}, "moe": {"top_k": 2},
 }
-FLOAT32 = {"loss", "balance_loss"}  # outputs that are, whatever the inputs' dtype
-ROUNDED = {"linear_cross_entropy"}  # of what is rounded to that dtype on the way, though
+FLOAT32 = {"loss", "balance_loss"}  # outputs that are float32 for every input dtype
+ROUNDED = {"linear_cross_entropy"}  # blocks with such outputs that round intermediates to the input dtype
 SUM = ("bias", "random", "dropout", "residual")
 NORM = ("mean_square", "normalize", "weight")
 STAGES = {
@@ -159,7 +159,7 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         return {"x": normal(m, k), "weight": normal(k, n, scale=k**-0.5), **added}
     if block == "rope":
         batch, heads, kv_heads, sequence, head_dim = shape
-        # Small, as the error of an angle is multiplied by the position.
+        # Small positions, because they multiply the error of an angle.
         positions = torch.randint(16, (batch, sequence), generator=generator, dtype=torch.int32)
         return {
             "q": normal(batch, heads, sequence, head_dim), "k": normal(batch, kv_heads, sequence, head_dim),
@@ -205,7 +205,7 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
         }
     if block == "embedding":
         rows, columns, tokens = shape
-        # In pairs: on a CPU F.embedding adds up in the table's dtype.
+        # Each id at most twice: on a CPU F.embedding sums gradients in the table's dtype.
         return {"table": normal(rows, columns), "ids": torch.arange(tokens, dtype=torch.int32) // 2 * 2}
     if block in ("cross_entropy", "linear_cross_entropy"):
         labels = torch.arange(shape[0], dtype=torch.int32)
@@ -217,7 +217,7 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
     if block == "moe":
         tokens, width, hidden, experts = shape
         x = normal(tokens, width).detach()
-        # Logits a half apart, or equal.
+        # Logits differ by at least a half, or are equal.
         x[:, :experts] = torch.arange(experts) * (1 + torch.arange(tokens)[:, None]) % 7 / 8
         return {
             "x": x.requires_grad_(),
@@ -239,7 +239,7 @@ def make_inputs(block: str, shape: tuple[int, ...], dtype: torch.dtype) -> Array
 
 
 def lengths(batch: int, capacity: int) -> Tensor:
-    """All keys, then fewer and fewer."""
+    """Lengths: all keys, then fewer and fewer."""
     return torch.tensor([max(capacity // (i + 1), 1) for i in range(batch)], dtype=torch.int32)
 
 
@@ -256,7 +256,7 @@ def rmsnorm_reference(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def rope_reference(x: Tensor, positions: Tensor) -> Tensor:
-    """Pair i is a complex number, multiplied by exp(i angle)."""
+    """Return the rotation: pair i is a complex number, multiplied by exp(i angle)."""
     half = x.shape[-1] // 2
     angles = positions[:, None, :, None] * THETA ** (-torch.arange(half, dtype=torch.float64) / half)
     turned = torch.complex(x[..., :half], x[..., half:]) * torch.polar(torch.ones_like(angles), angles)
@@ -264,7 +264,7 @@ def rope_reference(x: Tensor, positions: Tensor) -> Tensor:
 
 
 def decoded(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
-    """Each sequence by itself, its keys alone."""
+    """Attend for each sequence separately, to its own keys."""
     group = q.shape[1] // k.shape[1]
     rows = []
     for i, length in enumerate(lengths.tolist()):
@@ -275,7 +275,7 @@ def decoded(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
 
 
 def reference(block: str, inputs: Arrays, causal: int = 1, window: int = 0) -> Arrays:
-    """The block's formula, on float64 tensors."""
+    """Return the block's formula on float64 tensors."""
     x = inputs.get("x")
     if block == "vector_add":
         return {"out": x + inputs["y"]}
@@ -392,7 +392,7 @@ def assert_close(
 def check(
     block: str, apply: Callable[..., Arrays], inputs: Arrays, *, gradients: bool = True, **parameters: int
 ) -> None:
-    """Outputs, and the gradients of all inputs for a random cotangent, against the reference."""
+    """Check outputs, and gradients of all inputs for a random cotangent, against the reference."""
     floating = {name: tensor for name, tensor in inputs.items() if tensor.is_floating_point()}
     dtype = next(iter(floating.values())).dtype
     exact = inputs | {name: tensor.detach().double().requires_grad_() for name, tensor in floating.items()}
@@ -460,7 +460,7 @@ def test_gelu_is_the_tanh_approximation_not_erf() -> None:
 
 @pytest.mark.parametrize("block", ["rmsnorm", "layernorm", "swiglu_mlp"])
 def test_eps_reaches_the_norm(block: str) -> None:
-    """Values small enough that eps decides the result."""
+    """The values are so small that eps determines the result."""
     inputs = detached(make_inputs(block, SHAPES[block][1], torch.float32))
     inputs["x"] = inputs["x"] * 1e-3
     for package in ("blocks", "library"):
@@ -487,7 +487,7 @@ def test_block_is_one_graph_and_its_stages_reach_both_directions(block: str) -> 
     with preserve_node_meta():
         check(block, compiled, make_inputs(block, SHAPES[block][1], torch.float32))
     assert stages["forward"] == STAGES[block]
-    # The gradient of a sum passes on unchanged; none flows through softmax's maximum, to positions or random bits.
+    # A sum passes its gradient on unchanged. Softmax's maximum, positions and random bits get none.
     without = {"add", "max", "residual", "angles", "random", "attention_residual", "mlp_residual"}
     expected = {stage for stage in STAGES[block] if stage.split("/")[-1] not in without}
     assert stages.get("backward", set()) == expected
@@ -512,7 +512,7 @@ def test_sdpa_has_no_window(apply: Callable[..., Arrays]) -> None:
 
 
 @pytest.mark.parametrize(("causal", "window"), [(0, 0), (1, 1), (1, 5), (1, 40)])
-def test_attention_sees_by_its_parameters(causal: int, window: int) -> None:
+def test_attention_masks_by_its_parameters(causal: int, window: int) -> None:
     inputs = make_inputs("attention", (1, 4, 2, 37, 16), torch.float32)
     check("attention", module("blocks", "attention"), inputs, causal=causal, window=window)
 
@@ -543,14 +543,14 @@ def test_flex_decodes_on_a_cpu() -> None:
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_of_pages_attends_by_its_mask() -> None:
-    """As the formula that FlexAttention is when it is not compiled: on a CPU its kernel takes no lists of pages."""
+    """Uncompiled, FlexAttention evaluates its formula; its CPU kernel supports no lists of pages."""
     inputs = detached(make_inputs("decode_attention_paged", (3, 6, 2, 5, 8, 16), torch.float32))
     inputs["lengths"][1] = 0
     with torch.compiler.set_stance("force_eager"):
         check("decode_attention_paged", library_paged.apply_flex, inputs, gradients=False)
 
 
-def test_flex_of_pages_lists_those_that_a_sequence_sees_and_sees_only_its_own_keys() -> None:
+def test_flex_of_pages_reads_only_a_sequences_own_keys() -> None:
     table, lengths = torch.tensor([[5, 0, 3], [1, 6, 2]], dtype=torch.int32), torch.tensor([9, 4])
     mask = library_paged.block_mask(table, lengths, pages=7, page_size=4)
     keys = torch.arange(7 * 4)
@@ -599,7 +599,7 @@ def test_a_query_without_keys_gives_zeros_and_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_softmax_of_minus_infinity_alone_is_zeros_and_has_no_gradient(dtype: torch.dtype) -> None:
+def test_softmax_of_only_minus_infinity_is_zeros_without_gradient(dtype: torch.dtype) -> None:
     x = make_inputs("softmax", (7, 129), dtype)["x"].detach()
     x[1] = x[2, :-1] = x[3, ::2] = -math.inf
     x[5, 3], x[6, 3] = math.inf, math.nan
@@ -613,7 +613,7 @@ def test_softmax_of_minus_infinity_alone_is_zeros_and_has_no_gradient(dtype: tor
     assert y[5:].isnan().all()
 
 
-def test_flex_keeps_a_mask_as_long_as_its_boundaries_live() -> None:
+def test_flex_caches_a_mask_while_its_boundaries_exist() -> None:
     cu_seqlens = torch.tensor([0, 5, 300], dtype=torch.int32)
     mask = library_packed._mask_of(cu_seqlens, 300)
     assert library_packed._mask_of(cu_seqlens, 300) is mask
@@ -625,7 +625,7 @@ def test_flex_keeps_a_mask_as_long_as_its_boundaries_live() -> None:
     assert len(library_packed._masks) == held - 1
 
 
-def test_flex_keeps_one_mask_per_sequence_window_and_device() -> None:
+def test_flex_caches_one_mask_per_sequence_window_and_device() -> None:
     cpu = torch.device("cpu")
     mask = library_attention._block_mask(300, 0, cpu)
     assert library_attention._block_mask(300, 0, torch.device("cpu")) is mask

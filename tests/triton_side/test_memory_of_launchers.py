@@ -1,5 +1,7 @@
-"""What hand-written launchers allocate, counted without a GPU: on tensors of an H200 that is not there, with no launch
-made. What Triton asks for beside, for the descriptors of a kernel, is left out."""
+"""Memory that hand-written launchers allocate, counted without a GPU on fake H200 tensors and without launches.
+
+Triton's own memory for a kernel's tensor descriptors is not counted.
+"""
 
 import json
 import os
@@ -32,7 +34,7 @@ launched = []
 JITFunction.run = lambda self, *args, **kwargs: launched.append(self.fn.__name__)
 
 class Allocations(TorchDispatchMode):
-    # Of each operation, which storages live after it; an address that is used again is another storage.
+    # The storages that exist after each operation; a reused address is another storage.
     def __init__(self, given):
         super().__init__()
         self.storages, self.living = [], []
@@ -101,16 +103,16 @@ def counted() -> Any:
     return json.loads(done.stdout)
 
 
-def test_a_projections_loss_never_has_the_logits(counted: Any) -> None:
-    """Of 8192 tokens and 128,256 classes 2.1 GB in bfloat16. `largest` may be the gradient of w, of 1.05 GB."""
+def test_a_projections_loss_never_stores_the_logits(counted: Any) -> None:
+    """The logits of 8192 tokens and 128,256 classes take 2.1 GB in bfloat16; w's gradient, `largest`, takes 1.05 GB."""
     for train, found in zip((False, True), counted["loss"], strict=True):
         assert ("dlogits_kernel" in found["launches"]) == train and "projected_statistics_kernel" in found["launches"]
         assert found["peak"] < 1e9, found
         assert found["largest"] < 8192 * 128256 * 2
 
 
-def test_what_attention_needs_beside_its_results_grows_as_the_sequence(counted: Any) -> None:
-    """Nothing forward; a training step's two float32 numbers a row, and a score is never stored."""
+def test_attentions_extra_memory_grows_linearly_with_the_sequence(counted: Any) -> None:
+    """Forward needs no extra memory, training two float32 numbers per row; scores are never stored."""
     forward, train = counted["attention"]
     assert [found["peak"] for found in forward] == [0, 0, 0]
     assert [found["peak"] for found in train] == [2 * 4 * 32 * s for s in (4096, 8192, 16384)]

@@ -1,6 +1,8 @@
-"""What the rows of optional packages hand to them and make of what comes back: with stand-ins of the same signatures,
-written in PyTorch, because the packages' own kernels need a GPU. A call that is recorded shows each kernel as one
-operation."""
+"""The modules for optional packages call them correctly.
+
+The packages' kernels need a GPU, so fakes with the same signatures, written in PyTorch, replace them. A recorded call
+has one operation for each kernel.
+"""
 
 import importlib
 import sys
@@ -62,7 +64,7 @@ def flash_scores(
     q: Tensor, k: Tensor, causal: bool, window_size_left: int | None, cu_seqlens_q: Tensor | None,
     cu_seqlens_k: Tensor | None, max_seqlen_q: int | None, max_seqlen_k: int | None,
 ) -> Tensor:
-    """Of [batch, tokens, heads, head_dim]; cu_seqlens, of a batch of one here, tell its sequences."""
+    """Return the scores of q, k [batch, tokens, heads, head_dim]; cu_seqlens needs a batch of one."""
     scores = torch.einsum("bqhd,bkhd->bhqk", q, k.repeat_interleave(q.shape[2] // k.shape[2], 2)) / q.shape[-1] ** 0.5
     hidden = torch.zeros(scores.shape[-2:]).bool()
     if causal:
@@ -92,7 +94,7 @@ def flash_forward(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **seen: 
 def flash_backward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, **seen: Any
 ) -> tuple[Tensor, ...]:
-    """By "FlashAttention-2", arXiv 2307.08691: probabilities again from lse, delta = sum(out dout)."""
+    """Follow "FlashAttention-2", arXiv 2307.08691: recompute probabilities from lse, delta = sum(out dout)."""
     if q.ndim == 3:
         return tuple(x[0] for x in flash_backward(*(x[None] for x in (q, k, v, out, dout, lse)), **seen))
     kv_heads, group = k.shape[2], q.shape[2] // k.shape[2]
@@ -106,7 +108,7 @@ def flash_backward(
 
 
 class FusedLinearCrossEntropy:
-    """Liger's, its arguments in its order; what the rows leave out of them is checked here."""
+    """Liger's function, with its order of arguments. It checks the arguments that our module fixes."""
 
     @staticmethod
     def apply(
@@ -161,7 +163,7 @@ def attention(inputs: Mapping[str, Tensor], causal: int = 1, window: int = 0) ->
 
 
 def attention_packed(inputs: Mapping[str, Tensor], longest: int) -> dict[str, Tensor]:
-    """Sequence by sequence."""
+    """Attend for each sequence separately."""
     bounds = inputs["cu_seqlens"].tolist()
     outs = []
     for first, end in zip(bounds, bounds[1:], strict=False):
@@ -222,7 +224,7 @@ def test_outputs_and_gradients_are_pytorchs(package: str, row: str, plain: Any, 
 
 
 @pytest.mark.parametrize(("package", "row", "plain", "attributes"), CASES, ids=IDS)
-def test_a_recorded_call_shows_each_as_one_operation(
+def test_a_recorded_call_has_one_operation_per_library_kernel(
     package: str, row: str, plain: Any, attributes: dict[str, Any]
 ) -> None:
     apply = applied(package, row)

@@ -25,7 +25,7 @@ def drawn(case: Case) -> dict[str, torch.Tensor]:
     return {name: x.to(getattr(torch, t.dtype_in(case))) for name, (t, x) in tensors.items()}
 
 
-def test_adamw_is_torch_optim_s() -> None:
+def test_adamw_equals_torch_optim() -> None:
     torch.manual_seed(0)
     param, mu, nu = torch.randn(100), torch.zeros(100), torch.zeros(100)
     theirs = param.clone().requires_grad_()
@@ -39,14 +39,14 @@ def test_adamw_is_torch_optim_s() -> None:
     torch.testing.assert_close(nu, optimizer.state[theirs]["exp_avg_sq"])
 
 
-# As `inductor-remat` of lm_step says in its `requires`.
+# The implementation `inductor-remat` of lm_step has the same requirement.
 TAKES_GRADIENTS = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12),
     reason="Dynamo of torch 2.11 refuses requires_grad_ in a compiled function",
 )
 
 
-# That of the row `inductor-sdpa` is cuDNN's, which has no CPU path.
+# The implementation `inductor-sdpa` uses cuDNN's attention, which has no CPU path.
 with_sdpa = partial(lm_step.apply, attend=attention.apply_flash)
 
 
@@ -54,7 +54,7 @@ with_sdpa = partial(lm_step.apply, attend=attention.apply_flash)
     "function", [lm_step.apply, pytest.param(lm_step.apply_remat, marks=TAKES_GRADIENTS), with_sdpa],
     ids=["plain", "remat", "sdpa"],
 )
-def test_a_step_is_one_graph_of_the_same_results(function: Any) -> None:
+def test_a_step_compiles_to_one_graph_with_the_same_results(function: Any) -> None:
     inputs, attributes = drawn(CASE), STEP.attributes_of(CASE)
     graphs: list[torch.fx.GraphModule] = []
 
@@ -64,14 +64,14 @@ def test_a_step_is_one_graph_of_the_same_results(function: Any) -> None:
 
     torch.compiler.reset()
     compiled = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)
-    with torch.no_grad(), torch._dynamo.config.patch(trace_autograd_ops=True):  # as inductor.compile has it
+    with torch.no_grad(), torch._dynamo.config.patch(trace_autograd_ops=True):  # as compiler.compile sets it
         found, expected = compiled(inputs, **attributes), lm_step.apply(inputs, **attributes)
     assert len(graphs) == 1 and found.keys() == expected.keys() == {t.name for t in STEP.outputs}
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, msg=name)
 
 
-def test_inputs_are_left_alone() -> None:
+def test_inputs_stay_unchanged() -> None:
     inputs = drawn(CASE)
     before = {name: x.clone() for name, x in inputs.items()}
     with torch.no_grad():

@@ -1,10 +1,10 @@
-"""Time and memory of reading HLO, by size: modules of 1k, 10k and 100k instructions, text and proto, to a graph.
+"""Measure the time and memory of reading HLO into a graph: text and proto of 1k, 10k and 100k instructions.
 
     python tools/benchmarks/hlo_scaling.py [INSTRUCTIONS ...]
 
-A module is a captured SwiGLU MLP (tests/data/hlo), repeated as layers that feed one another. Each reading runs in a
-process of its own: CPU seconds (one thread) from the file's name to a `FusionGraph`, best of three, and that process's
-peak memory. Linux; protos need jaxlib.
+A module is a captured SwiGLU MLP (tests/data/hlo), repeated as consecutive layers. Each reading runs in its own
+process. The table shows that process's peak memory, and its CPU seconds (one thread) from the file's name to a
+`FusionGraph`, best of three. It needs Linux; protos need jaxlib.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tabulate import tabulate
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 LAYER = ROOT / "tests" / "data" / "hlo" / "jax-0.11.2" / "h200-swiglu_mlp-fwd"
-INPUT = "inputs__x__.1"  # what one layer's output becomes in the next
+INPUT = "inputs__x__.1"  # a layer's input, which is the output of the layer before
 SIZES = (1_000, 10_000, 100_000)
 
 
@@ -75,7 +75,7 @@ def _measure(path: Path) -> dict[str, Any]:
 
 
 def _peak_mebibytes() -> float:
-    """Not getrusage's, which a process inherits from the one that started it."""
+    """Return this process's peak memory. getrusage's value would include the parent process's."""
     status = Path("/proc/self/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+) kB", status)[1]) / 1024  # type: ignore[index]
 
@@ -128,7 +128,7 @@ def layers_as_proto(instructions: int) -> bytes:
     module.CopyFrom(one)
     del module.computations[:]
     module.schedule.Clear()
-    stride = max(c.id for c in one.computations) + 1  # computations' ids and, in their upper half, instructions'
+    stride = max(c.id for c in one.computations) + 1  # between layers' computation ids, also in instruction ids >> 32
     whole = type(entry)(name=entry.name, id=layers * stride + 1)
     whole.instructions.extend(parameters.values())
     output = first

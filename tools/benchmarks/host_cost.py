@@ -1,12 +1,12 @@
-"""The host's cost of a call of hand-written Triton, block by block, at small shapes, where a call takes little else.
+"""Measure the host time of a hand-written Triton call for each block, at small shapes where host time dominates.
 
     python tools/benchmarks/host_cost.py [BLOCK ...] [--profile]
 
-On an NVIDIA GPU calls are made one after the other, and waited for at the end. Without one, kernels are compiled for an
-H200 and their launches left out (tested with triton 3.6 and 3.7), so a call is Python, PyTorch and Triton up to the
-driver, on tensors of the CPU: what it computes is not right, and operations of PyTorch's own count as what they take
-there, in the last column, too. Printed is the best of fifty averages over 10 ms. `lm_step` has no small shape and is
-left out. `--profile` prints where the time goes.
+On an NVIDIA GPU the calls run one after the other, with one wait at the end. Without a GPU, kernels are compiled for an
+H200 and not launched (tested with triton 3.6 and 3.7). A call is then Python, PyTorch and Triton up to the driver, on
+CPU tensors. Its results are wrong, and PyTorch's own operations count with their CPU time, in the last column, too.
+The table shows the best of fifty averages over 10 ms. `lm_step` has no small shape and is left out. `--profile` prints
+where the time goes.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from compare.spec.blocks import BLOCKS  # noqa: E402
 from compare.spec.case import Case  # noqa: E402
 from compare.workers.pytorch.worker import TorchBackend  # noqa: E402
 
-SECONDS, REPEATS = 0.01, 50  # short and many: what else runs on the machine slows some of them
+SECONDS, REPEATS = 0.01, 50  # many short ones, because other processes slow some of them
 SMALL = 64 << 20  # bytes of inputs
 
 
 class Launches:
-    """Counts launches, and where there is no GPU makes none of them."""
+    """Counts launches, and skips them if there is no GPU."""
 
     def __init__(self) -> None:
         from triton.compiler.compiler import CompiledKernel
@@ -63,7 +63,7 @@ class Launches:
 
 
 def _compile_for_an_h200() -> None:
-    """Triton's driver names the target, and hand-written launchers take tensors of the CPU."""
+    """Make Triton's driver name an H200, and hand-written launchers accept CPU tensors."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
@@ -85,7 +85,7 @@ def _compile_for_an_h200() -> None:
 
 
 def smallest(block: Block) -> list[Case]:
-    """Return forward and train of the block's smallest check shape of a real size, where it is at most SMALL bytes."""
+    """Return the forward and train cases of the block's smallest realistic check shape of at most SMALL bytes."""
 
     def input_bytes(case: Case) -> int:
         return sum(tensor.bytes(case) for tensor in block.inputs)
@@ -94,15 +94,17 @@ def smallest(block: Block) -> list[Case]:
     cases = [case for case in block.cases("check") if case.direction != "joint" and case not in tiny]
     if not cases:
         return []
-    least = min(cases, key=input_bytes)
-    return [case for case in cases if case.name == least.name and input_bytes(least) <= SMALL]
+    smallest_case = min(cases, key=input_bytes)
+    if input_bytes(smallest_case) > SMALL:
+        return []
+    return [case for case in cases if case.name == smallest_case.name]
 
 
-def call_of(case: Case, side: TorchBackend, folder: Path) -> Callable[[], Any]:
-    """The hand-written implementation's forward pass, or of `train` a step."""
+def call_of(case: Case, backend: TorchBackend, folder: Path) -> Callable[[], Any]:
+    """Return the hand-written implementation's forward pass, or for `train` forward and backward."""
     block = BLOCKS[case.block]
     store_inputs(case, 0, folder)
-    inputs, cotangents = side.inputs(folder, case), side.cotangents(folder, case)
+    inputs, cotangents = backend.inputs(folder, case), backend.cotangents(folder, case)
     apply = partial(block.implementation("triton").load(), **block.attributes_of(case))
     trained = [tensor for tensor in inputs.values() if tensor.requires_grad]
 
@@ -114,7 +116,7 @@ def call_of(case: Case, side: TorchBackend, folder: Path) -> Callable[[], Any]:
 
 
 def seconds(call: Callable[[], Any], count: int) -> float:
-    """Of one call, of so many in a row."""
+    """Return the seconds per call of `count` consecutive calls."""
     started = time.perf_counter()
     for _ in range(count):
         call()
@@ -132,7 +134,7 @@ def main() -> None:
         parser.error(f"no block {unknown[0]!r}: choose from {', '.join(BLOCKS)}")
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET=1 is set, under which kernels are not launched: unset it")
-    launches, side = Launches(), TorchBackend()  # in this order: kernels read at import whether they are interpreted
+    launches, backend = Launches(), TorchBackend()  # in this order: importing kernels fixes INTERPRETED
     print(f"{'case':50}{'launches':>8}{'us a call':>12}{'us a launch':>14}")
     for name in options.blocks or BLOCKS:
         cases = smallest(BLOCKS[name])
@@ -140,7 +142,7 @@ def main() -> None:
             print(f"{name:50}no small shape")
         for case in cases:
             with tempfile.TemporaryDirectory() as folder:
-                _report(case.id, call_of(case, side, Path(folder) / "0"), launches, options.profile)
+                _report(case.id, call_of(case, backend, Path(folder) / "0"), launches, options.profile)
 
 
 def _report(case: str, call: Callable[[], Any], launches: Launches, profiled: bool) -> None:

@@ -1,10 +1,11 @@
-"""Times of hand-written kernels under other launch configurations than their own, for developers who tune one.
+"""Time hand-written kernels under other launch configurations than their own, to tune them.
 
     python tools/benchmarks/launch_configs.py KERNEL [KERNEL ...] [--top N]
 
-Needs an NVIDIA GPU. Candidates compile side by side, each in a process that launches it once; then each is timed alone
-by triton.testing.do_bench (CUDA events, L2 flushed): good for ranking, not for a report, which `xlafuse run` makes. A
-candidate that does not compile or launch is counted, not shown. `*` marks the configuration that the kernel chooses.
+It needs an NVIDIA GPU. Candidates compile in parallel processes, each of which launches its candidate once. Then
+triton.testing.do_bench (CUDA events, L2 flushed) times each alone, which is good for ranking. Use `xlafuse run` for
+times in reports. A candidate that does not compile or launch is counted but not shown. `*` marks the configuration that
+the kernel chooses.
 """
 
 from __future__ import annotations
@@ -47,8 +48,11 @@ from triton_side.kernels.shared.matmul_tiles import MatmulConfig  # noqa: E402
 
 @dataclass(frozen=True)
 class Kernel:
-    """prepare: what a call needs, made on the GPU. call: one launch of it under a configuration. work: (amount, unit a
-    second) of a call. chosen: its own configuration."""
+    """A kernel to tune.
+
+    prepare: makes the inputs on the GPU. call: launches the kernel with inputs and a configuration.
+    work: (amount, unit) of a call. chosen: returns the kernel's own configuration.
+    """
 
     prepare: Callable[[], Any]
     call: Callable[[Any, Any], Any]
@@ -67,7 +71,7 @@ def rope_inputs() -> tuple[torch.Tensor, ...]:
 
 
 def rope_candidates() -> Iterable[RopeConfig]:
-    """A thread has 8 to 32 pairs."""
+    """Yield configurations with 8 to 32 pairs per thread."""
     sizes = ((4, 8, 16, 32, 64), (1, 2, 4, 8), (1, 2, 5, 10, 20, 40), (1, 2, 4, 8))
     for rows, heads, splits, warps in itertools.product(*sizes):
         if 8 <= rows * heads * 64 // (warps * 32) <= 32 and splits <= 40 // heads:
@@ -75,8 +79,11 @@ def rope_candidates() -> Iterable[RopeConfig]:
 
 
 def row_candidates(resident: bool) -> tuple[RowConfig, ...]:
-    """For the 132 multiprocessors of an H200 and 8192 rows of 4096 columns, 4 to 32 elements to a thread: one set of
-    programs that may fetch ahead or, unless they must be `resident`, a tile to a program."""
+    """Return configurations for 8192 rows of 4096 columns on an H200's 132 multiprocessors.
+
+    A thread has 4 to 32 elements. All programs are resident and may prefetch; without `resident`, there are also
+    configurations with one tile per program.
+    """
     found = []
     for block_rows, warps in itertools.product((1, 2, 4), (4, 8, 16, 32)):
         if 4 <= block_rows * 128 // warps <= 32:
@@ -91,7 +98,7 @@ def row_candidates(resident: bool) -> tuple[RowConfig, ...]:
 def rows_of(
     launch: Callable[..., Any], configure: Callable[..., RowConfig], matrices: int, resident: bool = False
 ) -> Kernel:
-    """8192 rows of 4096 columns in bfloat16, of which `matrices` are read or written."""
+    """Return a kernel on matrices of 8192 rows and 4096 columns in bfloat16, of which it reads or writes `matrices`."""
     return Kernel(
         lambda: (
             *(normal(8192, 4096) for _ in range(2)), *(normal(4096) for _ in range(3)),
@@ -103,7 +110,7 @@ def rows_of(
 
 
 def walked_candidates() -> Iterable[RowConfig]:
-    """For rows that are walked, of 132 multiprocessors: up to 64 warps on each."""
+    """Yield configurations that loop over a row in blocks, with up to 64 warps on each of 132 multiprocessors."""
     for columns, warps, stages, resident in itertools.product(
         (2048, 4096, 8192, 16384), (4, 8, 16, 32), (1, 2, 3), (1, 2, 3, 4, 6, 8)
     ):
@@ -157,7 +164,7 @@ TOKENS, WIDTH, HIDDEN, EXPERTS, TOP_K = 4096, 2048, 3584, 8, 2  # of moe's quick
 
 
 def slots_inputs(products: int) -> tuple[torch.Tensor, ...]:
-    """x, a random route's rows and offsets, and the other operands of moe's gradients, in the order of the slots."""
+    """Return x, a random route's rows and offsets, and moe's other gradient operands, ordered by expert."""
     x, router = normal(TOKENS, WIDTH), normal(EXPERTS, WIDTH)
     found, _ = moe_routing.route_tokens(x, router, TOP_K, save=False)
     return x, found.rows, found.offsets, *(normal(TOKENS * TOP_K, HIDDEN) for _ in range(products))
@@ -165,14 +172,14 @@ def slots_inputs(products: int) -> tuple[torch.Tensor, ...]:
 
 @dataclass(frozen=True)
 class Gathering:
-    """copies: x's rows are first copied in the order of the slots."""
+    """A configuration of moe's gradients. copies: x's rows are first copied in the order of the experts."""
 
     tiles: MatmulConfig
     copies: bool
 
 
 def weights_gradients(given: tuple[torch.Tensor, ...], config: Gathering) -> Any:
-    """dw_gate and dw_up of x and two operands; dw_down of one and x, which stands for dy."""
+    """Compute dw_gate and dw_up from x and two operands, or dw_down from one operand and x in place of dy."""
     x, numbers, offsets, *others = given
     rows: torch.Tensor | None = numbers
     if config.copies:
@@ -234,7 +241,7 @@ KERNELS = {
         16, 4096, 4096,
         (MatmulConfig(64, n, k, 4, s) for n in (32, 64, 128) for k in (64, 128, 256) for s in (3, 4, 5, 6)),
     ),
-    # Of s stages gathered rows have (s + 1) // 2 buffers: the load waits for that of their numbers.
+    # With s stages, gathered rows have (s + 1) // 2 buffers, because their load waits for the load of their indices.
     "moe_gradients_gate_up": moe_gradients(2, (
         *copying(*(MatmulConfig(128, 128, 64, 8, s, g) for s in (3, 4) for g in (4, 8, 16))),
         *copying(MatmulConfig(256, 64, 64, 8, 4), MatmulConfig(128, 128, 32, 8, 6)),
@@ -266,12 +273,12 @@ KERNELS = {
 
 
 def launch_once(name: str, index: int) -> bool:
-    """Fills Triton's cache; whether it worked."""
+    """Compile and launch a candidate, which fills Triton's cache. Return whether that worked."""
     kernel = KERNELS[name]
     try:
         kernel.call(kernel.prepare(), kernel.candidates[index])
         torch.cuda.synchronize()
-    except Exception as problem:  # out of registers or shared memory, or a compiler's error
+    except Exception as problem:  # too many registers, too much shared memory, or a compiler error
         print(f"{kernel.candidates[index]}: {type(problem).__name__}: {str(problem)[:100]}", file=sys.stderr)
         return False
     return True

@@ -1,17 +1,20 @@
-"""The reports of compute-sanitizer by kernel, and their summary in Markdown."""
+"""Read compute-sanitizer's reports by kernel, and summarise them in Markdown."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
 
-SHOWN = 3  # reports of a kernel, in the summary
+SHOWN = 3  # reports per kernel in the summary
 
 
 @dataclass
 class Launched:
-    """One hand-written kernel in the run. names: as a report may call it. shared_bytes: the most that a block has.
-    cases: which launch it."""
+    """One hand-written kernel in the run.
+
+    names: names that a report may use for it. shared_bytes: the largest shared memory of a block.
+    cases: the cases that launch it.
+    """
 
     kernel: str
     language: str
@@ -23,7 +26,7 @@ class Launched:
 
 @dataclass(frozen=True)
 class Report:
-    """One message of a tool. kernel: the hand-written one that it names, or None."""
+    """One message of a tool. kernel: the hand-written kernel that it names, or None."""
 
     kernel: str | None
     warning: bool
@@ -32,8 +35,11 @@ class Report:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a tool said. errors, warnings: as it counted them; None: it came to no summary. failure: why it did not see
-    every launch that was made. reached: the cases that were begun; None: all."""
+    """The result of one tool.
+
+    errors, warnings: the tool's own counts; errors is None if it printed no summary.
+    failure: why it did not check every launch. reached: the cases that were started; None means all.
+    """
 
     tool: str
     reports: tuple[Report, ...]
@@ -47,13 +53,13 @@ class Outcome:
 
     @property
     def unattributed(self) -> int:
-        """Errors of other kernels, or beyond the printed ones."""
+        """The number of errors in other kernels, or not printed."""
         named = sum(report.kernel is not None and not report.warning for report in self.reports)
         return max(0, (self.errors or 0) - named)
 
 
 def joined(outcomes: list[Outcome]) -> Outcome:
-    """What one tool said in several processes, each of which had a share of the cases."""
+    """Combine the outcomes of one tool's processes, each of which had a share of the cases."""
     errors = [outcome.errors for outcome in outcomes]
     reached = [outcome.reached for outcome in outcomes]
     return Outcome(
@@ -79,7 +85,7 @@ _UNTRACKED = "Internal Sanitizer Error"
 
 
 def parse(tool: str, log: str, launched: list[Launched]) -> Outcome:
-    """Read what `tool` wrote: messages begin with "========= " and a letter, their details are indented."""
+    """Read the log of `tool`. A message begins with "========= " and a letter; its details are indented."""
     messages: list[list[str]] = []
     for line in log.splitlines():
         if not line.startswith(_PREFIX.rstrip()):
@@ -101,7 +107,7 @@ def parse(tool: str, log: str, launched: list[Launched]) -> Outcome:
     if found:
         warnings = int(found[2]) if tool == "racecheck" else 0
         return Outcome(tool, tuple(reports), int(found[1]), warnings, untracked)
-    return Outcome(tool, tuple(reports), None, 0, f"{tool} came to no summary: {end_of(log)}")
+    return Outcome(tool, tuple(reports), None, 0, f"{tool} printed no summary: {end_of(log)}")
 
 
 def _names_any(text: str, names: list[str]) -> bool:
@@ -109,16 +115,16 @@ def _names_any(text: str, names: list[str]) -> bool:
 
 
 def end_of(text: str, lines: int = 3) -> str:
-    """The last lines that say something."""
+    """Return the last lines that are not empty."""
     last = [line.strip("= \n") for line in text.splitlines()]
     return "; ".join([line for line in last if line][-lines:]) or "no output"
 
 
 def summary(launched: list[Launched], outcomes: list[Outcome], environment: str) -> str:
-    """Markdown: a row for every kernel, a column for every tool, and the first reports."""
+    """Return Markdown: a row for every kernel, a column for every tool, and the first reports."""
     lines = [
         "# compute-sanitizer on every hand-written kernel", "", environment, "",
-        "Errors, and of racecheck warnings too, by kernel; each ran forward or backward on small odd shapes.", "",
+        "Errors, and racecheck's warnings, by kernel. Each kernel ran forward or backward on small odd shapes.", "",
         "| kernel | written in | launches | shared memory, bytes per block | "
         + " | ".join(outcome.tool for outcome in outcomes) + " |",
         "|---|---|--:|--:|" + "--:|" * len(outcomes),
@@ -136,10 +142,10 @@ def summary(launched: list[Launched], outcomes: list[Outcome], environment: str)
             lines.append(f"- **{outcome.tool}: {len(left)} cases were not reached (--limit): {', '.join(left)}**")
         if outcome.errors is None:
             continue
-        beside = f", {outcome.warnings} warnings" if outcome.tool == "racecheck" else ""
+        warnings = f", {outcome.warnings} warnings" if outcome.tool == "racecheck" else ""
         other = f", {outcome.unattributed} of them in other kernels or not printed" if outcome.unattributed else ""
         whole = "" if left or outcome.failure else f"; it reached all {every} cases that were compiled"
-        lines.append(f"- {outcome.tool}: {outcome.errors} errors{other}{beside}{whole}")
+        lines.append(f"- {outcome.tool}: {outcome.errors} errors{other}{warnings}{whole}")
     reports = _first_reports(outcomes)
     return "\n".join([*lines, *(["", "## Reports", "", *reports] if reports else [])]) + "\n"
 
@@ -147,9 +153,9 @@ def summary(launched: list[Launched], outcomes: list[Outcome], environment: str)
 def _cell(entry: Launched, outcome: Outcome) -> str:
     errors, warnings = (outcome.count(entry.kernel, kind) for kind in (False, True))
     if outcome.failure and not errors:
-        return "not checked to the end"
+        return "not fully checked"
     if outcome.tool == "racecheck" and entry.shared_bytes == 0:
-        return "shares no memory"
+        return "no shared memory"
     left = len(_left([entry], outcome))
     if left == len(entry.cases) and left and not errors:
         return "not reached"
@@ -158,7 +164,7 @@ def _cell(entry: Launched, outcome: Outcome) -> str:
 
 
 def _left(launched: list[Launched], outcome: Outcome) -> list[str]:
-    """The cases of these kernels that a tool did not reach, each once."""
+    """Return the cases of these kernels that a tool did not reach, each once."""
     if outcome.reached is None:
         return []
     return [case for case in dict.fromkeys(c for entry in launched for c in entry.cases) if case not in outcome.reached]

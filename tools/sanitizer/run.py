@@ -1,21 +1,24 @@
-"""Every hand-written kernel under NVIDIA's compute-sanitizer: memcheck, and racecheck for shared memory.
+"""Run every hand-written kernel under NVIDIA's compute-sanitizer: memcheck, and racecheck for shared memory.
 
     python -m tools.sanitizer.run --out reports/sanitize.md        (make sanitize ARGS="--out reports/sanitize.md")
 
-A process launches each kernel, forward and backward, on small odd shapes: once alone, which records the launches and
-fills Triton's cache, and once under each tool. `--limit` is for all of it: a process whose time is over ends after the
-case that it is at, and the summary, written anew after each tool, says what was not reached. Exit status 0: no error;
-1: errors, or not everything was checked; 2: nothing could be checked (no GPU, no compute-sanitizer, or one that refuses
-the device).
+Each kernel is launched, forward and backward, on small odd shapes: once without a tool, which records the launches and
+fills Triton's cache, and once under each tool. `--limit` covers all of it. When time is up, a process ends after its
+current case. The summary is rewritten after each tool, and lists the cases that were not reached.
 
-PyTorch's caching allocator would hide accesses past a tensor that stay in its block, so it is off
+Exit status: 0 without errors; 1 with errors, or if not everything was checked; 2 if nothing could be checked (no GPU,
+no compute-sanitizer, or one that refuses the device).
+
+PyTorch's caching allocator would hide accesses past a tensor but inside its block, so it is off
 (PYTORCH_NO_CUDA_MEMORY_CACHING), and the sanitizer pads every allocation. Errors that CUDA calls return are not
-reported: cuda.bindings and PyTorch probe for what is there by calling it (NVIDIA/cuda-python issue 562).
+reported, because cuda.bindings and PyTorch probe for functions by calling them (NVIDIA/cuda-python issue 562).
 
-Use the newest version, whatever the driver's: its release notes say that before 2025.4 racecheck reported false hazards
-around mbarriers and before 2026.1 around warpgroups on Hopper, that before 2026.4 memcheck reported cp.async with
-zero-fill (a masked load that Triton pipelines), and that memcheck follows TMA loads from 2026.2 on. racecheck also
-reports threads that write equal sums in a Triton reduction across warps (triton-lang/triton issue 7264, open).
+Use the newest version, whatever the driver's. According to its release notes:
+- before 2025.4, racecheck reported false hazards around mbarriers, and before 2026.1 around warpgroups on Hopper;
+- before 2026.4, memcheck reported cp.async with zero-fill (a masked load that Triton pipelines);
+- from 2026.2 on, memcheck follows TMA loads.
+racecheck also reports threads that write equal sums in a Triton reduction across warps (triton-lang/triton issue 7264,
+open).
 """
 
 from __future__ import annotations
@@ -45,11 +48,11 @@ from triton_side.blocks.cross_entropy import IGNORED
 
 TOOLS = ("memcheck", "racecheck")
 WHEEL = "nvidia-cuda-sanitizer-api"
-PADDING = 4096  # bytes behind every allocation
+PADDING = 4096  # bytes after every allocation
 PRINTED = 1000  # reports that a tool prints before it only counts
-ALONE = 0.5  # of the limit, for the launches without a tool: they compile, which takes longest
-BEGIN = 0.75  # of a tool's share of what is left: later it begins no case, as the last one takes its time, too
-SIDE_BY_SIDE = 8  # processes that compile, or that a tool watches
+COMPILE_SHARE = 0.5  # of the limit, for the launches without a tool: they compile, which takes longest
+START_SHARE = 0.75  # of a tool's time: later it starts no case, because the last case takes time, too
+PROCESSES = 8  # that compile or run under a tool at the same time
 EPS = 1e-6
 
 
@@ -57,15 +60,15 @@ class CannotCheck(RuntimeError):
     """Nothing could be checked; the message says why and what to do."""
 
 
-Shapes = dict[str, "tuple[int, ...] | torch.Tensor"]  # of random inputs; a tensor stands for itself
+Shapes = dict[str, "tuple[int, ...] | torch.Tensor"]  # shapes of random inputs, or given inputs
 Call = Callable[[], object]
 
 
 def cases(device: str) -> Iterator[tuple[str, Call]]:
-    """Names and calls that together launch every hand-written kernel, forward and backward.
+    """Yield names and calls that together launch every hand-written kernel, forward and backward.
 
-    bfloat16 takes every path, float32 the first of each operation: the tools take their time for every kernel. No two
-    have one name, which says all that they differ in, and each launches a kernel: names tell what was reached.
+    bfloat16 takes every path of an operation, float32 only the first, because the tools are slow. Each case launches a
+    kernel and has its own name, so the names tell which cases were reached.
     """
     for dtype in (torch.bfloat16, torch.float32):
         paths = slice(None) if dtype == torch.bfloat16 else slice(1)
@@ -81,25 +84,25 @@ def cases(device: str) -> Iterator[tuple[str, Call]]:
 
 
 def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
-    """Module, shapes of its inputs, attributes."""
+    """Return (module, shapes of its inputs, attributes) for each operation."""
     rows: list[Shapes] = [{"x": (7, 131)}]
     gated: list[Shapes] = [{"gate": (7, 131), "up": (7, 131)}]
     biased: list[Shapes] = [{"x": (19, columns), "bias": (columns,)} for columns in (131, 136)]
     flat: list[Shapes] = [{"x": (1021,), "y": (1021,)}]
     walked: list[Shapes] = [{"x": (3, 8201)}]
-    # A warp to a row (scalar and 16-byte loads), a block, a cluster of blocks; streamed.
+    # A row per warp (scalar and 16-byte loads), per block and per cluster of blocks; a streamed row.
     of_cuda: list[Shapes] = [{"x": (3, columns)} for columns in (131, 136, 2056, 16387, 65543)]
     norms: list[Shapes] = [{"x": (5, columns), "weight": (columns,)} for columns in (131, 16391)]
     layernorms: list[Shapes] = [{**shapes, "bias": shapes["weight"]} for shapes in norms]
-    # Several rows to a block; scalar and 16-byte loads; streamed.
+    # Several rows per block; scalar and 16-byte loads; streamed rows.
     layernorms_of_cuda: list[Shapes] = [
         {"x": (rows, columns), "weight": (columns,), "bias": (columns,)}
         for rows, columns in ((1100, 131), (5, 2056), (5, 16392))
     ]
     chains = [_chain(5, columns) for columns in (131, 4097)]
-    # Several rows to a block of several warps, 16-byte loads; scalar ones of a row that a cluster of blocks shares.
+    # Several rows per block of several warps with 16-byte loads; scalar loads of a row that a cluster of blocks shares.
     chains_of_cuda = [_chain(1100, 264), _chain(5, 8201)]
-    # Operands through pointers; of bfloat16 through tensor descriptors.
+    # The first shape is read through pointers, the second, in bfloat16, through tensor descriptors.
     mlps: list[Shapes] = [
         {
             "x": (tokens, width), "norm_weight": (width,), "gate_weight": (width, hidden),
@@ -107,7 +110,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         }
         for tokens, width, hidden in ((17, 37, 67), (40, 64, 136))
     ]
-    # Tiles of bfloat16 with an edge, and through tensor descriptors; for CUDA C++ an edge on either side of one tile.
+    # Incomplete tiles, and tensor descriptors; for CUDA C++ tiles that are incomplete along both axes.
     products: list[Shapes] = [{"a": (m, k), "b": (k, n)} for m, k, n in ((17, 37, 67), (40, 64, 136))]
     of_cuda_products: list[Shapes] = [{"a": (131, 37), "b": (37, 67)}]
     layers: list[Shapes] = [
@@ -133,7 +136,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     entropy = {"smoothing": 0.1, "z_loss": 1e-4}
     labels = torch.tensor([3, IGNORED, 130, 0, 64], dtype=torch.int32)
     logits: list[Shapes] = [{"logits": (5, columns), "labels": labels} for columns in (131, 8208)]
-    # Operands through pointers; of bfloat16 through tensor descriptors.
+    # The first shape is read through pointers, the second, in bfloat16, through tensor descriptors.
     projected: list[Shapes] = [
         {"h": (5, width), "w": (classes, width), "labels": labels} for width, classes in ((37, 131), (64, 136))
     ]
@@ -160,7 +163,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         {"q": (3, 6, 64), **dict.fromkeys(("k_pages", "v_pages"), (33, 13, 2, 64)), "page_table": page_table,
          "lengths": lengths}
     ]
-    # One group of heads, and several in the loop; halves that are a power of two, and not.
+    # One group of heads, and several in a loop; half heads whose size is a power of two, and not.
     positions = torch.arange(2 * 67, dtype=torch.int32).view(2, 67)
     turned: list[Shapes] = [
         {"q": (2, heads, 67, head_dim), "k": (2, 1, 67, head_dim), "positions": positions}
@@ -213,7 +216,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
 
 
 def _chain(rows: int, columns: int) -> Shapes:
-    """Of dropout_residual_norm."""
+    """Return the inputs of dropout_residual_norm."""
     matrices, vectors = dict.fromkeys(("x", "residual"), (rows, columns)), ("bias", "weight", "shift")
     seed = torch.tensor([3, -5], dtype=torch.int32)
     return {**matrices, **dict.fromkeys(vectors, (columns,)), "seed": seed}
@@ -240,8 +243,10 @@ def _training(
 def launch_all(
     record: Path | None, count: int | None = None, until: float | None = None, start: int = 0, step: int = 1
 ) -> None:
-    """Run every `step`-th of the first `count` cases, from number `start` on, and begin none after `until`
-    (time.time()); with `record`, write there as JSON what was launched. Prints the name of each case."""
+    """Run every `step`-th of the first `count` cases, from number `start` on, and print their names.
+
+    until: start no case after this time.time(). record: write the launches to this file, as JSON.
+    """
     from triton_side.calls.launches import Launch, record_launches
 
     case = ""
@@ -282,7 +287,9 @@ def launch_all(
 
 
 def find_sanitizer() -> str:
-    """The compute-sanitizer of its wheel, which may be newer than the toolkit; on PATH; of a CUDA toolkit.
+    """Return compute-sanitizer from its wheel, from PATH or from a CUDA toolkit.
+
+    The wheel comes first, because it may be newer than the toolkit.
 
     Raises:
         CannotCheck: there is none.
@@ -308,10 +315,12 @@ def find_sanitizer() -> str:
 def run_tool(
     sanitizer: str, tool: str, launched: list[Launched], limit: float, begin_for: float | None = None
 ) -> Outcome:
-    """The cases of what was launched under `tool`, in several processes side by side: none is begun after `begin_for`
-    seconds, and past `limit` seconds the tool is killed, with what it would have said."""
+    """Run the recorded cases under `tool`, in several processes at the same time.
+
+    begin_for: start no case after so many seconds. limit: kill the tool after so many seconds, without its summary.
+    """
     until = time.time() + (limit if begin_for is None else begin_for)
-    jobs = min(SIDE_BY_SIDE, os.cpu_count() or 1, max(1, len(_cases_of(launched))))
+    jobs = min(PROCESSES, os.cpu_count() or 1, max(1, len(_cases_of(launched))))
     with ThreadPoolExecutor(jobs) as threads:
         outcomes = list(
             threads.map(
@@ -328,7 +337,7 @@ def _cases_of(launched: list[Launched]) -> set[str]:
 def _run_share(
     sanitizer: str, tool: str, launched: list[Launched], limit: float, until: float, start: int, step: int
 ) -> Outcome:
-    """One process of `run_tool`, which has every `step`-th case from number `start` on."""
+    """Run every `step`-th case, from number `start` on, in one process of `run_tool`."""
     names = _cases_of(launched)
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
@@ -354,7 +363,7 @@ def _run_share(
 
 
 def _run(command: list[str], limit: float) -> tuple[int | None, str]:
-    """Exit status, None past the limit, and all output. The tool's children end with it."""
+    """Return the exit status, or None past the limit, and all output. The command's children end with it."""
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     environment.pop("TRITON_INTERPRET", None)
     process = subprocess.Popen(
@@ -375,7 +384,7 @@ def _run(command: list[str], limit: float) -> tuple[int | None, str]:
 
 
 def version_of(sanitizer: str) -> str:
-    """ "2025.3.1", or "unknown"."""
+    """Return the version, such as "2025.3.1", or "unknown"."""
     said = subprocess.run([sanitizer, "--version"], capture_output=True, text=True, check=False).stdout
     found = re.search(r"[Vv]ersion (\d+[\d.]*\d)", said)
     return found[1] if found else "unknown"
@@ -384,13 +393,13 @@ def version_of(sanitizer: str) -> str:
 def check(
     tools: tuple[str, ...], limit: float, sanitizer: str | None = None, write: Callable[[str], None] | None = None
 ) -> tuple[str, bool]:
-    """The summary, and whether everything ran and no tool found an error.
+    """Return the summary, and whether everything ran without an error.
 
-    limit: seconds for everything. write: gets the summary after each tool, so that it is there whatever comes next. A
-    KeyboardInterrupt ends the tools and not the summary.
+    limit: seconds for everything. write: called with the summary after each tool, so that a later failure loses none of
+    it. A KeyboardInterrupt stops the tools; the summary is still returned.
 
     Raises:
-        CannotCheck: no GPU, no compute-sanitizer, the cases fail by themselves, or the device is refused.
+        CannotCheck: no GPU, no compute-sanitizer, the cases fail without a tool, or the tool refuses the device.
     """
     end = time.monotonic() + limit
     sanitizer = sanitizer or find_sanitizer()
@@ -405,12 +414,12 @@ def check(
     )
     if len(recorded) < len(every):
         late = ", ".join(name for name in every if name not in recorded)
-        environment += f"\n\n**Of {len(every)} cases, {len(recorded)} were compiled in time (--limit); not: {late}**"
+        environment += f"\n\n**{len(recorded)} of {len(every)} cases were compiled in time (--limit); not: {late}**"
     outcomes: list[Outcome] = []
     for number, tool in enumerate(tools):
         left = max(0.0, end - time.monotonic())
         try:
-            outcomes.append(run_tool(sanitizer, tool, launched, left, BEGIN * left / (len(tools) - number)))
+            outcomes.append(run_tool(sanitizer, tool, launched, left, START_SHARE * left / (len(tools) - number)))
         except KeyboardInterrupt:
             outcomes += [Outcome(each, (), None, 0, f"{each} was stopped by a signal") for each in tools[number:]]
             break
@@ -423,9 +432,8 @@ def check(
 
 
 def _launched(limit: float) -> list[Launched]:
-    """What the cases launch, without a tool: none is begun after its share of the limit. Raises CannotCheck where they
-    fail."""
-    until = str(time.time() + ALONE * limit)
+    """Return what the cases launch without a tool, within their share of the limit. Raises CannotCheck if they fail."""
+    until = str(time.time() + COMPILE_SHARE * limit)
     _compile_side_by_side(until, limit)
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder, "launched.json")
@@ -446,8 +454,8 @@ def _launched(limit: float) -> list[Launched]:
 
 
 def _compile_side_by_side(until: str, limit: float) -> None:
-    """Leaves every Triton kernel in Triton's cache, for the processes after it. What fails here fails there, too."""
-    jobs = min(SIDE_BY_SIDE, os.cpu_count() or 1)
+    """Compile every Triton kernel into Triton's cache, in parallel. Failures are ignored; they recur in later runs."""
+    jobs = min(PROCESSES, os.cpu_count() or 1)
     command = [sys.executable, "-m", "tools.sanitizer.run", "--launch", "--until", until, "--step", str(jobs)]
     with ThreadPoolExecutor(jobs) as threads:
         list(threads.map(lambda start: _run([*command, "--start", str(start)], limit), range(jobs)))
@@ -460,7 +468,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sanitizer", metavar="PATH", help="the compute-sanitizer to use, instead of looking for one")
     parser.add_argument(
         "--limit", type=float, default=600.0, metavar="SECONDS",
-        help="for everything (default: 600); what was not reached by then is said",
+        help="time for everything (default: 600); the summary lists the cases that were not reached",
     )
     parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
@@ -492,5 +500,5 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler's stop still leaves a summary
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # writes a summary also when a scheduler stops it
     sys.exit(main())

@@ -2,6 +2,7 @@
 
     h  = residual + m (x + bias),  m = scale where kept, else 0       mean, rstd = 1 / sqrt(var + eps) of the row of h
     y  = n weight + shift,  n = (h - mean) rstd
+
     dh = dh of h's own + rstd (g - mean(g) - n mean(g n)),  g = dy weight
     dresidual = dh,  dx = m dh
     dbias = sum over rows of dx,  dweight = sum over rows of dy n,  dshift = sum over rows of dy

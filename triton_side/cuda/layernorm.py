@@ -1,6 +1,7 @@
 """LayerNorm over the last axis in CUDA C++ (layernorm.cu), with its gradients.
 
     y  = n w + b,  n = (x - mean(x)) rstd,  rstd = 1 / sqrt(mean((x - mean(x))^2) + eps)
+
     dx = rstd (g - mean(g) - n mean(g n)),  g = dy w       dw = sum of dy n       db = sum of dy
 
 Source: Ba, Kiros and Hinton, Layer Normalization (arXiv:1607.06450). The kernels compute in fp32 and store x's dtype.

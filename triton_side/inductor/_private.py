@@ -588,8 +588,8 @@ def _accesses(groups: Sequence[Any], reads: bool) -> Mapping[str, int] | None:
 def _sizes(group: Any, reads: bool) -> dict[str, int]:
     """Return bytes by buffer.
 
-    For several nodes in one kernel Inductor counts whole buffers. What they gather, scatter or slice is at most the sum
-    of what each node touches alone.
+    For several nodes in one kernel Inductor counts whole buffers. A gather, scatter or slice touches at most the sum of
+    the bytes that each node touches alone.
     """
     sizes: dict[str, int] = group.get_read_write_buffer_accesses(include_reads=reads, include_writes=not reads)
     alone = Counter[str]()

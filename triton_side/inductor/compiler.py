@@ -125,7 +125,7 @@ class _StorageNumbers:
 
 @dataclasses.dataclass
 class Captured:
-    """What Inductor emitted during a `capture`.
+    """The graphs that Inductor compiled during a `capture`.
 
     joint: the joint forward and backward FX graph; None for inference. After a graph break, the last function's.
     breaks: where and why tracing stopped and began again.

@@ -1,4 +1,4 @@
-"""Representations and resources, read back from kernels whose properties are known."""
+"""Reading the representations and resources of kernels with known properties."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from triton_side.calls import artifacts, cuda_program
 
 REPOSITORY = Path(__file__).parents[3]
 
-# In a process of its own: ahead-of-time compilation fails where kernels are decorated for the interpreter.
+# In a separate process, because ahead-of-time compilation fails for kernels that are decorated for the interpreter.
 COMPILE_DOT = """
 import json, sys
 from pathlib import Path
@@ -76,7 +76,7 @@ def test_cuda_kernel(tmp_path: Path) -> None:
     assert "MUFU.EX2" in code.sass
 
 
-def test_spills_are_seen() -> None:
+def test_spills_are_reported() -> None:
     # 8 packs of y and of dy need 64 registers before any arithmetic, and 1024 threads leave 64 to each.
     kernel = cuda_program.compile_kernel("softmax.cu", "softmax_backward<__nv_bfloat16, 8, 8, 1024, 1>", "sm_90")
     resources = artifacts.of_cuda(kernel, 1024).resources
@@ -85,12 +85,12 @@ def test_spills_are_seen() -> None:
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
-def test_shared_memory_excludes_what_the_driver_reserves(arch: str) -> None:
+def test_shared_memory_excludes_the_drivers_reserve(arch: str) -> None:
     kernel = cuda_program.compile_kernel("softmax.cu", "softmax_backward<float, 4, 4, 128, 1>", arch)
     assert artifacts.of_cuda(kernel, 128).resources.shared_bytes == 4 * 4
 
 
-def test_bytes_that_are_no_cubin() -> None:
+def test_bytes_that_are_no_cubin_are_an_error() -> None:
     broken = artifacts.Artifacts("broken", "sm_90", {}, b"not a cubin", 4, 0)
     with pytest.raises(ValueError, match="cuobjdump --dump-sass could not read a cubin of 11 bytes"):
         _ = broken.sass

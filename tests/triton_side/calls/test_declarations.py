@@ -1,6 +1,6 @@
-"""What hand-written kernels declare, against what their code does and against the stages of the plain blocks.
+"""Hand-written kernels' declarations agree with their code and with the stages of the plain blocks.
 
-Launches are compiled for an H200 in a process of their own, on a machine that need not have one.
+Launches are compiled for an H200 in a separate process, on a machine that need not have one.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ SHORT = DECODE | {"k_cache": (2, 2, 64, 64), "v_cache": (2, 2, 64, 64)}
 PAGED = {
     "q": (2, 6, 64), "k_pages": (90, 16, 2, 64), "v_pages": (90, 16, 2, 64), "page_table": (2, 40), "lengths": (2,),
 }
-PARAMETERS = {  # of a step of two layers
+PARAMETERS = {  # of a training step with two layers
     "table": (96, 128), "final_norm": (128,), "w_head": (96, 128),
     **{name: (2, *shape) for name, shape in LAYER.items() if name not in ("x", "positions")},
 }
@@ -76,7 +76,7 @@ STEP = {
     **{f"{moment}_{name}": shape for moment in ("mu", "nu") for name, shape in PARAMETERS.items()},
 }
 FORWARD_ONLY = ("vector_add", "adamw", "lm_step", "matmul_fp8", "decode_attention", "decode_attention_paged")
-OWN_DTYPES = {  # whatever the case's dtype
+OWN_DTYPES = {  # independent of the case's dtype
     **dict.fromkeys(("positions", "ids", "tokens", "labels", "seed", "step"), "int32"),
     **dict.fromkeys(("lengths", "page_table", "cu_seqlens"), "int32"),
     **dict.fromkeys(("a_scale", "b_scale", *(name for name in STEP if name.startswith(("mu_", "nu_")))), "float32"),
@@ -99,7 +99,7 @@ def affine(rows: int, columns: int) -> dict[str, tuple[int, ...]]:
     return {"x": (rows, columns), "weight": (columns,), "bias": (columns,)}
 
 
-# Folder, block, shapes, attributes, dtype. The long rows take the kernels that walk them.
+# Folder, block, shapes, attributes, dtype. The long rows select the kernels that loop over a row.
 CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], str]] = {
     "vector_add": ("kernels", "vector_add", {"x": (4096,), "y": (4096,)}, {}, "bfloat16"),
     "adamw": ("kernels", "adamw", ADAMW, OPTIMIZER, "float32"),
@@ -156,7 +156,7 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "cuda layernorm": ("cuda", "layernorm", affine(64, 128), EPS, "bfloat16"),
     "cuda layernorm, long rows": ("cuda", "layernorm", affine(4, 20000), EPS, "bfloat16"),
 }
-# Both passes in one part.
+# Both passes in one phase.
 WHOLE_STEP = {
     "lm_step": (
         "kernels", "lm_step", STEP, {"optimizer": OPTIMIZER} | LLAMA, "bfloat16",
@@ -213,7 +213,7 @@ def launches(case: str) -> Iterator[dict[str, Any]]:
 
 
 def torch_stages(block: str) -> set[str]:
-    """Of the plain block, as a recorder sees them."""
+    """Return the stages of the plain block, as a recorder reports them."""
     import importlib
 
     import torch
@@ -243,7 +243,7 @@ def jax_stages(block: str) -> set[str]:
     def stacks(jaxpr: Any, around: str) -> Iterator[str]:
         for equation in jaxpr.eqns:
             here = "/".join(filter(None, (around, str(equation.source_info.name_stack))))
-            parts = here.split("/")  # einsum opens a scope of its own inside the stage
+            parts = here.split("/")  # einsum opens its own scope inside the stage
             yield from ("/".join(parts[:end]) for end in range(1, len(parts) + 1))
             for inner in jax.extend.core.jaxprs_in_params(equation.params):
                 yield from stacks(inner, here)
@@ -252,7 +252,7 @@ def jax_stages(block: str) -> set[str]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_launch_declares_what_it_computes(case: str) -> None:
+def test_every_launch_declares_its_operations(case: str) -> None:
     parts = recorded()[case]
     assert set(parts) == ({"forward"} if CASES[case][1] in FORWARD_ONLY else {"forward", "backward"})
     for part, events in parts.items():
@@ -269,7 +269,7 @@ def test_every_launch_declares_what_it_computes(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_what_a_backward_kernel_repeats_is_an_operation_of_the_forward_pass(case: str) -> None:
+def test_a_repeated_operation_exists_in_the_forward_pass(case: str) -> None:
     forward = {o["site"] for event in recorded()[case]["forward"] for o in event.get("operations", ())}
     sites = [o["site"] for event in recorded()[case]["forward"] for o in event.get("operations", ())]
     assert len(sites) == len(forward), "an operation is declared twice"
@@ -280,7 +280,7 @@ def test_what_a_backward_kernel_repeats_is_an_operation_of_the_forward_pass(case
         assert len({o["site"] for o in operations}) == len(operations), event["label"]
 
 
-def test_attention_names_what_its_backward_kernels_compute_twice() -> None:
+def test_attention_declares_operations_that_backward_kernels_repeat() -> None:
     _, keys, queries = (
         {o["site"] for o in event["operations"]} for event in recorded()["attention"]["backward"]
     )
@@ -304,7 +304,7 @@ def test_declared_stages_are_those_of_the_pytorch_block_or_within_them(case: str
     stages = torch_stages(CASES[case][1])
     declared = {o["stage"] for events in recorded()[case].values() for e in events for o in e.get("operations", [e])}
     outside = {stage for stage in declared if not any(f"{stage}/".startswith(f"{s}/") for s in stages)}
-    # PyTorch's product with a bias has no stage of its own but that around both.
+    # PyTorch's product with a bias has only the stage around both.
     events = [event for events in recorded()[case].values() for event in events]
     around = {event["stage"] for event in events if event.get("op") == "aten.addmm.default"}
     outside -= {stage for stage in around if any(s.startswith(f"{stage}/") for s in stages)}
@@ -312,7 +312,7 @@ def test_declared_stages_are_those_of_the_pytorch_block_or_within_them(case: str
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if CASES[case][0] == "cuda"])
-def test_cuda_kernels_write_what_is_not_const(case: str) -> None:
+def test_cuda_kernels_write_their_non_const_parameters(case: str) -> None:
     for launch in launches(case):
         template = launch["label"].partition("<")[0]
         (head,) = re.findall(rf"{template}\(([^)]*)\)\s*{{", Path(launch["source"]).read_text())
@@ -322,7 +322,7 @@ def test_cuda_kernels_write_what_is_not_const(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", [case for case in CASES if CASES[case][0] == "kernels"])
-def test_triton_kernels_touch_every_tensor_they_are_given_one_way(case: str) -> None:
+def test_triton_kernels_read_or_write_every_tensor_argument(case: str) -> None:
     for launch in launches(case):
         assert set(launch["reads"]) | set(launch["writes"]) == set(launch["tensors"]), launch["label"]
         assert not set(launch["reads"]) & set(launch["writes"]), launch["label"]
@@ -350,13 +350,13 @@ def test_a_sum_over_rows_names_its_vectors() -> None:
     assert {(o["stage"], o["op"]) for o in last["operations"]} == {("bias", "reduce_sum"), ("affine", "reduce_sum")}
 
 
-def test_the_linear_layer_names_what_it_stores() -> None:
+def test_the_linear_layer_names_its_outputs() -> None:
     parts = recorded()["linear_gelu"]
     names = {part: [n for event in events for n in event.get("names", ())] for part, events in parts.items()}
     assert names == {"forward": ["pre", "y"], "backward": ["dpre", "partial", "dbias", "dx", "dweight"]}
 
 
-def test_linear_layers_move_what_they_must_and_a_few_partial_sums() -> None:
+def test_linear_layers_move_compulsory_bytes_and_a_few_partial_sums() -> None:
     m, k, n = 64, 128, 256
     x, weight, y, bias = (2 * elements for elements in (m * k, k * n, m * n, n))
     moved = {
@@ -371,7 +371,7 @@ def test_linear_layers_move_what_they_must_and_a_few_partial_sums() -> None:
     assert left_over == 0 and 1 <= partials <= 4
 
 
-def test_a_product_of_fp8_reads_a_byte_an_element_and_writes_two() -> None:
+def test_an_fp8_product_reads_one_byte_per_element_and_writes_two() -> None:
     (product,) = recorded()["matmul_fp8"]["forward"]
     assert product["reads"] == ["a_ptr", "b_ptr", "a_scale_ptr", "b_scale_ptr"] and product["names"] == ["c"]
     assert product["bytes"] == 64 * 128 + 256 * 128 + 2 * 4 + 2 * 64 * 256
@@ -388,16 +388,16 @@ def test_the_mlp_names_its_intermediates() -> None:
     ]
 
 
-def test_the_mlp_records_what_pytorch_adds() -> None:
+def test_the_mlps_recording_includes_pytorchs_operations() -> None:
     *hand_written, last = recorded()["swiglu_mlp"]["backward"]
     assert all("label" in event for event in hand_written) and len(hand_written) == 8
     assert (last["op"], last["stage"], last["backward"]) == ("aten.add.Tensor", "residual", True)
 
 
-def test_a_layer_adds_residuals_and_turns_queries_and_keys_within_other_kernels() -> None:
+def test_a_layer_fuses_residuals_and_rotation_into_other_kernels() -> None:
     forward, backward = recorded()["decoder_block"].values()
     copies = [event["op"] for event in (*forward, *backward) if "op" in event and "mm" not in event["op"]]
-    assert copies == []  # of attention's output and gradients neither: its kernels write rows of tokens
+    assert copies == []  # attention's kernels write rows of tokens, so nothing is copied
     names = [n for event in (*forward, *backward) for n in event.get("names", ())]
     assert names == [
         "h1", "rstd", "q_out", "k_out", "out", "logsumexp2", "h2", "x1", "rstd", "act", "y",
@@ -409,11 +409,11 @@ def test_a_layer_adds_residuals_and_turns_queries_and_keys_within_other_kernels(
     assert sums[1] - sums[0] == 2 * tokens
 
 
-def test_rope_turns_queries_and_keys_in_one_launch() -> None:
+def test_rope_rotates_queries_and_keys_in_one_launch() -> None:
     (forward,), (backward,) = recorded()["rope"].values()
     assert (forward["reads"], forward["names"]) == (["q_ptr", "k_ptr", "positions_ptr"], ["q_out", "k_out"])
     assert (backward["reads"], backward["names"]) == (forward["reads"], ["dq", "dk"])
-    bytes = 2 * 2 * (2 * (9 + 2) * 128 * 64) + 4 * 2 * 128  # bfloat16 once in and once out, positions
+    bytes = 2 * 2 * (2 * (9 + 2) * 128 * 64) + 4 * 2 * 128  # bfloat16 read once and written once, plus positions
     assert forward["bytes"] == backward["bytes"] == bytes
 
 
@@ -422,7 +422,7 @@ def test_adamw_reads_and_writes_a_parameter_and_its_moments_once() -> None:
     assert launch["names"] == ["new_param", "new_mu", "new_nu"] and launch["bytes"] == 7 * 4 * 4096 + 4
 
 
-def test_a_lookup_reads_what_it_yields_and_its_gradient_writes_the_table_once() -> None:
+def test_a_lookup_reads_as_much_as_it_returns_and_its_gradient_writes_the_table_once() -> None:
     (forward,), backward = recorded()["embedding"]["forward"], recorded()["embedding"]["backward"]
     assert forward["bytes"] == 2 * 64 * (2 * 128) + 4 * 64
     order, dtable = (event["bytes"] for event in backward)
@@ -430,12 +430,12 @@ def test_a_lookup_reads_what_it_yields_and_its_gradient_writes_the_table_once() 
     assert dtable == 2 * 512 * 128 + 2 * 64 * 128 + 2 * 4 * 64
 
 
-def test_decoding_reads_every_key_once_and_its_chunks_hand_over_partial_results() -> None:
+def test_decoding_reads_every_key_once_and_stores_partial_results_per_chunk() -> None:
     queries, keys, statistics = 2 * 2 * 6 * 64, 2 * 2 * (2 * 2 * 640 * 64), 4 * 2
     for case, table in (("decode_attention", 0), ("decode_attention_paged", 4 * 2 * 40)):
         attend, combine = recorded()[case]["forward"]
         assert (attend["names"], combine["names"]) == (["partial", "max", "sum"], ["out"])
-        assert attend["flops"] == 2 * 3 * keys / 2  # two for an element of a cache with each of three query heads
+        assert attend["flops"] == 2 * 3 * keys / 2  # two per cache element and query head; three heads share a cache
         partials = attend["bytes"] - (queries + keys + statistics + table)
         splits, left_over = divmod(partials, 4 * 2 * 6 * (64 + 2))
         assert splits == 10 and left_over == 0
@@ -450,7 +450,7 @@ def test_flops_are_those_of_the_products() -> None:
 
     causal = 2 * 2 * 1 * 2 * 128 * 128 * 64 / 2
     assert declared("attention", "forward") == causal
-    # Seven products where two of the forward pass are the unit of two, and delta.
+    # Backward has seven products, forward two; plus delta.
     assert declared("attention", "backward") == pytest.approx(3.5 * causal, rel=0.01)
     windowed = 2 * 2 * 1 * 4 * (128 * 32 - 32 * 32 / 2) * 64
     assert declared("attention, window", "forward") == windowed
@@ -469,7 +469,7 @@ def test_flops_are_those_of_the_products() -> None:
     assert declared("layernorm", "forward") == declared("cuda layernorm", "forward") == 7 * 64 * 128
 
 
-def test_the_fused_loss_has_little_in_memory_beside_its_inputs_and_outputs() -> None:
+def test_the_fused_loss_needs_little_memory() -> None:
     parts, sizes = recorded()["linear_cross_entropy"], dict[str, int]()
     for event in (*parts["forward"], *parts["backward"]):
         for storage, size in event["sizes"].items():
@@ -499,8 +499,8 @@ def test_a_step_projects_in_the_stage_head_and_keeps_no_logits() -> None:
 
 
 @pytest.mark.parametrize("case", ["layernorm", "cuda layernorm"])
-def test_layernorm_moves_what_it_must_and_a_few_partial_sums(case: str) -> None:
-    """Besides what is compulsory mean and rstd of each row, and the blocks' shares of dweight and dbias, twice."""
+def test_layernorm_moves_compulsory_bytes_and_a_few_partial_sums(case: str) -> None:
+    """In addition to compulsory bytes: mean and rstd per row, and partial sums of dweight and dbias, twice."""
     rows, columns = 64, 128
     matrix, vector, statistics = 2 * rows * columns, 2 * columns, 2 * 4 * rows
     forward, backward = (sum(event["bytes"] for event in recorded()[case][part]) for part in ("forward", "backward"))
@@ -511,7 +511,7 @@ def test_layernorm_moves_what_it_must_and_a_few_partial_sums(case: str) -> None:
     assert names == [["dx", "partial"], ["dweight", "dbias"]]
 
 
-def test_the_mixture_computes_chosen_experts_alone_and_names_what_passes_between() -> None:
+def test_the_mixture_computes_only_chosen_experts_and_names_its_intermediates() -> None:
     parts = recorded()["moe"]
     products = 3 * 2 * (64 * 2) * 128 * 256
     declared = {part: sum(event["flops"] for event in events) for part, events in parts.items()}
@@ -525,7 +525,7 @@ def test_the_mixture_computes_chosen_experts_alone_and_names_what_passes_between
     ]
 
 
-def test_a_layer_s_products_are_ours_where_they_end_in_more_and_fill_the_gpu() -> None:
+def test_a_layer_uses_our_products_if_they_fuse_more_and_fill_the_gpu() -> None:
     def ours(case: str) -> list[str]:
         return [event["label"] for event in launches(case) if event["label"] == "matmul_kernel"]
 

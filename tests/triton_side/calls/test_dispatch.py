@@ -1,4 +1,4 @@
-"""What eager PyTorch runs, recorded on the CPU, on fake tensors, and one operation at a time."""
+"""Recording eager PyTorch on the CPU, on fake tensors, and one operation at a time."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def test_forward_operations_with_stage_line_bytes_and_flow() -> None:
     ]
     assert [operation.kind for operation in forward[:3]] == ["elementwise", "elementwise", "reduction"]
     first, square, mean = forward[:3]
-    assert first.flops == 32  # a conversion, one an element
+    assert first.flops == 32  # a conversion: one per element
     assert first.reads[0].storage == recorded.inputs["x"].storage
     assert (first.reads[0].bytes, first.writes[0].bytes) == (64, 128)
-    # x * x reads one buffer, once.
+    # x * x reads one buffer once.
     assert [tensor.storage for tensor in square.reads] == [first.writes[0].storage]
     assert mean.writes[0].bytes == 16 and mean.flops == 32
     assert forward[-1].writes[0].storage == recorded.outputs["y"].storage
@@ -55,7 +55,7 @@ def test_forward_operations_with_stage_line_bytes_and_flow() -> None:
     assert not any(operation.backward for operation in forward)
 
 
-def test_backward_operations_have_the_lines_and_stages_of_what_they_differentiate() -> None:
+def test_backward_operations_have_the_line_and_stage_of_their_forward_operation() -> None:
     recorded = rmsnorm_recorded()
     forward, backward = operations(recorded, "forward"), operations(recorded, "backward")
     assert all(operation.backward and not operation.rematerialized for operation in backward)
@@ -64,12 +64,12 @@ def test_backward_operations_have_the_lines_and_stages_of_what_they_differentiat
     assert backward[-1].line == forward[0].line and backward[-1].stage == forward[0].stage
     assert {o.line for o in backward} <= {o.line for o in forward}
     assert backward[-1].writes[0].storage == recorded.outputs["dx"].storage
-    # What the forward pass saved is read under the number that it was written under.
+    # The backward pass reads saved tensors under the storage number under which they were written.
     written = {tensor.storage for operation in forward for tensor in operation.writes}
     assert written & {tensor.storage for operation in backward for tensor in operation.reads}
 
 
-def test_fake_tensors_need_no_device_and_views_and_broadcasts_no_bytes() -> None:
+def test_fake_tensors_need_no_device_and_views_count_no_bytes() -> None:
     with FakeTensorMode():
         inputs = {name: torch.empty(1, 2, 16, 8, device="meta", requires_grad=True) for name in "qkv"}
         recorded = record_call(attention.apply, inputs, train=True)
@@ -79,7 +79,7 @@ def test_fake_tensors_need_no_device_and_views_and_broadcasts_no_bytes() -> None
     assert product.flops == 2 * 2 * 16 * 16 * 8
     assert [t.storage for t in product.reads] == [recorded.inputs[name].storage for name in "qk"]
     masked = next(operation for operation in forward if operation.op.startswith("aten.masked_fill"))
-    # The mask is [sequence, sequence], whatever it is broadcast to.
+    # The mask is [sequence, sequence] before broadcasting.
     assert sorted(tensor.bytes for tensor in masked.reads) == [256, 2048]
     assert not any("view" in o.op or "expand" in o.op or "transpose" in o.op or "empty" in o.op for o in forward)
 
@@ -87,7 +87,7 @@ def test_fake_tensors_need_no_device_and_views_and_broadcasts_no_bytes() -> None
 @pytest.mark.parametrize(
     "look_up", [lambda i: i["table"][i["ids"]], lambda i: torch.nn.functional.embedding(i["ids"], i["table"])]
 )
-def test_a_lookup_reads_what_it_yields_of_its_table(look_up: Any) -> None:
+def test_a_lookup_reads_as_many_elements_as_it_returns(look_up: Any) -> None:
     inputs = {"table": torch.ones(100, 8), "ids": torch.tensor([3, 3, 7])}
     (found,) = operations(record_call(lambda given: {"y": look_up(given)}, inputs, train=False), "forward")
     used = {recorded.shape: (recorded.bytes, recorded.bytes_used) for recorded in found.reads}
@@ -95,7 +95,7 @@ def test_a_lookup_reads_what_it_yields_of_its_table(look_up: Any) -> None:
     assert [(written.bytes, written.bytes_used) for written in found.writes] == [(96, 96)]
 
 
-def test_in_place_operations_read_what_they_do_not_overwrite() -> None:
+def test_in_place_operations_read_the_old_values_unless_they_overwrite_them() -> None:
     x, y = torch.ones(8), torch.ones(8)
     with record_operations() as events:
         x.add_(y)
@@ -118,7 +118,7 @@ def test_in_place_operations_read_what_they_do_not_overwrite() -> None:
     assert zeros.reads == ()
 
 
-def test_checkpointing_repeats_and_a_written_backward_keeps_its_line() -> None:
+def test_checkpointing_repeats_operations_and_a_handwritten_backward_keeps_its_line() -> None:
     class Tripled(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x):
@@ -155,7 +155,7 @@ class Doubled(torch.autograd.Function):
             return 2 * dy
 
 
-def test_a_function_s_backward_pass_is_in_the_stages_in_which_it_was_applied() -> None:
+def test_a_functions_backward_pass_has_the_stages_of_its_application() -> None:
     def apply(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         x = Doubled.apply(inputs["x"])
         with stage("layer"):
@@ -171,7 +171,7 @@ def test_a_function_s_backward_pass_is_in_the_stages_in_which_it_was_applied() -
     assert [operation.stage for operation in operations(recorded, "backward")] == names[::-1]
 
 
-def test_gradients_are_seeded_outside_the_recording_and_inference_has_one_part() -> None:
+def test_cotangents_are_made_outside_the_recording_and_inference_has_one_phase() -> None:
     x = torch.ones(4, requires_grad=True)
     dy = torch.full((4,), 2.0)
     trained = record_call(lambda inputs: {"y": inputs["x"] * 3}, {"x": x}, train=True, cotangents={"y": dy})
@@ -181,7 +181,7 @@ def test_gradients_are_seeded_outside_the_recording_and_inference_has_one_part()
     assert set(inferred.parts) == {"forward"} and set(inferred.outputs) == {"y"}
 
 
-def test_stages_nest_while_something_records_and_cost_nothing_else() -> None:
+def test_stages_nest_during_a_recording_and_do_nothing_otherwise() -> None:
     assert stage("norm") is stage("scale")
     x = torch.ones(4)
     with record_operations() as events:
@@ -192,11 +192,11 @@ def test_stages_nest_while_something_records_and_cost_nothing_else() -> None:
     assert not stages.recording()
 
 
-def test_each_operation_is_told_before_the_next_one_starts() -> None:
+def test_after_each_is_called_before_the_next_operation() -> None:
     ran: list[str] = []
 
     class Device(torch.utils._python_dispatch.TorchDispatchMode):
-        """Stands for a GPU: it runs a kernel for each operation."""
+        """A fake GPU that runs a kernel for each operation."""
 
         def __torch_dispatch__(self, function, types, args=(), kwargs=None):
             ran.append(function._schema.name.removeprefix("aten::"))
@@ -223,7 +223,7 @@ def test_each_operation_is_told_before_the_next_one_starts() -> None:
 
 
 def test_a_grouped_product_counts_each_row_with_one_group() -> None:
-    """Forward, and the gradient of weights, whose groups are of columns of the first operand."""
+    """The forward product, and the weights' gradient, whose groups are columns of the first operand."""
     with FakeTensorMode():
         rows, weights = torch.empty(64, 32, dtype=torch.bfloat16), torch.empty(4, 32, 16, dtype=torch.bfloat16)
         ends = torch.empty(4, dtype=torch.int32)
@@ -297,7 +297,7 @@ print(json.dumps({part: [event.op for event in events] for part, events in recor
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to build fake_cuda_hooks.cpp")
-def test_a_gpu_that_is_not_there_runs_the_operations_of_one_that_is() -> None:
+def test_a_fake_gpu_gets_the_operations_of_a_real_one() -> None:
     root = Path(__file__).parents[3]
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
@@ -315,14 +315,14 @@ def test_a_gpu_that_is_not_there_runs_the_operations_of_one_that_is() -> None:
     assert {"aten.silu_backward.default", "aten._fused_rms_norm_backward.default"} < set(parts["backward"])
 
 
-def test_what_another_device_does_is_left_out() -> None:
+def test_operations_of_another_device_are_left_out() -> None:
     with record_operations(device="cuda") as events:
         torch.ones(4) * 2
     assert events == []
 
 
 
-def test_memory_that_was_freed_is_not_taken_for_what_got_its_address() -> None:
+def test_a_reused_address_gets_a_new_storage_number() -> None:
     x = torch.ones(1 << 12)
     with record_operations() as events:
         for _ in range(8):

@@ -1,4 +1,4 @@
-"""What kernels read and write, found in TTIR and PTX as Triton and NVRTC print them."""
+"""Finding the pointers that kernels read and write, in TTIR and PTX as Triton and NVRTC print them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_atomics_read_and_write() -> None:
 
 
 def test_a_loop_carries_pointers_in_their_places() -> None:
-    # The two pointers swap at each trip: both are read, both are written.
+    # The two pointers swap in each iteration, so both are read and written.
     swapped = of_body(POINTERS, """
     %r:3 = scf.for %i = %c0 to %n step %c1 iter_args(%acc = %zero, %p = %x, %q = %y) -> (f32, !ptr, !ptr)  : i32 {
       %v = tt.load %p : !tt.ptr<f32>
@@ -112,7 +112,7 @@ def test_blocks_and_calls() -> None:
     tt.store %p, %v : !tt.ptr<f32>""", callee) == ([0], [3])
 
 
-def test_another_function_is_an_error() -> None:
+def test_an_unknown_function_is_an_error() -> None:
     with pytest.raises(ValueError, match="must hold the function 'other'"):
         effects.of_ttir("module {\n}\n", "other")
     with pytest.raises(ValueError, match="must hold the entry"):

@@ -1,4 +1,4 @@
-"""A kernel's IR with its numbers bound: what another runtime is given."""
+"""A kernel's IR for another runtime: only buffers are parameters, numbers are constants."""
 
 import struct
 
@@ -25,7 +25,7 @@ PARAMETERS, BUFFERS = ["out_ptr", "n", "x_ptr", "step", "factor"], ["x_ptr", "ou
 SCALARS = {"n": 4096, "step": -(2**40), "factor": 0.1}
 
 
-def test_parameters_are_the_buffers_in_the_order_asked_for() -> None:
+def test_parameters_are_the_buffers_in_the_given_order() -> None:
     text = bound(TTIR, "scale", PARAMETERS, BUFFERS, SCALARS)
     assert (
         "tt.func public @scale(%x_ptr: !tt.ptr<bf16> {tt.divisibility = 16 : i32}, "
@@ -36,7 +36,7 @@ def test_parameters_are_the_buffers_in_the_order_asked_for() -> None:
     assert "loc" not in text
 
 
-def test_numbers_are_constants_to_the_last_bit() -> None:
+def test_numbers_become_exact_constants() -> None:
     text = bound(TTIR, "scale", PARAMETERS, BUFFERS, SCALARS)
     assert "%n = arith.constant 4096 : i32\n" in text
     assert f"%step = arith.constant -{2**40} : i64\n" in text
@@ -45,6 +45,6 @@ def test_numbers_are_constants_to_the_last_bit() -> None:
 
 
 @pytest.mark.parametrize(("function", "scalars"), [("other", SCALARS), ("scale", {"n": 4096, "step": 1})])
-def test_what_cannot_be_bound_is_refused(function: str, scalars: dict[str, float]) -> None:
+def test_an_argument_that_is_no_number_is_refused(function: str, scalars: dict[str, float]) -> None:
     with pytest.raises(NotPlain):
         bound(TTIR, function, PARAMETERS, BUFFERS, scalars)

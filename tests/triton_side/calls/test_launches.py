@@ -1,4 +1,4 @@
-"""Launches of hand-written implementations: recorded on a GPU, and compiled alone for one that is not there."""
+"""Launches of hand-written implementations, recorded on a GPU, and compiled for an absent one."""
 
 import json
 import os
@@ -19,7 +19,7 @@ H200 = dict(
     shared_memory_per_multiprocessor=233472,
 )
 
-# A process that pretends to have a GPU cannot stop pretending.
+# In a separate process, because a fake GPU cannot be removed.
 COMPILE_ONLY = """
 import hashlib, json, sys
 from triton_side.deviceless import for_target as deviceless
@@ -105,7 +105,7 @@ def test_triton_forward_and_backward_in_order(compiled: dict[str, Any]) -> None:
     assert forward["signature"][:2] == ["*bf16", "*bf16"]
     assert forward["constants"]["COLUMNS"] == 4096
     assert 16 <= forward["registers"] <= 255
-    # Backward reads the very y that forward wrote, and no x.
+    # Backward reads the y that forward wrote, and not x.
     assert [t[5] for t in forward["tensors"]] == [0, 1]
     assert [t[5] for t in backward["tensors"]] == [1, 2, 3]
     assert forward["tensors"][0] == [0, [64, 4096], [4096, 1], "bfloat16", 0, 0]
@@ -132,10 +132,10 @@ def test_cuda_kernels_of_the_active_target(compiled: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_specialisation_is_that_of_a_launch(compiled: dict[str, Any]) -> None:
+def test_compiling_specialises_as_a_launch_does(compiled: dict[str, Any]) -> None:
     aligned, shifted, strided = compiled["copy"]
     assert aligned["grid"] == [4, 1, 1] and aligned["num_warps"] == 2
-    # step = 1 is compiled in, and 16-byte alignment known: one wide load. A view one element further has neither.
+    # step = 1 is a constant and the alignment is 16 bytes: one wide load. A view shifted by an element has neither.
     assert aligned["constants"] == {"BLOCK": 1024, "step": 1}
     assert "ld.global.v4" in aligned["ptx"]
     assert "ld.global.v4" not in shifted["ptx"]
@@ -162,7 +162,7 @@ def test_recordings_do_not_nest() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("module", ["kernels", "cuda"])
-def test_recording_runs_the_same_code_as_compiling_alone(module: str, compiled: dict[str, Any]) -> None:
+def test_recording_runs_the_compiled_code(module: str, compiled: dict[str, Any]) -> None:
     import hashlib
     import importlib
 

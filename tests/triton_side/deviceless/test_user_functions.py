@@ -1,4 +1,4 @@
-"""Calls as users write them, compiled for a GPU that is not there; in a process that pretends to have it."""
+"""Users' calls, compiled for an absent GPU in a process that pretends to have it."""
 
 import json
 import os
@@ -30,7 +30,7 @@ def compiled(function, *args, train=False, **kwargs):
 
 
 def run(program: str) -> object:
-    """What the program prints as JSON."""
+    """Run the program and return the JSON that it prints."""
     code = PROLOGUE + textwrap.dedent(program)
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, env=environment)
@@ -52,7 +52,7 @@ def test_after_a_graph_break_the_rest_is_compiled_both_ways():
     assert found == [["forward", "forward", "backward", "backward"], 1]
 
 
-def test_requires_grad_decides_what_is_differentiated():
+def test_requires_grad_selects_the_gradients():
     found = run("""
         def gemms(*args):
             captured = compiled(lambda x, weight: (x @ weight).relu(), *args, train=True)
@@ -63,7 +63,7 @@ def test_requires_grad_decides_what_is_differentiated():
     assert found == [1, 2]
 
 
-def test_the_attention_kernel_is_one_that_takes_the_call():
+def test_the_attention_kernel_supports_the_call():
     found = run("""
         def attention(q, k, v, mask=None):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -79,7 +79,7 @@ def test_the_attention_kernel_is_one_that_takes_the_call():
     assert found == [[flash], [efficient], [efficient], [efficient]]
 
 
-def test_units_are_told_by_the_memory_of_results_that_nobody_computed():
+def test_units_share_storage_numbers_also_with_fake_results():
     found = run("""
         def function(x, weight):
             hidden, twice = x @ weight, x * 2
@@ -95,7 +95,7 @@ def test_units_are_told_by_the_memory_of_results_that_nobody_computed():
         assert all(holds == {} for holds, _, _ in backward)
 
 
-def test_what_a_match_took_from_another_kernel_is_not_computed_again():
+def test_operations_of_another_kernel_are_not_counted_twice():
     found = run("""
         softmax = compiled(lambda x: torch.softmax(x.float(), -1).bfloat16(), tensor(1, 1 << 20))
         (graph,) = softmax.program().graphs

@@ -39,7 +39,7 @@ def line_of(text: str) -> str:
 
 @pytest.fixture(scope="module")
 def run() -> tuple[compiler.Captured, dict[str, Tensor], dict[str, Tensor]]:
-    """The capture of one training forward, its inputs with gradients from the compiled backward, and its outputs."""
+    """The capture of one training forward, its inputs with gradients of the compiled backward, and its outputs."""
     torch.manual_seed(0)
     shapes = {"x": (ROWS, WIDTH), "up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}
     inputs = {name: torch.randn(shape, requires_grad=True) for name, shape in shapes.items()}
@@ -96,7 +96,7 @@ def test_stages_and_lines_reach_backward(run):
     assert all(kernel.stages and kernel.lines for kernel in gemms)
 
 
-# As `inductor-remat` of lm_step says in its `requires`.
+# The implementation `inductor-remat` of lm_step has the same requirement.
 TAKES_GRADIENTS = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split(".")[:2])) < (2, 12),
     reason="Dynamo of torch 2.11 refuses requires_grad_ in a compiled function",
@@ -104,7 +104,7 @@ TAKES_GRADIENTS = pytest.mark.skipif(
 
 
 @TAKES_GRADIENTS
-def test_a_gradient_taken_inside_a_function_is_in_its_graph_with_the_stages_of_what_it_is_of():
+def test_a_gradient_inside_a_function_has_the_stage_of_its_operation():
     def descended(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
         weights = {name: inputs[name].detach().requires_grad_() for name in ("up", "down")}
         with torch.enable_grad():
@@ -159,14 +159,14 @@ def test_the_capture_as_plain_data(run):
     assert json.loads(json.dumps([dataclasses.asdict(call.kernel) for call in backward.calls]))
 
 
-def test_what_the_scheduler_refused_is_kept(run):
+def test_refused_fusions_are_kept(run):
     said = [refusal for graph in run[0].graphs for refusal in graph.refusals]
     assert said and all(refusal.text and refusal.first and refusal.second for refusal in said)
     known = {operation for graph in run[0].program().graphs for call in graph.calls for operation in call.operations}
     assert any(refusal.first <= known for refusal in said)
 
 
-def test_write(run, tmp_path):
+def test_write_stores_kernels_and_code(run, tmp_path):
     captured = run[0]
     captured.write(tmp_path)
     listed = json.loads((tmp_path / "kernels.json").read_text())
@@ -175,14 +175,14 @@ def test_write(run, tmp_path):
         assert (tmp_path / part / "output_code.py").read_text() == captured.graph(part).code
 
 
-def test_what_was_written_is_read_with_the_stage_and_line_of_every_operation(run, tmp_path):
+def test_reading_a_written_capture_keeps_stage_and_line_of_every_operation(run, tmp_path):
     run[0].write(tmp_path)
     written, found = run[0].program(), dump.read(tmp_path)
     for ours, theirs in zip(written.graphs, found.graphs, strict=True):
         assert [call.sources for call in theirs.calls] == [call.sources for call in ours.calls]
     assert any(len({node.stage for node in call.sources}) > 1 for graph in found.graphs for call in graph.calls)
     listed = json.loads((tmp_path / "kernels.json").read_text())
-    for kernel in listed:  # as it was written before
+    for kernel in listed:  # an older kernels.json has no sources
         del kernel["sources"]
     (tmp_path / "kernels.json").write_text(json.dumps(listed))
     older = dump.read(tmp_path)
@@ -199,7 +199,7 @@ def test_bytes_of_a_product_of_more_than_a_billion_elements():
 
 
 def test_a_fused_kernel_reads_what_it_gathers():
-    """Two sums over one row of gathered values: one kernel, of which Inductor itself counts the whole table."""
+    """Two sums over one row of gathered values are one kernel, for which Inductor counts the whole table."""
 
     def picked(table, ids, x):
         found = table.gather(1, ids[:, None])[:, 0]
@@ -213,7 +213,7 @@ def test_a_fused_kernel_reads_what_it_gathers():
     assert table.numel() * 4 not in sizes and sizes == {64 * 4 * 2, 64 * 8, 64 * 4}
 
 
-def test_what_a_fused_kernel_reads_of_its_own_is_not_read(monkeypatch):
+def test_a_fused_kernels_reads_of_its_own_results_are_no_inputs(monkeypatch):
     class Group:
         read_writes = SimpleNamespace(reads=[], writes=[SimpleNamespace(name="buf1")])
 
@@ -259,7 +259,7 @@ def test_a_missing_private_name_names_the_tested_versions(monkeypatch):
         private._require_names()
 
 
-def test_one_line_that_finishes_a_reduction_is_as_many_kernels_as_it_launches():
+def test_a_line_that_sums_partial_results_counts_one_kernel_per_launch():
     code = """
 def call(self, args):
         # [Provenance debug handles] triton_per_fused_sum_0:7
@@ -278,8 +278,8 @@ def call(self, args):
     assert compiler._calls_in(f"def call(args):\n    {finish}\n") == ([], (finish,))
 
 
-def test_what_coordinate_descent_chose_is_the_kernel_in_use() -> None:
-    """max-autotune goes on from the best candidate; its choice is not among compile_results, and may be unknown."""
+def test_the_choice_of_coordinate_descent_is_the_kernel_in_use() -> None:
+    """max-autotune continues from the best candidate, and `compile_results` may lack its final choice."""
     from triton_side.inductor import _private as private
 
     def result(config: object, kernel: str) -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""Inductor's files read as text: both versions and both kinds of dump agree, and nothing in them can do harm."""
+"""Reading Inductor's files: versions and kinds of dump agree, and hostile files do no harm."""
 
 import json
 import shutil
@@ -24,7 +24,7 @@ FORWARD = DEBUG / "torchinductor/model__0_forward_1.0"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_a_trace_says_what_the_debug_folder_says(version):
+def test_a_trace_and_a_debug_folder_agree(version):
     debug, trace = (read(DATA / f"torch-{version}" / kind) for kind in ("debug", "trace"))
     for one, other in zip(debug.graphs, trace.graphs, strict=True):
         assert [call.kernel for call in one.calls] == [call.kernel for call in other.calls]
@@ -33,7 +33,7 @@ def test_a_trace_says_what_the_debug_folder_says(version):
         assert one.unparsed == other.unparsed == ()
 
 
-def test_two_versions_made_the_same_kernels_of_it():
+def test_two_versions_of_torch_emit_the_same_kernels():
     old, new = (read(DATA / f"torch-{version}/debug") for version in VERSIONS)
     assert [c.kernel for g in old.graphs for c in g.calls] == [c.kernel for g in new.graphs for c in g.calls]
 
@@ -44,7 +44,7 @@ def test_calls_are_in_the_order_of_the_code_with_views_and_reuse_resolved():
         "triton_per_fused__to_copy_add_mean_mul_rsqrt_0", "extern_kernels.mm", "extern_kernels.mm",
         "triton_poi_fused_mul_sigmoid_1", "extern_kernels.addmm",
     ]
-    # `buf1 = reinterpret_tensor(buf0, ...); del buf0  # reuse` of a buffer that nobody wrote: buf0 is not read
+    # `buf1 = reinterpret_tensor(buf0, ...); del buf0  # reuse` of a buffer that no kernel wrote: buf0 is not read
     assert [buffer.name for buffer in forward.calls[0].kernel.inputs] == ["primals_1", "primals_2"]
     assert [buffer.name for buffer in forward.calls[0].kernel.outputs] == ["buf1", "buf2"]
     # `buf3 = mm_1; del mm_1  # reuse`: reads mm_1, writes another logical buffer
@@ -69,7 +69,7 @@ def test_stages_lines_and_operations_before_the_pattern_matcher():
     ids=["forward", "of weights", "groups of one size"],
 )
 def test_flops_of_a_grouped_product(made, operands, many):
-    """Ends of groups are a third operand."""
+    """The ends of the groups are a third operand."""
     node = SourceNode("g", "aten._grouped_mm", None, None, (), shapes=(made,), input_shapes=(*operands, (4,)))
     assert flops(node) == 2 * many
 
@@ -86,7 +86,7 @@ print(sum(len(graph.calls) for graph in read({str(DEBUG)!r}).graphs))
     assert done.stdout == "14\n", done.stderr
 
 
-def test_without_the_ir_bytes_of_a_small_part_are_not_known(tmp_path):
+def test_without_the_ir_bytes_of_a_partial_read_are_unknown(tmp_path):
     shutil.copytree(FORWARD, tmp_path / "model__0_forward_1.0")
     code = tmp_path / "model__0_forward_1.0/output_code.py"
     code.write_text(code.read_text().replace("buf4, buf5, 16384,", "buf4, buf5, 100,"))
@@ -114,11 +114,11 @@ def test_our_own_archive(tmp_path):
     addmm = graph.calls[-1]
     assert addmm.kernel.inputs[0].bytes == 7 and addmm.kernel.outputs is None
     assert (addmm.kernel.provenance, addmm.kernel.config) == ("device", "XBLOCK: 1")
-    # There is no text from before the passes; the list knows the operations.
+    # No text shows the graph before the passes; kernels.json lists the operations.
     assert [source.op for source in addmm.sources] == ["aten.mm", "aten.add"]
 
 
-def test_a_reduction_over_both_orders_is_finished_by_two_calls():
+def test_two_calls_follow_a_reduction_over_rows_and_columns():
     code = read_code(
         """# AOT ID: ['3_backward']
 def call(self, args):
@@ -137,7 +137,7 @@ def call(self, args):
     ]
 
 
-def test_sums_that_are_converted_have_a_buffer_of_their_own(tmp_path):
+def test_sums_before_a_cast_have_their_own_buffer(tmp_path):
     (tmp_path / "output_code.py").write_text(
         """# AOT ID: ['3_backward']
 def call(self, args):
@@ -174,7 +174,7 @@ def call(self, args):
     assert code.outputs == ("buf1", None)
 
 
-def test_what_stands_in_place_of_two_groups_is_not_guessed():
+def test_ambiguous_replacements_are_not_guessed():
     text = """
         a: "f32[2]" = torch.ops.aten.exp.default(x)
         b: "f32[2]" = torch.ops.aten.neg.default(x)
@@ -202,7 +202,7 @@ def test_graph_breaks_of_a_trace(tmp_path):
     assert len(found.graphs) == 2
 
 
-# Files that mean harm
+# Hostile files
 
 
 def hostile(tmp_path: Path, statement: str) -> Path:
@@ -241,7 +241,7 @@ def test_nothing_in_a_dump_is_executed(tmp_path):
     assert not marker.exists()
 
 
-def test_absurd_sizes_are_not_believed(tmp_path):
+def test_impossible_sizes_are_ignored(tmp_path):
     statement = f"y = empty_strided_cuda(({'9' * 30}, 4), (4, 1), torch.float32)"
     (graph,) = read(hostile(tmp_path, f"{statement}\n    extern_kernels.mm(x, x, out=y)")).graphs
     assert "y" not in graph.memory
@@ -275,13 +275,13 @@ def test_a_folder_without_a_dump_and_a_file_of_another_kind(tmp_path):
         read(tmp_path / "missing")
 
 
-def test_a_text_beyond_the_bound_is_refused(tmp_path, monkeypatch):
+def test_a_text_above_the_size_limit_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(dump, "MAX_BYTES", 1000)
     with pytest.raises(DumpError, match="more than 0 MiB"):
         read(FORWARD)
 
 
-def test_long_runs_cost_no_more_than_their_length(tmp_path):
+def test_reading_time_grows_linearly(tmp_path):
     folder = tmp_path / "model__0_forward_1.0"
     folder.mkdir()
     run = 300_000

@@ -11,7 +11,7 @@ from triton_side.cuda.common import tensors
 
 THREADS = 256  # of an elementwise kernel's block
 # Each thread loads 2 packs of 16 bytes from each input before it computes. With two inputs, a multiprocessor of 2048
-# resident threads then has 128 KiB of reads in flight. That is about four times what hides 700 ns of memory latency
+# resident threads then has 128 KiB of reads in flight, about four times what hides 700 ns of memory latency
 # at 1/132 of an H200's 4.8 TB/s.
 VECTORS = 2
 SCALARS = 8  # elements per thread where the loads must be scalar
