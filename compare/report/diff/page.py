@@ -72,5 +72,5 @@ def _timed(change: RecordChange) -> dict[str, Any]:
     }
 
 
-def _interval(verdict: Speedup) -> str:
-    return f"{verdict.low:.3f} to {verdict.high:.3f}"
+def _interval(speedup: Speedup) -> str:
+    return f"{speedup.low:.3f} to {speedup.high:.3f}"

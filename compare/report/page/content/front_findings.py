@@ -1,4 +1,4 @@
-"""The findings of the front page: what costs most in a run, each in a few sentences with its times."""
+"""The findings of the front page: the largest costs of a run, each in a few sentences with its times."""
 
 from __future__ import annotations
 
