@@ -1,12 +1,13 @@
-"""Which module imports which, by their syntax alone: at the top of a file and within functions.
+"""The imports between modules and folders, read from the syntax of all files, also within functions.
 
-What is imported only for types (`if TYPE_CHECKING:`), and by a name made at run time, is left out.
+Imports for types only (`if TYPE_CHECKING:`), and imports by a name made at run time, are left out.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -15,18 +16,27 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("compare", "xlafuse", "triton_side")
+# Folders within a folder, from the foundation upward; "" stands for the folder's own files.
+SUBFOLDERS = {
+    "compare.graph": ("", "analyse", "join", "build", "findings", "render"),
+    "compare.report.page": ("content", "drawing", "listings", ""),
+}
+
+
+@cache
+def files() -> dict[str, Path]:
+    return {_module(file): file for package in PACKAGES for file in (ROOT / package).rglob("*.py")}
 
 
 @cache
 def imports() -> dict[str, set[str]]:
-    """By module, those of this project that it imports."""
-    files = {_module(file): file for package in PACKAGES for file in (ROOT / package).rglob("*.py")}
+    """Return the modules of this project that each module imports."""
     found = {}
-    for name, file in files.items():
+    for name, file in files().items():
         package = name if file.name == "__init__.py" else name.rpartition(".")[0]
         named = set(_named(ast.parse(file.read_text()), package))
-        modules = {each if each in files else each.rpartition(".")[0] for each in named}  # "from a import b": a.b, or a
-        found[name] = (modules & files.keys()) - {name}
+        modules = {each if each in files() else each.rpartition(".")[0] for each in named}  # from a import b: a.b, or a
+        found[name] = (modules & files().keys()) - {name}
     return found
 
 
@@ -47,28 +57,85 @@ def _named(node: ast.AST, package: str) -> Iterator[str]:
         yield from _named(child, package)
 
 
-def test_there_is_no_circle() -> None:
+def _folder(module: str) -> str:
+    return module if files()[module].name == "__init__.py" else module.rpartition(".")[0]
+
+
+def _documented_order() -> list[str]:
+    """Return compare's folders as docs/architecture.md lists them, from the foundation upward."""
+    tree = (ROOT / "docs" / "architecture.md").read_text().partition("    compare/")[2].partition("    tools/")[0]
+    return re.findall(r"^ {6}(\w+)/", tree, re.MULTILINE)
+
+
+def _require_no_circle(graph: Mapping[str, set[str]]) -> None:
     try:
-        TopologicalSorter(imports()).prepare()
+        TopologicalSorter(graph).prepare()
     except CycleError as circle:
         pytest.fail(" -> ".join(reversed(circle.args[1])))
 
 
-def test_no_import_runs_upward() -> None:
-    """Not even between the two sides."""
+def test_modules_have_no_circle() -> None:
+    _require_no_circle(imports())
+
+
+def test_folders_have_no_circle() -> None:
+    graph: dict[str, set[str]] = {}
+    for name, others in imports().items():
+        graph.setdefault(_folder(name), set()).update(map(_folder, others))
+    _require_no_circle({folder: others - {folder} for folder, others in graph.items()})
+
+
+def test_the_documented_order_has_all_folders_of_compare() -> None:
+    assert sorted(_documented_order()) == sorted(
+        path.parent.name for path in (ROOT / "compare").glob("*/__init__.py")
+    )
+
+
+def test_folders_of_compare_import_only_from_folders_below() -> None:
+    _require_order("compare", [*_documented_order(), ""])
+
+
+@pytest.mark.parametrize("parent", SUBFOLDERS)
+def test_subfolders_import_only_from_folders_below(parent: str) -> None:
+    _require_order(parent, SUBFOLDERS[parent])
+
+
+def _require_order(parent: str, order: list[str] | tuple[str, ...]) -> None:
+    """Require that no folder directly below `parent` imports from one that comes later in `order`."""
+    def rank(module: str) -> int | None:
+        folder = _folder(module)
+        if folder != parent and not folder.startswith(f"{parent}."):
+            return None
+        return order.index(folder.removeprefix(parent).lstrip(".").partition(".")[0])
+
+    for name, others in imports().items():
+        for other in others:
+            here, there = rank(name), rank(other)
+            assert here is None or there is None or there <= here, f"{name} imports {other}, a folder above it"
+
+
+def test_xlafuse_and_triton_side_import_neither_each_other_nor_compare() -> None:
     for name, others in imports().items():
         package = name.partition(".")[0]
         if package != "compare":
             assert {other.partition(".")[0] for other in others} <= {package}, name
 
 
+def test_only_xlafuse_itself_names_compare_lazily() -> None:
+    """`xlafuse.explain` and others are imported from compare by name, when a user first asks for them."""
+    naming = {
+        name for name, file in files().items()
+        if not name.startswith("compare") and re.search(r"""["'](\.\.)?compare\.""", file.read_text())
+    }
+    assert naming == {"xlafuse"}
+
+
 def test_imports_within_functions_are_seen() -> None:
     assert "xlafuse.reasons.pass_changes" in imports()["compare.cli.inspect"]
-    assert "compare.graph.model" not in imports()["xlafuse"]  # for types alone
+    assert "compare.graph.model" not in imports()["xlafuse"]  # for types only
 
 
 def test_no_package_imports_a_tool() -> None:
-    for package in PACKAGES:
-        for file in (ROOT / package).rglob("*.py"):
-            named = _named(ast.parse(file.read_text()), package)
-            assert not any(name.partition(".")[0] == "tools" for name in named), file
+    for name, file in files().items():
+        named = _named(ast.parse(file.read_text()), name)
+        assert not any(each.partition(".")[0] == "tools" for each in named), file

@@ -199,7 +199,7 @@ def _pieces(text: str) -> list[str]:
 
 
 def _value(text: str) -> Any:
-    from ..user.explain_request import ArrayLike
+    from ..workers.explain_request import ArrayLike
 
     if match := _ARRAY.fullmatch(text):
         dtype = DTYPES.get(match[1], match[1])

@@ -352,7 +352,7 @@ def _packed(call: _Call) -> dict[str, Any]:
     asked = {"name": call.name, "products": call.products}
     if call.stablehlo is not None:
         return {**asked, "stablehlo": call.stablehlo}
-    from .explain_request import NotSendable, pack
+    from ..workers.explain_request import NotSendable, pack
 
     try:
         if call.framework == "torch":  # one pickle, so that shared tensors stay shared

@@ -47,7 +47,7 @@ class TorchExplainer:
         from triton_side.deviceless import user_functions
 
         from ...graph.build.from_inductor import from_inductor
-        from ...user.explain_request import unpack
+        from ..explain_request import unpack
 
         function, args, kwargs = unpack(call["parcel"], self._make)
         with _apply_state(self._state):

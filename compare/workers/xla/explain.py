@@ -56,7 +56,7 @@ class XlaExplainer:
     def explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[Any, list[str]]:
         from xlafuse.compile import user_functions
 
-        from ...user.explain_request import unpack
+        from ..explain_request import unpack
 
         target = self._xla_target
         if call["products"] is not None:

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from compare.base.usage import UsageError
 from compare.cli.explain import arguments_from, check, parse_arguments, resolve
 from compare.cli.main import cli
-from compare.user.explain_request import ArrayLike
+from compare.workers.explain_request import ArrayLike
 
 CODE = """\
 import math

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from compare.user.explain_request import ArrayLike, NotSendable, pack, unpack
+from compare.workers.explain_request import ArrayLike, NotSendable, pack, unpack
 
 
 def itself(like: ArrayLike) -> ArrayLike:
