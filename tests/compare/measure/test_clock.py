@@ -1,4 +1,4 @@
-"""Device time and busy time from records."""
+"""The CUPTI clock: device time, busy time, traces."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_gaps_count_as_device_time_only() -> None:
     assert (sample.device_time, sample.busy_time) == (pytest.approx(4.0), pytest.approx(2.0))
 
 
-def test_no_record_is_no_time() -> None:
+def test_a_call_without_records_took_no_time() -> None:
     assert sample_of([]).device_time == 0
 
 
@@ -52,20 +52,20 @@ def ran(*correlations: int) -> list[TracedRecord]:
     return [TracedRecord("k", 0.0, 1.0, correlation=number) for number in correlations]
 
 
-def test_of_a_runtime_call_and_the_drivers_within_one_is_shown() -> None:
+def test_nested_runtime_and_driver_calls_count_once() -> None:
     outer, inner = host("cudaLaunchKernel", 0, 10, 1), host("cuLaunchKernel", 2, 8, 2)
     assert launches([inner, outer], ran(1)) == [outer]
-    assert launches([inner, outer], ran(2)) == [inner]  # the kernel's
+    assert launches([inner, outer], ran(2)) == [inner]  # the kernel belongs to it
     assert launches([inner, outer], []) == [outer]
     assert launches([outer, replace(inner, correlation=1)], ran(1)) == [outer]
-    assert launches([outer, inner], ran(1, 2)) == [outer, inner]  # each has run something
+    assert launches([outer, inner], ran(1, 2)) == [outer, inner]  # each launched a kernel
     beside = replace(inner, thread=2)
     assert launches([outer, beside], ran(1, 2)) == [outer, beside]
     after = host("cuLaunchKernelEx", 11, 12, 3)
     assert launches([after, inner, outer], ran(1)) == [outer, after]
 
 
-def test_what_gives_the_device_no_work_is_not_shown() -> None:
+def test_calls_without_device_work_are_left_out() -> None:
     calls = [host("cudaGetDevice", 0, 1, 1), host("cuStreamSynchronize", 1, 2, 2), host("cudaMemsetAsync", 2, 3, 3)]
     assert [call.name for call in launches(calls, [])] == ["cudaMemsetAsync"]
     assert [call.name for call in launches([host("CUDA call 999", 0, 1, 5)], ran(5))] == ["CUDA call 999"]
@@ -95,7 +95,7 @@ class ActivityMemcpy6(SimpleNamespace): ...
 
 
 class FakeCupti:
-    """CUPTI as far as a clock uses it: records are kept while their kind is enabled, and completed by a flush."""
+    """The part of CUPTI that a clock uses: it records enabled kinds, and a flush completes them."""
 
     ActivityKind, runtime_api_trace_cbid, driver_api_trace_cbid = Kind, RuntimeCalls, DriverCalls
 
@@ -146,7 +146,7 @@ def cupti(monkeypatch: pytest.MonkeyPatch) -> FakeCupti:
 def nothing(results: Any = None) -> None: ...
 
 
-def test_a_trace_has_the_launch_and_what_it_ran(cupti: FakeCupti) -> None:
+def test_a_trace_has_the_launch_and_its_kernels(cupti: FakeCupti) -> None:
     clock = CuptiClock()
     result, trace = clock.trace(lambda: cupti.launch(5) or "result", nothing)
     assert result == "result" and not cupti.enabled
@@ -169,14 +169,14 @@ def test_timed_calls_record_no_host_calls_even_after_a_trace(cupti: FakeCupti) -
     assert [record.name for record in first.records] == ["k", "[memcpy]"] == [r.name for r in second.records]
     assert not cupti.enabled
     assert first.device_time == pytest.approx(40e-9)
-    assert type(first.records[0]) is DeviceRecord  # streams and correlations are a trace's
+    assert type(first.records[0]) is DeviceRecord  # only a trace has streams and correlations
 
 
-def test_batches_have_each_their_own_calls(cupti: FakeCupti) -> None:
+def test_each_batch_has_its_own_calls(cupti: FakeCupti) -> None:
     clock = CuptiClock()
     clock.start()
     clock.time(lambda: cupti.launch(6), nothing)
-    cupti.launch(7)  # between timed calls, as what flushes a cache
+    cupti.launch(7)  # between timed calls, like an L2 flush
     (first,) = clock.collect(going_on=True)
     assert cupti.enabled == {Kind.MEMCPY, Kind.MEMSET, Kind.CONCURRENT_KERNEL}
     clock.time(lambda: cupti.launch(8) or cupti.launch(9), nothing)
@@ -196,4 +196,4 @@ def test_a_call_that_raises_leaves_nothing_enabled(cupti: FakeCupti) -> None:
 def test_names_of_calls() -> None:
     assert api_name(RuntimeCalls, 211) == "cudaLaunchKernel"
     assert api_name(DriverCalls, 300) == "cuMemcpyDtoDAsync"
-    assert api_name(DriverCalls, 999) == "CUDA call 999"  # of a newer driver
+    assert api_name(DriverCalls, 999) == "CUDA call 999"  # from a newer driver

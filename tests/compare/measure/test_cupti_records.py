@@ -1,4 +1,4 @@
-"""Records of CUPTI, read from memory as cupti-python lays them out."""
+"""CUPTI's records, read from memory by cupti-python's layouts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ VALUES = (NAME.value.decode(), 2**60 + 1, 2**60 + 9, 7, 13)
 
 
 class ActivityKernel10:
-    """Lies in memory; only its kind can be had without an address."""
+    """A record in memory; only its kind is an attribute."""
 
     kind = 10
 
@@ -32,7 +32,7 @@ class ActivityKernel10:
         return int(self.memory.ctypes.data)
 
 
-def test_fields_are_read_where_the_record_lies() -> None:
+def test_fields_are_read_from_the_record_s_memory() -> None:
     asked: list[int] = []
 
     def fields_of(kind: int) -> tuple[str, ...]:
@@ -44,7 +44,7 @@ def test_fields_are_read_where_the_record_lies() -> None:
     assert asked == [10]
 
 
-def test_what_has_no_name_needs_no_string() -> None:
+def test_a_kind_without_a_name_reads_no_string() -> None:
     read = reader(SimpleNamespace(activity_kernel10_dtype=LAYOUT), lambda kind: ("end", "start"))
     assert read(ActivityKernel10()) == (10, 2**60 + 9, 2**60 + 1)
 
@@ -55,7 +55,7 @@ def test_a_kernel_without_a_name() -> None:
     assert reader(SimpleNamespace(activity_kernel10_dtype=LAYOUT), lambda kind: FIELDS)(record)[1] == ""
 
 
-def test_where_no_layout_is_known_attributes_are_read() -> None:
+def test_without_a_layout_attributes_are_read() -> None:
     record = SimpleNamespace(kind=10, **dict(zip(FIELDS, VALUES, strict=True)))
     assert reader(SimpleNamespace(), lambda kind: FIELDS)(record) == (10, *VALUES)
 

@@ -23,7 +23,7 @@ SCALES = {name: {"rms": 1.0, "largest": 1.0, "independent_error": 0.0} for name 
 
 
 class Backend:
-    """y = x + 1, d_x = 3 dy; the set with the folder n has x = n and dy = 10 n. What was asked for is in `log`."""
+    """y = x + 1, d_x = 3 dy; the input set in folder n has x = n and dy = 10 n. `log` lists poisons and flushes."""
 
     device = name = "pretended"
 
@@ -75,7 +75,7 @@ class Backend:
 
 
 class Clock:
-    """Each call takes the next of `times`, and at the end always the last."""
+    """Each call takes the next of `times`; the last one repeats."""
 
     name = "pretended"
 
@@ -109,7 +109,7 @@ def program(forward: Callable[[Arrays], Arrays] = one_more, train: bool = False)
     return Program(lambda inputs: (forward(inputs), None), backward if train else None, 0.0, None)
 
 
-def subject(made: Program, backend: Backend | None = None) -> MeasuredProgram:
+def measured_program(made: Program, backend: Backend | None = None) -> MeasuredProgram:
     case = TRAIN if made.backward else CASE
     return MeasuredProgram(backend or Backend(), made, case, [Path("0"), Path("1")], [SCALES, SCALES])
 
@@ -121,26 +121,26 @@ def _single_calls(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_warm_up_ends_when_successive_medians_agree() -> None:
     clock = Clock([9.0, 4.0, 3.0, 2.0, 1.0])
-    measured = subject(program()).measure(clock, 0.0)
+    measured = measured_program(program()).measure(clock, 0.0)
     assert measured["warm_up"]["settled"] and measured["warm_up"]["seconds"] > 0
     assert measured["parts"]["forward"]["device_time"] == [1.0] * 3
-    assert clock.calls == 6 + 3  # the sixth took as long as the fifth
+    assert clock.calls == 6 + 3  # the sixth took the fifth's time
     assert clock.started == clock.stopped == 1
 
 
-def test_two_batches_that_agree_are_enough() -> None:
+def test_two_equal_batches_end_the_warm_up() -> None:
     clock = Clock([1.0])
-    assert subject(program()).measure(clock, 0.0)["warm_up"]["settled"]
+    assert measured_program(program()).measure(clock, 0.0)["warm_up"]["settled"]
     assert clock.calls == 2 + 3
 
 
 def test_a_warm_up_that_does_not_settle_ends_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm_up, "MOST_SECONDS", 0.0)
-    measured = subject(program()).measure(Clock([4.0, 3.0, 2.0, 1.0]), 0.0)
+    measured = measured_program(program()).measure(Clock([4.0, 3.0, 2.0, 1.0]), 0.0)
     assert measured["warm_up"]["settled"] is False
 
 
-def test_of_a_clock_that_sees_no_kernels_calls_are_known_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_clock_without_kernels_knows_only_whole_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     from compare.workers.pytorch import worker
 
     class Event:
@@ -156,7 +156,7 @@ def test_of_a_clock_that_sees_no_kernels_calls_are_known_and_nothing_else(monkey
             return 1e3 * (end.at - self.at)
 
     monkeypatch.setattr(worker.torch.cuda, "Event", Event)
-    measured = subject(program(train=True)).measure(worker.EventClock(), 0.0)
+    measured = measured_program(program(train=True)).measure(worker.EventClock(), 0.0)
     assert measured["warm_up"]["settled"]
     unseen = {"busy_time": None, "launches": None, "records": None}
     assert measured["parts"] == dict.fromkeys(
@@ -164,7 +164,7 @@ def test_of_a_clock_that_sees_no_kernels_calls_are_known_and_nothing_else(monkey
     )
 
 
-def test_what_fails_while_it_is_timed_leaves_no_clock_on() -> None:
+def test_a_failure_while_timing_stops_the_clock() -> None:
     calls = 0
 
     def exhausted(inputs: Arrays) -> Arrays:
@@ -176,19 +176,19 @@ def test_what_fails_while_it_is_timed_leaves_no_clock_on() -> None:
 
     clock = Clock([1.0])
     with pytest.raises(RuntimeError, match="RESOURCE_EXHAUSTED"):
-        subject(program(exhausted)).measure(clock, 0.0)
+        measured_program(program(exhausted)).measure(clock, 0.0)
     assert clock.started == clock.stopped == 1
 
 
-def test_a_timed_call_without_device_work_is_no_time() -> None:
+def test_a_timed_call_without_device_work_fails() -> None:
     clock = Clock([1.0])
     clock.collect = lambda *, going_on=False: [Sample(0.0, 0.0, ())]  # type: ignore[method-assign]
     with pytest.raises(RuntimeError, match="the pretended clock saw no device work"):
-        subject(program()).measure(clock, 0.0)
+        measured_program(program()).measure(clock, 0.0)
 
 
 def test_gaps_between_launches_need_not_settle() -> None:
-    """They are the host's, and differ from call to call however long one waits."""
+    """Gaps come from the host, and differ from call to call for ever."""
     clock = Clock([1.0])
     waits = iter(range(1, 100))
     collect = clock.collect
@@ -198,61 +198,61 @@ def test_gaps_between_launches_need_not_settle() -> None:
         return [replace(sample, device_time=sample.device_time + next(waits)) for sample in samples]
 
     clock.collect = collect_late  # type: ignore[method-assign]
-    assert subject(program()).measure(clock, 0.0)["warm_up"]["settled"]
+    assert measured_program(program()).measure(clock, 0.0)["warm_up"]["settled"]
     assert clock.calls == 2 + 3
 
 
-def test_a_rehearsal_is_a_call_as_it_will_be_timed() -> None:
+def test_the_call_before_timing_poisons_and_flushes_as_a_timed_one() -> None:
     backend = Backend()
-    subject(program(train=True), backend).call_as_timed()
+    measured_program(program(train=True), backend).call_as_timed()
     assert backend.log == ["poison forward", "flush", "poison backward", "flush"]
 
 
 def test_warm_up_times_whole_calls() -> None:
-    """Forward and backward that take turns at being long are a steady state."""
+    """A short forward and a long backward phase are a steady state."""
     clock = Clock([1.0, 5.0] * 50)
-    measured = subject(program(train=True)).measure(clock, 0.0)
+    measured = measured_program(program(train=True)).measure(clock, 0.0)
     assert measured["warm_up"]["settled"]
     assert measured["parts"]["forward"]["device_time"] == [1.0] * 3
     assert measured["parts"]["backward"]["device_time"] == [5.0] * 3
 
 
-def test_rounds_on_the_other_input_set_catch_a_result_kept_from_the_first() -> None:
+def test_the_other_input_set_catches_a_cached_result() -> None:
     kept: dict[str, Any] = {}
 
     def cached(inputs: Arrays) -> Arrays:
         return {"y": kept.setdefault("y", inputs["x"] + 1)}
 
-    remembers = subject(program(cached))
+    remembers = measured_program(program(cached))
     remembers.measure(Clock([1.0]), 0.0, input_set=0)
     with pytest.raises(WrongResult, match="timed call: y"):
         remembers.measure(Clock([1.0]), 0.0, input_set=1)
-    subject(program(train=True)).measure(Clock([1.0]), 0.0, input_set=3)  # sets take turns
+    measured_program(program(train=True)).measure(Clock([1.0]), 0.0, input_set=3)  # the sets alternate
 
 
 def test_a_cold_call_is_poisoned_and_flushed_and_a_warm_one_is_neither() -> None:
     backend = Backend()
-    cold = subject(program(train=True), backend).measure(Clock([1.0]), 0.0)
+    cold = measured_program(program(train=True), backend).measure(Clock([1.0]), 0.0)
     assert backend.log[:4] == ["poison forward", "flush", "poison backward", "flush"]
     assert cold["parts"]["backward"]["poisoned"]
     backend.log.clear()
-    warm = subject(program(train=True), backend).measure_mode("warm", Clock([1.0]), 0.0)
+    warm = measured_program(program(train=True), backend).measure_mode("warm", Clock([1.0]), 0.0)
     assert warm and not backend.log and not warm["parts"]["forward"]["poisoned"]
 
 
-def test_a_wrong_result_of_one_input_set_is_not_hidden_by_a_larger_error_that_is_right() -> None:
-    """The tolerance is relative to each set's own reference, as its error is."""
+def test_a_wrong_result_is_not_hidden_by_a_larger_tolerated_error() -> None:
+    """Error and tolerance are relative to each set's own reference."""
     errs = program(lambda inputs: {"y": inputs["x"] + 1 + np.where(inputs["x"] == 0, 1.0e-3, 1.05e-3)})
     scales = [{"y": {"rms": 1.0, "largest": 1.0, "independent_error": twice / 2}} for twice in (0.95e-3, 1.2e-3)]
     for order in ([0, 1], [1, 0]):
         folders = [Path(str(number)) for number in order]
-        (verdict,) = MeasuredProgram(Backend(), errs, CASE, folders, [scales[number] for number in order]).check()
-        assert not verdict.passes and verdict.error == pytest.approx(1.0e-3)
+        (check,) = MeasuredProgram(Backend(), errs, CASE, folders, [scales[number] for number in order]).check()
+        assert not check.passes and check.error == pytest.approx(1.0e-3)
 
 
 def test_a_warm_result_is_checked() -> None:
     with pytest.raises(WrongResult, match="timed call: y"):
-        subject(program(lambda inputs: {"y": inputs["x"]})).measure_mode("warm", Clock([1.0]), 0.0)
+        measured_program(program(lambda inputs: {"y": inputs["x"]})).measure_mode("warm", Clock([1.0]), 0.0)
 
 
 def test_a_mode_runs_its_own_program() -> None:
@@ -267,20 +267,21 @@ def test_a_mode_runs_its_own_program() -> None:
 
     replayed.poison = poison
     fails = program(lambda inputs: pytest.fail("the main program ran"))
-    measured = subject(fails, backend).measure_mode("graph", Clock([1.0]), 0.0)
+    measured = measured_program(fails, backend).measure_mode("graph", Clock([1.0]), 0.0)
     assert measured and measured["command_buffers"] == {"forward": (3, 3)}
     assert set(poisoned) == {"forward"} and set(backend.log) == {"flush"}
-    assert subject(fails, backend).measure_mode("no-graph", Clock([1.0]), 0.0) is None  # the main mode already
+    assert measured_program(fails, backend).measure_mode("no-graph", Clock([1.0]), 0.0) is None  # the main mode already
     backend.variants["graph"] = program(lambda inputs: {"y": inputs["x"]})
     with pytest.raises(WrongResult, match="timed call: y"):
-        subject(fails, backend).measure_mode("graph", Clock([1.0]), 0.0)
+        measured_program(fails, backend).measure_mode("graph", Clock([1.0]), 0.0)
 
 
-def test_a_backward_is_called_though_the_forward_s_peak_cannot_be_measured() -> None:
+def test_backward_is_called_where_forward_s_peak_is_not_measured() -> None:
     class Refusing(Backend):
         def peak_memory(self, program: Program, part: str, call: Callable[[], Any]) -> Any:
             if part == "backward":
                 call()
             return part
 
-    assert subject(program(train=True), Refusing()).peak_memory() == {"forward": "forward", "backward": "backward"}
+    peaks = measured_program(program(train=True), Refusing()).peak_memory()
+    assert peaks == {"forward": "forward", "backward": "backward"}

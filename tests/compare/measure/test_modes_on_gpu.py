@@ -53,7 +53,7 @@ def measured(pool: WorkerPool, role: str, mode: str, input_set: int) -> dict[str
 
 @pytest.mark.parametrize("implementation", ["eager", "library", "inductor", "triton", "cuda"])
 @pytest.mark.parametrize(("block", "direction"), CASES)
-def test_a_graph_replays_what_was_launched(
+def test_a_graph_replays_all_launches(
     pool: WorkerPool, tmp_path: Path, block: str, direction: str, implementation: str
 ) -> None:
     case = CASES[block, direction]
@@ -72,7 +72,7 @@ def test_a_graph_replays_what_was_launched(
 
 @pytest.mark.parametrize("implementation", ["xla", "xla-unfused"])
 @pytest.mark.parametrize(("block", "direction"), CASES)
-def test_command_buffers_replay_what_was_launched(
+def test_command_buffers_replay_all_launches(
     pool: WorkerPool, tmp_path: Path, block: str, direction: str, implementation: str
 ) -> None:
     case = CASES[block, direction]

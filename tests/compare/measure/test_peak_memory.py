@@ -26,7 +26,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
 
 
 def peaks(pool: WorkerPool, folder: Path, case: Case, implementation: str) -> dict[str, dict[str, Any]]:
-    """What a run's first round says of peak memory: bytes, planned and reason, by part."""
+    """Return the peak memory of a run's first round, by phase: bytes, planned, reason."""
     role = BLOCKS[case.block].implementation(implementation).backend.worker
     folders = [str(folder / case.id.replace("/", "-") / str(seed)) for seed in (0, 1)]
     scales = [
@@ -48,7 +48,7 @@ def peaks(pool: WorkerPool, folder: Path, case: Case, implementation: str) -> di
 
 
 def number(peak: dict[str, Any], implementation: str) -> int:
-    """Bytes as they are shown: planned and not measured of XLA, measured of the others."""
+    """Return the bytes that reports show: XLA's plan, and the measurement of the others."""
     shown, other = ("planned", "bytes") if implementation.startswith("xla") else ("bytes", "planned")
     assert peak[other] is None and (peak["reason"] is None) == (shown == "bytes")
     found: int = peak[shown]
@@ -60,7 +60,7 @@ MEASURED = [pytest.param(name, marks=pytest.mark.gpu) for name in ("eager", "ind
 
 @pytest.mark.parametrize("elements", [3 * MIB, 33_000_001])
 @pytest.mark.parametrize("implementation", ["xla", *MEASURED])
-def test_vector_add_needs_its_output_alone(
+def test_vector_add_needs_only_its_output(
     pool: WorkerPool, tmp_path: Path, implementation: str, elements: int
 ) -> None:
     case = Case("vector_add", "any", {"elements": elements}, "float32", "fwd")
@@ -81,7 +81,7 @@ def test_unfused_attention_needs_its_scores(pool: WorkerPool, tmp_path: Path, im
 
 
 @pytest.mark.parametrize("implementation", ["xla", MEASURED[0], MEASURED[2]])
-def test_backward_does_not_count_what_forward_saved(pool: WorkerPool, tmp_path: Path, implementation: str) -> None:
+def test_backward_does_not_count_saved_tensors(pool: WorkerPool, tmp_path: Path, implementation: str) -> None:
     case = Case("softmax", "any", {"rows": 4096, "columns": 1024}, "float32", "train")
     found = {part: number(peak, implementation) for part, peak in peaks(pool, tmp_path, case, implementation).items()}
     array = 4 * math.prod(case.sizes.values())

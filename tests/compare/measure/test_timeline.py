@@ -56,7 +56,7 @@ BACKWARD = CallTrace(
 
 
 def validate(document: dict[str, Any]) -> list[dict[str, Any]]:
-    """The document's events, after holding them against the Trace Event Format."""
+    """Return the document's events after checking the Trace Event Format."""
     assert document["displayTimeUnit"] in ("ms", "ns")
     events = document["traceEvents"]
     json.dumps(document, allow_nan=False)
@@ -78,7 +78,7 @@ def validate(document: dict[str, Any]) -> list[dict[str, Any]]:
         if event["ph"] == "X":
             end = round(event["ts"] + event["dur"], 3)
             assert event["dur"] >= 0 and isinstance(event["args"], dict) and event["cat"]
-            # A viewer takes what is in one thread as nested: spans lie apart, or one in the other.
+            # A viewer draws spans of one thread as nested, so they must be disjoint or contained.
             assert all(start <= event["ts"] and (until <= event["ts"] or end <= until) for start, until in where)
             where.append((event["ts"], end))
         else:
@@ -98,7 +98,7 @@ def spans(events: list[dict[str, Any]], category: str) -> dict[str, dict[str, An
     return {e["name"]: e for e in events if e["ph"] == "X" and e["cat"] == category}
 
 
-def test_host_and_device_with_our_names() -> None:
+def test_events_have_the_graph_s_kernel_names() -> None:
     events = validate(timeline.of_call({"forward": FORWARD}, GRAPH, name="rmsnorm/inductor"))
     host = spans(events, "host")
     assert host["cudaMemsetAsync"]["ts"] == 0  # the first launch
@@ -120,7 +120,7 @@ def test_host_and_device_with_our_names() -> None:
     assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} == {"parts", "host thread 1", "stream 7"}
 
 
-def test_what_an_eager_operation_launches_beside_its_kernel_has_none_of_its_bytes() -> None:
+def test_helpers_of_an_eager_operation_have_none_of_its_bytes() -> None:
     operation = replace(PRODUCT, name="aten.mm", runtime_name="nvjet_sm90_tst", facts={"with": {"[memset]": 1}})
     norm = replace(NORM, name="aten.mean", runtime_name="triton_red_fused_0")
     graph = replace(GRAPH, compiler="eager", kernels=(operation, norm))
@@ -213,19 +213,19 @@ def test_a_runs_timelines_are_merged(tmp_path: Path) -> None:
         (["--block", "gelu"], "no block 'gelu'"),
     ],
 )
-def test_what_cannot_be_shown_is_refused_in_one_line(tmp_path: Path, words: list[str], said: str) -> None:
+def test_a_missing_timeline_is_refused_in_one_line(tmp_path: Path, words: list[str], said: str) -> None:
     result = xlafuse(a_run(tmp_path / "run"), *words, "-o", tmp_path / "x.json")
     assert result.exit_code == 2 and said in result.output and result.output.count("\n") == 1
     assert not (tmp_path / "x.json").exists()
 
 
-def test_a_folder_is_made_for_it_as_for_every_file(tmp_path: Path) -> None:
+def test_the_output_folder_is_made(tmp_path: Path) -> None:
     result = xlafuse(a_run(tmp_path / "run"), "-o", tmp_path / "none" / "x.json")
     assert result.exit_code == 0, result.output
     assert json.loads((tmp_path / "none" / "x.json").read_text())["traceEvents"]
 
 
-def test_a_file_in_the_way_of_its_folder_is_named(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     result = xlafuse(a_run(tmp_path / "run"), "-i", "xla", "-o", tmp_path / "file" / "x.json")
     assert result.exit_code == 2 and "x.json: cannot be written: " in result.output and result.output.count("\n") == 1
@@ -239,7 +239,7 @@ def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
     assert result.exit_code == 2 and "xla.json.gz" in result.output
 
 
-def test_a_file_that_was_left_out_is_missing(tmp_path: Path) -> None:
+def test_a_removed_timeline_is_missing(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
     (run / "traces" / "xla.json.gz").unlink()
     result = xlafuse(run, "-o", tmp_path / "x.json")
@@ -263,7 +263,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("implementation", ["xla", "eager", "inductor", "triton", "cuda"])
-def test_a_real_call(pool: WorkerPool, tmp_path: Path, implementation: str) -> None:
+def test_a_traced_call_on_a_gpu(pool: WorkerPool, tmp_path: Path, implementation: str) -> None:
     if pool.ask("torch", "environment")["timer"] != "cupti":
         pytest.skip("needs CUPTI")
     case = Case("softmax", "any", {"rows": 4096, "columns": 1024}, "bfloat16", "train")
