@@ -104,18 +104,18 @@ def test_a_records_archive_lists_its_parts() -> None:
     assert next(s for s in found[0].artifacts.snapshots() if s.after == "priority-fusion").proto is not None
 
 
-def test_twenty_thousand_files_list_in_seconds(tmp_path: Path) -> None:
+def test_five_thousand_files_list_in_seconds(tmp_path: Path) -> None:
     kinds = ("before_optimizations.txt", "sm_9.0a_gpu_after_optimizations.txt", "0001.fusion.after_a.before_b.txt")
     kinds += tuple(f"{number}.ptx" for number in range(7))
-    for number in range(2000):
+    for number in range(500):
         for kind in kinds:
             descriptor = os.open(tmp_path / f"module_{number:04d}.jit_f.{kind}", os.O_WRONLY | os.O_CREAT)
-            os.ftruncate(descriptor, 250_000)  # 5 GB of holes
+            os.ftruncate(descriptor, 250_000)  # sparse, 1.25 GB
             os.close(descriptor)
     started = time.perf_counter()
     found = modules(tmp_path)
-    assert time.perf_counter() - started < 5
-    assert len(found) == 2000 and all(len(module.artifacts.files) == 10 for module in found)
+    assert time.perf_counter() - started < 2
+    assert len(found) == 500 and all(len(module.artifacts.files) == 10 for module in found)
 
 
 def test_nothing_is_read_while_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,9 +70,9 @@ def test_text_and_proto_agree(path: Path) -> None:
 
 
 def test_text_and_proto_agree_on_modules_compiled_on_a_gpu() -> None:
-    """Compare every module of every committed run, optimized and around the fusion passes."""
+    """Compare a fourth of the committed dumps: their optimized modules, and those around the fusion passes."""
     pairs = 0
-    for path in ARCHIVES:
+    for path in ARCHIVES[::4]:
         with zipfile.ZipFile(path) as archive:
             files = set(archive.namelist())
             for file in files:
@@ -82,7 +82,7 @@ def test_text_and_proto_agree_on_modules_compiled_on_a_gpu() -> None:
                 text, proto = text_reader.parse(archive.read(other).decode()), parse_proto(archive.read(file))
                 assert not list(_disagreements(text, proto)), f"{path.name}: {file}"
                 pairs += 1
-    assert pairs > 250
+    assert pairs > 50
 
 
 # Small modules, built field by field.

@@ -221,7 +221,7 @@ def test_an_ambiguous_match_names_no_kernel() -> None:
     assert (decision.producer, decision.consumer, decision.log_producer) == ("", "", "mul.1.0")
 
 
-def test_no_log_is_no_verdict(tmp_path: Path) -> None:
+def test_without_a_log_there_are_no_decisions(tmp_path: Path) -> None:
     hlo = "HloModule m\n\nENTRY %e () -> f32[] {\n  ROOT %c = f32[] constant(1)\n}\n"
     (tmp_path / "optimized.hlo.txt").write_text(hlo)
     assert fusion_decisions.read_decisions(tmp_path) == []
