@@ -182,11 +182,7 @@ def _change(id: str, a: _Entry | None, b: _Entry | None, segments: Segments, tol
         except ValueError as problem:
             notes.append(f"graphs not compared: {problem}")
     where = segments[0].get(records[0].segment or "", {}), segments[1].get(records[1].segment or "", {})
-    try:
-        timing = times.compare_times(*records, where, tolerance)
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as problem:
-        timing = None
-        notes.append(f"times not compared: the record has unexpected fields: {problem!r}")
+    timing = times.compare_times(*records, where, tolerance)
     before, after = RunRecord(records[0], a[1], graphs[0]), RunRecord(records[1], b[1], graphs[1])
     found = RecordChange(id, before, after, timing, change, tuple(notes))
     return replace(found, regressions=tuple(_regressions(found, tolerance)))
