@@ -82,7 +82,7 @@ class Block:
 
     def cases(self, suite: str) -> list[Case]:
         return [
-            Case(self.name, shape.name, shape.sizes, dtype, direction, precision, shape.layout, shape.edge)
+            Case(self.name, shape.name, shape.sizes, dtype, direction, precision, shape.layout)
             for shape in self.shapes
             if suite in shape.suites
             for dtype in shape.dtypes

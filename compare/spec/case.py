@@ -21,7 +21,7 @@ MAGNITUDE = "magnitude"  # a key of sizes: the factor on the standard deviation 
 class Case:
     """A block at one set of axis sizes, dtype, product precision and direction.
 
-    layout: as in `Shape`. is_edge: an edge case is checked and never timed.
+    layout: as in `Shape`.
     """
 
     block: str
@@ -31,7 +31,6 @@ class Case:
     direction: str
     precision: str = "ieee"
     layout: str = CONTIGUOUS
-    is_edge: bool = False
 
     @property
     def id(self) -> str:
@@ -48,10 +47,9 @@ class Case:
 
     def to_json(self) -> dict[str, Any]:
         layout = {} if self.layout == CONTIGUOUS else {"layout": self.layout}
-        is_edge = {"is_edge": True} if self.is_edge else {}
         return {
             "block": self.block, "name": self.name, "sizes": dict(self.sizes), "dtype": self.dtype,
-            "direction": self.direction, "precision": self.precision, **layout, **is_edge,
+            "direction": self.direction, "precision": self.precision, **layout,
         }
 
     @classmethod
