@@ -1,4 +1,4 @@
-"""The JAX and XLA half of the comparison: blocks as JAX graphs, their compilation, and readers of XLA's output.
+"""The JAX and XLA part of the comparison: blocks as JAX graphs, their compilation, and readers of XLA's output.
 
 Importing this package imports no framework; reading HLO text (`xlafuse.hlo.gpu_program`) needs none either. The user's
 API is available here too. It lives in `compare` and is imported at its first use:

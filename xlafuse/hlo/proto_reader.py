@@ -5,6 +5,7 @@ No package ships XLA's proto definitions. jaxlib's shared library holds the seri
 definitions are those of the installed version, and unknown fields are skipped, as protobuf does.
 """
 
+import dataclasses
 import functools
 import hashlib
 import importlib.util
@@ -132,10 +133,10 @@ class _Reader:
 
     def _instruction(self, proto: Any, by_id: Mapping[int, Any], start: Any, root_id: int) -> Instruction:
         wrapped = self._wrapped(start) if start is not None else None
-        opcode, says = proto.opcode, proto
+        opcode, operation = proto.opcode, proto
         if wrapped is not None:
             opcode = wrapped.opcode + opcode.removeprefix("async")
-            says = wrapped if proto is start else proto
+            operation = wrapped if proto is start else proto
         if not proto.name or not opcode:
             raise Malformed("without name or opcode")
         index = None
@@ -152,22 +153,22 @@ class _Reader:
             shapes=shapes,
             result=result,
             operands=tuple(_found(by_id, id, "operand").name for id in proto.operand_ids),
-            calls=() if proto.opcode in ("async-update", "async-done") else self._calls(says, by_id),
+            calls=() if proto.opcode in ("async-update", "async-done") else self._calls(operation, by_id),
             op_name=metadata.op_name,
             source=self._sources.line(metadata),
             site=str(frame) if frame else "",
             backend_config=proto.backend_config.decode(errors="replace"),
-            custom_call_target=says.custom_call_target,
-            declared=says.frontend_attributes.map.get(DECLARATION, ""),
-            fusion_kind=says.fusion_kind,
+            custom_call_target=operation.custom_call_target,
+            declared=operation.frontend_attributes.map.get(DECLARATION, ""),
+            fusion_kind=operation.fusion_kind,
             index=index,
             is_root=proto.id == root_id,
-            contracting=_contracting(says),
-            window=tuple(map(_window_dimension, says.window.dimensions)),
-            dim_labels=_dim_labels(says),
-            feature_groups=says.feature_group_count or 1,
-            batch_groups=says.batch_group_count or 1,
-            detail=_detail(says),
+            contracting=_contracting(operation),
+            window=tuple(map(_window_dimension, operation.window.dimensions)),
+            dim_labels=_dim_labels(operation),
+            feature_groups=operation.feature_group_count or 1,
+            batch_groups=operation.batch_group_count or 1,
+            detail=_detail(operation),
         )
 
     def _wrapped(self, start: Any) -> Any:
@@ -205,12 +206,8 @@ class _Reader:
 
 # The attribute that names a computation; to_apply for other opcodes.
 _CALL_ATTRIBUTES = {
-    "fusion": "calls",
-    "async-start": "calls",
-    "async-update": "calls",
-    "async-done": "calls",
-    "conditional": "branch_computations",
-    "custom-call": "called_computations",
+    **dict.fromkeys(("fusion", "async-start", "async-update", "async-done"), "calls"),
+    "conditional": "branch_computations", "custom-call": "called_computations",
 }
 
 
@@ -264,14 +261,7 @@ def _detail(proto: Any) -> str:
 
 
 def _window_dimension(proto: Any) -> WindowDimension:
-    return WindowDimension(
-        size=proto.size,
-        stride=proto.stride,
-        padding_low=proto.padding_low,
-        padding_high=proto.padding_high,
-        base_dilation=proto.base_dilation,
-        window_dilation=proto.window_dilation,
-    )
+    return WindowDimension(*(getattr(proto, field.name) for field in dataclasses.fields(WindowDimension)))
 
 
 def _dim_labels(proto: Any) -> str:

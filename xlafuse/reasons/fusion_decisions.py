@@ -219,8 +219,9 @@ class _KernelMatch:
         """
         for reader in self.nodes(consumer):
             for operand in self._replay.operands(reader):
-                alike = self._replay.barrier(operand) == "gemm" and self._replay.key(operand)[2] == self._dims[producer]
-                if alike and self.kernel_of.get(operand, producer) == producer:
+                is_product = self._replay.barrier(operand) == "gemm"
+                same_shape = self._replay.key(operand)[2] == self._dims[producer]
+                if is_product and same_shape and self.kernel_of.get(operand, producer) == producer:
                     self.kernel_of[operand] = producer
                     return operand
         return ""
