@@ -31,9 +31,9 @@ def _gpu_count() -> int:
 
 HAS_GPU = _gpu_count() > 0
 
-# Tests run side by side: a thread for each core would only wait for another test's. 150 examples of one property took
-# 1.4 s a process with one thread and 10.5 s with two, of two processes on two cores; on a GPU's machine, where eight
-# processes had a thread for each of 16 cores, some 50 s.
+# Tests run in parallel, so threads beyond one a process compete for cores. With two processes on two cores, 150
+# examples of one property took 1.4 s with one thread and 10.5 s with two. With eight processes of 16 threads on 16
+# cores, they took about 50 s.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Triton reads the variable when a kernel is decorated, so it is set here, before a test module imports one.
 if HAS_GPU:

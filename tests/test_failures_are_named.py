@@ -1,4 +1,4 @@
-"""A test run that is cut off has said what failed."""
+"""A test run that is cut off has printed the failures so far."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_that_ends_the_run():
 """
 
 
-def test_a_failure_is_named_when_it_happens(tmp_path: Path) -> None:
+def test_a_failure_is_printed_when_it_happens(tmp_path: Path) -> None:
     shutil.copy(PROJECT / "tests" / "conftest.py", tmp_path)
     (tmp_path / "test_run.py").write_text(TESTS)
     done = subprocess.run(

@@ -1,6 +1,6 @@
-"""What XLA and Inductor fuse of our own blocks, at the versions of constraints/cpu.txt, on an H200: as it was recorded.
+"""Snapshots of how XLA and Inductor fuse five blocks for an H200, at the versions of constraints/cpu.txt.
 
-A change of a block, or of the versions, that fuses otherwise shows here as a difference of text; where that is meant,
+A changed block or version that changes the fusion fails with a text difference. After an intended change,
 `pytest tests/test_fusion_of_blocks.py --xlafuse-update` records it.
 """
 
@@ -27,7 +27,7 @@ BLOCKS: dict[str, tuple[Shapes, dict[str, float]]] = {
 
 @pytest.fixture(params=["jax", "torch"])
 def of_block(request: pytest.FixtureRequest, fusion: Any) -> Any:
-    """(block name) -> the fusion graph of its forward pass."""
+    """A function from a block's name to the fusion graph of its forward pass."""
     pytest.importorskip(request.param)
     make = {"jax": _struct, "torch": _meta}[request.param]
     package = {"jax": "xlafuse", "torch": "triton_side"}[request.param]
@@ -59,19 +59,19 @@ def test_fused_as_recorded(of_block: Any, block: str) -> None:
 
 
 @pytest.mark.parametrize("block", ["rmsnorm", "softmax", "swiglu"])
-def test_one_kernel_moves_only_what_must_move(of_block: Any, block: str) -> None:
+def test_one_kernel_moves_only_compulsory_bytes(of_block: Any, block: str) -> None:
     g = of_block(block)
     assert g.kernel_count == 1
     assert not g.materialized
     assert g.bytes_moved <= 1.01 * g.bytes_compulsory
 
 
-def test_cross_entropy_keeps_nothing_of_the_logits_size(of_block: Any) -> None:
+def test_cross_entropy_materializes_nothing_of_the_logits_size(of_block: Any) -> None:
     g = of_block("cross_entropy")
     assert g.materialized.largest < g.bytes_compulsory / 100
 
 
-def test_attention_written_plainly_keeps_its_scores_in_memory(of_block: Any) -> None:
+def test_plain_attention_materializes_its_scores(of_block: Any) -> None:
     g = of_block("attention")
     assert "scores" in g.materialized and "mask" not in g.materialized
     assert g.fused("mask", "softmax")

@@ -1,5 +1,5 @@
-"""Names with an underscore: those of jax, torch and triton stay in the files that CONTRIBUTING.md names, and those of
-this project's modules in their module. By syntax, from what is imported: what an object's method is called is not seen.
+"""Private names of jax, torch and triton stay in the files that CONTRIBUTING.md lists; the project's own stay in their
+module. The test reads imported names from the syntax, so it does not see private methods of objects.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ MODULES = {name.removesuffix(".py").removesuffix("/__init__").replace("/", ".") 
 
 
 def named(tree: ast.AST) -> Iterator[str]:
-    """What a file takes from modules, by whole names: "torch._C._current_autograd_node"."""
+    """Yield the full names that a file takes from modules: "torch._C._current_autograd_node"."""
     bound: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -40,15 +40,15 @@ def private(word: str) -> bool:
     return word.startswith("_") and not word.startswith("__")
 
 
-def promised() -> tuple[set[str], set[str]]:
-    """(files that may use private names, names that all may use), as CONTRIBUTING.md has them."""
+def allowed() -> tuple[set[str], set[str]]:
+    """Return the files that may use private names, and the names that all files may use, from CONTRIBUTING.md."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
     words = re.findall(r"`([^`]+)`", text[text.index("- Private names of jax") : text.index("- A kernel file reads")])
     return {word for word in words if word.endswith(".py")}, {word for word in words if not word.endswith(".py")}
 
 
-def test_others_private_names_stay_in_the_files_that_say_so() -> None:
-    files, offered = promised()
+def test_private_names_of_frameworks_stay_in_the_listed_files() -> None:
+    files, offered = allowed()
     assert files <= FILES.keys()
     used: dict[str, set[str]] = {}
     for file, path in FILES.items():
@@ -61,12 +61,12 @@ def test_others_private_names_stay_in_the_files_that_say_so() -> None:
     assert offered <= {name for names in used.values() for n in names for name in (n, n.rpartition(".")[2])}
 
 
-def test_own_private_names_stay_in_their_module() -> None:
+def test_private_names_of_the_project_stay_in_their_module() -> None:
     for file, path in FILES.items():
         for name in named(ast.parse(path.read_text())):
             root, *words = name.split(".")
             if root in OURS and any(map(private, words)):
-                # A module may be called so; what is taken of it may not.
+                # A module's name may begin with an underscore, but not a name taken from it.
                 taken = name
                 while taken and taken not in MODULES:
                     assert not private(taken.rpartition(".")[2]), (file, name)

@@ -1,4 +1,4 @@
-"""Tests run side by side, with a GPU and without: none takes all the cores for itself."""
+"""Parallel test processes: none takes all the cores, with or without a GPU."""
 
 import json
 import os
@@ -32,6 +32,6 @@ def environment(gpu: bool, **given: str) -> dict[str, str | None]:
 
 
 @pytest.mark.parametrize("gpu", [False, True])
-def test_a_process_of_tests_has_few_threads_unless_told_otherwise(gpu: bool) -> None:
+def test_a_test_process_has_few_threads_by_default(gpu: bool) -> None:
     assert environment(gpu) == dict(zip(THREADS, ("1", "2" if gpu else "1"), strict=True))
     assert environment(gpu, OMP_NUM_THREADS="5")["OMP_NUM_THREADS"] == "5"

@@ -1,4 +1,4 @@
-"""A pool of real workers for the tests that need one: started once, on the CPU unless a test asks for the GPU."""
+"""A pool of real workers for tests, started once a session, on the CPU or on the GPU."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def _checker(folder: Path, environment: dict[str, str]) -> Iterator[Check]:
     data: dict[str, tuple[list[str], list[Any]]] = {}
 
     def check(case: Case, implementation: str, role: str) -> dict[str, Any]:
-        """Prepare and check one implementation in `role`'s worker; the outcome of
-        compare.workers.service.Service.check."""
+        """Prepare and check one implementation in `role`'s worker. Return the result of
+        compare.workers.service.Service.check, with the graph."""
         if case.id not in data:
             folders = [str(folder / case.id.replace("/", "-") / str(seed)) for seed in (0, 1)]
             scales = [
@@ -36,16 +36,16 @@ def _checker(folder: Path, environment: dict[str, str]) -> Iterator[Check]:
         dumps = folder / "dumps" / f"{case.id}-{implementation}-{role}".replace("/", "-")
         try:
             prepared = pool.ask(
-                role, "prepare", id="subject", case=case.to_json(), implementation=implementation, folders=folders,
+                role, "prepare", id="program", case=case.to_json(), implementation=implementation, folders=folders,
                 scales=scales, dumps=str(dumps),
             )
         except WorkerError as problem:
             if problem.kind != "skipped" or not BLOCKS[case.block].implementation(implementation).requires:
                 raise
-            pytest.skip(str(problem))  # an optional package is not here
-        outcome = pool.ask(role, "check", id="subject")
-        pool.ask(role, "release", id="subject")
-        json.dumps(prepared)  # what a worker says must fit a record
+            pytest.skip(str(problem))  # an optional package is missing
+        outcome = pool.ask(role, "check", id="program")
+        pool.ask(role, "release", id="program")
+        json.dumps(prepared)  # a record must be able to hold it
         return dict(outcome) | {"graph": prepared["graph"]}
 
     yield check
@@ -59,7 +59,6 @@ def check_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
 
 @pytest.fixture(scope="session")
 def check_on_gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
-    # Half of XLA's four hundred rows are of blocks with products, and for each of these it would time kernels to choose
-    # one. Runs check what it takes after that.
+    # Half of XLA's 400 rows have products, which XLA would autotune. Runs check the autotuned code.
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
     yield from _checker(tmp_path_factory.mktemp("gpu"), {"XLA_FLAGS": flags})
