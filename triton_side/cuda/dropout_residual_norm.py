@@ -4,6 +4,7 @@
     y  = n weight + shift,  n = (h - mean) rstd
 
     dh = dh of h's own + rstd (g - mean(g) - n mean(g n)),  g = dy weight
+
     dresidual = dh,  dx = m dh
     dbias = sum over rows of dx,  dweight = sum over rows of dy n,  dshift = sum over rows of dy
 
