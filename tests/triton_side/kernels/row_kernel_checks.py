@@ -69,3 +69,10 @@ def built_on(broken: ModuleType, part: ModuleType, user: ModuleType) -> ModuleTy
     folder.mkdir()
     with mock.patch.dict(sys.modules, broken_part=broken):
         return mutant(user, part.__name__, "broken_part", folder)
+
+
+def mutant_of_either(user: ModuleType, part: ModuleType, sound: str, broken: str, folder: Path) -> ModuleType:
+    """Return a mutant of `user`, or a copy built on a mutant of its `part` if that holds the text `sound`."""
+    if sound in Path(user.__file__).read_text():
+        return mutant(user, sound, broken, folder)
+    return built_on(mutant(part, sound, broken, folder), part, user)

@@ -1,8 +1,9 @@
 import pytest
 import torch
-from row_kernel_checks import DTYPES, is_accurate, mutant, random, with_gradients
+from row_kernel_checks import DTYPES, is_accurate, mutant, mutant_of_either, random, with_gradients
 
 from triton_side.kernels import matmul
+from triton_side.kernels.shared import matmul_tiles
 from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 CONFIGS = [
@@ -112,7 +113,7 @@ def test_rejects() -> None:
 )
 def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
     a, b, residual = random(53, 67), stored(random(67, 67, seed=1), transposed=True), random(53, 67, seed=2)
-    launch = mutant(matmul, sound, broken, tmp_path).launch_matmul
+    launch = mutant_of_either(matmul, matmul_tiles, sound, broken, tmp_path).launch_matmul
     assert not agrees(launch(a, b, CONFIGS[1], residual=residual), a, b, residual)
 
 

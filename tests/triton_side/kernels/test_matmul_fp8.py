@@ -1,8 +1,9 @@
 import pytest
 import torch
-from row_kernel_checks import DEVICE, is_accurate, mutant, random
+from row_kernel_checks import DEVICE, is_accurate, mutant_of_either, random
 
 from triton_side.kernels import matmul, matmul_fp8
+from triton_side.kernels.shared import matmul_tiles
 from triton_side.kernels.shared.launch import INTERPRETED
 from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
@@ -73,5 +74,5 @@ def test_rejects() -> None:
 )
 def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
     a, b = operands(53, 96, 67)
-    launch = mutant(matmul, sound, broken, tmp_path).launch_scaled
+    launch = mutant_of_either(matmul, matmul_tiles, sound, broken, tmp_path).launch_scaled
     assert not agrees(launch(a, b.T, *SCALES, CONFIGS[0]), a, b)

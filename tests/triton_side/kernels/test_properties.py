@@ -159,7 +159,7 @@ def fitting(config: RowConfig | None, columns: int) -> RowConfig | None:
 
 
 @dtypes
-@examples(25, 100)
+@examples(13, 100)
 @given(sizes, sizes, rows_of_any_kind, rows_of_any_kind, layouts, layouts, flat_configs, seeds)
 def test_vector_add(dtype, rows, columns, x_kinds, y_kinds, x_layout, y_layout, config, seed) -> None:
     x = draw(rows, columns, x_kinds, seed, dtype, x_layout)
@@ -168,7 +168,7 @@ def test_vector_add(dtype, rows, columns, x_kinds, y_kinds, x_layout, y_layout, 
 
 
 @dtypes
-@examples(12, 100)
+@examples(6, 100)
 @given(
     sizes,
     sizes,
@@ -189,7 +189,7 @@ def test_adamw(dtype, rows, columns, kinds, dp_kinds, mu_kinds, nu_kinds, layout
 
 
 @dtypes
-@examples(30, 100)
+@examples(15, 100)
 @given(sizes, sizes, rows_of_any_kind, rows_of_numbers, layouts, layouts)
 def test_gelu(dtype, rows, columns, kinds, dy_kinds, x_layout, dy_layout) -> None:
     x = draw(rows, columns, kinds, 0, dtype, x_layout)
@@ -201,7 +201,7 @@ def test_gelu(dtype, rows, columns, kinds, dy_kinds, x_layout, dy_layout) -> Non
     ("activation", "unit"), [("silu", swiglu_module.swiglu), ("gelu", geglu_module.geglu)], ids=["swiglu", "geglu"]
 )
 @dtypes
-@examples(15, 80)
+@examples(8, 80)
 @given(sizes, sizes, rows_of_any_kind, moderate_rows, moderate_rows, st.tuples(layouts, layouts, layouts), seeds)
 def test_gated_unit(activation, unit, dtype, rows, columns, gate_kinds, up_kinds, dy_kinds, storage, seed) -> None:
     gate, up, dy = (
@@ -215,7 +215,7 @@ bias_gelu_configs = st.sampled_from([None, *BIAS_GELU_CONFIGS])
 
 
 @dtypes
-@examples(30, 100)
+@examples(15, 100)
 @given(
     few_rows, sizes, rows_of_any_kind, rows_of_any_kind, rows_of_numbers, st.tuples(layouts, layouts, layouts),
     bias_gelu_configs, seeds,
@@ -229,7 +229,7 @@ def test_bias_gelu(dtype, rows, columns, kinds, bias_kinds, dy_kinds, storage, c
 
 
 @dtypes
-@examples(40, 80)
+@examples(20, 80)
 @given(few_rows, sizes, rows_of_any_kind, moderate_rows, layouts, layouts, row_configs, seeds)
 def test_softmax(dtype, rows, columns, kinds, dy_kinds, x_layout, dy_layout, config, seed) -> None:
     config = fitting(config, columns)
@@ -239,7 +239,7 @@ def test_softmax(dtype, rows, columns, kinds, dy_kinds, x_layout, dy_layout, con
 
 
 @dtypes
-@examples(40, 80)
+@examples(20, 80)
 @given(few_rows, sizes, rows_of_any_kind, moderate_rows, layouts, layouts, layouts, row_configs, seeds)
 def test_rmsnorm(dtype, rows, columns, kinds, dy_kinds, x_layout, weight_layout, dy_layout, config, seed) -> None:
     config = fitting(config, columns)
@@ -255,7 +255,7 @@ def test_rmsnorm(dtype, rows, columns, kinds, dy_kinds, x_layout, weight_layout,
 
 
 @dtypes
-@examples(15, 80)
+@examples(8, 80)
 @given(
     sizes, sizes, few_rows, rows_of_any_kind, moderate_rows, layouts, layouts, st.sampled_from([None, NARROW]), seeds,
 )
@@ -267,7 +267,7 @@ def test_embedding(dtype, rows, columns, tokens, kinds, dy_kinds, layout, dy_lay
 
 
 @dtypes
-@examples(40, 80)
+@examples(20, 80)
 @given(few_rows, sizes, rows_of_any_kind, layouts, wide_configs, st.sampled_from([0.0, 0.3, 1.0]), seeds)
 def test_cross_entropy(dtype, tokens, classes, kinds, layout, config, ignored, seed) -> None:
     logits = draw(tokens, classes, kinds, seed, dtype, layout)
@@ -276,7 +276,7 @@ def test_cross_entropy(dtype, tokens, classes, kinds, layout, config, ignored, s
 
 
 @dtypes
-@examples(15, 80)
+@examples(8, 80)
 @given(few_rows, sizes, rows_of_any_kind, moderate_rows, st.lists(layouts, min_size=5, max_size=5), row_configs, seeds)
 def test_rmsnorm_of_sum(dtype, rows, columns, kinds, dy_kinds, storage, config, seed) -> None:
     config = fitting(config, columns)
@@ -338,7 +338,7 @@ rope_configs = st.sampled_from([
 
 
 @dtypes
-@examples(30, 100)
+@examples(15, 100)
 @given(
     st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 5]), st.sampled_from([1, 3]), st.sampled_from([1, 3, 17]),
     st.sampled_from([2, 6, 16, 80]), st.lists(st.sampled_from(FINITE + NOT_FINITE), min_size=1, max_size=5),
@@ -361,7 +361,7 @@ def test_rope(
 
 
 @dtypes
-@examples(10, 40)
+@examples(5, 40)
 @given(st.sampled_from([1, 2, 255, 256, 257, 600]), st.integers(1, 3), sizes, moderate_rows, seeds)
 def test_sum_columns(dtype, partials, vectors, columns, kinds, seed) -> None:
     partial = draw(partials * vectors, columns, kinds, seed, torch.float32).view(partials, vectors, columns)
@@ -369,7 +369,7 @@ def test_sum_columns(dtype, partials, vectors, columns, kinds, seed) -> None:
 
 
 @dtypes
-@examples(8, 60)
+@examples(4, 60)
 @given(
     few_rows, sizes, st.lists(st.sampled_from(MODERATE + NOT_FINITE), min_size=1, max_size=5), moderate_rows,
     moderate_rows, st.lists(layouts, min_size=7, max_size=7), row_configs, st.sampled_from([0.0, 0.1, 0.5]), seeds,
@@ -387,7 +387,7 @@ def test_dropout_residual_norm(dtype, rows, columns, x_kinds, kinds, dy_kinds, s
 
 
 @dtypes
-@examples(20, 80)
+@examples(10, 80)
 @given(few_rows, sizes, rows_of_any_kind, moderate_rows, st.tuples(layouts, layouts, layouts), row_configs, seeds)
 def test_layernorm(dtype, rows, columns, kinds, dy_kinds, storage, config, seed) -> None:
     config = fitting(config, columns)
@@ -399,7 +399,7 @@ def test_layernorm(dtype, rows, columns, kinds, dy_kinds, storage, config, seed)
 
 
 @dtypes
-@examples(25, 40)
+@examples(13, 40)
 @given(sizes, sizes, sizes, moderate_rows, st.booleans(), st.tuples(layouts, layouts, layouts), seeds)
 def test_matmul(dtype, m, k, n, kinds, add, storage, seed) -> None:
     a = draw(m, k, kinds, seed, dtype, storage[0])
@@ -409,7 +409,7 @@ def test_matmul(dtype, m, k, n, kinds, add, storage, seed) -> None:
 
 
 @dtypes
-@examples(15, 30)
+@examples(8, 30)
 @given(sizes, sizes, sizes, st.sampled_from(NOT_FINITE), seeds)
 def test_matmul_keeps_what_is_not_finite_in_its_row(dtype, m, k, n, kind, seed) -> None:
     """Only rows and columns that are not finite in the reference may be so."""
@@ -419,7 +419,7 @@ def test_matmul_keeps_what_is_not_finite_in_its_row(dtype, m, k, n, kind, seed) 
 
 
 @dtypes
-@examples(10, 40)
+@examples(5, 40)
 @given(sizes, sizes, sizes, moderate_rows, st.tuples(layouts, layouts, layouts), seeds)
 def test_gradients_of_matmul(dtype, m, k, n, dc_kinds, storage, seed) -> None:
     a = draw(m, k, ORDINARY_ROWS, seed, dtype, storage[0])
@@ -434,7 +434,7 @@ def aligned(config: MatmulConfig, *counts: int) -> list[int]:
 
 
 @dtypes
-@examples(10, 30)
+@examples(5, 30)
 @given(sizes, sizes, sizes, moderate_rows, matmul_configs, st.booleans(), st.booleans(), seeds)
 def test_two_products(dtype, m, k, n, kinds, config, a_transposed, b_transposed, seed) -> None:
     m, k, n = aligned(config, m, k, n)
@@ -445,7 +445,7 @@ def test_two_products(dtype, m, k, n, kinds, config, a_transposed, b_transposed,
 
 
 @dtypes
-@examples(10, 30)
+@examples(5, 30)
 @given(sizes, sizes, sizes, matmul_configs, seeds)
 def test_gate_and_up(dtype, tokens, width, hidden, config, seed) -> None:
     tokens, width, hidden = aligned(config, tokens, width, hidden)
@@ -457,7 +457,7 @@ def test_gate_and_up(dtype, tokens, width, hidden, config, seed) -> None:
 
 
 @dtypes
-@examples(20, 80)
+@examples(10, 80)
 @given(sizes, sizes, moderate_rows, rows_of_any_kind, moderate_rows, seeds)
 def test_activation_gradients(dtype, tokens, hidden, dact_kinds, gate_kinds, up_kinds, seed) -> None:
     dact, gate, up = (
@@ -489,7 +489,7 @@ def test_swiglu_mlp(dtype, tokens, width, hidden, x_layout, weight_layout, seed)
 
 
 @dtypes
-@examples(10, 30)
+@examples(5, 30)
 @given(sizes, sizes, sizes, moderate_rows, matmul_configs, layouts, seeds)
 def test_product_with_bias_and_gelu(dtype, m, k, n, kinds, config, bias_layout, seed) -> None:
     m, k, n = aligned(config, m, k, n)
@@ -499,7 +499,7 @@ def test_product_with_bias_and_gelu(dtype, m, k, n, kinds, config, bias_layout, 
 
 
 @dtypes
-@examples(20, 80)
+@examples(10, 80)
 @given(sizes, sizes, moderate_rows, moderate_rows, layouts, st.sampled_from([None, *DPRE_CONFIGS]), seeds)
 def test_gradient_of_gelu_with_its_sums_over_rows(dtype, m, n, dy_kinds, pre_kinds, dy_layout, config, seed) -> None:
     dy, pre = draw(m, n, dy_kinds, seed, dtype, dy_layout), draw(m, n, pre_kinds, seed + 1, dtype)
@@ -517,7 +517,7 @@ def test_linear_gelu(dtype, m, k, n, x_layout, weight_layout, seed) -> None:
     assert not within_plain_code(training(function), plain_linear_gelu, names, (x, weight, bias), dy)
 
 
-@examples(10, 40)
+@examples(5, 40)
 @given(sizes, sizes, sizes, st.sampled_from([None, *FP8_CONFIGS]), layouts, layouts, seeds)
 def test_matmul_fp8(m, k, n, config, a_layout, b_layout, seed) -> None:
     if config is not None and config.descriptors:
@@ -583,7 +583,7 @@ def test_attention_bias(dtype, batch, heads, sequence, config, magnitude, hidden
 
 
 @dtypes
-@examples(10, 20)
+@examples(5, 20)
 @given(
     st.integers(1, 2), head_counts, masks, sequences, st.sampled_from([16, 32]), attention_configs, magnitudes,
     st.tuples(layouts, layouts, layouts, layouts), seeds,
@@ -632,7 +632,7 @@ def test_attention_packed(dtype, lengths, heads, magnitude, storage, seed) -> No
 
 
 @dtypes
-@examples(10, 20)
+@examples(5, 20)
 @given(
     sequences, st.data(), st.sampled_from([torch.nan, torch.inf, -torch.inf]), st.sampled_from("qkv"),
     attention_configs, seeds,
@@ -666,7 +666,7 @@ def test_attention_hides_later_positions(dtype, sequence, data, value, operand, 
 
 
 @dtypes
-@examples(8, 40)
+@examples(4, 40)
 @given(sizes, sizes, st.integers(1, 20), st.data(), moderate_rows, moderate_rows, layouts, layouts, seeds)
 def test_moe_routing(
     dtype, tokens, width, experts, data, kinds, router_kinds, x_layout, router_layout, seed
@@ -778,7 +778,7 @@ def test_attention_skips_keys_of_weight_zero() -> None:
 
 
 @dtypes
-@examples(10, 30)
+@examples(5, 30)
 @given(
     st.lists(st.sampled_from([0, 1, 15, 16, 17, 33, 48, 67]), min_size=1, max_size=3), st.integers(1, 2),
     st.sampled_from([1, 3, 4, 17]), st.sampled_from([16, 32]), st.sampled_from([None, *DECODE_CONFIGS]),
