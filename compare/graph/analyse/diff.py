@@ -264,18 +264,18 @@ def _lines(graph: FusionGraph, buffer: Buffer) -> tuple[str, ...]:
 
 def _reasons(a: FusionGraph, b: FusionGraph, matching: _Matching) -> tuple[ReasonChange, ...]:
     """Return changed reasons of kernel pairs that both graphs have; the other kernels have a KernelChange."""
-    told = [
-        _told(graph, {pair[side]: number for number, pair in enumerate(matching.same)})
+    by_pair = [
+        _paired_reasons(graph, {pair[side]: number for number, pair in enumerate(matching.same)})
         for side, graph in enumerate((a, b))
     ]
     changes: list[tuple[int, ReasonChange]] = []
-    for key in dict.fromkeys((*told[0], *told[1])):
-        sides = [side.get(key, []) for side in told]
+    for key in dict.fromkeys((*by_pair[0], *by_pair[1])):
+        sides = [side.get(key, []) for side in by_pair]
         before, after = (_codes(key, reasons) for reasons in sides)
         if before != after:
-            spoken = sides[1] + sides[0]
-            change = ReasonChange(spoken[0].producer, spoken[0].consumer, before, after)
-            changes.append((max(reason.bytes_saved or 0 for reason in spoken), change))
+            both = sides[1] + sides[0]
+            change = ReasonChange(both[0].producer, both[0].consumer, before, after)
+            changes.append((max(reason.bytes_saved or 0 for reason in both), change))
     return tuple(change for _, change in sorted(changes, key=lambda sized: -sized[0]))
 
 
@@ -283,18 +283,18 @@ def _reasons(a: FusionGraph, b: FusionGraph, matching: _Matching) -> tuple[Reaso
 _End = frozenset[int] | None
 
 
-def _told(graph: FusionGraph, numbers: Mapping[int, int]) -> dict[tuple[_End, _End], list[Reason]]:
+def _paired_reasons(graph: FusionGraph, numbers: Mapping[int, int]) -> dict[tuple[_End, _End], list[Reason]]:
     """Return the reasons of kernels that have a counterpart, by pair of kernels."""
     named: dict[str, list[int]] = defaultdict(list)
     for index, kernel in enumerate(graph.kernels or ()):
         named[kernel.name].append(index)
-    told: dict[tuple[_End, _End], list[Reason]] = defaultdict(list)
+    by_pair: dict[tuple[_End, _End], list[Reason]] = defaultdict(list)
     for reason in graph.reasons:
         ends = [named.get(name, []) for name in (reason.producer, reason.consumer)]
         if all(index in numbers for end in ends for index in end):
             producer, consumer = (frozenset(numbers[index] for index in end) if end else None for end in ends)
-            told[producer, consumer].append(reason)
-    return told
+            by_pair[producer, consumer].append(reason)
+    return by_pair
 
 
 def _codes(key: tuple[_End, _End], reasons: Iterable[Reason]) -> tuple[str, ...]:

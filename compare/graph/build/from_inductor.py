@@ -100,12 +100,13 @@ def _half(
             name = call.kernel.name if number == 1 else f"{call.kernel.name}#{number}"
             kernels.append(_kernel(call, name, graph, forward_sites))
     same = taken or {}
+    unknown = (_unknown_connections(units),) if taken is None else ()
     half = FusionGraph(
         name=units[0].part,
         compiler="inductor",
         kernels=tuple(_renamed(kernel, same) for kernel in kernels),
         buffers=tuple(_joined_buffers(units, same)),
-        unparsed=(*(text for graph in units for text in graph.unparsed), *([_cut(units)] if taken is None else [])),
+        unparsed=(*(text for graph in units for text in graph.unparsed), *unknown),
         **about,
     )
     return dataclasses.replace(half, reasons=tuple(_reasons(units, half)))
@@ -215,7 +216,7 @@ def _gradients(
     return found
 
 
-def _cut(units: list[CompiledGraph]) -> str:
+def _unknown_connections(units: list[CompiledGraph]) -> str:
     return (
         f"{units[0].part} is compiled in {len(units)} graphs, and the buffers that they pass on are unknown: "
         "these count as inputs and outputs, so the fusion efficiency is too high"
@@ -299,32 +300,32 @@ def _same_data(reader: CompiledGraph, taken: str, writer: CompiledGraph, given: 
 
 def _reasons(units: Iterable[CompiledGraph], half: FusionGraph) -> Iterator[Reason]:
     kernels = half.kernels or ()
-    spoken: dict[tuple[int, int], str] = {}
+    refusals: dict[tuple[int, int], str] = {}
     first = 0
     unit_of: list[int] = []
     for graph in units:
         unit_of += [graph.unit] * len(graph.calls)
-        spoken |= {(first + one, first + other): text for (one, other), text in _spoken(graph).items()}
+        refusals |= {(first + one, first + other): text for (one, other), text in _refusals(graph).items()}
         first += len(graph.calls)
     for edge in kernel_edges(half):
-        text = spoken.pop((edge.producer, edge.consumer), None)
+        text = refusals.pop((edge.producer, edge.consumer), None)
         producer, consumer = kernels[edge.producer], kernels[edge.consumer]
         saved = bytes_saved(half, edge)
         if unit_of[edge.producer] != unit_of[edge.consumer]:
             text = "a graph break lies between the two"
             yield Reason(producer.name, consumer.name, "graph-break", text, "inferred", saved)
         elif text is not None:
-            yield _said(text, producer, consumer, saved)
+            yield _refused(text, producer, consumer, saved)
         else:
-            silent = Reason(producer.name, consumer.name, "other", "Inductor gave no reason", "inferred", saved)
-            yield barrier(half, edge) or silent
-    for (one, other), text in sorted(spoken.items()):
+            inferred = Reason(producer.name, consumer.name, "other", "Inductor gave no reason", "inferred", saved)
+            yield barrier(half, edge) or inferred
+    for (one, other), text in sorted(refusals.items()):
         shared = _shared_reads(kernels[one], kernels[other])
         if shared != 0:
-            yield _said(text, kernels[one], kernels[other], shared)
+            yield _refused(text, kernels[one], kernels[other], shared)
 
 
-def _spoken(graph: CompiledGraph) -> dict[tuple[int, int], str]:
+def _refusals(graph: CompiledGraph) -> dict[tuple[int, int], str]:
     """Return, by launch indices of two kernels, the refusal that covers most of their operations; the last one wins."""
     home = {operation: index for index, call in enumerate(graph.calls) for operation in call.operations}
     found: dict[tuple[int, int], tuple[int, str]] = {}
@@ -345,7 +346,7 @@ def _spoken(graph: CompiledGraph) -> dict[tuple[int, int], str]:
     return {pair: text for pair, (_, text) in found.items()}
 
 
-def _said(text: str, producer: Kernel, consumer: Kernel, saved: int | None) -> Reason:
+def _refused(text: str, producer: Kernel, consumer: Kernel, saved: int | None) -> Reason:
     code = code_of(text)
     if code == "library" and "gemm" in (producer.kind, consumer.kind):
         code = "gemm"

@@ -43,17 +43,17 @@ def reasons(graph: FusionGraph, raw: Iterable[FusionDecision]) -> tuple[Reason, 
     Words in square brackets in a reason's text are ours; they name the instruction that XLA refused. The origin of an
     edge without a decision is "inferred". fused_us, unfused_us: XLA's estimate for the producer and all its consumers.
     """
-    spoken: dict[tuple[str, str], list[FusionDecision]] = {}
+    decisions: dict[tuple[str, str], list[FusionDecision]] = {}
     for decision in raw:
-        spoken.setdefault((decision.producer, decision.consumer), []).append(decision)
+        decisions.setdefault((decision.producer, decision.consumer), []).append(decision)
     kernels = graph.kernels or ()
     found = []
     for edge in kernel_edges(graph):
         producer, consumer = kernels[edge.producer], kernels[edge.consumer]
         names = _instruction(producer), _instruction(consumer)
-        words = spoken.get(names) or spoken.get((names[0], ""))
-        found.append(_said(graph, edge, words) if words else _silent(graph, edge, bool(spoken)))
-    lost = [decision for decision in spoken.get(("", ""), ()) if decision.log_producer]
+        words = decisions.get(names) or decisions.get((names[0], ""))
+        found.append(_decided(graph, edge, words) if words else _undecided(graph, edge, bool(decisions)))
+    lost = [decision for decision in decisions.get(("", ""), ()) if decision.log_producer]
     found += [Reason("", "", _code(each, None, None), _text(each), f"xla {each.fusion_pass}") for each in lost]
     return tuple(found)
 
@@ -63,7 +63,7 @@ def _instruction(kernel: Kernel) -> str:
     return kernel.name.split("~")[0]
 
 
-def _said(graph: FusionGraph, edge: KernelEdge, words: list[FusionDecision]) -> Reason:
+def _decided(graph: FusionGraph, edge: KernelEdge, words: list[FusionDecision]) -> Reason:
     kernels = graph.kernels or ()
     producer, consumer = kernels[edge.producer], kernels[edge.consumer]
     first, *rest = sorted(dict.fromkeys(words), key=_vagueness)
@@ -117,7 +117,7 @@ def code_of(text: str) -> str:
     return next((code for phrase, code in PHRASES if re.search(phrase, text)), "other")
 
 
-def _silent(graph: FusionGraph, edge: KernelEdge, has_log: bool) -> Reason:
+def _undecided(graph: FusionGraph, edge: KernelEdge, has_log: bool) -> Reason:
     if (inferred := barrier(graph, edge)) is not None:
         return inferred
     kernels = graph.kernels or ()

@@ -18,7 +18,7 @@ from .view import View
 def duplicates(view: View) -> Iterator[Finding]:
     """Yield the kernels that are launched again for the same values."""
     groups: dict[tuple[str, str, int], list[list[int]]] = defaultdict(list)
-    for group in _alike(view):
+    for group in _equal_kernels(view):
         groups[view.operations(group[:1]), view.place(group), len(group)].append(group)
     for (ops, place, times), found in groups.items():
         extra = [index for group in found for index in group[1:]]
@@ -32,7 +32,7 @@ def duplicates(view: View) -> Iterator[Finding]:
             yield Finding("duplicate", text, (view.key,), size, view.time(extra), {view.key: everything})
 
 
-def _alike(view: View) -> list[list[int]]:
+def _equal_kernels(view: View) -> list[list[int]]:
     """Return groups of kernels with equal operations, equal inputs and outputs of equal shapes."""
     groups: dict[object, list[int]] = defaultdict(list)
     for index, kernel in enumerate(view.kernels):
@@ -45,7 +45,7 @@ def _alike(view: View) -> list[list[int]]:
 
 
 @dataclass
-class _Again:
+class _Repeated:
     """Operations that one group of kernels computes again."""
 
     kernels: tuple[int, ...]
@@ -79,17 +79,17 @@ def recomputations(views: Sequence[View]) -> Iterator[Finding]:
                 yield Finding("recomputed", text, (view.key,), size, None, {view.key: again.kernels})
 
 
-def _computed_again(view: View, phase: Phase) -> list[_Again]:
-    alike = {index: number for number, group in enumerate(_alike(view)) for index in group}
+def _computed_again(view: View, phase: Phase) -> list[_Repeated]:
+    group_of = {index: number for number, group in enumerate(_equal_kernels(view)) for index in group}
     several = []
     for found in view.recomputed:
         kernels = tuple(sorted(i for i in found.kernels if phase_of(view.kernels[i], found.op) == phase))
-        if len(kernels) > 1 and len({alike.get(i, -1 - i) for i in kernels}) > 1:
+        if len(kernels) > 1 and len({group_of.get(i, -1 - i) for i in kernels}) > 1:
             several.append((found.op, kernels))
     return _grouped(view, several)
 
 
-def _on_purpose(view: View) -> list[_Again]:
+def _on_purpose(view: View) -> list[_Repeated]:
     """Return the operations that checkpointing makes backward compute again.
 
     Where several backward kernels compute one, fusion repeats it, not the program.
@@ -110,12 +110,12 @@ def _read_in_forward(view: View, indices: Iterable[int]) -> int:
     return sum((access.bytes or 0) * launches for launches, access in accesses if access.buffer in read)
 
 
-def _grouped(view: View, several: Iterable[tuple[SourceOp, tuple[int, ...]]]) -> list[_Again]:
+def _grouped(view: View, several: Iterable[tuple[SourceOp, tuple[int, ...]]]) -> list[_Repeated]:
     """Group operations by the kernels that compute them, without those that only move data."""
-    groups: dict[tuple[int, ...], _Again] = {}
+    groups: dict[tuple[int, ...], _Repeated] = {}
     for op, kernels in several:
         if token(op.op) not in MOVEMENT:
-            again = groups.setdefault(kernels, _Again(kernels))
+            again = groups.setdefault(kernels, _Repeated(kernels))
             again.places[view.stage(op) or formats.place(op.line)] = None
             again.ops[token(op.op)] = None
     return list(groups.values())

@@ -166,7 +166,7 @@ def test_an_answer_to_the_question_the_wrong_way_round_is_no_reason():
 
 
 def test_nothing_compiled_is_an_error():
-    with pytest.raises(ValueError, match="no compiled graph"):
+    with pytest.raises(ValueError, match="nothing was compiled"):
         from_inductor(Program(()))
 
 
