@@ -27,7 +27,7 @@ class Backend:
         seconds and does not count.
     prebuilt: it launches prebuilt kernels, so there is nothing to compile for a target.
     hand_written: a person chose what computes each product; its graph names the language of each.
-    requires: what must be installed beside the worker's framework: "triton", "nvrtc", "g++", "launch planning".
+    requires: what must be installed besides the worker's framework: "triton", "nvrtc", "g++", "launch planning".
     """
 
     name: str

@@ -17,7 +17,7 @@ def product_flops(sizes: Sizes) -> float:
 
 BLOCK = Block(
     name="matmul",
-    summary="the matrix product alone",
+    summary="the matrix product",
     inputs=(Tensor("a", ("m", "k")), Tensor("b", ("k", "n"), fan_in="k")),
     outputs=(Tensor("c", ("m", "n")),),
     reference=reference,

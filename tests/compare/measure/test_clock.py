@@ -59,8 +59,8 @@ def test_nested_runtime_and_driver_calls_count_once() -> None:
     assert launches([inner, outer], []) == [outer]
     assert launches([outer, replace(inner, correlation=1)], ran(1)) == [outer]
     assert launches([outer, inner], ran(1, 2)) == [outer, inner]  # each launched a kernel
-    beside = replace(inner, thread=2)
-    assert launches([outer, beside], ran(1, 2)) == [outer, beside]
+    other_thread = replace(inner, thread=2)
+    assert launches([outer, other_thread], ran(1, 2)) == [outer, other_thread]
     after = host("cuLaunchKernelEx", 11, 12, 3)
     assert launches([after, inner, outer], ran(1)) == [outer, after]
 

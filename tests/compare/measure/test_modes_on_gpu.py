@@ -103,14 +103,14 @@ from compare.workers.pytorch.cuda_graphs import CaptureFailed
 def waits(inputs):
     return {"y": inputs["x"] * float(inputs["x"].sum())}, None
 
-side = TorchBackend()
-assert side.device_works()
+backend = TorchBackend()
+assert backend.device_works()
 try:
-    with side.in_mode(Program(waits, None, 0.0, None), "graph", {"x": torch.ones(8, device="cuda")}, {}):
+    with backend.in_mode(Program(waits, None, 0.0, None), "graph", {"x": torch.ones(8, device="cuda")}, {}):
         pass
 except CaptureFailed as problem:
     print(problem)
-assert not side.device_works()
+assert not backend.device_works()
 """
 
 

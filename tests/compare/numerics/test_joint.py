@@ -1,4 +1,4 @@
-"""Outputs and gradients in one program: right on every side, and one part of one graph."""
+"""Outputs and gradients in one program: right in every framework, with one phase in the graph."""
 
 from __future__ import annotations
 

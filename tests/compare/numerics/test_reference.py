@@ -161,14 +161,14 @@ def test_an_unmasked_softmax_draws_normal_values() -> None:
 
 
 def test_packed_sequences_are_attention_of_each() -> None:
-    packed, alone = BLOCKS["attention_packed"], BLOCKS["attention"]
+    packed, plain = BLOCKS["attention_packed"], BLOCKS["attention"]
     inputs, _ = drawn(packed)
     offsets = inputs["cu_seqlens"]
     assert offsets[0] == 0 and sorted(np.diff(offsets)) == [1, 2, 4]
     out = packed.reference(np, inputs, 4)["out"]
     for first, last in zip(offsets, offsets[1:], strict=False):
         one = {name: inputs[name][first:last].swapaxes(0, 1)[None] for name in "qkv"}
-        np.testing.assert_allclose(out[first:last], alone.reference(np, one, 1, 0)["out"][0].swapaxes(0, 1))
+        np.testing.assert_allclose(out[first:last], plain.reference(np, one, 1, 0)["out"][0].swapaxes(0, 1))
 
 
 @pytest.mark.parametrize(("tokens", "sequences"), [(2, 2), (5, 3), (67, 5), (8192, 16)])

@@ -23,14 +23,14 @@ def test_preparing_the_next_implementation_leaves_the_last_compiled(tmp_path: Pa
     case = Case("gelu", "odd", {"rows": 3, "columns": 33}, "float32", "fwd")
     folders = [tmp_path / "data" / str(seed) for seed in (0, 1)]
     scales = [reference.produce(case, seed, folder) for seed, folder in enumerate(folders)]
-    side, block = TorchBackend(), BLOCKS["gelu"]
+    backend, block = TorchBackend(), BLOCKS["gelu"]
     programs = [
-        side.build(case, block.implementation(name), folders[0], tmp_path / name)
+        backend.build(case, block.implementation(name), folders[0], tmp_path / name)
         for name in ("inductor", "eager", "library")
     ]
     with torch.compiler.set_stance("fail_on_recompile"):
-        verdicts = MeasuredProgram(side, programs[0], case, folders, scales).check()
-    assert all(v.passes for v in verdicts)
+        checks = MeasuredProgram(backend, programs[0], case, folders, scales).check()
+    assert all(v.passes for v in checks)
 
 
 @pytest.mark.slow
@@ -40,8 +40,8 @@ def test_directions_that_begin_alike_are_each_compiled(tmp_path: Path) -> None:
     train = Case("cross_entropy", "odd", sizes, "float32", "train")
     folders = [tmp_path / "data" / str(seed) for seed in (0, 1)]
     scales = [reference.produce(train, seed, folder) for seed, folder in enumerate(folders)]
-    side, inductor = TorchBackend(), BLOCKS["cross_entropy"].implementation("inductor")
+    backend, inductor = TorchBackend(), BLOCKS["cross_entropy"].implementation("inductor")
     for case in (train, replace(train, direction="joint")):
-        program = side.build(case, inductor, folders[0], tmp_path / case.direction)
+        program = backend.build(case, inductor, folders[0], tmp_path / case.direction)
         assert program.graph and program.graph.kernels
-        assert all(v.passes for v in MeasuredProgram(side, program, case, folders, scales).check())
+        assert all(v.passes for v in MeasuredProgram(backend, program, case, folders, scales).check())

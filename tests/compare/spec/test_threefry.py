@@ -69,9 +69,9 @@ def test_neighbours_rows_and_seeds_are_independent() -> None:
     """Correlations of n independent pairs have the deviation 1/sqrt(n)."""
     drawn = uniforms(ROWS, COLUMNS)
     others = [(drawn, uniforms(ROWS, COLUMNS, SEED + np.array(step))) for step in ([1, 0], [0, 1])]
-    beside = [(drawn[:, :-lag], drawn[:, lag:]) for lag in (1, 2, 3, 4, 8)]
+    right = [(drawn[:, :-lag], drawn[:, lag:]) for lag in (1, 2, 3, 4, 8)]
     below = [(drawn[:-lag], drawn[lag:]) for lag in (1, 2, 4)]
-    for a, b in (*others, *beside, *below):
+    for a, b in (*others, *right, *below):
         assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 4 / a.size**0.5
         both = ((a < 8192) & (b < 8192)).mean()
         assert abs(both - 1 / 64) < 4 * (1 / 64 / a.size) ** 0.5
