@@ -367,7 +367,7 @@ def test_the_example_of_the_docs(pytester: pytest.Pytester, monkeypatch: pytest.
         shown = indented.partition("fusion snapshot 1\n")[2]
         kept = [line for line in shown.splitlines() if line][: len(written.split("\n\n")[1].splitlines()) + 2]
         assert [line for line in written.splitlines()[1:] if line] == kept
-        starts = ("├── moves 268 MB", "E    Triton", "E    cuBLAS")
+        starts = ("├── declared bytes: 268 MB", "E    Triton", "E    cuBLAS")
         shown = [line for line in indented.splitlines() if line.startswith(starts)]
         assert len(shown) == 3
         for line in shown:
