@@ -59,9 +59,15 @@ class CaseRunner:
         self.session, self.workers, self._timing = session, workers, timing
         self._cases: list[list[_Entry]] = []
         self._data: Data | None = None
+        self._alone = True
 
-    def take(self, group: Group) -> None:
-        """Begin with a group; implementations that cannot take a case are skipped with their reason."""
+    def take(self, group: Group, *, alone: bool) -> None:
+        """Begin with a group; implementations that cannot take a case are skipped with their reason.
+
+        alone: no other group needs GPU memory. Beside others, a group that runs out of memory is given up at once, as
+        XLA waits 30 s for memory before each such failure.
+        """
+        self._alone = alone
         self._cases = [[_Entry(self.session.new(case, i), i) for i in found] for case, found in group]
         self._data = None
         for entry in self._entries():
@@ -169,9 +175,9 @@ class CaseRunner:
     # Measuring, while nothing else runs.
 
     @property
-    def out_of_memory(self) -> bool:
-        """Return whether an implementation of the group found too little GPU memory."""
-        return any(entry.out_of_memory for entry in self._entries())
+    def gives_up(self) -> bool:
+        """Return whether the group ran out of GPU memory beside others."""
+        return not self._alone and any(entry.out_of_memory for entry in self._entries())
 
     def measure(self, process: int) -> None:
         """Take the rounds that belong to this process number, of each case in turn."""
@@ -338,13 +344,12 @@ class CaseRunner:
     def _not_prepared(self) -> list[_Entry]:
         return [entry for entry in self._sound() if not entry.prepared]
 
-    @staticmethod
-    def _by_role(do: Callable[[_Entry], object], entries: Sequence[_Entry]) -> None:
+    def _by_role(self, do: Callable[[_Entry], object], entries: Sequence[_Entry]) -> None:
         """Do it for each entry: one role's in order, roles side by side."""
 
         def in_order(role: str) -> None:
             for entry in entries:
-                if entry.role == role and entry.sound:
+                if entry.role == role and entry.sound and not self.gives_up:
                     do(entry)
 
         roles = sorted({entry.role for entry in entries})

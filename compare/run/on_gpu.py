@@ -146,7 +146,7 @@ class _Run:
             raise TimeIsUp
         runners = self.runners[: len(batch)]
         for runner, group in zip(runners, batch, strict=True):
-            runner.take(group)
+            runner.take(group, alone=len(batch) == 1)
         began = time.monotonic()
         self._in_parallel([runner.prepare for runner in runners])
         self._in_parallel([runner.autotune for runner in runners])
@@ -163,7 +163,7 @@ class _Run:
 
     def _measure(self, working: list[tuple[CaseRunner, Group]]) -> list[Group]:
         """Measure group by group, once for each process number; return those that found too little memory."""
-        alone, short_of_memory = len(working) == 1, []
+        short_of_memory = []
         processes = self._plan.timing.restarts + 1 if self._plan.is_timed else 1
         for process in range(processes):
             if process:
@@ -173,9 +173,9 @@ class _Run:
                 self._in_parallel([runner.autotune_again for runner, _ in working])
             for runner, group in list(working):
                 self._check_deadline()
-                if self._plan.is_timed and not (runner.out_of_memory and not alone):
+                if self._plan.is_timed and not runner.gives_up:
                     runner.measure(process)
-                if runner.out_of_memory and not alone:
+                if runner.gives_up:
                     runner.abandon()
                     working.remove((runner, group))
                     short_of_memory.append(group)

@@ -228,17 +228,18 @@ def segments_of_cases(folder: Path) -> dict[str, set[str | None]]:
 def test_a_case_that_was_cut_short_is_measured_again_whole(begin_runs: Callable[[], Runs], tmp_path: Path) -> None:
     """Times of two segments are never compared, and each stretch of a run is a segment."""
     folder, runs = tmp_path / "run", begin_runs()
-    assert runs.run("gelu", "--direction", "fwd", "--out", folder) == 0, runs.output()
+    assert runs.run("gelu", "--case", "gpt2", "--direction", "fwd", "--out", folder) == 0, runs.output()
     first, last = segments_of_cases(folder)
     path = folder / "records.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
     assert runs.run("--resume", "--out", folder) == 0, runs.output()
     assert segments_of_cases(folder) == {first: {"s1"}, last: {"s2"}}
-    assert complete(folder) == set(ids_of(resolve(["gelu"], suite="quick", directions=["fwd"])))
+    assert complete(folder) == set(ids_of(resolve(["gelu"], suite="quick", cases=["gpt2"], directions=["fwd"])))
     kept = path.read_text().splitlines(keepends=True)
     path.write_text("".join(kept[:-1]))
     implementation = json.loads(kept[-1])["implementation"]
-    assert runs.run("gelu", "--direction", "fwd", "-i", implementation, "--resume", "--out", folder) == 0, runs.output()
+    named = ("--case", "gpt2", "--direction", "fwd", "-i", implementation)
+    assert runs.run("gelu", *named, "--resume", "--out", folder) == 0, runs.output()
     assert segments_of_cases(folder) == {first: {"s1"}, last: {"s3"}}
 
 

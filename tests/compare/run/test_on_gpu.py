@@ -407,14 +407,14 @@ def test_each_round_visits_every_mode_on_another_input_set(tmp_path: Path) -> No
     records = run(tmp_path, pool, "xla", "triton", timing=Timing(("warm", "graph", "no-graph")))
     assert pool.measured[:8] == [
         ("xla", 0), ("triton", 0), ("xla warm", 0), ("triton warm", 0), ("xla graph", 0), ("triton graph", 0),
-        ("xla launches", 0), ("triton launches", 0),
+        ("xla no-graph", 0), ("triton no-graph", 0),
     ]
     assert pool.measured[8:12] == [("triton", 1), ("xla", 1), ("triton warm", 1), ("xla warm", 1)]
     assert pool.calls["measure_mode", "triton"] == 2 * LEAST_ROUNDS + 1  # what is the main mode again is asked for once
     measured = records["triton"].measurement
     assert measured and set(measured["modes"]) == {"warm", "graph", "no-graph"}
     assert len(measured["modes"]["graph"]["parts"]["forward"]["device_time"]) == LEAST_ROUNDS
-    assert measured["modes"]["launches"] == {"same_as": "cold"}
+    assert measured["modes"]["no-graph"] == {"same_as": "cold"}
     assert measured["warm_up"] == {"seconds": [0.01] * LEAST_ROUNDS, "settled": [True] * LEAST_ROUNDS}
     assert measured["processes"] == [0] * LEAST_ROUNDS and measured["command_buffers"] is None
 
