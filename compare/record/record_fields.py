@@ -54,19 +54,25 @@ class DeviceRecordFields(TypedDict):
 
 
 class TimesOfPart(TypedDict):
-    """Samples of one part, a list a round. busy_time, launches and records are null where the timer sees no single
-    kernels, as with CUDA events."""
+    """Samples of one part, a list a round.
+
+    busy_time, launches and records are null where the timer sees no single kernels, as with CUDA events.
+    poisoned: every call's outputs lay in memory that was filled with NaN before.
+    """
 
     device_time: list[list[float]]
     busy_time: list[list[float]] | None
     launches: int | None
     records: NotRequired[list[DeviceRecordFields] | None]
+    poisoned: NotRequired[bool]
 
 
 class TimedMode(TypedDict):
-    """Times in another mode than the main one."""
+    """Times in another mode than the main one. settled: one entry a round. command_buffers: as in Measurement."""
 
     parts: dict[Part, TimesOfPart]
+    settled: NotRequired[list[bool]]
+    command_buffers: NotRequired[dict[Part, list[int]] | None]
 
 
 class SameMode(TypedDict):
@@ -76,6 +82,8 @@ class SameMode(TypedDict):
 
 
 class UnavailableMode(TypedDict):
+    """The reason why the mode has no times."""
+
     unavailable: str
 
 
@@ -126,30 +134,43 @@ class Measurement(TypedDict):
 
 
 class TrafficOfKernel(TypedDict):
-    """kernel: index in the graph."""
+    """Bytes over all launches of one kernel. kernel: its index in the graph. l2: null where it is not known."""
 
     kernel: int
+    launches: NotRequired[int]
     dram_read: int
     dram_written: int
     l2: int | None
 
 
+class UncountedTraffic(TypedDict):
+    """Copies and memsets, which ncu does not count."""
+
+    launches: int
+    bytes: int
+
+
 class TrafficOfPart(TypedDict):
+    """Sums over one part, and each kernel's bytes. unjoined: names of launches outside the graph's kernels."""
+
     launches: int
     dram_read: int
     dram_written: int
     l2: int | None
     kernels: list[TrafficOfKernel]
+    uncounted: NotRequired[UncountedTraffic]
     unjoined: NotRequired[list[str]]
 
 
 class MeasuredTraffic(TypedDict):
+    """ncu's counts, and its option --cache-control."""
+
     cache_control: str
     parts: dict[Part, TrafficOfPart]
 
 
 class UnavailableTraffic(TypedDict):
-    """final: another try would fail in the same way."""
+    """The reason why there is no count. final: another try would fail in the same way."""
 
     unavailable: str
     final: NotRequired[bool]
@@ -160,11 +181,11 @@ Traffic = dict[str, MeasuredTraffic | UnavailableTraffic]
 
 # Names that older records have -> names of today.
 RENAMED_MODES = {"launches": "no-graph"}
-RENAMED_OF_KERNELS = {"bytes_moved": "bytes_declared"}
-RENAMED_OF_ROOFLINE = {"floor_us": "roofline_time_us"}
+_RENAMED_OF_KERNELS = {"bytes_moved": "bytes_declared"}
+_RENAMED_OF_ROOFLINE = {"floor_us": "roofline_time_us"}
 
 
-def renamed(data: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+def _renamed(data: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     return {names.get(name, name): value for name, value in data.items()}
 
 
@@ -175,16 +196,16 @@ def with_current_names(record: dict[str, Any]) -> dict[str, Any]:
         result["kernels"] = {part: _kernels_with_current_names(found) for part, found in kernels.items()}
     measurement = record.get("measurement")
     if isinstance(measurement, dict) and isinstance(modes := measurement.get("modes"), dict):
-        result["measurement"] = measurement | {"modes": renamed(modes, RENAMED_MODES)}
+        result["measurement"] = measurement | {"modes": _renamed(modes, RENAMED_MODES)}
     return result
 
 
 def _kernels_with_current_names(kernels: Any) -> Any:
     if not isinstance(kernels, dict):
         return kernels
-    found = renamed(kernels, RENAMED_OF_KERNELS)
+    found = _renamed(kernels, _RENAMED_OF_KERNELS)
     if isinstance(roofline := found.get("roofline"), dict):
-        found["roofline"] = renamed(roofline, RENAMED_OF_ROOFLINE)
+        found["roofline"] = _renamed(roofline, _RENAMED_OF_ROOFLINE)
     return found
 
 

@@ -1,9 +1,10 @@
-"""Run folders: what is written is read, and what is broken is named."""
+"""Run folders: records survive writing and reading, and malformed ones are named."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ def entry(implementation: str = "xla", status: str = "ok") -> Record:
     return Record(case=case, implementation=implementation, compiler="xla", status=status, compile_s=1.5)
 
 
-def test_records_come_back(tmp_path: Path) -> None:
+def test_records_survive_writing_and_reading(tmp_path: Path) -> None:
     run_folder.create(tmp_path, {"suite": "quick"})
     for name in ("xla", "eager"):
         run_folder.append(tmp_path, entry(name))
@@ -27,14 +28,14 @@ def test_records_come_back(tmp_path: Path) -> None:
     assert run_folder.read_run(tmp_path) == {"suite": "quick"}
 
 
-def test_the_newest_record_of_an_id_stands(tmp_path: Path) -> None:
+def test_the_newest_record_of_an_id_counts(tmp_path: Path) -> None:
     for status in ("failed", "ok"):
         run_folder.append(tmp_path, entry(status=status))
     records, _ = run_folder.read_records(tmp_path)
     assert [r.status for r in records] == ["ok"]
 
 
-def test_a_torn_line_costs_itself_alone(tmp_path: Path) -> None:
+def test_a_partial_line_costs_only_its_own_record(tmp_path: Path) -> None:
     run_folder.append(tmp_path, entry("xla"))
     with (tmp_path / "records.jsonl").open("a") as file:
         file.write('{"id": "gelu/torn')
@@ -42,6 +43,20 @@ def test_a_torn_line_costs_itself_alone(tmp_path: Path) -> None:
     records, warnings = run_folder.read_records(tmp_path)
     assert [r.implementation for r in records] == ["xla", "eager"]
     assert len(warnings) == 1 and "records.jsonl:2" in warnings[0]
+
+
+TIMES: dict[str, Any] = {"device_time": [[1e-4, 2e-4]] * 5, "busy_time": None, "launches": None}
+TIMED: dict[str, Any] = {"timer": "cupti", "parts": {"forward": TIMES}, "wall_time": [1e-4] * 5}
+
+
+def timed_by(device_time: object) -> dict[str, Any]:
+    return TIMED | {"parts": {"forward": TIMES | {"device_time": device_time}}}
+
+
+def written(folder: Path, **change: Any) -> tuple[list[Record], list[str]]:
+    data = json.loads(json.dumps(entry().to_json())) | change
+    (folder / "records.jsonl").write_text(json.dumps(data) + "\n")
+    return run_folder.read_records(folder)
 
 
 @pytest.mark.parametrize(
@@ -52,16 +67,37 @@ def test_a_torn_line_costs_itself_alone(tmp_path: Path) -> None:
         ({"case": {"block": "gelu"}}, "misnamed"),
         ({"case": 3}, "misnamed"),
         ({"implementation": 3}, "implementation: expected str"),
+        ({"compile_s": "soon"}, "compile_s: expected"),
+        ({"errors": [{}]}, "errors[0].name: missing"),
+        ({"kernels": {"forward": "none"}}, "kernels.forward: expected an object"),
+        ({"measurement": [1]}, "measurement: expected an object"),
+        ({"measurement": timed_by("soon")}, "measurement.parts.forward.device_time: expected a list"),
+        ({"measurement": timed_by([[]])}, "no sample"),
+        ({"measurement": timed_by([[0.0]])}, "not positive"),
+        ({"measurement": TIMED | {"wall_time": [0.0]}}, "not positive"),
+        ({"measurement": TIMED | {"processes": [0]}}, "processes"),
+        ({"measurement": TIMED | {"modes": {"warm": {"parts": 3}}}}, "modes.warm.parts: expected an object"),
+        ({"traffic": {"call": {"cache_control": "all", "parts": {"forward": {}}}}}, "traffic.call.parts.forward"),
     ],
+    ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_record_of_another_shape_is_named(tmp_path: Path, change: dict[str, object], reason: str) -> None:
-    data = json.loads(json.dumps(entry().to_json())) | change
-    (tmp_path / "records.jsonl").write_text(json.dumps(data) + "\n")
-    records, warnings = run_folder.read_records(tmp_path)
+def test_a_malformed_record_is_skipped_and_its_field_named(tmp_path: Path, change: dict[str, Any], reason: str) -> None:
+    records, warnings = written(tmp_path, **change)
     assert not records and reason in warnings[0]
 
 
-def test_what_is_no_run_folder_says_so(tmp_path: Path) -> None:
+def test_records_of_older_versions_get_the_names_of_today(tmp_path: Path) -> None:
+    roofline = {"floor_us": 2.0, "recoverable_us": 1.0, "bound_us": {"memory": 3.0}}
+    kernels = {"forward": {"launches": 1, "bytes_moved": 8, "provenance": {}, "roofline": roofline}}
+    modes = {"launches": {"same_as": "cold"}, "graph": {"unavailable": "no capture"}}
+    (record,), warnings = written(tmp_path, kernels=kernels, measurement=TIMED | {"modes": modes})
+    assert not warnings and record.measurement
+    assert record.kernels["forward"]["bytes_declared"] == 8
+    assert record.kernels["forward"]["roofline"]["roofline_time_us"] == 2.0
+    assert set(record.measurement["modes"]) == {"no-graph", "graph"}
+
+
+def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="no such run folder"):
         run_folder.read_run(tmp_path / "none")
     with pytest.raises(RunFolderError, match="run.json: missing"):
