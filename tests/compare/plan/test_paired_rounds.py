@@ -1,4 +1,4 @@
-"""From records to verdicts by every timer: modes, wall time, restarts; winners that flip; two runs side by side."""
+"""Comparisons from records by every timer: modes, wall time, restarts, contradicting timers, two runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ JITTER = (1.0, 1.001, 0.999, 1.0005, 0.9995, 1.0)
 
 
 def timed(microseconds: float, rounds: int = 5) -> dict[str, Any]:
-    """Both parts, each half of the time."""
+    """Return both parts with half of the time each."""
     samples = [[microseconds / 2e6 * jitter] * 5 for jitter in JITTER[:rounds]]
     part = {"device_time": samples, "busy_time": [[s * 0.9 for s in r] for r in samples], "launches": 2}
     return {"forward": part | {"records": []}, "backward": part | {"records": []}}
@@ -70,7 +70,7 @@ def test_a_timer_that_resolves_nothing_contradicts_nothing() -> None:
     assert judged(measured("xla", 100), noisy)[1]["verdict_vs_xla_word"] == "faster"
 
 
-def test_each_mode_is_held_against_the_same_mode() -> None:
+def test_each_mode_is_compared_with_the_same_mode() -> None:
     xla = measured("xla", 100, modes={"warm": mode(50), "graph": {"same_as": "cold"}, "no-graph": mode(130)})
     triton = measured("triton", 90, modes={"warm": mode(60), "graph": mode(80), "no-graph": {"same_as": "cold"}})
     eager = measured("eager", 200, modes={"graph": {"unavailable": "no CUDA graph could be captured"}})
@@ -89,8 +89,8 @@ def test_each_mode_is_held_against_the_same_mode() -> None:
         assert column in text.splitlines()[3]
 
 
-def test_rounds_of_several_processes_are_judged_by_processes() -> None:
-    """A lead that one process of three did not have decides nothing, though five of six rounds were decided."""
+def test_rounds_of_several_processes_are_resampled_by_process() -> None:
+    """A lead in two of three processes is unresolved; the same six rounds in one process are faster."""
     three = [0, 0, 1, 1, 2, 2]
 
     def with_times(implementation: str, processes: list[int]) -> Record:
@@ -107,7 +107,7 @@ def test_rounds_of_several_processes_are_judged_by_processes() -> None:
     assert judged(with_times("xla", three), with_times("triton", [0] * 6))[1]["verdict_vs_xla"] is None
 
 
-def test_what_is_said_of_the_rounds() -> None:
+def test_rows_count_throttled_and_unsettled_rounds() -> None:
     calm, hot = {"sm_mhz": 1980, "throttled": []}, {"sm_mhz": 900, "throttled": ["power cap"]}
     row = judged(
         measured(
@@ -122,7 +122,7 @@ def test_what_is_said_of_the_rounds() -> None:
     assert "100 !~" in line and "10%" in line
 
 
-def test_marks_stand_beside_times_and_are_explained_where_there_are_any() -> None:
+def test_marks_follow_times_and_the_legend_explains_them() -> None:
     hot = [{"sm_mhz": 900, "throttled": ["power cap"]}] * 5
     restless = {"seconds": [0.01] * 5, "settled": [True] * 4 + [False]}
     calm = measured("xla", 100)
@@ -139,14 +139,14 @@ def test_marks_stand_beside_times_and_are_explained_where_there_are_any() -> Non
     assert "\n!: " not in matrix.render(judged(calm))
 
 
-def test_memory_that_is_blank_is_explained() -> None:
+def test_the_legend_explains_blank_memory() -> None:
     known, blank = measured("xla", 100), measured("triton", 80)
     assert "memory is blank" not in table.render(judged(known, blank))
     blank.measurement["peak_memory"] = {"forward": {"bytes": None, "planned": 1, "reason": "no room"}}  # type: ignore[index]
     assert table.NO_MEMORY in table.render(judged(known, blank))
 
 
-def test_a_record_of_an_older_version_is_judged_by_what_it_has() -> None:
+def test_a_record_of_an_older_version_is_compared_by_the_fields_it_has() -> None:
     xla, triton = measured("xla", 100), measured("triton", 50)
     for made in (xla, triton):
         for name in ("processes", "modes"):
@@ -164,7 +164,7 @@ def run_of(folder: Path, triton: float, wall: float) -> Path:
     return folder
 
 
-def test_two_runs_with_opposite_winners_contradict_each_other(tmp_path: Path) -> None:
+def test_opposite_winners_of_two_runs_are_found(tmp_path: Path) -> None:
     runs = {
         name: run_of(tmp_path / name, *times)
         for name, times in {"fast": (80, 80), "slow": (120, 80), "tied": (100, 100), "flips": (80, 120)}.items()

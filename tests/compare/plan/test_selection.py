@@ -1,4 +1,4 @@
-"""Selection: what is named is found, and what cannot be found is refused in one line that helps."""
+"""Selection: known names give a plan, unknown ones a one-line error with the possible names."""
 
 import shutil
 import tempfile
@@ -25,7 +25,7 @@ def ids(plan: Plan) -> list[str]:
     return [case.id for case, _ in plan.work]
 
 
-def test_nothing_named_is_everything_in_the_suite() -> None:
+def test_no_filter_selects_the_whole_suite() -> None:
     plan = resolve([], suite="quick")
     assert ids(plan) == [case.id for block in BLOCKS.values() for case in block.cases("quick")]
     for case, found in plan.work:
@@ -33,7 +33,7 @@ def test_nothing_named_is_everything_in_the_suite() -> None:
         assert found == tuple(i for i in block.implementations if block.takes(case, i, "quick"))
 
 
-def test_who_takes_part_where_nobody_names_it() -> None:
+def test_expensive_implementations_run_only_main_cases_by_default() -> None:
     def taking_part(suite: str, name: str, block: str = "swiglu_mlp", direction: str = "fwd") -> set[str]:
         plan = resolve([block], suite=suite, directions=[direction])
         return {case.name for case, found in plan.work if name in {i.name for i in found}}
@@ -50,12 +50,12 @@ def test_who_takes_part_where_nobody_names_it() -> None:
     assert taking_part("check", "eager") == taking_part("check", "inductor-max") == taking_part("check", "triton")
 
 
-def test_who_is_named_takes_part_everywhere() -> None:
+def test_a_named_implementation_runs_every_case() -> None:
     plan = resolve(["swiglu_mlp"], suite="full", implementations=["inductor-max", "eager"], cases=["one-token"])
     assert [len(found) for _, found in plan.work] == [2, 2]
 
 
-def test_filters_narrow_together() -> None:
+def test_filters_combine() -> None:
     plan = resolve(
         ["softmax", "gelu"], suite="full", implementations=["triton", "xla"], cases=["gpt2", "4096-columns"],
         directions=["train"], dtypes=["fp32"],
@@ -109,7 +109,7 @@ def test_a_plan_survives_its_json() -> None:
 
 
 def test_a_plan_of_other_sizes_is_refused() -> None:
-    """The attention cases of a run that an older version made lack `kv_heads`."""
+    """Attention cases of an older version's run lack the size `kv_heads`."""
     case = resolve(["attention"], suite="quick").work[0][0]
     older = case.to_json() | {"sizes": {name: size for name, size in case.sizes.items() if name != "kv_heads"}}
     plan = {"suite": "quick", "work": [{"case": older, "implementations": ["xla"]}]}
@@ -130,7 +130,7 @@ def test_a_resumed_run_keeps_its_own_selection_unless_one_is_named() -> None:
         selection.resolve_again(run, [], None)
 
 
-def test_a_suite_times_as_it_does_unless_told_otherwise() -> None:
+def test_a_suite_has_default_modes_and_restarts() -> None:
     quick, full = resolve(["gelu"], suite="quick"), resolve(["gelu"], suite="full")
     assert (quick.timing.modes, quick.timing.restarts, quick.timing.rounds) == ((), 0, 5)
     assert full.timing.modes == ("warm", "graph", "no-graph") and full.timing.restarts == 2
@@ -146,7 +146,7 @@ def test_a_suite_times_as_it_does_unless_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize(("restarts", "processes"), [(0, [0] * 5), (1, [0, 0, 0, 1, 1]), (2, [0, 0, 1, 1, 2, 2])])
-def test_every_process_takes_as_many_rounds(restarts: int, processes: list[int]) -> None:
+def test_processes_share_the_rounds_evenly(restarts: int, processes: list[int]) -> None:
     timing = Timing(restarts=restarts)
     assert [timing.process_of(number) for number in range(timing.rounds)] == processes
 
@@ -199,7 +199,7 @@ def test_an_existing_folder_is_not_written_over(tmp_path: Path) -> None:
         output_folder(tmp_path, suite="quick", now=NOW)
 
 
-def test_a_file_in_the_way(tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="file' is a file"):
         output_folder(tmp_path / "file" / "run", suite="quick", now=NOW)
@@ -217,7 +217,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
         resumed_folder(tmp_path)
 
 
-def test_a_name_that_no_disk_takes() -> None:
+def test_a_too_long_folder_name_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot be made: File name too long"):
         output_folder(Path("x" * 5000), suite="quick", now=NOW)
 

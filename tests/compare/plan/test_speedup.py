@@ -1,4 +1,4 @@
-"""Verdicts: ties are ties, planted slowdowns are found, and few noisy rounds decide nothing."""
+"""Speedups: equal times are ties, planted slowdowns are found, and few noisy rounds are unresolved."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_the_interval_holds_the_true_ratio_as_often_as_it_says() -> None:
     assert held >= 0.92 * 1000  # as the docstring of compare says
 
 
-def test_noise_is_said_with_what_it_hides() -> None:
+def test_an_unresolved_comparison_names_the_smallest_visible_difference() -> None:
     generator = random.Random(1)
     verdict = compare(rounds(generator, 1e-4, 0.05), rounds(generator, 1e-4, 0.05))
     assert verdict and verdict.word == "unresolved" and verdict.resolution > 0.03
@@ -58,13 +58,13 @@ def test_words() -> None:
     assert str(compare(base, base)) == "tie: within 1%"
 
 
-def test_four_rounds_are_no_evidence() -> None:
+def test_four_rounds_are_too_few() -> None:
     assert compare([1.0] * 4, [2.0] * 4) is None
 
 
 @pytest.mark.parametrize(("between", "within"), [(0.0, 0.003), (0.003, 0.003), (0.01, 0.003), (0.005, 0.001)])
 def test_the_interval_of_several_processes_holds_the_true_ratio(between: float, within: float) -> None:
-    """Whatever share of the noise belongs to a process as a whole, and however few processes there are."""
+    """The interval holds for every share of noise between processes, and for three processes."""
     generator, held = random.Random(3), 0
     processes = [0, 0, 1, 1, 2, 2]
 
@@ -90,12 +90,12 @@ def test_identical_code_in_three_processes_seldom_wins_and_three_percent_is_foun
     assert same["tie"] + same["unresolved"] >= 98 and slowed["slower"] >= 95
 
 
-def test_one_process_is_judged_as_before() -> None:
+def test_one_process_gives_the_same_interval_as_none() -> None:
     a, b = [1.0, 1.01, 1.02, 1.0, 0.99], [1.1, 1.1, 1.11, 1.1, 1.08]
     assert compare(a, b, [0] * 5) == compare(a, b) == compare(a, b, [3] * 5)
 
 
-def test_few_processes_are_little_evidence() -> None:
+def test_fewer_processes_give_a_wider_interval() -> None:
     generator = random.Random(5)
     a, b = rounds(generator, 1.05e-4, 0.003, 6), rounds(generator, 1e-4, 0.003, 6)
     widths = []
@@ -106,7 +106,7 @@ def test_few_processes_are_little_evidence() -> None:
     assert widths == sorted(widths)
 
 
-def test_a_flip_names_the_two_that_lie_furthest_apart() -> None:
+def test_a_contradiction_names_the_two_timers_furthest_apart() -> None:
     def by(word: Any, ratio: float) -> Speedup:
         return Speedup(word, ratio, ratio, ratio, 0.01)
 
@@ -123,7 +123,7 @@ def test_student(freedom: int, quantile: float) -> None:
 
 
 @given(st.lists(st.tuples(Times, Times), min_size=5, max_size=9))
-def test_the_other_way_round_is_the_inverse(pairs: list[tuple[float, float]]) -> None:
+def test_swapping_the_two_inverts_the_speedup(pairs: list[tuple[float, float]]) -> None:
     a, b = [x for x, _ in pairs], [y for _, y in pairs]
     there, back = compare(a, b), compare(b, a)
     assert there and back and there.low <= there.ratio * (1 + 1e-9) and there.ratio <= there.high * (1 + 1e-9)

@@ -1,10 +1,9 @@
-"""`scripted_run.py ACKNOWLEDGED OUTPUT PROCESS`: runs on a pretended GPU, each in a process that can be killed.
+"""`scripted_run.py ACKNOWLEDGED OUTPUT PROCESS`: runs on a simulated GPU, each in a process that can be killed.
 
-A line of standard input is one run, as JSON: `arguments` of the command line; `pace`, seconds that a worker takes to
-answer; `kill_after`, seconds until SIGKILL, or null; `file_limit`, bytes at which a file can grow no more, or null. The
-reply is its exit status as subprocess gives it. The id of each record goes to ACKNOWLEDGED once it counts as written;
-what the run says goes to OUTPUT, its process's number to PROCESS. The process is forked, not started: imports take
-longer than what is tested.
+Each line of standard input is one run, as JSON: `arguments` of the command line; `pace`, seconds for each answer of a
+worker; `kill_after`, seconds of CPU time until SIGKILL, or null; `file_limit`, the largest size of a file in bytes, or
+null. The reply is the exit status as subprocess gives it. ACKNOWLEDGED gets the id of each written record, OUTPUT the
+run's output, PROCESS the number of its process. Processes are forked, because imports take longer than the test.
 """
 
 import json
@@ -30,7 +29,7 @@ from test_on_gpu import ScriptedPool  # noqa: E402
 
 
 class PacedPool(ScriptedPool):
-    """Answers as workers would, each answer after `pace` seconds."""
+    """Workers that give each answer after `pace` seconds."""
 
     def __init__(self, pace: float) -> None:
         super().__init__({})
@@ -82,11 +81,20 @@ def main() -> None:
                 sys.stdout.flush()
                 os._exit(code)
         process.write_text(str(child))
-        if request["kill_after"] is not None:
-            time.sleep(request["kill_after"])
+        print(os.waitstatus_to_exitcode(status_of(child, request["kill_after"])), flush=True)
+
+
+def status_of(child: int, kill_after: float | None) -> int:
+    """Wait for the process. Kill it after so much CPU time, which other load on the machine does not change."""
+    while kill_after is not None:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return status
+        if time.clock_gettime(~child << 3 | 2) >= kill_after:  # the clock of another process, as clock_getcpuclockid(3)
             os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        print(os.waitstatus_to_exitcode(status), flush=True)
+            break
+        time.sleep(0.001)
+    return os.waitpid(child, 0)[1]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Lines that an author wrote are counted, and nothing else."""
+"""The count of lines of code, without comments, docstrings and blank lines."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ def test_a_cuda_file_counts_with_what_it_includes(written: str) -> None:
     assert of(f"{written}:with_cuda") == Lines(2 + 3 + 1, 2)
 
 
-def test_source_that_is_not_there_is_said(written: str) -> None:
+def test_missing_source_is_an_error(written: str) -> None:
     with pytest.raises(LookupError, match="defines no nothing"):
         of(f"{written}:nothing")
     with pytest.raises(LookupError, match="no source of written.kernels.other"):
@@ -132,8 +132,8 @@ def test_only_handwritten_implementations_have_kernel_lines(block) -> None:  # t
         assert found.other > 0
 
 
-def test_vector_add_s_kernel_by_hand() -> None:
-    """The function in triton_side/kernels/vector_add.py as one reads it."""
+def test_lines_of_the_vector_add_kernel() -> None:
+    """The lines of the function in triton_side/kernels/vector_add.py."""
     source = (PROJECT / "triton_side" / "kernels" / "vector_add.py").read_text()
     body = source[source.index("def vector_add_kernel") : source.index("def configure")]
     code = [line for line in body.splitlines() if line.strip() and not line.strip().startswith(("#", "@"))]
@@ -153,7 +153,7 @@ def row(block: str, implementation: str, ratio: float | None) -> Row:
     return {"block": block, "implementation": implementation, "time_vs_xla": ratio}
 
 
-def test_speed_is_the_geometric_mean_over_the_cases_that_both_have() -> None:
+def test_the_speedup_is_the_geometric_mean_over_common_cases() -> None:
     rows = [
         row("gelu", "triton", 0.5), row("gelu", "triton", 2.0), row("gelu", "triton", None),
         row("softmax", "triton", 0.25), row("gelu", "xla", 1.0), row("gelu", "gone", 0.5),

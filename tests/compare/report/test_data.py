@@ -1,4 +1,4 @@
-"""A run as data and as pictures: flat, documented, the same numbers in every form; hostile text stays text."""
+"""A run as data and as pictures: documented columns, the same numbers in every form, hostile text as text."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_units_are_those_of_the_names() -> None:
                 assert column.unit == unit, column.name
 
 
-def test_csv_and_json_hold_what_the_rows_hold() -> None:
+def test_csv_and_json_have_the_values_of_the_rows() -> None:
     found = rows.only(rows.read(RUN).rows, block=["softmax"])
     as_json = json.loads(report(RUN, "--block", "softmax", "--json").stdout)
     as_csv = list(csv.DictReader(io.StringIO(report(RUN, "--block", "softmax", "--csv").stdout)))
@@ -137,7 +137,7 @@ def test_refusals(tmp_path: Path, words: list[str], message: str, monkeypatch: p
     assert not (tmp_path / "x.svg").exists()
 
 
-def test_nothing_timed_is_nothing_drawn() -> None:
+def test_a_run_without_times_cannot_be_drawn() -> None:
     result = report(PROJECT / "tests" / "data" / "runs" / "jax-0.11", "--picture", "x.svg")
     assert result.exit_code == 2 and "no row here has device_time_us" in result.stderr
 
@@ -195,7 +195,7 @@ def test_the_roof_is_the_segments() -> None:
     assert {p["gflops"] for p in points if p["what"] == "reached"} == {row["gflop_per_s"] for row in found}
 
 
-def test_the_roof_of_products_in_fp8_is_theirs() -> None:
+def test_fp8_products_have_their_own_roof() -> None:
     run = PROJECT / "reports" / "h200-blocks"
     found = rows.only(rows.read(run).rows, block=["matmul_fp8"])
     ceilings = rows.ceilings_of(run_folder.read_run(run))
@@ -205,7 +205,7 @@ def test_the_roof_of_products_in_fp8_is_theirs() -> None:
         assert all(point["gflops"] <= roof for point in chart["layer"][1]["data"]["values"])
 
 
-def test_a_colour_is_an_implementations_whatever_is_chosen() -> None:
+def test_an_implementation_keeps_its_colour_in_every_selection() -> None:
     every = rows.read(RUN).rows
     colours = picture.colours(every)
     for block in ("softmax", "attention"):

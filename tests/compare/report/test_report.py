@@ -1,4 +1,4 @@
-"""The table: what is in the rows is readable, what is not there is blank, and text in a record stays text."""
+"""The table shows the rows' values with units, leaves missing values blank, and shows hostile text as text."""
 
 import math
 from typing import Any
@@ -55,13 +55,13 @@ def test_train_shows_its_parts() -> None:
     assert "backward" not in text[fwd:]
 
 
-def test_what_is_not_ok_says_why_and_has_no_time() -> None:
+def test_a_skipped_record_has_a_reason_and_no_time() -> None:
     text = rendered(Record(CASE, "cuda", "cuda", "skipped", detail="needs a GPU"))
     assert "cuda: skipped: needs a GPU" in text
     assert "time" not in text and "compared with xla" not in text
 
 
-def test_a_check_elsewhere_is_told_apart() -> None:
+def test_the_device_and_dtype_of_the_check_are_shown() -> None:
     checked = {"device": "cpu", "backend": "interpreter", "dtype": "float16", "case": "odd"}
     text = rendered(Record(CASE, "triton", "triton", "compiled", checked=checked, target="h200"))
     assert "cpu (interpreter, fp16)" in text
@@ -104,17 +104,17 @@ def test_markdown_is_a_table() -> None:
     ("value", "text"),
     [(None, ""), (3, "3"), (0.0, "0"), (0.01234, "0.0123"), (1.5, "1.50"), (123456.7, "123457"), (math.inf, "inf")],
 )
-def test_numbers_are_rounded_to_what_they_know(value: float | None, text: str) -> None:
+def test_numbers_are_rounded(value: float | None, text: str) -> None:
     assert number(value) == text
 
 
-def test_printable_keeps_one_line_and_says_what_it_cut() -> None:
+def test_printable_keeps_one_line_and_names_the_full_length() -> None:
     assert printable("a\n\tb \x00 c") == "a b c"
     assert printable("µ → 日本") == "µ → 日本"
     assert printable("x" * 1000, 10) == "xxxxxxxxxx… (1000 characters)"
 
 
-def test_the_matrix_marks_the_fastest_that_one_clock_timed() -> None:
+def test_the_matrix_marks_the_fastest_of_one_clock() -> None:
     from compare.report import matrix
 
     def row(implementation: str, time: float | None, **more: object) -> dict[str, object]:

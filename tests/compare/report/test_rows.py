@@ -1,4 +1,4 @@
-"""Rows: every number defined, none invented."""
+"""Rows: each value is right, or None where it is not known."""
 
 import json
 import math
@@ -81,7 +81,7 @@ def test_train_time_is_the_sum_of_its_parts_and_the_spread_is_that_of_whole_call
     assert (row["kernels"], row["kernel_source"]) == (5, "measured launches")
 
 
-def test_of_a_timer_that_sees_no_kernels_neither_launches_nor_gaps_are_known() -> None:
+def test_cuda_events_give_no_launches_and_no_gaps() -> None:
     roofline = {"roofline_time_us": 50.0, "recoverable_us": None, "bound_us": {"memory": 50.0}}
     kernels = {"forward": {"launches": 7, "bytes_declared": 10, "provenance": {}, "roofline": roofline}}
     subject = measured(case_of("softmax", "gpt2-scores"), "eager", kernels=kernels)
@@ -96,7 +96,7 @@ def test_of_a_timer_that_sees_no_kernels_neither_launches_nor_gaps_are_known() -
     assert row_of(subject, SEGMENTS)["kernels"] is None
 
 
-def test_a_part_that_was_not_measured_leaves_no_sum() -> None:
+def test_a_missing_part_leaves_no_sum() -> None:
     subject = measured(case_of("softmax", "gpt2-scores", "train"))
     del subject.measurement["parts"]["backward"]
     subject.measurement["peak_memory_bytes"]["backward"] = None
@@ -106,7 +106,7 @@ def test_a_part_that_was_not_measured_leaves_no_sum() -> None:
         assert row[name] is None, name
 
 
-def test_a_peak_that_was_not_measured_says_why_and_the_plan_is_beside_it() -> None:
+def test_an_unmeasured_peak_has_a_reason_and_the_planned_peak() -> None:
     case = case_of("softmax", "gpt2-scores", "train")
     subject = measured(case, trace={"file": "traces/x.json.gz"})
     old = row_of(subject, SEGMENTS)  # as before there were reasons
@@ -143,7 +143,7 @@ def test_only_ok_has_times(status: str) -> None:
     assert (row["status"], row["detail"]) == (status, "why")
 
 
-def test_without_a_device_clock_wall_time_stands_alone() -> None:
+def test_without_a_device_clock_only_wall_time_is_known() -> None:
     subject = measured(case_of("softmax", "gpt2-scores"))
     subject.measurement |= {"parts": None, "timer": None}
     row = row_of(subject, SEGMENTS)
@@ -151,7 +151,7 @@ def test_without_a_device_clock_wall_time_stands_alone() -> None:
     assert row["wall_time_us"] == pytest.approx(200.0)
 
 
-def test_a_record_that_never_got_far_is_a_row_of_nulls() -> None:
+def test_a_skipped_record_is_a_row_of_nulls() -> None:
     case = case_of("attention", "llama-8b", "train")
     row = row_of(Record(case=case, implementation="flex", compiler="eager", status="skipped", detail="no GPU"), {})
     assert row["bytes_compulsory"] is row["kernels"] is row["max_error"] is row["provenance"] is None
@@ -166,7 +166,7 @@ def test_a_record_that_never_got_far_is_a_row_of_nulls() -> None:
         ("rmsnorm", "llama-8b", "fwd", {"1:1": 1.0}),
     ],
 )
-def test_bandwidth_is_held_against_a_stream_of_the_same_mix(
+def test_bandwidth_is_compared_with_a_stream_of_the_same_mix(
     block: str, name: str, direction: str, mixes: dict[str, float]
 ) -> None:
     case = case_of(block, name, direction)
@@ -187,7 +187,7 @@ def test_bandwidth_is_held_against_a_stream_of_the_same_mix(
         ("matmul_fp8", "square-8k", "bfloat16", "ieee", "float8_e4m3fn"),
     ],
 )
-def test_flops_are_held_against_a_product_of_the_same_kind(
+def test_flops_are_compared_with_a_product_of_the_same_kind(
     block: str, name: str, dtype: str, precision: str, product: str
 ) -> None:
     case = case_of(block, name, dtype=dtype, precision=precision)
@@ -215,7 +215,7 @@ def test_ratios_stay_within_a_segment_and_a_timer() -> None:
     assert [r["time_vs_xla"] for r in found] == [1.0, pytest.approx(0.5), None, None, None]
 
 
-def test_nothing_is_held_against_a_worker_whose_clock_disagrees() -> None:
+def test_workers_with_different_clocks_are_not_compared() -> None:
     case = case_of("gelu", "llama-8b")
     records = [measured(case, "xla"), measured(case, "xla-remat", 50), measured(case, "triton", 50, compiler="triton")]
     run = {"segments": [{"id": "s1", "clocks": {"torch": 1.0e-3, "xla": 1.02e-3}}]}
@@ -226,7 +226,7 @@ def test_nothing_is_held_against_a_worker_whose_clock_disagrees() -> None:
     assert [r["time_vs_xla"] for r in found] == [1.0, pytest.approx(0.5), None]
 
 
-def test_a_verdict_rests_on_rounds() -> None:
+def test_a_verdict_comes_from_rounds() -> None:
     case = case_of("softmax", "gpt2-scores", "train")
     records = [measured(case, "xla"), measured(case, "triton", 50)]
     for subject in records:
@@ -268,7 +268,7 @@ def test_listed_kernels_count_where_nothing_was_launched() -> None:
     assert (row["kernels"], row["provenance"]) == (None, "replayed 2, unknown 1, not autotuned 1")
 
 
-def test_who_computes_products_is_said_of_both_passes() -> None:
+def test_products_of_both_phases_are_listed_by_library() -> None:
     parts = ({"cuBLAS": ["qkv", "out"], "triton": ["down"]}, {"cuBLAS": ["down", "out"]})
     kernels: dict[str, dict[str, Any]] = {
         part: {"launches": 4, "bytes_declared": 9, "provenance": {}, "products": found}
@@ -286,7 +286,7 @@ def write(folder: Path, *records: Record) -> Path:
     return folder
 
 
-def test_broken_and_strange_lines_cost_themselves_alone(tmp_path: Path) -> None:
+def test_malformed_lines_cost_only_their_own_records(tmp_path: Path) -> None:
     case = case_of("gelu", "llama-8b")
     folder = write(tmp_path / "run", measured(case, "xla"))
     strange = [
@@ -310,7 +310,7 @@ def test_broken_and_strange_lines_cost_themselves_alone(tmp_path: Path) -> None:
     "segments",
     ["s1", ["s1"], *([{"id": "s1", "ceilings": {"streams": s}}] for s in ({"1-1": 1}, {"0:0": 1}, {"1:1": "fast"}))],
 )
-def test_strange_ceilings_cost_only_the_share(tmp_path: Path, segments: Any) -> None:
+def test_malformed_ceilings_cost_only_the_share(tmp_path: Path, segments: Any) -> None:
     folder = write(tmp_path / "run", measured(case_of("gelu", "llama-8b")))
     (folder / "run.json").write_text(json.dumps({"segments": segments}))
     found = rows.read(folder)
@@ -333,7 +333,7 @@ def test_json_is_strict(tmp_path: Path) -> None:
             "device_time_us", "wall_time_us", "compile_s", "max_error", "tolerance", "bytes_compulsory"} <= set(row)
 
 
-def test_a_block_that_the_run_does_not_have_is_named() -> None:
+def test_an_unknown_block_is_refused() -> None:
     found = [row_of(measured(case_of("gelu", "llama-8b")), SEGMENTS)]
     assert rows.only(found, block=[]) == rows.only(found, block=["gelu"]) == found
     with pytest.raises(UsageError, match="no block 'gelo' among these records; did you mean gelu"):

@@ -62,8 +62,8 @@ def row(**fields: Any) -> dict[str, Any]:
     return row_of(measured(CASE, "triton", **fields))
 
 
-def test_the_roofline_exercise() -> None:
-    """One addition for three elements of 16 bits: 1/6 FLOP per byte, far left of where products would bound it."""
+def test_vector_add_on_the_roofline() -> None:
+    """One addition for three elements of 16 bits is 1/6 FLOP per byte, so memory bounds it."""
     found = row(kernels=with_roofline(memory=100.0))
     assert found["intensity_flop_per_byte"] == pytest.approx(1 / 6)
     assert found["bound"] == "memory"
@@ -78,14 +78,14 @@ def test_fp16_has_the_same_intensity() -> None:
     assert row_of(found)["intensity_flop_per_byte"] == pytest.approx(1 / 6)
 
 
-def test_counted_bytes_stand_beside_the_declared_ones() -> None:
+def test_measured_bytes_are_sums_of_reads_and_writes() -> None:
     found = row(kernels=with_roofline(memory=100.0), traffic={"alone": counted(300, 60), "call": counted(200, 50)})
     assert (found["dram_bytes"], found["dram_bytes_call"], found["l2_bytes"]) == (360, 250, 361)
     assert found["intensity_measured"] == pytest.approx(CASE.sizes["elements"] / 250)
     assert found["traffic_unavailable"] is None
 
 
-def test_traffic_that_could_not_be_measured_says_why() -> None:
+def test_missing_traffic_has_a_reason() -> None:
     found = row(traffic={"alone": counted(1, 1), "call": {"unavailable": "the torch worker died"}})
     assert (found["dram_bytes"], found["dram_bytes_call"]) == (2, None)
     assert found["traffic_unavailable"] == "the torch worker died"
@@ -95,7 +95,7 @@ def test_traffic_that_could_not_be_measured_says_why() -> None:
     assert nobody["dram_bytes"] is nobody["l2_bytes"] is nobody["traffic_unavailable"] is nobody["bound"] is None
 
 
-def test_the_block_is_bound_by_what_takes_most_of_its_time() -> None:
+def test_the_bound_is_that_of_most_of_the_time() -> None:
     assert row(kernels=with_roofline(memory=40.0, compute=60.0))["bound"] == "compute"
     assert row(kernels=with_roofline(memory=40.0, unknown=60.0))["bound"] is None
     assert row(kernels=with_roofline(memory=0.0))["bound"] is None
@@ -105,7 +105,7 @@ def test_the_block_is_bound_by_what_takes_most_of_its_time() -> None:
     assert row_of(gaps)["bound"] == "launch"  # nothing ran in 70 of its 100 us
 
 
-def test_what_was_not_timed_recovers_nothing() -> None:
+def test_a_record_without_times_has_no_recoverable_time() -> None:
     found = row(status="compiled", kernels=with_roofline(memory=80.0))
     assert found["roofline_time_us"] == 80.0
     assert found["recoverable_us"] is found["share_of_roofline"] is found["gflop_per_s"] is None
@@ -125,7 +125,7 @@ def graph() -> FusionGraph:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """A run with a record of this version, and one of an older version, which does not keep its roofline."""
+    """A run with a record of this version, and one of an older version without its roofline."""
     run_folder.create(tmp_path, {"segments": [{"id": "s1", "ceilings": CEILINGS}]})
     store.save(graph(), tmp_path / "graphs" / "add.json.gz")
     ways = {"alone": counted(268, 134), "call": counted(200, 100)}
@@ -184,7 +184,7 @@ def test_kernels_each_have_a_row(folder: Path) -> None:
         (["--matrix", "--json"], "--json without it has all of them"),
     ],
 )
-def test_what_makes_no_sense_is_refused(folder: Path, words: list[str], message: str) -> None:
+def test_contradicting_options_are_refused(folder: Path, words: list[str], message: str) -> None:
     result = xlafuse("report", folder, *words)
     assert result.exit_code == 2 and message in result.output
 
@@ -196,8 +196,8 @@ def test_a_run_without_traffic_says_how_to_measure_it(tmp_path: Path) -> None:
     assert result.exit_code == 2 and "--resume --traffic" in result.output
 
 
-def test_the_committed_run_shows_the_exercise() -> None:
-    """On an H200: 1/6 FLOP per byte, memory-bound, within a few percent of what a 2:1 stream attains."""
+def test_vector_add_of_the_committed_run_is_near_its_roofline() -> None:
+    """On an H200 it has 1/6 FLOP per byte, is memory-bound, and runs within 10% of a 2:1 stream's rate."""
     folder = PROJECT / "reports" / "h200-quick"
     found = rows.read(folder, from_graphs=True)
     adds = [r for r in found.rows if (r["block"], r["case"], r["status"]) == ("vector_add", "64Mi", "ok")]
@@ -221,7 +221,7 @@ def test_five_thousand_rows_are_quick(tmp_path: Path) -> None:
     assert len(found.rows) == 5000 and not found.warnings and {r["roofline_time_us"] for r in found.rows} == {80.0}
 
 
-def test_nothing_to_show() -> None:
+def test_views_without_records() -> None:
     assert roofline.render([]) == traffic.render([]) == "no records"
 
 
