@@ -53,7 +53,7 @@ class Speedup:
             case "tie":
                 return f"tie: within {100 * self.tie:g}%"
             case _:
-                return f"unresolved: differences below {self.resolution:.1%} cannot be seen"
+                return f"unresolved: nothing under {self.resolution:.1%} could be seen"
 
     @property
     def effect(self) -> str:

@@ -42,7 +42,7 @@ def test_expensive_implementations_run_only_main_cases_by_default() -> None:
         assert taking_part(suite, "inductor-max") == {"llama-8b"}
         assert taking_part(suite, "inductor-max", direction="train") == set(), "a step of products tunes too long"
         for baseline in ("eager", "xla-unfused"):
-            assert taking_part(suite, baseline) == {"llama-8b", "gpt2", "gpt2-fp32"}
+            assert taking_part(suite, baseline) == {"llama-8b"}, "baselines run bfloat16 cases of the quick suite"
     assert taking_part("full", "inductor-max", "gelu", "train") == taking_part("full", "inductor-max", "swiglu")
     for name, direction in (("gelu", "train"), ("swiglu", "fwd")):
         assert taking_part("quick", "inductor-max", name, direction) == set()
