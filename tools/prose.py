@@ -19,7 +19,7 @@ import re
 import subprocess
 import sys
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -63,7 +63,9 @@ def of_file(name: str) -> Iterator[str]:
     """Yield "file:line: rule: sentence" for each sentence of a file that breaks a rule."""
     source = (ROOT / name).read_text(errors="replace")
     lines = source.split("\n")
-    readers = {".py": of_python, ".md": of_markdown, "": partial(of_comments, mark="#")}
+    readers: dict[str, Callable[[str], Prose]] = {
+        ".py": of_python, ".md": of_markdown, "": partial(of_comments, mark="#"),
+    }
     for line, text, begins in readers.get(Path(name).suffix, of_comments)(source):
         if not any("prose: ok" in near for near in lines[max(0, line - 2) : line + 1]):
             for sentence in sentences(text):

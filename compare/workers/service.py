@@ -1,4 +1,4 @@
-"""What a framework's worker serves: programs are prepared, checked, measured in rounds and released."""
+"""The requests that a framework's worker serves: prepare, check, measure and release programs."""
 
 from __future__ import annotations
 
@@ -62,9 +62,12 @@ class Service:
         self, id: str, case: dict[str, Any], implementation: str, folders: list[str], dumps: str,
         scales: list[Any] | None = None, autotune: bool = True,
     ) -> dict[str, Any]:
-        """Compile on the stored inputs; the program stays until released. Returns compile time, the fusion graph, and
-        how it is launched; its artifacts may still be written until it is checked. scales: of the references of each
-        input set, if they are stored already. tune: whether it may tune; see compare.workers.autotune_lock."""
+        """Compile on the stored inputs, and keep the program until it is released.
+
+        Return compile time, fusion graph and command buffers; artifacts may be written until the check. scales: those
+        of each input set's references, if stored already. autotune: whether the compile may autotune
+        (compare.workers.autotune_lock); raises NotAutotuned where it must and may not.
+        """
         spec = Case.from_json(case)
         paths = [Path(f) for f in folders]
         row = BLOCKS[spec.block].implementation(implementation)
@@ -76,9 +79,11 @@ class Service:
         return {"compile_s": program.compile_s, "graph": graph, "command_buffers": program.command_buffers}
 
     def check(self, id: str, scales: list[Any] | None = None) -> dict[str, Any]:
-        """Errors beside tolerances of outputs and gradients, and the device and backend they were computed on. Waits
-        for the program's artifacts to be written, and raises why they cannot be. scales: of the references, where
-        those were not stored yet when it was prepared."""
+        """Return the errors and tolerances of outputs and gradients, with the device and backend that computed them.
+
+        Waits until the program's artifacts are written, and raises the error that prevents it. scales: those of the
+        references, where they were not stored yet for `prepare`.
+        """
         measured = self._programs[id]
         if measured.program.artifacts is not None:
             measured.program.artifacts.result()
@@ -94,8 +99,10 @@ class Service:
         }
 
     def measure(self, id: str, seconds: float, first: bool, input_set: int) -> dict[str, Any]:
-        """One round on inputs of that set: device time by this worker's clock, then wall time, as long, with the clock
-        off; the first round also has the peak memory."""
+        """Measure one round on an input set: device time by this worker's clock, then wall time, as long, without it.
+
+        The first round also measures peak memory.
+        """
         measured = self._programs[id]
         result: dict[str, Any] = {"parts": None, "warm_up": None}
         if self.clock:
@@ -108,23 +115,22 @@ class Service:
         return result
 
     def measure_mode(self, id: str, mode: str, seconds: float, input_set: int) -> dict[str, Any]:
-        """One round in another mode (compare.plan.timing_modes); {"same_as": "cold"} where the program runs so in the
-        main one.
+        """Measure one round in another mode (compare.plan.timing_modes), or return {"same_as": "cold"} where the main
+        mode launches the program the same way.
 
-        Raises whatever the framework does where it cannot run the program so.
+        Raises the framework's own error where the mode cannot be had.
         """
         if self.clock is None:
             raise Skip("this worker has no clock")
         return self._programs[id].measure_mode(mode, self.clock, seconds, input_set) or {"same_as": timing_modes.MAIN}
 
     def trace(self, id: str) -> dict[str, Any]:
-        """One call for a timeline (compare.measure.timeline), by part what dataclasses.asdict makes of its
-        CallTrace."""
+        """Trace one call for a timeline (compare.measure.timeline): each phase's CallTrace as a dict."""
         assert isinstance(self.clock, CuptiClock), "only CUPTI sees what the host launches"
         return {part: asdict(found) for part, found in self._programs[id].trace(self.clock).items()}
 
     def profile(self, id: str, mark: str) -> None:
-        """One call for a profiler that watches this process (compare.run.ncu)."""
+        """Make one call for a profiler that watches this process (compare.run.ncu)."""
         self._programs[id].profile(mark)
 
     def release(self, id: str) -> None:

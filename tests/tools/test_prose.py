@@ -11,7 +11,7 @@ from tools.prose import broken, of_comments, of_markdown, of_python, sentences
     ("sentence", "rules"),
     [
         ("Autotuned implementations compile last.", []),
-        ("What tunes comes last.", ["opening"]),
+        ("What tunes comes last.", ["opening"]),  # prose: ok
         ("What was fused?", []),
         ("A worker who hangs is killed.", ["process"]),  # prose: ok
         ("People who read this understand it.", []),

@@ -142,7 +142,7 @@ def logits() -> tuple[torch.Tensor, ...]:
 
 def logits_gradient(given: tuple[torch.Tensor, ...], config: FlatConfig) -> torch.Tensor:
     x, labels, maximum, log_sum = given
-    saved = cross_entropy.Saved(maximum, log_sum, labels[0])
+    saved = cross_entropy.SavedStatistics(maximum, log_sum, labels[0])
     return cross_entropy.backward(x, labels, saved, maximum[0], 0.1, 1e-4, config)
 
 

@@ -95,6 +95,7 @@ def _launch(name: str, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> N
     lanes = tensors.lanes(*inputs, out, columns=columns)
     clusters = torch.cuda.get_device_capability(out.device) >= (9, 0)
     chosen = plan(columns, lanes, clusters)
+    constants: tuple[int, ...]
     if chosen is None:
         name, constants = f"{name}_streaming", (lanes, STREAMING_THREADS)
         grid, block = rows, (STREAMING_THREADS, 1)
@@ -105,8 +106,10 @@ def _launch(name: str, inputs: tuple[torch.Tensor, ...], out: torch.Tensor) -> N
         constants = (lanes, chosen.vectors, chosen.threads, chosen.rows)
         grid, block = -(-rows // chosen.rows), (chosen.threads, chosen.rows)
     # Flushing denormals to zero makes exp2 one instruction instead of four. A probability below 1e-38 becomes 0.
-    arguments = (*inputs, out, ctypes.c_longlong(rows), columns)
-    launch("softmax.cu", name, constants, grid, block, *arguments, options=("--ftz=true",))
+    launch(
+        "softmax.cu", name, constants, grid, block, *inputs, out, ctypes.c_longlong(rows), columns,
+        options=("--ftz=true",),
+    )
 
 
 class Softmax(torch.autograd.Function):

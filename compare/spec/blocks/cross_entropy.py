@@ -7,7 +7,7 @@ lse = logsumexp(logits). The result is the mean over counted tokens, and 0 witho
 from typing import Any
 
 from ..block import Block
-from ..case import Shape, Sizes
+from ..case import Case, Shape, Sizes
 from ..common_rows import compilers, library, triton
 from ..tensor import Tensor
 from ._portable import at_least_float32
@@ -44,6 +44,14 @@ def counted_logits(sizes: Sizes) -> int:
 
 def sizes(tokens: int, classes: int, ignored_percent: int) -> Sizes:
     return {"tokens": tokens, "classes": classes, "ignored_percent": ignored_percent}
+
+
+def _vocabulary_in_float32(case: Case) -> str | None:
+    """Return why F.cross_entropy is not compared: of gpt2 in float32, d_logits erred 7.2e-4 on an H200 (torch 2.11.0),
+    where plain code errs 1.4e-4."""
+    if case.differentiates and case.dtype == "float32" and case.sizes["classes"] >= 50257:
+        return "F.cross_entropy's gradient of 50,257 logits in float32 errs by 5 times plain code's error"
+    return None
 
 
 BLOCK = Block(
@@ -87,7 +95,7 @@ BLOCK = Block(
         ),
     ),
     implementations=(
-        *compilers("cross_entropy"), library("cross_entropy", "F.cross_entropy, plus z-loss"),
+        *compilers("cross_entropy"), library("cross_entropy", "F.cross_entropy, plus z-loss", _vocabulary_in_float32),
         triton("cross_entropy"),
     ),
 )

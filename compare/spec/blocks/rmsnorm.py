@@ -1,7 +1,7 @@
 """y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich, arXiv 1910.07467), computed in float32."""
 
 from ..block import Block
-from ..case import Shape
+from ..case import Case, Shape
 from ..common_rows import compilers, library, liger, quack, triton, xla_triton
 from ..tensor import Tensor
 from ._edges import TRANSPOSED_ROWS
@@ -10,6 +10,14 @@ from ._edges import TRANSPOSED_ROWS
 def reference(xp, inputs, *, eps):  # type: ignore[no-untyped-def]
     x = inputs["x"]
     return {"y": x / xp.sqrt(xp.mean(x * x, axis=-1, keepdims=True) + eps) * inputs["weight"]}
+
+
+def _many_rows_in_float32(case: Case) -> str | None:
+    """Return why F.rms_norm is not compared: of gpt2 in float32, d_weight erred 5.0e-6 on an H200 (torch 2.11.0), where
+    plain code errs 0.8e-6."""
+    if case.differentiates and case.dtype == "float32" and case.sizes["rows"] >= 65536:
+        return "F.rms_norm's gradient of the weight sums 65,536 rows in float32, and errs by 6 times plain code's error"
+    return None
 
 
 BLOCK = Block(
@@ -40,7 +48,7 @@ BLOCK = Block(
         TRANSPOSED_ROWS,
     ),
     implementations=(
-        *compilers("rmsnorm"), library("rmsnorm", "F.rms_norm"), triton("rmsnorm"),
+        *compilers("rmsnorm"), library("rmsnorm", "F.rms_norm", _many_rows_in_float32), triton("rmsnorm"),
         xla_triton("rmsnorm"), liger("rmsnorm"), quack("rmsnorm", 4),
     ),
 )

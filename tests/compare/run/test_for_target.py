@@ -91,8 +91,8 @@ def test_the_run_says_which_compilers_it_saw(folder: Path) -> None:
 
 
 def test_a_stop_is_no_traceback_and_leaves_nothing_behind(tmp_path: Path) -> None:
-    """Other tests run beside this one: the run has a temporary folder of its own, and in memory what a run that is no
-    more left behind has a lock that nobody holds."""
+    """Other tests run at the same time, so the run has a temporary folder of its own. In memory, an ended run's scratch
+    folder has a lock that no process holds."""
     def abandoned() -> set[Path]:
         found = set()
         for folder in (host.scratch_root() or temporary).glob("xlafuse-*"):
