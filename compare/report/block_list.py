@@ -48,7 +48,8 @@ def _block(block: Block) -> dict[str, Any]:
         "cases": {
             suite: [
                 {
-                    "name": s.name, "sizes": dict(s.sizes), "dtypes": list(s.dtypes), "precisions": list(s.precisions),
+                    "name": s.name, "sizes": dict(s.sizes), "dtypes": list(s.dtypes),
+                    "precisions": list(s.precisions_in(suite)),
                     "directions": [d for d in block.directions if d in s.directions],
                 }
                 for s in block.shapes if suite in s.suites
@@ -73,7 +74,7 @@ def _block_text(block: Block) -> str:
     lines.append(f"  directions: {', '.join(block.directions)}")
     for suite in SUITES:
         lines.append(f"  cases of suite {suite}:")
-        lines += [f"    {_shape_text(shape, block)}" for shape in block.shapes if suite in shape.suites]
+        lines += [f"    {_shape_text(shape, block, suite)}" for shape in block.shapes if suite in shape.suites]
     lines.append("  implementations:")
     width = max(len(i.name) for i in block.implementations)
     for i in block.implementations:
@@ -88,10 +89,11 @@ def _tensors(tensors: tuple[Tensor, ...]) -> str:
     return ", ".join(f"{t.name}[{', '.join(t.axes)}]{f' {t.dtype}' if t.dtype else ''}" for t in tensors)
 
 
-def _shape_text(shape: Shape, block: Block) -> str:
+def _shape_text(shape: Shape, block: Block, suite: str) -> str:
     sizes = " ".join(f"{axis}={size}" for axis, size in shape.sizes.items())
     dtypes = ", ".join(DTYPES[dtype].short for dtype in shape.dtypes)
-    precisions = "" if shape.precisions == ("ieee",) else f" ({', '.join(shape.precisions)})"
+    found = shape.precisions_in(suite)
+    precisions = "" if found == ("ieee",) else f" ({', '.join(found)})"
     fewer = [d for d in block.directions if d in shape.directions]
     directions = "" if fewer == list(block.directions) else f" ({', '.join(fewer)} only)"
     return f"{shape.name}  {sizes}  {dtypes}{precisions}{directions}"

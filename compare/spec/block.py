@@ -86,7 +86,7 @@ class Block:
             for shape in self.shapes
             if suite in shape.suites
             for dtype in shape.dtypes
-            for precision in (shape.precisions[:1] if suite == "quick" else shape.precisions)
+            for precision in shape.precisions_in(suite)
             for direction in self.directions
             if direction in shape.directions
         ]

@@ -84,3 +84,7 @@ class Shape:
         if self.edge:
             return ("check",)
         return ("quick", "full") if self.quick else ("full",)
+
+    def precisions_in(self, suite: str) -> tuple[str, ...]:
+        """Return the precisions of the products in a suite; `quick` takes only the first."""
+        return self.precisions[:1] if suite == "quick" else self.precisions
