@@ -210,9 +210,13 @@ def graph(*names: str) -> FusionGraph:
 
 def timed(name: str, case: Case = FORWARD, status: str = "ok", **fields: Any) -> Record:
     records = [{"name": "k", "start": 0.0, "end": 1e-6}]
-    parts = {part: {"records": records} for part in case.phases}
+    parts = {
+        phase: {"device_time": [[1e-6]], "busy_time": [[1e-6]], "launches": 1, "records": records, "poisoned": True}
+        for phase in case.phases
+    }
+    measurement = {"timer": "cupti", "parts": parts, "wall_time": [1e-6]}
     compiler = SOFTMAX.implementation(name).backend_name
-    return Record(case, name, compiler, status, segment="s1", measurement={"timer": "cupti", "parts": parts}, **fields)
+    return Record(case, name, compiler, status, segment="s1", measurement=measurement, **fields)
 
 
 def run_folder(folder: Path, *records: Record) -> Plan:
@@ -256,7 +260,7 @@ def test_every_timed_record_gets_its_traffic(ncu: FakeNcu, tmp_path: Path) -> No
     assert "autotune" in found["inductor-max"]["alone"]["unavailable"]
     assert found["cuda"] is None
     assert said == [
-        f"traffic, {number} of 4, {way}: softmax/odd/fp32/fwd/{name}"
+        f"traffic, {number} of 4, {way}: softmax/one-row/fp32/fwd/{name}"
         for number, way, name in (
             (1, "alone", "triton"), (2, "call", "triton"), (3, "alone", "xla"), (4, "call", "xla"),
         )
@@ -315,7 +319,7 @@ def test_an_interrupt_of_the_run_says_how_it_goes_on(
     ncu.say("interrupt", f"triton {os.getpid()} 1 0")
     assert run.execute(plan, folder=folder, target=None, resume=True, traffic=True) == 130
     said = capsys.readouterr().err
-    assert "traffic, 2 of 4, alone: softmax/odd/fp32/fwd/triton\n" in said
+    assert "traffic, 2 of 4, alone: softmax/one-row/fp32/fwd/triton\n" in said
     assert f"--out {folder} --resume --traffic goes on" in said
     assert list(traffic_of(folder)["eager"]) == ["alone"]
 
