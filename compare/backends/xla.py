@@ -1,4 +1,4 @@
-"""XLA: jax.jit, and its variants."""
+"""The XLA backends: jax.jit as it is, with rematerialization, without fusion, and with hand-written Triton kernels."""
 
 from dataclasses import replace
 
@@ -12,7 +12,7 @@ XLA = Backend(
 )
 XLA_REMAT = replace(XLA, name="xla-remat", options={"recompute": True})
 XLA_UNFUSED = replace(XLA, name="xla-unfused", options={"variant": "unfused"}, cpu_check_worker=None)
-# A PyTorch function whose Triton launches are planned in a worker of PyTorch's and compiled by XLA's own Triton.
+# Runs a PyTorch function. A PyTorch worker plans its Triton launches, and the Triton inside XLA compiles them.
 XLA_TRITON = replace(
     XLA, name="xla-triton", label="XLA with hand-written Triton", family="xla-triton", cpu_check_worker=None,
     options={"function": "compare.workers.xla.triton_calls:launching"},

@@ -1,4 +1,4 @@
-"""The program `xlafuse`: its commands, each loaded when it is used, and errors as one line."""
+"""The program `xlafuse`. It imports a command when the command is used, and prints a user's error as one line."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from .terminal import one_line
 COMMANDS = ("diff", "doctor", "dumps", "explain", "inspect", "list", "merge", "report", "run", "selftest", "timeline")
 
 
-class _Refusal(click.ClickException):
-    """One line on standard error, exit code 2."""
+class _OneLineError(click.ClickException):
+    """An error that click prints as one line on standard error, with exit code 2."""
 
     exit_code = 2
 
 
 class _Commands(click.Group):
-    """Commands by name, imported when they are used: `xlafuse run` is `command` in compare/cli/run.py."""
+    """The commands, imported on use. `xlafuse run` is the object `command` in compare/cli/run.py."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -34,15 +34,18 @@ class _Commands(click.Group):
         return found
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Errors that the user can mend become one line without a traceback."""
+        """Run the command. An error that the user can correct becomes one line without a traceback."""
         try:
             return super().invoke(ctx)
         except (UsageError, RunFolderError) as problem:
-            raise _Refusal(one_line(problem)) from None
+            raise _OneLineError(one_line(problem)) from None
 
 
 def _show_version(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:
-    """click's own option looks the version up at every start, which takes a tenth of most commands' time."""
+    """Print the version and exit.
+
+    click.version_option would look the version up at every start, which takes a tenth of most commands' time.
+    """
     if asked and not ctx.resilient_parsing:
         click.echo(f"xlafuse, version {host.xlafuse_version()}")
         ctx.exit()
@@ -58,6 +61,6 @@ def cli() -> None:
 
     Start with `xlafuse doctor`: it lists what this machine can run. Then `xlafuse run softmax` compiles, checks and
     times one block. On a GPU this takes two to three minutes a block; without one, kernels are compiled for an H200 and
-    checked on the CPU. `xlafuse report` and `xlafuse inspect` then show the folder that the run made. These two need
-    neither a GPU nor a framework.
+    checked on the CPU. `xlafuse report` and `xlafuse inspect` then show the folder that the run made. Neither
+    needs a GPU or a framework.
     """

@@ -1,7 +1,7 @@
 """Compile a user's function for an absent GPU, once for each choice that the GPU's autotuner could make.
 
-A GPU chooses the kernels of matrix products by measuring. Without a recorded choice, the function is compiled with each
-kind of kernel.
+On a GPU, the autotuner times kernels for each matrix product and takes the fastest. Without the GPU and without a
+recorded choice, the function is compiled once with each kind of kernel.
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ NOT_TUNED = "not autotuned"
 
 @dataclass(frozen=True)
 class AutotuneChoices:
-    """A function's fusion graphs by choice, in the order in which they are shown. A single one, called "", means that
-    nothing was left to choose."""
+    """A function's fusion graphs by choice, in display order. If there is nothing to choose, the only key is ""."""
 
     name: str
     graphs: Mapping[str, FusionGraph]
@@ -32,7 +31,7 @@ def compile_choices(
     fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], *, name: str, grad: bool, target: str,
     framework: Framework | None, timeout: float, autotune: Path | None = None,
 ) -> AutotuneChoices:
-    """Compile `fn` for every choice. Arguments as of `explain_all`. Raises compare.user.explain.ExplainError."""
+    """Compile `fn` for every choice, with the arguments of `explain_all`. Raises compare.user.explain.ExplainError."""
     options: dict[str, Any] = {
         "grad": grad, "target": target, "framework": framework, "timeout": timeout, "autotune": autotune
     }
@@ -41,7 +40,7 @@ def compile_choices(
     products = _open_choices(fn, graph)
     if not products:
         return AutotuneChoices(name, {"": graph}, first.notes)
-    # XLA's default without an autotuner is none of a GPU's choices; Inductor's default is one of them.
+    # Without autotuning, Inductor takes ATen, which a GPU may choose, too. XLA takes a kernel that no GPU would choose.
     graphs = {} if graph.compiler == "xla" else {"ATen": graph}
     others = explain_all(dict.fromkeys(products, fn), args, kwargs, products=products, **options)
     graphs |= {choice: replace(found, name=name) for choice, found in others.graphs.items()}
@@ -49,7 +48,7 @@ def compile_choices(
 
 
 def _open_choices(fn: Any, graph: FusionGraph) -> dict[str, str]:
-    """Return the choices that `graph` leaves open, with the `products` argument of `explain_all` for each."""
+    """Return the choices that were not made for `graph`, each with its `products` argument of `explain_all`."""
     products = [kernel for kernel in graph.kernels or () if is_product(kernel)]
     untuned = any(kernel.provenance == NOT_TUNED for kernel in products)
     if graph.compiler == "xla":
@@ -61,7 +60,7 @@ def _open_choices(fn: Any, graph: FusionGraph) -> dict[str, str]:
 
 
 def _autotunes_products(fn: Any) -> bool:
-    """Return True where torch.compile was told to time kernels for matrix products (mode="max-autotune")."""
-    ask = getattr(fn, "get_compiler_config", None)
-    config: Mapping[str, Any] = (ask() if callable(ask) else None) or {}
+    """Return whether torch.compile autotunes matrix products for `fn`, as with mode="max-autotune"."""
+    get_config = getattr(fn, "get_compiler_config", None)
+    config: Mapping[str, Any] = (get_config() if callable(get_config) else None) or {}
     return any(config.get(key) for key in ("max_autotune", "max_autotune_gemm"))

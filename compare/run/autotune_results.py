@@ -1,4 +1,4 @@
-"""XLA's autotune results in a run's own target pack: copied from another run or target, and joined."""
+"""XLA's autotune results in the target pack of a run: copy them from another run or target, and merge them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from ..base import atomic_write
 
 
 def folder_of(run: Path) -> Path:
-    """Return the folder of a run's autotune results, made where it is missing."""
+    """Return the folder of a run's autotune results. Create it if it is missing."""
     folder = run / "target" / "xla"
     folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 
 def copy_into(run: Path, recorded: Sequence[Path]) -> None:
-    """Copy recorded results into the run: its XLA workers replay them instead of autotuning."""
+    """Copy recorded results into the run, so that its XLA workers replay them instead of autotuning."""
     for path in recorded:
         shutil.copyfile(path, folder_of(run) / path.name)
 
 
 def join(run: Path) -> None:
-    """Join the files of single processes into one a jax version, while no XLA worker compiles.
+    """Merge the result files of all processes into one file per jax version, while no XLA worker compiles.
 
-    Each XLA process writes `autotune-<jax version>.<process>.textproto`. A file of a jax whose results cannot be joined
-    stays by itself.
+    Each XLA process writes `autotune-<jax version>.<process>.textproto`. If the results of a jax version cannot be
+    merged, its files stay separate.
     """
     folder = folder_of(run)
     parts: dict[str, list[Path]] = {}
@@ -48,7 +48,7 @@ def join(run: Path) -> None:
 
 
 def mismatch(run: Path, jax: str | None) -> str | None:
-    """Return why the run's recorded results do not serve this jax, or None where they do or there are none."""
+    """Return why this jax cannot use the run's recorded results; None if it can, or if there are none."""
     stems = (path.stem.removeprefix("autotune-") for path in sorted(folder_of(run).glob("autotune-*.textproto")))
     recorded = [version for version in stems if version.count(".") == 2]
     if jax is None or not recorded or jax in recorded:

@@ -1,4 +1,4 @@
-"""Groups and batches: the directions of one shape form a group; groups that fit the GPU's memory form a batch."""
+"""Groups and batches. The directions of one shape form a group; groups that fit in GPU memory together form a batch."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from ..spec.implementation import Implementation
 
 Group = Sequence[tuple[Case, Sequence[Implementation]]]  # cases that share inputs and references
 
-# Bytes of the GPU's memory that the three processes of a runner have before they do anything, and keep afterwards.
+# Bytes of GPU memory that the three processes of a runner take at their start and keep.
 RUNNER_BYTES = 4 << 30
-# Copies of inputs and outputs: two processes hold them and their references, for two input sets. On an H200 groups took
-# a quarter of this estimate (median), and more than it in 2% of the time.
+# Copies of inputs and outputs: two processes hold them and their references, for two input sets. On an H200, groups
+# took a quarter of this estimate (median), and more than the estimate 2% of the time.
 COPIES = 8
-TRAINED_COPIES = 24  # with gradients: those, cotangents and their references, too
-# Copies of `Block.working_bytes`: XLA's allocator takes memory in regions that double and keeps them, and eager PyTorch
-# holds as much while it is checked. With 2, six of eight groups beside decoder_block and attention ran out of memory.
+TRAINED_COPIES = 24  # with gradients: also copies of gradients, cotangents and their references
+# Copies of `Block.working_bytes`. XLA's allocator takes regions of doubling size and keeps them; eager PyTorch holds as
+# much during its check. With 2 copies, six of eight groups next to decoder_block and attention ran out of memory.
 WORKING_COPIES = 5
 
 
 def widest(case: Case) -> Case:
-    """Return the case in the direction whose data serve all directions of its block."""
+    """Return the case in the direction whose inputs and references contain those of all directions of its block."""
     differentiating = (d for d in BLOCKS[case.block].directions if replace(case, direction=d).differentiates)
     return replace(case, direction=next(differentiating, case.direction))
 
 
 def groups_of(work: Iterable[tuple[Case, Sequence[Implementation]]]) -> Iterator[Group]:
-    """Yield the cases of each shape together."""
+    """Yield one group for each shape. The cases of a shape must be consecutive in `work`."""
     for _, group in groupby(work, key=lambda each: widest(each[0])):
         yield list(group)
 
@@ -42,7 +42,7 @@ def name_of(group: Group) -> str:
 
 
 def memory_of(group: Group) -> int:
-    """Return the bytes of GPU memory that preparing and measuring a group takes, estimated from its tensors."""
+    """Return an estimate, from its tensors, of the bytes of GPU memory that a group takes to prepare and measure."""
     case = group[0][0]
     block = BLOCKS[case.block]
     tensors = sum(tensor.bytes(case) for tensor in block.inputs + block.outputs)
@@ -51,9 +51,9 @@ def memory_of(group: Group) -> int:
 
 
 def compile_effort(group: Group) -> float:
-    """Return a number that grows with a group's compile time: implementations times the root of the block's tensors.
+    """Return a measure of a group's compile time: implementations times the square root of the number of tensors.
 
-    For 41 groups on an H200 its correlation with the seconds of PyTorch's compiles was 0.71, autotuned ones left out.
+    For 41 groups on an H200, its correlation with PyTorch's compile seconds was 0.71, without autotuned compiles.
     """
     block = BLOCKS[group[0][0].block]
     return sum(len(found) for _, found in group) * math.sqrt(len(block.inputs + block.outputs))
@@ -62,8 +62,8 @@ def compile_effort(group: Group) -> float:
 def batches(groups: Iterable[Group], memory_bytes: int | None, runners: int) -> Iterator[list[Group]]:
     """Yield batches of at most `runners` groups that fit in `memory_bytes` together, the longest compiles first.
 
-    A batch takes as long to prepare as its slowest group, so groups of similar effort come together. A group that fits
-    nowhere else gets a batch of its own, as every group does where the memory is unknown.
+    A batch takes as long to prepare as its slowest group, so a batch takes groups of similar effort. A group that fits
+    in no other batch gets its own. Without `memory_bytes`, every group gets its own batch.
     """
     left = sorted(groups, key=compile_effort, reverse=True)
     while left:

@@ -1,9 +1,13 @@
-"""Measured bytes, kernel by kernel, from the GPU's own counters: workers run under Nsight Compute (ncu).
+"""Measured bytes of each kernel, from the GPU's hardware counters: workers run under Nsight Compute (ncu).
 
-A graph declares the bytes that a kernel reads and writes. ncu counts the bytes that crossed the memory bus, and those
-that passed through the L2. With `cache_control="all"`, ncu's default, each kernel is measured from an empty L2. With
-"none" the call starts from a cold L2, and its kernels find there the lines that earlier ones left. A kernel leaves up
-to one L2 of dirty lines that are not yet written. CUPTI cannot run together with ncu, so nothing is timed here.
+A graph declares the bytes that a kernel reads and writes. ncu counts the bytes between L2 and DRAM, and the bytes
+through L2.
+
+- `cache_control="all"`, ncu's default: each kernel starts with an empty L2.
+- `cache_control="none"`: the call starts with a cold L2, and each kernel finds the lines that earlier kernels left.
+
+When a kernel ends, L2 may still be full of dirty lines. Their writes are not in its count. CUPTI cannot run together
+with ncu, so nothing is timed here.
 """
 
 from __future__ import annotations
@@ -31,19 +35,23 @@ from .session import widest
 
 CacheControl = Literal["all", "none"]
 
-# dram__bytes: between L2 and memory. lts__t_bytes: all traffic of the L2's slices, from any source.
+# dram__bytes: between L2 and DRAM. lts__t_bytes: all traffic of the L2's slices, from any source.
 _DRAM = {"dram__bytes_read.sum": "dram_read", "dram__bytes_write.sum": "dram_written"}
 _L2 = "lts__t_bytes.sum"
 _PROBE_SECONDS = 120
-_LISTING_SECONDS = 120  # for ncu to write its listing, after the watched process has ended its work
-_STOP_SECONDS = 15  # after an interrupt: for the current request to end, and again for ncu to write after a kill
-BATCH = 20  # implementations a process. It takes 8 s to start; ncu lists at its end, so a killed one loses them all
+_LISTING_SECONDS = 120  # for ncu to write its listing after the worker's last request
+_STOP_SECONDS = 15  # after an interrupt: for the current request to end; after a kill, as long for ncu to write
+# Implementations per process. A process takes 8 s to start. ncu writes its listing when the process ends, so a process
+# that is killed loses all its counts.
+BATCH = 20
 
 
 @dataclass(frozen=True)
 class KernelTraffic:
-    """One launch of `name` (mangled): bytes read from and written to DRAM, and bytes through the L2, None where this
-    GPU has no such counter."""
+    """The bytes of one launch: read from DRAM, written to DRAM, and through L2.
+
+    name: the kernel's mangled name. l2: None if this GPU has no such counter.
+    """
 
     name: str
     dram_read: int
@@ -53,7 +61,7 @@ class KernelTraffic:
 
 @dataclass(frozen=True)
 class Profiled:
-    """An implementation's fusion graph, None where it has none, and the launches of each part of one call, in order."""
+    """An implementation's fusion graph, or None, and the launches of one call, in order, by phase."""
 
     graph: FusionGraph | None
     launches: dict[str, list[KernelTraffic]]
@@ -70,20 +78,20 @@ Outcome = Profiled | NotProfiled
 
 
 class NcuError(RuntimeError):
-    """A missing ncu, or a listing without the expected kernels; the message says which."""
+    """ncu is missing, or its listing lacks the expected kernels; the message says which."""
 
 
 def ncu_missing() -> str | None:
-    """Return why traffic cannot be measured here, with the remedy, or None."""
+    """Return why ncu cannot be run here, and the remedy; None if it can."""
     if shutil.which("ncu") is None:
         return "ncu is not on PATH: install NVIDIA Nsight Compute (part of the CUDA toolkit), or add its folder to PATH"
     return None
 
 
 def probe(role: str) -> None:
-    """Count the bytes of an empty kernel, in the Python that runs `role`.
+    """Profile an empty call with ncu, in the Python interpreter that runs `role`.
 
-    Raises NcuError where ncu cannot, for example without the permission to read the GPU's counters.
+    Raises NcuError if that fails, for example without permission to read the GPU's counters.
     """
     if reason := ncu_missing():
         raise NcuError(reason)
@@ -100,7 +108,7 @@ def probe(role: str) -> None:
             last = (done.stderr.strip().splitlines() or ["no output"])[-1]
             raise NcuError(f"{problem}; the watched process: {last}") from None
     if PROBE not in found:
-        raise NcuError(f"ncu listed {len(found)} stretches of kernels, but not the probe's")
+        raise NcuError(f"ncu listed {len(found)} marked calls, but not the probe's empty call")
 
 
 def measure(
@@ -112,15 +120,22 @@ def measure(
     expected: Sequence[Mapping[str, Any] | None] | None = None,
     say: Callable[[int], None] = lambda number: None,
 ) -> Iterator[tuple[int, Outcome]]:
-    """Profile one warmed-up call of each implementation, all of one framework, up to BATCH of them in a process.
+    """Profile one warmed-up call of each implementation, up to BATCH implementations per process.
 
-    Yield the index into `work` and the outcome of each, as soon as its process has ended. Copies and memsets are not
-    among the launches: ncu sees kernels alone. A crash costs the implementation being profiled; another process goes on
-    with the others. A KeyboardInterrupt is raised after the finished ones were yielded; a second one at once.
+    Yield each implementation's index in `work` and its outcome when its process has ended. All implementations must run
+    in workers of one role. The launches are kernels only, because ncu does not list copies and memsets.
 
-    logs: a folder for the output of the processes and ncu's listings. environment: variables for the worker. expected:
-    the worker's required `environment` for each of `work`, or None for any. say gets the index of each one that begins.
-    Raises NcuError without ncu.
+    After a crash, the implementation that was being profiled has no traffic, and a new process profiles the rest. After
+    a KeyboardInterrupt, the finished outcomes are yielded before it is raised. A second one is raised at once.
+
+    Args:
+        logs: the folder for the output of the processes and for ncu's listings.
+        environment: variables for the worker.
+        expected: for each entry of `work`, the worker environment that it needs, or None for any.
+        say: called with the index of each implementation when its profile begins.
+
+    Raises:
+        NcuError: ncu is missing.
     """
     if reason := ncu_missing():
         raise NcuError(reason)
@@ -138,7 +153,7 @@ def measure(
 
 @dataclass(frozen=True)
 class _Attempt:
-    """One process under ncu, which profiles as much of the work as it can."""
+    """Profiles a batch of the work in one process under ncu. A crash or an interrupt ends the batch early."""
 
     role: str
     work: Sequence[tuple[Case, Implementation]]
@@ -150,7 +165,10 @@ class _Attempt:
     say: Callable[[int], None]
 
     def run(self, numbers: Sequence[int]) -> tuple[dict[int, Outcome], KeyboardInterrupt | None]:
-        """Return the outcomes of at least one of `numbers`, and the interrupt that ended the process, if any."""
+        """Return outcomes by number, and the interrupt that ended the process, if any.
+
+        Without an interrupt, at least one of `numbers` has an outcome.
+        """
         log = self.logs.resolve() / f"ncu-{self.role}-{self.cache_control}.log"
         listing = log.with_suffix(".csv")
         listing.unlink(missing_ok=True)
@@ -177,11 +195,11 @@ class _Attempt:
                     except (WorkerDied, WorkerTimeout) as problem:
                         found[number], died = NotProfiled(str(problem)), True
                         break
-                worker.finish(_LISTING_SECONDS)  # ncu writes when the watched process has ended
+                worker.finish(_LISTING_SECONDS)  # ncu writes its listing when the worker ends
             except KeyboardInterrupt as stop:
                 interrupt = stop
                 if graphs:
-                    print("stopping: ncu is writing its counts; another Ctrl-C does not wait for it", file=sys.stderr)
+                    print("stopping: ncu is writing its counts; press Ctrl-C again to stop now", file=sys.stderr)
                     worker.finish(_STOP_SECONDS)
             finally:
                 worker.kill()
@@ -189,10 +207,10 @@ class _Attempt:
             return dict.fromkeys(numbers, NotProfiled(str(problem))), None
         finally:
             reference.kill()
-        return found | self._listed(listing, graphs, partly=died or interrupt is not None), interrupt
+        return found | self._listed(listing, graphs, ended_early=died or interrupt is not None), interrupt
 
     def _start(self, reference: Worker, worker: Worker, listing: Path) -> dict[str, Any]:
-        """Wait for both workers, and return the environment of the one under ncu."""
+        """Wait until both workers are ready, and return the environment of the worker under ncu."""
         try:
             reference.wait_ready()
             worker.wait_ready()
@@ -221,25 +239,26 @@ class _Attempt:
         return None if prepared["graph"] is None else store.from_json(prepared["graph"])
 
     def _listed(
-        self, listing: Path, graphs: Mapping[int, FusionGraph | None], partly: bool
+        self, listing: Path, graphs: Mapping[int, FusionGraph | None], ended_early: bool
     ) -> dict[int, Outcome]:
-        """Return the launches of the profiled implementations.
+        """Return the outcomes of the profiled implementations from ncu's listing.
 
-        partly: the process ended early, so ncu may have listed nothing; missing ones are left for the next attempt.
+        ended_early: the listing may be incomplete or empty. Implementations that it lacks get no outcome, so the next
+        process profiles them again.
         """
         if not graphs:
             return {}
         try:
-            stretches = split(parse(_lines(listing)))
+            by_mark = split(parse(_lines(listing)))
         except NcuError as problem:
-            return {} if partly else dict.fromkeys(graphs, NotProfiled(str(problem)))
+            return {} if ended_early else dict.fromkeys(graphs, NotProfiled(str(problem)))
         found: dict[int, Outcome] = {}
         for number, graph in graphs.items():
-            marks = {part: f"{number}_{part}" for part in self.work[number][0].phases}
-            if all(mark in stretches for mark in marks.values()):
-                found[number] = Profiled(graph, {part: stretches[mark] for part, mark in marks.items()})
-            elif not partly:
-                found[number] = NotProfiled("ncu listed fewer calls than were made")
+            marks = {phase: f"{number}_{phase}" for phase in self.work[number][0].phases}
+            if all(mark in by_mark for mark in marks.values()):
+                found[number] = Profiled(graph, {phase: by_mark[mark] for phase, mark in marks.items()})
+            elif not ended_early:
+                found[number] = NotProfiled("ncu's listing lacks some of the profiled calls")
         return found
 
 
@@ -248,7 +267,10 @@ class _NotStarted(Exception):
 
 
 def _differences(here: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
-    """Return the differences to the environment of the timed run; the timer differs always, as ncu excludes CUPTI."""
+    """Return how the environment differs from the expected one.
+
+    The timer is not compared: it always differs, because CUPTI cannot run under ncu.
+    """
     other = [name for name in expected if name != "timer" and here.get(name) != expected[name]]
     return ", ".join(f"{name} {expected[name]}, not {here.get(name)}" for name in other)
 
@@ -256,8 +278,8 @@ def _differences(here: Mapping[str, Any], expected: Mapping[str, Any]) -> str:
 def _command(listing: Path, cache_control: CacheControl) -> list[str]:
     """Return the command that runs a worker under ncu.
 
-    Only the worker is watched: with its child processes watched, too, compiles ended in a segmentation fault, and the
-    run waited for them (ncu 2025.3, Triton 3.6 and XLA).
+    ncu profiles only the worker itself. When it also profiled the child processes, compiles crashed with a segmentation
+    fault and the run hung (ncu 2025.3, Triton 3.6 and XLA).
     """
     return [
         "ncu", "--target-processes", "application-only",
@@ -275,14 +297,14 @@ def _lines(listing: Path) -> list[str]:
 
 
 def _errors(lines: Iterable[str]) -> list[str]:
-    """Return ncu's own first error."""
+    """Return the first error that ncu itself wrote, if any."""
     return [line.removeprefix("==ERROR==").strip() for line in lines if line.startswith("==ERROR==")][:1]
 
 
 def parse(lines: Iterable[str]) -> list[KernelTraffic]:
-    """Return the launches in ncu's raw page as CSV: a header, a row of units, a row a launch; messages begin with "==".
+    """Return the launches in the CSV of ncu's raw page: a header, a row of units, then one row per launch.
 
-    Raises NcuError where a column is missing, or a number cannot be read.
+    Lines that begin with "==" are messages. Raises NcuError if a column is missing or a number cannot be read.
     """
     lines = list(lines)
     rows = list(csv.reader(line for line in lines if line.startswith('"')))
@@ -314,11 +336,11 @@ def _number(cell: str) -> int:
 
 
 def split(launches: Iterable[KernelTraffic]) -> dict[str, list[KernelTraffic]]:
-    """Return the launches between marks, by mark. A stretch without an end, after a crash, is left out.
+    """Return the launches of each marked call, by mark. A call without an end mark, after a crash, is left out.
 
-    Raises NcuError for a launch outside of all marks.
+    Raises NcuError for a launch outside of the marked calls.
     """
-    stretches: dict[str, list[KernelTraffic]] = {}
+    by_mark: dict[str, list[KernelTraffic]] = {}
     mark: str | None = None
     inside: list[KernelTraffic] = []
     for launch in launches:
@@ -327,7 +349,7 @@ def split(launches: Iterable[KernelTraffic]) -> dict[str, list[KernelTraffic]]:
         elif mark is None:
             raise NcuError(f"{launch.name} ran outside of the marked calls")
         elif launch.name == END:
-            stretches[mark], mark = inside, None
+            by_mark[mark], mark = inside, None
         else:
             inside.append(launch)
-    return stretches
+    return by_mark

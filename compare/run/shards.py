@@ -1,4 +1,4 @@
-"""Shards: a plan in K parts of about equal work, one for each of several GPUs; `compare.run.merge` joins their runs."""
+"""Shards: parts of a plan with about equal work, one for each GPU. `compare.run.merge` merges their runs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from ..base.usage import UsageError
 from ..plan.plan import Plan, Shard
 from .batches import Group, compile_effort, groups_of
 
-# Seconds by which a run on an H200 grows: for each unit of compile effort, each timed implementation, and each
-# autotuned one. 18 autotuned ones took 27 s each on their own; runners that share the lock take less.
+# Seconds of a run on an H200: for each unit of compile effort, for each timed implementation, and in addition for each
+# autotuned one. Alone, 18 autotuned ones took 27 s each; they take less with several runners, which share the lock.
 SECONDS_PER_EFFORT, SECONDS_PER_TIMED, SECONDS_PER_AUTOTUNED = 0.12, 0.4, 11.0
 
 
 def seconds(group: Group) -> float:
-    """Return the seconds by which a group makes a run longer, roughly."""
+    """Return an estimate of the seconds that a group adds to a run."""
     found = [implementation for _, each in group for implementation in each]
     autotuned = sum(implementation.backend.autotunes_for_minutes for implementation in found)
     effort = SECONDS_PER_EFFORT * compile_effort(group)
@@ -23,9 +23,9 @@ def seconds(group: Group) -> float:
 
 
 def shard_of(plan: Plan, shard: str) -> Plan:
-    """Return shard "K/N" of the plan: the longest groups are dealt out first, each to the shard with the least work.
+    """Return shard "K/N" of the plan. Each group goes to the shard with the least work so far, the longest group first.
 
-    Raises UsageError where `shard` is not of that form, or there are fewer shapes than shards.
+    Raises UsageError if `shard` does not have that form, or if K is larger than the number of shapes.
     """
     form = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", shard)
     number, count = (int(digits) for digits in form.groups()) if form else (0, 0)

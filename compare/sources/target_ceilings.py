@@ -1,4 +1,7 @@
-"""Ceilings of a target's GPU, recorded in its pack, for code that was compiled and not measured."""
+"""Ceilings from target packs: the measured bandwidths and product rates of a GPU that this machine need not have.
+
+They give roofline times for code that was compiled for a target and not measured.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,6 @@ def target_ceilings(name: str) -> Ceilings:
 
 
 def own_ceilings(graph: FusionGraph) -> tuple[Ceilings | None, str]:
-    """Return the ceilings of the graph's GPU and its target's name, or (None, "") without a pack of it."""
+    """Return the ceilings and the target name of the graph's GPU, or (None, "") if no target pack is of that GPU."""
     name = targets.of_device(graph.target)
     return (None, "") if name is None else (target_ceilings(name), name)

@@ -1,4 +1,4 @@
-"""The runner's end of a worker: start the process, ask it, and say how it died."""
+"""The client of a worker process: start it, send it requests, and report how it ended."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INTERPRETERS = {"xla": "XLAFUSE_XLA_PYTHON"}  # every other role runs in XLAFUSE
 
 
 class WorkerError(Exception):
-    """An error that the worker answered; its `kind` is one of compare.base.worker_protocol."""
+    """An error that the worker replied. `kind` is one of those in compare.base.worker_protocol."""
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
@@ -28,7 +28,7 @@ class WorkerError(Exception):
 
 
 class WorkerDied(Exception):
-    """The end of a worker's process; the message says how it ended and names its log."""
+    """The worker's process ended; the message gives its signal or exit code, and its log."""
 
 
 class WorkerTimeout(Exception):
@@ -54,7 +54,10 @@ class Worker:
     def __init__(
         self, role: str, log: Path, environment: Mapping[str, str] | None = None, command: Sequence[str] | None = None
     ) -> None:
-        """Start `role`, or another `command` that speaks compare.base.worker_protocol; `log` gets its output."""
+        """Start the worker of `role`, or `command`, which must follow compare.base.worker_protocol.
+
+        log: the file to which its output is appended.
+        """
         self.role, self.log = role, log
         path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
         command = command or [interpreter(role), "-m", "compare.workers.main", role]
@@ -73,11 +76,11 @@ class Worker:
         self._application = self._process.pid
 
     def wait_ready(self, timeout: float = 300.0) -> None:
-        """Wait for the framework's import. Raises WorkerError with the reason when it fails."""
+        """Wait until the worker has imported its framework. Raises WorkerError with the reason if the import fails."""
         self._application = self._reply(timeout)
 
     def ask(self, method: str, *, timeout: float = 900.0, **params: Any) -> Any:
-        """Raises WorkerError, WorkerDied or WorkerTimeout."""
+        """Return the reply to a request. Raises WorkerError, WorkerDied or WorkerTimeout."""
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps({"method": method, "params": params}).encode() + b"\n")
@@ -91,7 +94,7 @@ class Worker:
         return self._process.poll() is None
 
     def stop(self) -> None:
-        """End the process and its children: an idle worker ends by itself and tidies up, a busy one is killed."""
+        """End the process and its children. An idle worker cleans up and exits; a busy one is killed after 3 s."""
         try:
             if self._process.stdin:
                 self._process.stdin.close()
@@ -103,8 +106,8 @@ class Worker:
     def finish(self, patience: float) -> None:
         """End the process as `stop` does, but give a busy worker `patience` seconds to end its work.
 
-        A profiler that watches the worker gets as long after it. The worker's reply is read and dropped, because an
-        unread reply would block its end; so no other thread may wait for one.
+        After a kill, a profiler around the worker gets `patience` seconds, too. The worker's reply is read and dropped,
+        because an unread reply would block its exit. So no other thread may wait for a reply.
         """
         try:
             self._process.communicate(timeout=patience)

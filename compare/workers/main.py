@@ -1,7 +1,7 @@
 """A worker process: `python -m compare.workers.main ROLE` serves requests one at a time until its input closes.
 
-Its real standard output carries replies alone. The framework's own output goes to standard error, so it cannot break
-the protocol.
+Only replies go to the process's original standard output. The framework's own output goes to standard error, so it
+cannot break the protocol.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..measure.measurement import WrongResult
 Methods = dict[str, Callable[..., Any]]
 
 
-# The module of each role, named by a dotted string: importing it imports the role's framework.
+# The module of each role, as a string, because its import also imports the role's framework.
 PROGRAMS = {
     "reference": "compare.numerics.reference",
     "xla": "compare.workers.xla.worker",
@@ -53,7 +53,7 @@ def main() -> int:
         skip = Skip(f"{problem.name} is not installed; {install}")
         print(json.dumps(_error(skip)), file=replies)
         return 1
-    except BaseException as problem:  # the runner gets the reason of a broken import, too
+    except BaseException as problem:  # the runner also gets the reason of a failed import
         print(json.dumps(_error(problem)), file=replies)
         return 1
     print(json.dumps({"result": os.getpid()}), file=replies)
@@ -66,9 +66,9 @@ def main() -> int:
         except Exception as problem:
             reply = _error(problem)
             if not methods.get("device_works", lambda: True)():
-                reply["error"]["kind"] = "lost"  # later requests to this process would fail for no fault of their own
+                reply["error"]["kind"] = "lost"  # later requests to this process would fail, too, whatever they ask
             if not isinstance(problem, NotAutotuned):
-                traceback.print_exc()  # whole, into the worker's log; the record gets the head of the message
+                traceback.print_exc()  # complete in the worker's log; the record gets the beginning of the message
         done = f"{request['method']} {request['params'].get('id', '')}"
         at = time.strftime("%H:%M:%S")  # lets a reader line up the logs of several workers
         print(f"{at} {time.perf_counter() - started:8.2f} s  {done}", file=sys.stderr, flush=True)
@@ -77,15 +77,17 @@ def main() -> int:
 
 
 def _end_with(runner: int) -> None:
-    """End this process once its runner was killed. A busy worker does not read its input, and would keep the GPU until
-    its work is done."""
+    """End this process when its runner is gone.
+
+    A busy worker does not read its input, so it would not notice and would use the GPU until its request is done.
+    """
     while os.getppid() == runner:
         time.sleep(1)
     os._exit(1)
 
 
 _KINDS = {WrongResult: "wrong", Skip: "skipped", NotAutotuned: "not_autotuned"}
-# In the messages of PyTorch, XLA and the CUDA driver, also where another error wraps theirs.
+# Parts of out-of-memory messages of PyTorch, XLA and the CUDA driver, also inside the messages of other errors.
 _OUT_OF_MEMORY = ("out of memory", "OutOfMemory", "OUT_OF_MEMORY", "RESOURCE_EXHAUSTED")
 
 
@@ -98,7 +100,7 @@ def _error(problem: BaseException) -> dict[str, Any]:
 
 
 def _head(message: str, length: int = 600) -> str:
-    """Return the beginning of a message: PyTorch's and XLA's can be tens of kilobytes."""
+    """Return the beginning of a message. Messages of PyTorch and XLA can have tens of kilobytes."""
     return message if len(message) <= length else f"{message[:length]} ... (whole in the worker's log)"
 
 

@@ -1,4 +1,4 @@
-"""A worker pool: one worker process a role, started when first needed, restarted after a death, stopped together."""
+"""A worker pool: one worker process per role, started on the first request, and again after it died."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from .client import Worker, WorkerDied, WorkerError, WorkerTimeout
 
 
 class WorkerPool:
-    """One worker a role. One thread at a time asks a role; different roles may be asked at once."""
+    """One worker per role. Requests to one role wait for each other; requests to different roles run in parallel."""
 
     def __init__(self, logs: Path, environment: dict[str, str]) -> None:
-        """logs: a folder for one log a role. environment: variables of every worker, beside this process's own."""
+        """Create a pool that has no workers yet.
+
+        logs: the folder for one log per role. environment: variables of the workers, in addition to this process's own.
+        """
         self._logs, self._environment = logs, environment
         self._siblings: list[WorkerPool] = []
         self._workers: dict[str, Worker] = {}
@@ -26,7 +29,7 @@ class WorkerPool:
         self._stopped = False
 
     def start(self, roles: Iterable[str]) -> None:
-        """Start several workers at once, for each spends seconds importing. A failure is raised by `ask`."""
+        """Start several workers in parallel, because each spends seconds on imports. A failure is raised by `ask`."""
 
         def start(role: str) -> None:
             with self._lock(role), contextlib.suppress(WorkerError, WorkerDied, WorkerTimeout):
@@ -36,13 +39,13 @@ class WorkerPool:
             list(threads.map(start, roles))
 
     def running(self) -> list[str]:
-        """Return the roles whose worker was started and not ended since."""
+        """Return the roles that have a worker."""
         return sorted(self._workers)
 
     def ask(self, role: str, method: str, *, timeout: float = 900.0, **params: Any) -> Any:
         """Return a worker's answer. Raises WorkerError, WorkerDied or WorkerTimeout.
 
-        After a death or a timeout the process is gone, and the next request starts a fresh one.
+        After WorkerDied and WorkerTimeout, the next request starts a new process.
         """
         with self._lock(role):
             try:
@@ -55,7 +58,7 @@ class WorkerPool:
                 raise
 
     def restart(self, roles: Collection[str] | None = None) -> None:
-        """End these workers, or all: the next request to each starts a fresh process."""
+        """End the workers of these roles, or all. The next request to a role starts a new process."""
         with self._guard:
             wanted = list(self._workers) if roles is None else roles
             leaving = [worker for role in wanted if (worker := self._workers.pop(role, None))]
@@ -63,7 +66,7 @@ class WorkerPool:
             list(threads.map(Worker.stop, leaving))
 
     def sibling(self) -> WorkerPool:
-        """Return another pool of the same environment, with logs of its own; it stops with this one."""
+        """Return a new pool with the same environment and its own logs. `stop` of this pool stops it, too."""
         logs = self._logs / f"pool-{len(self._siblings) + 2}"
         logs.mkdir(exist_ok=True)
         sibling = type(self)(logs, self._environment)
@@ -73,7 +76,7 @@ class WorkerPool:
         return sibling
 
     def stop(self) -> None:
-        """End every worker, and those of siblings; later requests are refused."""
+        """End all workers of this pool and its siblings. Later requests raise WorkerDied."""
         with self._guard:
             self._stopped = True
             workers, self._workers = list(self._workers.values()), {}
@@ -93,7 +96,7 @@ class WorkerPool:
                 with self._guard:
                     if self._stopped:
                         raise WorkerDied("the run was stopped")
-                    # Registered before it is ready, so that a stop meanwhile ends it, too.
+                    # Registered before it is ready, so that a `stop` during its start ends it.
                     worker = self._workers[role] = Worker(role, self._logs / f"{role}.log", self._environment)
                 worker.wait_ready()
             except WorkerError as problem:

@@ -22,7 +22,7 @@ from ..spec.implementation import Implementation
 
 
 def require(implementation: Implementation) -> None:
-    """Raise Skip where a package that the implementation needs is not in this worker's interpreter."""
+    """Raise Skip if this worker's interpreter lacks a package that the implementation needs."""
     if problem := host.missing(implementation.requires):
         raise Skip(problem)
 
@@ -33,7 +33,7 @@ class Service:
     def __init__(self, backend: WorkerBackend) -> None:
         self._backend = backend
         self._programs: dict[str, MeasuredProgram] = {}
-        self.clock = backend.clock()  # one a process: CUPTI has one subscriber
+        self.clock = backend.clock()  # one per process, because CUPTI has one subscriber
 
     def methods(self) -> dict[str, Callable[..., Any]]:
         return {
@@ -48,13 +48,13 @@ class Service:
         return self._backend.environment() | {"timer": self.clock.name if self.clock else None}
 
     def calibrate(self) -> float | None:
-        """Seconds of the calibration kernel by this worker's clock; None without CUPTI."""
+        """Return the seconds of the calibration kernel by this worker's clock; None without CUPTI."""
         if self.clock is None or self.clock.name != CuptiClock.name:
             return None
         return clock_calibration.measure(self.clock, self._backend.synchronize)
 
     def stream(self, slower: float, samples: int) -> list[float]:
-        """Device seconds of a copy kernel that moves `1 + slower` times as much as the base one; for the selftest."""
+        """Return device seconds of a copy kernel that moves `1 + slower` times the bytes of the base one (selftest)."""
         assert self.clock is not None, "a worker without a GPU times nothing"
         return stream.measure(self.clock, self._backend.synchronize, self._backend.flush_l2, slower, samples)
 
@@ -64,9 +64,11 @@ class Service:
     ) -> dict[str, Any]:
         """Compile on the stored inputs, and keep the program until it is released.
 
-        Return compile time, fusion graph and command buffers; artifacts may be written until the check. scales: those
-        of each input set's references, if stored already. autotune: whether the compile may autotune
-        (compare.workers.autotune_lock); raises NotAutotuned where it must and may not.
+        Return compile time, fusion graph and command buffers. Artifacts may still be written until `check`.
+
+        scales: the scales of each input set's references, if they are stored already.
+        autotune: whether the compile may autotune (compare.workers.autotune_lock).
+        Raises NotAutotuned if the compile has to autotune and may not.
         """
         spec = Case.from_json(case)
         paths = [Path(f) for f in folders]
@@ -81,8 +83,8 @@ class Service:
     def check(self, id: str, scales: list[Any] | None = None) -> dict[str, Any]:
         """Return the errors and tolerances of outputs and gradients, with the device and backend that computed them.
 
-        Waits until the program's artifacts are written, and raises the error that prevents it. scales: those of the
-        references, where they were not stored yet for `prepare`.
+        Waits until the program's artifacts are written, and raises the error of a failed write. scales: the scales of
+        the references, if `prepare` did not get them.
         """
         measured = self._programs[id]
         if measured.program.artifacts is not None:
@@ -99,9 +101,9 @@ class Service:
         }
 
     def measure(self, id: str, seconds: float, first: bool, input_set: int) -> dict[str, Any]:
-        """Measure one round on an input set: device time by this worker's clock, then wall time, as long, without it.
+        """Measure one round on an input set: device time by this worker's clock, then wall time without the clock.
 
-        The first round also measures peak memory.
+        Each of the two takes `seconds`. The first round also measures peak memory.
         """
         measured = self._programs[id]
         result: dict[str, Any] = {"parts": None, "warm_up": None}
@@ -115,10 +117,10 @@ class Service:
         return result
 
     def measure_mode(self, id: str, mode: str, seconds: float, input_set: int) -> dict[str, Any]:
-        """Measure one round in another mode (compare.plan.timing_modes), or return {"same_as": "cold"} where the main
-        mode launches the program the same way.
+        """Measure one round in another mode (compare.plan.timing_modes).
 
-        Raises the framework's own error where the mode cannot be had.
+        Return {"same_as": "cold"} if the main mode launches the program in the same way. Raises the framework's own
+        error if the program cannot run in the mode.
         """
         if self.clock is None:
             raise Skip("this worker has no clock")

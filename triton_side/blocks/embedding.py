@@ -1,4 +1,4 @@
-"""Embedding: y[t] = table[ids[t]], every id in 0 .. rows - 1."""
+"""Embedding: y[t] = table[ids[t]], with every id between 0 and rows - 1."""
 
 from collections.abc import Mapping
 
@@ -10,9 +10,9 @@ from triton_side.calls.stages import stage
 def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """table [rows, columns], ids [tokens] of integers -> y [tokens, columns] in the table's dtype.
 
-    The lookup is in float32, which changes no value, so that the gradient is summed in float32. For a bfloat16 table
-    Inductor (torch 2.13) would sum it with atomics in bfloat16 and round after each token. Ids must be in range:
-    negative ones count from the end, others are an error.
+    The table is cast to float32 before the lookup. The cast changes no value of y, and the gradient is summed in
+    float32. Without it, Inductor (torch 2.13) sums the gradient of a bfloat16 table with bfloat16 atomics, which round
+    after each token. Ids must be in range: PyTorch counts negative ids from the end, and rejects others.
     """
     table = inputs["table"]
     with stage("gather"):

@@ -1,7 +1,7 @@
 """Rotary position embedding of queries and keys: pair i of a head is rotated by position * theta^(-2i/head_dim).
 
 Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", https://arxiv.org/abs/2104.09864. As
-in Llama, a pair is one element of a head's first half and one of the second.
+in Llama, pair i is element i of a head's first half and element i of its second half.
 """
 
 from collections.abc import Mapping
@@ -14,9 +14,9 @@ from triton_side.calls.stages import stage
 
 def apply(inputs: Mapping[str, Tensor], *, theta: float) -> dict[str, Tensor]:
     """q [batch, heads, sequence, head_dim], k [batch, kv_heads, sequence, head_dim], positions [batch, sequence]
-    -> q_out, k_out, of the shapes of q and k.
+    -> q_out, k_out, with the shapes of q and k.
 
-    Angles, cosines, sines and the rotation are in float32. The results are cast to the inputs' dtypes.
+    Angles, cosines, sines and rotations are computed in float32. q_out and k_out have the dtypes of q and k.
     """
     q, k, positions = inputs["q"], inputs["k"], inputs["positions"]
     half = q.shape[-1] // 2

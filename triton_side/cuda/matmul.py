@@ -1,19 +1,19 @@
 """The matrix product c = a @ b in CUDA C++ (matmul.cu), forward and backward: da = dc b^T, db = a^T dc.
 
-This is the classical tiled kernel, written for readers (CUDA C++ Programming Guide, "Shared Memory"). Blocks copy tiles
-of both operands to shared memory; each thread keeps 8 x 8 sums in registers. A transposed operand only has other
-strides, so one kernel computes all three products. Inputs and outputs are float32, float16 or bfloat16. The kernel
-multiplies and adds in fp32, term by term along the inner axis.
+This is the classical tiled kernel (CUDA C++ Programming Guide, "Shared Memory"), written to be read. Each block copies
+tiles of both operands to shared memory, and each thread keeps 8 x 8 sums in registers. A transposed operand differs
+only in its strides, so one kernel computes all three products. Inputs and outputs are float32, float16 or bfloat16. The
+kernel multiplies and adds in fp32, term by term along the inner axis.
 
 It lacks, in order of importance:
-- tensor cores: 989 TFLOP/s for 16-bit dtypes on an H200, where the CUDA cores reach 67 in fp32;
+- tensor cores: 989 TFLOP/s for 16-bit dtypes on an H200, against 67 TFLOP/s of the CUDA cores in fp32;
 - copies that overlap with computation (cp.async or TMA, with several tiles in flight);
 - 16-byte loads;
 - a split of the inner axis for small outputs.
 
-The loop has 1240 (float32) to 1460 (bfloat16) instructions, of which 1024 are multiply-adds. While a block waits for
-its next tiles, only the other block on the multiprocessor has work. Expect half to two thirds of the CUDA cores' peak:
-35 to 45 TFLOP/s, which is 4 to 5% of the tensor cores' peak in bfloat16.
+The loop has 1240 (float32) to 1460 (bfloat16) instructions, of which 1024 are multiply-adds. A multiprocessor
+holds two blocks. While one waits for its next tiles, only the other can compute. Expect half to two thirds of the CUDA
+cores' peak: 35 to 45 TFLOP/s, which is 4 to 5% of the tensor cores' peak in bfloat16.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ declare_template("matmul.cu", "matmul", flops=_flops)  # each caller declares it
 
 
 def constants(a_inner_first: bool, b_inner_first: bool) -> tuple[int | str, ...]:
-    """Return the template's arguments after the element type; a flag says how `fill` walks through an operand."""
+    """Return the template's arguments after the element type.
+
+    The flags are for `fill` in matmul.cu: if one is true, consecutive threads read its operand along the inner axis.
+    """
     return (*(str(flag).lower() for flag in (a_inner_first, b_inner_first)), TILE, DEPTH)
 
 
@@ -54,7 +57,7 @@ def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         return c
     tiles = -(-m // TILE) * -(-n // TILE)
     scalars = [ctypes.c_longlong(value) for value in (m, n, k, *a.stride(), *b.stride())]
-    # If neither axis of an operand is contiguous, either order works.
+    # Consecutive threads read the contiguous axis. If an operand has none, either order works.
     order = constants(a.stride(0) != 1, b.stride(1) != 1)
     launch("matmul.cu", "matmul", order, tiles, (THREADS, 1), a, b, c, *scalars)
     return c

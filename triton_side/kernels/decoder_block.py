@@ -2,30 +2,33 @@
 
     x1 = x + attention(rope(h1 Wqkv)) Wo,  h1 = rmsnorm(x)       y = x1 + (silu(h2 Wg) * (h2 Wu)) Wd,  h2 = rmsnorm(x1)
 
-Touvron et al., arXiv:2302.13971; Ainslie et al., arXiv:2305.13245. cuBLAS computes the products in brackets below. A
-product with a sum in its epilogue is ours or cuBLAS's, whichever is faster (transformer_layer.py).
+Touvron et al., arXiv:2302.13971; Ainslie et al., arXiv:2305.13245. cuBLAS computes the products in brackets below. For
+a product followed by a sum, the faster of two is called: our kernel with the sum in its epilogue, or cuBLAS and a
+second kernel (transformer_layer.py).
 
 Forward:
 
 1. h1; [qkv]
-2. q and k rotated in place, as views of qkv; attention, which reads these views
+2. rope rotates q and k in place, in views of qkv; attention reads these views
 3. [Wo]; x1 and h2 in one pass
 4. [gate, up]; silu(gate) * up; Wd and the sum with x1
 
-Backward, where the norms add the residual's gradients to their own:
+Backward. The kernel of each norm also adds the gradient that comes through the residual:
 
-1. [dact]; dgate, dup and act, recomputed
-2. [dWd, dWg, dWu, and half of dh2]; the other half and the sum
+1. [dact]; dgate, dup and the recomputed act
+2. [dWd, dWg, dWu, and the term dgate Wg^T of dh2]; the term dup Wu^T and the sum of both
 3. dx1; [dWo, dmerged]
 4. attention's gradients, written into their columns of dqkv; dq and dk rotated back in place
 5. [dWqkv, dh1]; dx
 
-One autograd function holds all of it. PyTorch would add the residual's gradients, and join the parts of dqkv, in
-separate passes.
+One autograd function contains the whole layer. With separate functions, PyTorch would add the residual's gradients and
+concatenate the parts of dqkv in separate passes.
 
-Shapes: x, x1, y [tokens, width], a token a row, and so on; qkv [tokens, (heads + 2 kv_heads) head_dim]. dtypes:
-bfloat16, float16, float32, one for all. With gradients, the forward pass saves x, h1, qkv, attention's output, x1, h2,
-gate and up. In fp32 it saves a number a token for each norm, and one a query for attention.
+Inside the layer, each tensor has one row per token: x, x1 and y are [tokens, width], and qkv is
+[tokens, (heads + 2 kv_heads) head_dim]. All tensors have one dtype: bfloat16, float16 or float32.
+
+With gradients, the forward pass saves x, h1, qkv, attention's output, x1, h2, gate and up. It also saves fp32 values:
+one per token for each norm, and one per query row of each head for attention.
 """
 
 from collections.abc import Mapping
@@ -58,7 +61,7 @@ DOWN = (forward("dot", "down"), forward("add", "mlp_residual"))
 
 @dataclass(frozen=True)
 class Settings:
-    """The layer's arguments besides its tensors."""
+    """The layer's arguments that are not tensors."""
 
     heads: int
     kv_heads: int
@@ -66,7 +69,7 @@ class Settings:
     theta: float
 
     def split(self, qkv: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return views q, k, v of the rows of all tokens, each [batch, its heads, sequence, head_dim]."""
+        """Return q, k and v as views of qkv, each [batch, heads or kv_heads, sequence, head_dim]."""
         return split_heads(qkv.view(*positions.shape, -1), self.heads, self.kv_heads)
 
 
@@ -75,7 +78,7 @@ def _forward(
 ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
     """Return y and the tensors that the backward pass needs besides x, positions and weights.
 
-    Some are None without `save`.
+    Without `save`, gate, up and the statistics of norms and attention are None.
     """
     with stage("attention_norm"), computing(y_ptr="h1"):
         h1, rstd1 = rmsnorm.forward(x, weights["attention_norm"], settings.eps, save_rstd=save)
@@ -98,7 +101,7 @@ def _attention_backward(
     settings: Settings, positions: torch.Tensor, qkv: torch.Tensor, merged: torch.Tensor, logsumexp2: torch.Tensor,
     dmerged: torch.Tensor,
 ) -> torch.Tensor:
-    """Return dqkv from the gradient of attention's output, whose rows are those of `merged`."""
+    """Return dqkv from the gradient of attention's output; it has the shape of `merged`."""
     q, k, v = settings.split(qkv, positions)
     dqkv = torch.empty_like(qkv)
     dq, dk, dv = settings.split(dqkv, positions)
@@ -153,12 +156,13 @@ def decoder_block(
 
     Args:
         x: [batch, sequence, width], bfloat16, float16 or float32, on a GPU.
-        params: attention_norm, mlp_norm [width]; w_qkv [width, (heads + 2 kv_heads) head_dim], the queries' heads, then
-            the keys', then the values'; w_o [heads head_dim, width]; w_gate, w_up [width, hidden]; w_down
-            [hidden, width]; of x's dtype and device. Other entries are ignored.
-        positions: [batch, sequence], int32 or int64, on x's device; they rotate q and k. The order in the sequence
-            decides which keys are visible.
-        heads, kv_heads: of queries, and of keys and values, which groups of heads / kv_heads query heads share.
+        params: the weights, of x's dtype and device: attention_norm and mlp_norm [width], w_o [heads head_dim, width],
+            w_gate and w_up [width, hidden], w_down [hidden, width], w_qkv [width, (heads + 2 kv_heads) head_dim]. The
+            columns of w_qkv are the heads of q, then of k, then of v. Other entries are ignored.
+        positions: [batch, sequence], int32 or int64, on x's device. They only set the rotation of q and k; the causal
+            mask follows the order in the sequence.
+        heads, kv_heads: the number of query heads, and of key and value heads. heads / kv_heads query heads share one
+            key and value head.
         eps: added to the mean squares.
         theta: the base of the rotation's frequencies.
 
@@ -166,9 +170,9 @@ def decoder_block(
         y, contiguous, of x's shape and dtype.
 
     Raises:
-        ValueError: shapes do not fit, attention does not support head_dim, devices differ or are not a GPU (outside the
-            interpreter), or float32 products are set to "medium".
-        TypeError: a dtype is not supported, or they differ.
+        ValueError: shapes do not fit, attention does not support head_dim, devices differ, a device is not a GPU
+            (outside Triton's interpreter), or PyTorch's float32 matmul precision is "medium".
+        TypeError: a dtype is not supported, or dtypes differ.
     """
     weights = {name: params[name] for name in WEIGHTS}
     check_tensors(x=x, **weights)

@@ -1,13 +1,13 @@
-"""Steps that decoder_block and gpt2_block share: attention between rows of tokens, and fused MLPs.
+"""Steps that decoder_block and gpt2_block share: attention on tensors with one row per token, and fused MLPs.
 
-Attention reads q, k and v in place, as views of the product's rows, and writes its output and gradients the same way.
-`merged` is its output with a token's heads next to each other in one row, [tokens, heads head_dim].
+Attention reads q, k and v as views of the projection's output, and writes its output and gradients to such views, so it
+copies none of them. `merged` is its output [tokens, heads head_dim]: one row holds all heads of a token.
 
-A product followed by another operation is either one kernel of ours with an epilogue, or cuBLAS and a second kernel.
-The choice follows these measurements: device time in us of a full run (H200; rows x inner x columns; bfloat16 unless
-another dtype is named). Both columns include the operation that follows the product.
+A product followed by another operation runs as one Triton kernel with an epilogue, or as cuBLAS and a second kernel.
+The choice follows the tables below: device times in us of a full run on an H200, for rows x inner x columns, in
+bfloat16 unless another dtype is named. Both columns include the operation that follows the product.
 
-    | gate and up in one, ending in silu(gate) * up           ours; gate and up kept    cuBLAS's two + a pass
+    | silu(gate) * up, both products in one kernel            ours; gate and up kept    cuBLAS twice + a pass
     | 8192 x 4096 x 14336, decoder_block/llama-8b             2632; 2763                2379 + 158
     | 8192 x 2048 x 8192, decoder_block/llama-1b, float16     829; 923                  741 + 90
     | 2048 x 4096 x 14336, swiglu_mlp/llama-8b                674; 711                  595 + 40
@@ -16,9 +16,9 @@ another dtype is named). Both columns include the operation that follows the pro
     | 1 x 4096 x 14336, swiglu_mlp/one-token                  84; 85                    62 + 1
     | 251 x 509 x 1021, decoder_block/prime, float32          41; 43                    27 + 2
 
-cuBLAS wins for gate and up. Both products therefore stay in memory until act is computed, in inference too.
+cuBLAS wins for gate and up, so gate_up_activation always calls it. It writes gate and up to memory, in inference too.
 
-    | a product that ends in a sum (+) or in bias and GELU    ours                      cuBLAS's + a pass
+    | + : a product and a sum; others: bias and GELU          ours                      cuBLAS + a pass
     | + 8192 x 14336 x 4096, decoder_block/llama-8b           1198 to 1205              1164 + 60
     | + 8192 x 8192 x 2048, decoder_block/llama-1b, float16   360                       341 + 30
     | + 2048 x 14336 x 4096, swiglu_mlp/llama-8b              294                       287 + 9
@@ -32,9 +32,12 @@ cuBLAS wins for gate and up. Both products therefore stay in memory until act is
     | + 251 x 1021 x 509, decoder_block/prime, float32        78                        14 + 1
     | 251 x 509 x 1021, gpt2_block/prime, float32             45; 47                    14 + 2
 
-Our kernel wins under three conditions: TMA reads 16-bit operands, there are more than a few rows, and the tiles keep
-the multiprocessors busy in every wave. The output 8192 x 768 has 192 tiles of 128 x 256, one and a half waves of 132.
-All other products are cuBLAS's.
+Our kernel wins if three conditions hold, and cuBLAS computes all other products:
+
+- TMA reads 16-bit operands;
+- the output has more than a few rows;
+- the tiles keep the multiprocessors busy in every wave. The output 8192 x 768 does not: it has 192 tiles of 128 x 256,
+  one and a half waves of 132.
 """
 
 import torch
@@ -55,7 +58,7 @@ from triton_side.kernels.shared.launch import cdiv, multiprocessors
 from triton_side.kernels.shared.matmul_tiles import operands_fit_descriptors
 from triton_side.kernels.swiglu import swiglu_forward_kernel
 
-# The share of the multiprocessors' time that tiles must fill. Measured: our kernel loses at 0.73 and wins at 0.93.
+# The tiles must fill this share of their waves. Measured: our kernel loses at 0.73 and wins at 0.93.
 MIN_BUSY_SHARE = 0.9
 
 
@@ -64,7 +67,7 @@ def attention_forward(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return merged and, with `save`, logsumexp2 of causal attention.
 
-    q is [batch, heads, sequence, head_dim]; k and v have as many heads or fewer.
+    q is [batch, heads, sequence, head_dim]. k and v may have fewer heads, which query heads then share.
     """
     batch, heads, sequence, head_dim = q.shape
     merged = torch.empty((batch * sequence, heads * head_dim), dtype=q.dtype, device=q.device)
@@ -75,7 +78,7 @@ def attention_forward(
 
 
 def _split_heads(rows: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
-    """View rows of tokens, [tokens, heads head_dim], in q's shape."""
+    """Return a view of `rows` [tokens, heads head_dim] in q's shape."""
     batch, heads, sequence, head_dim = q.shape
     return rows.view(batch, sequence, heads, head_dim).transpose(1, 2)
 
@@ -84,17 +87,18 @@ def attention_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, merged: torch.Tensor, logsumexp2: torch.Tensor,
     dmerged: torch.Tensor, gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
-    """Write dq, dk and dv from the arguments and results of `attention_forward` and the gradient of merged.
+    """Compute dq, dk and dv, and write them to `gradients`.
 
-    gradients: dq, dk and dv, views of rows of tokens like q, k and v.
+    q, k, v, merged, logsumexp2: the arguments and results of `attention_forward`. dmerged: the gradient of merged.
+    gradients: dq, dk and dv; like q, k and v, they may be views of one tensor with a row per token.
     """
     dq, dk, dv = gradients
     out, dout = _split_heads(merged, q), _split_heads(dmerged, q)
     shared = q.shape[1] != k.shape[1]
     with stage("attention"):
         if q.shape[2] == 1:
-            # A lone key has weight 1, so dq and dk are exactly 0. Triton 3.7.1 also fails to compile the dk, dv kernel
-            # for one row with shared heads: its pipeliner rejects a descriptor made within a loop of one step.
+            # A single key has weight 1, so dq and dk are exactly 0. Triton 3.7.1 also fails to compile the dk, dv
+            # kernel for one row with shared heads: its pipeliner rejects a descriptor made within a loop of one step.
             dq.zero_()
             dk.zero_()
             torch.sum(dout.unflatten(1, (k.shape[1], -1)), dim=2, out=dv)
@@ -105,11 +109,11 @@ def attention_backward(
 
 
 def fused_epilogue_wins(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether our kernel with an epilogue computes a @ b, rather than cuBLAS and a second kernel."""
+    """Return whether our kernel with an epilogue is faster for a @ b than cuBLAS and a second kernel."""
     if a.dtype == torch.float32 or not operands_fit_descriptors(a, b):
         return False
     config = choose_config(matmul_config, a, b)
-    if config.block_m < 128:  # the tiles for few rows
+    if config.block_m < 128:  # choose_config takes these tiles for few rows
         return False
     tiles = cdiv(a.shape[0], config.block_m) * cdiv(b.shape[1], config.block_n)
     tiles_per_wave = config.programs * multiprocessors(a.device)
@@ -119,7 +123,7 @@ def fused_epilogue_wins(a: torch.Tensor, b: torch.Tensor) -> bool:
 def gate_up_activation(
     h: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, save: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Return act = silu(gate) * up and, with `save`, gate = h w_gate and up = h w_up; stages carry the same names."""
+    """Return act = silu(gate) * up and, with `save`, gate = h w_gate and up = h w_up."""
     with stage("gate"):
         gate = torch.mm(h, w_gate)
     with stage("up"):
@@ -132,9 +136,10 @@ def gate_up_activation(
 def product_plus_residual(
     a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor, operations: tuple[Computed, Computed], **names: str
 ) -> torch.Tensor:
-    """Return a @ b + residual. residual must be contiguous and stays unchanged.
+    """Return a @ b + residual. residual must be contiguous, and is not changed.
 
-    operations: the declared product and sum. names: names of the kernel's tensors.
+    operations: the product and the sum, as declared to `computing`. names: names for tensors of the fused kernel, by
+    parameter.
     """
     if fused_epilogue_wins(a, b):
         with computing(*operations, **names):

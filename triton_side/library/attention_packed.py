@@ -1,7 +1,7 @@
-"""Causal attention of packed sequences by PyTorch: its varlen interface and FlexAttention with a document mask.
+"""Causal attention of packed sequences in PyTorch: its varlen interface, and FlexAttention with a document mask.
 
-q and out [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim], cu_seqlens [sequences + 1] int32. Neither
-falls back to the other.
+q and out are [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim], cu_seqlens [sequences + 1] of int32.
+Neither function falls back to the other.
 """
 
 import inspect
@@ -16,27 +16,27 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from triton_side.library.attention import flex
 
-# torch 2.12 refuses shared heads without this argument. Versions without the argument accept them.
-_SHARED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
+# torch 2.12 rejects fewer key heads than query heads without this argument. Versions that lack it accept them.
+_GQA: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in inspect.signature(varlen_attn).parameters else {}
 _masks: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
 def apply_varlen(inputs: Mapping[str, Tensor], longest: int) -> dict[str, Tensor]:
-    """FlashAttention-2 through torch.nn.attention.varlen; needs a GPU, and bfloat16 or float16.
+    """Return attention by FlashAttention-2 (torch.nn.attention.varlen). It needs a GPU, and bfloat16 or float16.
 
     longest: the length of the longest sequence, which determines the kernel's grid.
     """
     cu_seqlens = inputs["cu_seqlens"]
     arguments = (inputs["q"], inputs["k"], inputs["v"], cu_seqlens, cu_seqlens, longest, longest)
-    out = varlen_attn(*arguments, window_size=(-1, 0), **_SHARED)
-    assert isinstance(out, Tensor)  # a pair only with return_aux
+    out = varlen_attn(*arguments, window_size=(-1, 0), **_GQA)
+    assert isinstance(out, Tensor)  # varlen_attn returns a pair only with return_aux
     return {"out": out}
 
 
 def apply_flex(inputs: Mapping[str, Tensor], longest: int) -> dict[str, Tensor]:
-    """FlexAttention, compiled, with a mask that is made once for each cu_seqlens.
+    """Return attention by compiled FlexAttention with a mask of cu_seqlens.
 
-    The mask is cached until cu_seqlens changes, as a model uses one mask for all its layers.
+    The mask is cached until cu_seqlens changes, as in a model whose layers share one mask.
     """
     q, k, v = (inputs[name].transpose(0, 1).unsqueeze(0) for name in "qkv")
     return {"out": flex(q, k, v, _mask_of(inputs["cu_seqlens"], q.shape[2])).squeeze(0).transpose(0, 1)}
@@ -48,9 +48,9 @@ def _mask_of(cu_seqlens: Tensor, tokens: int) -> BlockMask:
         position = torch.arange(tokens, device=cu_seqlens.device)
         sequence = (cu_seqlens[1:] <= position[:, None]).sum(dim=1)
 
-        def seen(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        def is_visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
             return (sequence[query] == sequence[key]) & (query >= key)
 
-        mask = create_block_mask(seen, None, None, tokens, tokens, device=cu_seqlens.device)
+        mask = create_block_mask(is_visible, None, None, tokens, tokens, device=cu_seqlens.device)
         _masks[cu_seqlens] = cu_seqlens._version, mask
     return mask

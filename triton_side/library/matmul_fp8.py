@@ -1,4 +1,4 @@
-"""The matrix product of two float8_e4m3fn matrices, with a scale each, by `torch._scaled_mm`."""
+"""The matrix product of two float8_e4m3fn matrices by `torch._scaled_mm`, with one scale per matrix."""
 
 from collections.abc import Mapping
 
@@ -7,10 +7,10 @@ from torch import Tensor
 
 
 def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """a [m, k], b [n, k], a_scale [], b_scale [] -> c [m, n], bfloat16; on a GPU 16 must divide k and n.
+    """a [m, k], b [n, k], a_scale [], b_scale [] -> c [m, n], bfloat16. On a GPU, k and n must be multiples of 16.
 
-    Without `use_fast_accum`, cuBLASLt periodically promotes the tensor cores' sums to a higher precision, which costs
-    speed (cuBLAS documentation, CUBLASLT_MATMUL_DESC_FAST_ACCUM).
+    Without `use_fast_accum`, cuBLASLt periodically promotes the tensor cores' sums to a higher precision. This is more
+    accurate and slower (cuBLAS documentation, CUBLASLT_MATMUL_DESC_FAST_ACCUM).
     """
     return {
         "c": torch._scaled_mm(

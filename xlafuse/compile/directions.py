@@ -1,4 +1,4 @@
-"""The functions that are compiled for a block: inference, the two phases of a training step, or both in one program."""
+"""The functions that are compiled for a block: inference, the two phases of a training step, or both as one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,17 +20,17 @@ def forward(apply: Apply, attributes: Mapping[str, Any]) -> Callable[[Arrays], A
 
 
 def joint(apply: Apply, attributes: Mapping[str, Any], outputs: Sequence[str]) -> Callable[[Arrays], Arrays]:
-    """Return a function for outputs and gradients in one program, as jax.value_and_grad inside a jitted training step.
+    """Return a function that computes outputs and gradients in one program, as a jitted training step does.
 
     XLA may fuse and recompute across the two phases. The function takes the inputs and a cotangent d_y for each output
     y of `outputs`. It returns the outputs and a gradient d_x for each input x of a floating dtype.
     """
     forward, backward = train_phases(apply, attributes)
-    given = {f"d_{name}": name for name in outputs}
+    cotangents = {f"d_{name}": name for name in outputs}
 
     def joint(arrays: Arrays) -> Arrays:
-        results, residuals = forward({name: x for name, x in arrays.items() if name not in given})
-        gradients = backward(residuals, {own: arrays[name] for name, own in given.items()})
+        results, residuals = forward({name: x for name, x in arrays.items() if name not in cotangents})
+        gradients = backward(residuals, {output: arrays[name] for name, output in cotangents.items()})
         return results | {f"d_{name}": gradient for name, gradient in gradients.items()}
 
     return joint
@@ -41,16 +41,16 @@ def train_phases(
 ) -> tuple[Callable[[Arrays], tuple[Arrays, Any]], Callable[[Any, Arrays], Arrays]]:
     """Return the (forward, backward) functions of a training step, to be compiled separately.
 
-    forward(inputs) -> (outputs, residuals): the residuals are what JAX's vjp saves, a pytree of arrays.
-    backward(residuals, cotangents) -> gradients: cotangents have the outputs' names and shapes, gradients those of the
-    inputs of a floating dtype.
+    forward(inputs) -> (outputs, residuals): residuals are the arrays that jax.vjp saves, in a pytree.
+    backward(residuals, cotangents) -> gradients: cotangents have the names and shapes of the outputs; gradients have
+    those of the inputs of a floating dtype.
 
     recompute: save only the results of products and recompute the rest in backward (jax.checkpoint with dots_saveable).
-        A plain vjp saves what each operation's derivative needs: a bfloat16 GELU saves five (jax 0.11) or six (0.10)
-        arrays of its input's size. XLA can fuse that away in one jit, but not across two.
+        A plain vjp saves each array that a derivative needs: a bfloat16 GELU saves five (jax 0.11) or six (0.10) arrays
+        of its input's size. XLA can fuse them away inside one jit, but not across two.
 
-    If both phases go through `compiler.compile`, residuals that are inputs or outputs are the same arrays, not copies.
-    Compile backward from the `output_structs` of forward's compilation, whose pytree belongs to this trace.
+    If both phases are compiled by `compiler.compile`, a residual that is an input or an output is not copied. Compile
+    backward from the `output_structs` of the compiled forward, because their pytree belongs to this trace.
     """
 
     def forward(inputs: Arrays) -> tuple[Arrays, Any]:

@@ -1,4 +1,4 @@
-"""Named variants of a compile: XLA's defaults, and XLA without its fusion passes."""
+"""The variants of a compile: XLA's defaults, and XLA without its fusion passes."""
 
 from collections.abc import Iterable
 from typing import Any, Literal
@@ -8,12 +8,12 @@ from xlafuse.hlo.gpu_program import Kernel
 Variant = Literal["default", "unfused"]
 CommandBuffers = Literal["default", "all", "none"]
 
-# Values of xla_gpu_graph_min_graph_size: the fewest consecutive launches that XLA records into one command buffer (a
-# CUDA graph). XLA's default is 5 (jax 0.10.2 and 0.11.2).
+# Values of xla_gpu_graph_min_graph_size, the fewest consecutive launches that XLA records into one command buffer (a
+# CUDA graph). The default is 5 (jax 0.10.2 and 0.11.2).
 _MIN_GRAPH_SIZE = {"all": 1, "none": 2**31 - 1}
 
-# The passes that put several instructions into one GPU kernel. XLA ignores unknown names of passes, so check_unfused
-# checks the result.
+# The passes that put several instructions into one GPU kernel. XLA ignores names of passes that it does not know, so
+# check_unfused checks the compiled kernels.
 FUSION_PASSES = (
     "priority-fusion", "multi_output_fusion", "triton-softmax-rewriter", "dot-merger", "copy_fusion",
     "sort-iota-fusion",  # fuses an argsort with its indices (jax 0.10.2)
@@ -22,16 +22,16 @@ FUSION_PASSES = (
 
 
 class FusionNotDisabled(RuntimeError):
-    """A compile with variant="unfused" has a kernel of several instructions."""
+    """A kernel of an unfused compile holds several instructions."""
 
 
 def compiler_options(variant: Variant, command_buffers: CommandBuffers = "default") -> dict[str, Any]:
-    """Return XLA's options for a variant; XLA accepts all of them per compile.
+    """Return XLA's options for a variant. Each of them can be set for a single compile.
 
     command_buffers: the launches that run from CUDA graphs: XLA's choice, all that XLA can record, or none.
 
-    "unfused" also turns off Triton GEMMs, because their fusions absorb neighbouring operations. cuBLAS calls keep their
-    own epilogues: a residual added to a product becomes the call's beta.
+    "unfused" also turns off Triton GEMMs, because they absorb neighbouring operations. cuBLAS calls keep their
+    epilogues: adding a residual to a product stays inside the call (its beta).
     """
     options: dict[str, Any] = {}
     if command_buffers != "default":
@@ -49,13 +49,13 @@ def compiler_options(variant: Variant, command_buffers: CommandBuffers = "defaul
 def check_unfused(kernels: Iterable[Kernel]) -> None:
     """Raise FusionNotDisabled unless every kernel holds exactly one computing instruction.
 
-    With all passes of FUSION_PASSES off that held for each block, in inference and both training phases, for an H200 on
-    jax 0.10.2 and 0.11.2 (except matmul and linear_gelu, untested on 0.11.2). With one pass on it fails:
+    With all FUSION_PASSES off, every block passed this check for an H200, in inference and in both training phases, on
+    jax 0.10.2 and 0.11.2. Only matmul and linear_gelu are untested on 0.11.2. With one pass left on, the check fails:
 
     | pass left on | kernels of several instructions |
     |---|---|
-    | one of the first three | in softmax, SwiGLU or attention, of 2 to 15 instructions |
-    | copy_fusion | softmax's training forward over one column, with the copy of an output returned twice |
+    | one of the first three | kernels of 2 to 15 instructions in softmax, SwiGLU or attention |
+    | copy_fusion | softmax over one column, in training forward, with the copy of an output that is returned twice |
     | sort-iota-fusion | an argsort with the indices that it orders (jax 0.10.2) |
     | dynamic-slice-fusion-rewriter-v2 | products of lm_step with the slice of their operand (jax 0.11.2) |
     | dot-merger | none: it merges two products into one, which this check cannot see |

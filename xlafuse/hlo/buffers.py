@@ -1,14 +1,15 @@
 """The values that a module's instructions produce, and the buffers that hold them.
 
-A value is an array (a number in this file) or a tuple of values. Tuples, their elements, bitcasts, calls and
-asynchronous pairs pass values on. Values share one buffer if XLA keeps them in one place:
+A value is an array or a tuple of values; in this file, an array is a number. Tuples, get-tuple-element, bitcasts, calls
+and asynchronous start/done pairs create no arrays: they pass values on. Values share one buffer if XLA keeps them at
+one address:
 
 - the result of an in-place update and the array that it updates;
 - a loop's state, from its initial value through every iteration to its result;
 - a conditional's result and the results of its branches.
 
-An entry parameter or a constant shares its buffer only if nothing writes to it. XLA copies it before a write, or it was
-donated; in both cases the written value counts as a separate buffer.
+An entry parameter or a constant shares its buffer only if nothing writes to it. Before a write, XLA copies it, unless
+it was donated. In both cases the written value counts as a separate buffer.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from xlafuse.hlo.shape import MAX_DIGITS, Element, Shape
 Tree: TypeAlias = "int | tuple[Tree, ...]"
 Role = Literal["input", "output", "intermediate", "constant"]
 
-# Bounds on a name's length and a tuple path's depth, beyond those of any real module.
+# Bounds on a name's length and on a tuple path's depth. No real module reaches them.
 _MAX_NAME, _MAX_DEPTH = 500, 64
 
 
@@ -30,10 +31,10 @@ _MAX_NAME, _MAX_DEPTH = 500, 64
 class Buffer:
     """Device memory that holds one array.
 
-    name: the instruction that produces it, `name#1` for an element of a tuple; "~2", "~3" follow if a computation runs
-        at several places.
-    role: an entry parameter is "input" even if it is returned unchanged.
-    label: an input's path in the framework ("inputs['x']"), if known.
+    name: the instruction that produces it, with "#1" for element 1 of a tuple. If several calls run one computation,
+        the names of the later ones end in "~2", "~3".
+    role: "input" for an entry parameter, even if the module returns it unchanged.
+    label: an input's path in the arguments of the traced function ("inputs['x']"), if known.
     """
 
     name: str
@@ -48,13 +49,13 @@ class Values:
     """The arrays of a module, numbered in the order of their appearance."""
 
     def __init__(self) -> None:
-        self._names: list[tuple[str, str]] = []  # instruction, and the path into its tuple
+        self._names: list[tuple[str, str]] = []  # instruction, and path into its result
         self._shapes: list[Shape] = []
         self._roles: list[Role] = []
         self._labels: dict[int, str] = {}
         self._parents: list[int] = []
         self._written: list[bool] = []
-        # The value number of each array (see value_numbering).
+        # The value number of each array, equal for equal contents (see value_numbering).
         self.numbers: list[int] = []
 
     def new(self, element: Element, name: str, role: Role = "intermediate", label: str = "") -> Tree:
@@ -91,7 +92,7 @@ class Values:
         return value
 
     def find(self, value: int) -> int:
-        """Return the value that stands for the buffer of `value`: the first of all that share it."""
+        """Return the representative of all values that share the buffer of `value`."""
         parents = self._parents
         while parents[value] != value:
             parents[value] = parents[parents[value]]
@@ -109,22 +110,23 @@ class Values:
             self._written[self.find(value)] = True
 
     def update(self, value: int, updated: Tree | None) -> None:
-        """Record that `value` is `updated` after an in-place update; both share a buffer if it may be written."""
+        """Record `value` as the result of an in-place update of `updated`. They share a buffer if it is writable."""
         self.mark_written(value)
         if isinstance(updated, int):
             self._join(self.find(updated), self.find(value))
 
     def join_loop(self, state: Tree, initial: Tree | None, next_: Tree | None) -> None:
         """Join a loop's state with its initial value and with the result of an iteration."""
-        for value, start, left in zip(leaves(state), _like(state, initial), _like(state, next_), strict=True):
-            if left is not None:
-                self._join(self.find(value), self.find(left))
+        matched = zip(leaves(state), _matching_leaves(state, initial), _matching_leaves(state, next_), strict=True)
+        for value, start, result in matched:
+            if result is not None:
+                self._join(self.find(value), self.find(result))
             if start is not None:
                 self._join(self.find(value), self.find(start))
 
     def join_branch(self, result: Tree, branch: Tree | None) -> None:
         """Join a conditional's result with the result of one branch."""
-        for value, chosen in zip(leaves(result), _like(result, branch), strict=True):
+        for value, chosen in zip(leaves(result), _matching_leaves(result, branch), strict=True):
             if chosen is not None and self._written[self.find(chosen)]:
                 self._join(self.find(value), self.find(chosen))
 
@@ -139,7 +141,10 @@ class Values:
         self._written[first] = self._written[first] or self._written[second]
 
     def buffers(self, used: set[int], outputs: set[int]) -> dict[int, Buffer]:
-        """Return a buffer with a unique name for each input and each number in `used` or `outputs` (see `find`)."""
+        """Return the buffer of each input and of each value in `used` and `outputs`, under unique names.
+
+        The values are representatives, as `find` returns them.
+        """
         inputs = {value for value, role in enumerate(self._roles) if role == "input" and self.is_array(value)}
         counts: dict[str, int] = {}
         taken: set[str] = set()
@@ -159,7 +164,7 @@ class Values:
 
 
 def leaves(tree: Tree | None) -> list[int]:
-    """Return all arrays of a value, in order."""
+    """Return the arrays of a value, depth first."""
     if isinstance(tree, int):
         return [tree]
     found: list[int] = []
@@ -174,7 +179,7 @@ def leaves(tree: Tree | None) -> list[int]:
 
 
 def element(tree: Tree | None, path: list[str] | list[int]) -> Tree | None:
-    """Return the value at a path of indices into nested tuples; None if there is none."""
+    """Return the value at a path of indices into nested tuples, or None if the path leads nowhere."""
     for index in path:
         if isinstance(index, str):
             if not index.isdecimal() or len(index) > MAX_DIGITS:
@@ -186,8 +191,8 @@ def element(tree: Tree | None, path: list[str] | list[int]) -> Tree | None:
     return tree
 
 
-def _like(pattern: Tree, tree: Tree | None) -> list[int | None]:
-    """Return the arrays of `tree` at the positions of the arrays of `pattern`, None for missing ones."""
+def _matching_leaves(pattern: Tree, tree: Tree | None) -> list[int | None]:
+    """Return, for each array of `pattern`, the array of `tree` at the same path, or None."""
     found: list[int | None] = []
     pending: list[tuple[Tree, Tree | None]] = [(pattern, tree)]
     while pending:

@@ -1,7 +1,7 @@
-"""The alignment of several fusion graphs: for each stage, the kernels that hold it in each graph.
+"""The alignment of several fusion graphs: for each stage, the kernels of each graph that compute it.
 
-Where fewer than two graphs name stages, operations take their place. They are matched by kind and dataflow order, and
-the rows are marked `inferred`.
+If fewer than two graphs name stages, the graphs are aligned by operation instead. Operations are matched by kind and
+dataflow order, and the rows are marked `inferred`.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _Computed = tuple[int, str, bool]
 
 @dataclass(frozen=True)
 class Cell:
-    """One stage in one graph. kernels: launch indices; None where only its operations are known.
+    """One stage in one graph. kernels: the launch indices of its kernels; None if the graph lists only operations.
 
     relations: the differences from the row's first graph that holds the stage.
-        "absent": no operation carries the stage.
-        "not named": no operation carries the stage, but one of its phase has no stage and may belong to it.
-        "names no stages": no operation of the whole graph carries a stage.
+        "absent": no operation has the stage.
+        "not named": no operation has the stage, but one of its phase, or a kernel, has no stage and may belong to it.
+        "names no stages": no operation of the whole graph has a stage.
         "recomputed": a kernel repeats the work of another kernel, or work that checkpointing dropped. This relation
             does not depend on the first graph.
         "split", "merged": more kernels hold the stage, or fewer.
-        "joined", "parted", "regrouped": as many kernels hold it, together with more stages, with fewer, or both.
+        "joined", "parted", "regrouped": as many kernels hold it, but they hold more other stages, fewer, or others.
         "same region": none of these.
     """
 
@@ -63,8 +63,8 @@ class Alignment:
     """The alignment of several graphs.
 
     rows: forward, then backward.
-    unattributed: by graph, the kernels in no row.
-    unaligned: by graph, the operations without a counterpart in all other graphs (inferred alignments only).
+    unattributed: for each graph, the kernels in no row.
+    unaligned: for each graph, the operations without a counterpart in some other graph (inferred alignments only).
     """
 
     rows: tuple[Row, ...]
@@ -72,7 +72,7 @@ class Alignment:
     unaligned: tuple[tuple[SourceOp, ...], ...]
 
     def row(self, label: str) -> Row:
-        """Return the row with this label. Raises KeyError that lists all labels."""
+        """Return the row with this label. Raises KeyError, with all labels, if there is none."""
         for row in self.rows:
             if row.label == label:
                 return row
@@ -80,13 +80,14 @@ class Alignment:
 
 
 def align(graphs: Sequence[FusionGraph]) -> Alignment:
-    """Return one row for each stage of any graph, in an order that keeps each graph's own.
+    """Return one row for each stage of any graph. The rows keep the order of stages within each graph.
 
-    A nested stage ("norm/scale") is shortened to the depth that every graph with its outermost scope uses ("norm").
-    If at least two graphs name stages, a graph that names none has empty cells. If fewer do, and another graph names
-    none, all are aligned by operation. Products and attentions in dataflow order are the anchors. Between anchors, the
-    longest common subsequence of operations is matched. Operations without a counterpart are `unaligned`, and so are
-    products whose order is ambiguous.
+    By stage, if at least two graphs or all of them name stages: a graph that names none has empty cells. A nested stage
+    ("norm/scale") is cut to the depth that all graphs with its outermost scope have in common ("norm").
+
+    By operation, otherwise: products and attentions, in dataflow order, are the anchors. Between anchors, the longest
+    common subsequence of operations is matched. Operations without a counterpart are `unaligned`. Products whose order
+    is ambiguous are also `unaligned`.
     """
     if not graphs:
         return Alignment((), (), ())
@@ -99,7 +100,7 @@ def align(graphs: Sequence[FusionGraph]) -> Alignment:
     else:
         held, unaligned = _by_operation(graphs)
         inferred = True
-    # An alignment by operation has the same rows in all graphs, in the order of the first.
+    # Aligned by operation, all graphs have the same rows, in the order of the first graph.
     keys = list(held[0]) if inferred else _merged_order([list(stages) for stages in held])
     again = [_recomputing(graph) for graph in graphs]
     regions = [_Regions(stages) for stages in held]
@@ -145,22 +146,23 @@ def _by_stage(graph: FusionGraph, shorten: Callable[[str], str]) -> Held:
     return dict(held)
 
 
-_DEEPEST = 64  # scopes; a hostile name may have a million, and all their prefixes would fill the memory
+# Nested scopes of a stage. A hostile name may have a million, and all their prefixes would fill the memory.
+_MAX_SCOPES = 64
 
 
 def common_depth(graphs: Sequence[FusionGraph]) -> Callable[[str], str]:
-    """Return a function that cuts a stage to its longest prefix in all graphs that use its outermost scope."""
+    """Return a function that cuts a stage to the longest prefix in all graphs that have its outermost scope."""
     prefixes: list[dict[str, set[str]]] = []
     for graph in graphs:
         by_root: dict[str, set[str]] = defaultdict(set)
         for stage in {op.stage for op in _operations(graph)}:
-            names = stage.split("/", _DEEPEST)
+            names = stage.split("/", _MAX_SCOPES)
             by_root[names[0]].update("/".join(names[:depth]) for depth in range(1, len(names) + 1))
         prefixes.append(by_root)
 
     @cache
     def shorten(stage: str) -> str:
-        names = stage.split("/", _DEEPEST)
+        names = stage.split("/", _MAX_SCOPES)
         known = [by_root[names[0]] for by_root in prefixes if names[0] in by_root]
         for depth in range(len(names), 1, -1):
             if all("/".join(names[:depth]) in used for used in known):
@@ -171,7 +173,7 @@ def common_depth(graphs: Sequence[FusionGraph]) -> Callable[[str], str]:
 
 
 def _merged_order(orders: Iterable[Sequence[Key]]) -> list[Key]:
-    """Merge the orders: a key goes behind its predecessor; an order without shared keys goes to the end."""
+    """Merge the orders: a new key follows its predecessor. An order without a known key goes last."""
     following: dict[Key | None, Key | None] = {None: None}  # a linked list; None stands before its head
     last: Key | None = None
     for order in orders:
@@ -190,9 +192,9 @@ def _merged_order(orders: Iterable[Sequence[Key]]) -> list[Key]:
 
 
 def _recomputing(graph: FusionGraph) -> set[_Computed]:
-    """Return (launch index, site, backward) of every computation that repeats one of an earlier kernel.
+    """Return (launch index, site, backward) of every operation that an earlier kernel already computed.
 
-    Eager graphs have none: a library may use several kernels to compute one operation once.
+    Eager graphs have none, because a library may use several kernels to compute one operation once.
     """
     if graph.compiler == "eager":
         return set()
@@ -222,12 +224,12 @@ def _cells(
 
 
 def _repeats(index: int, op: SourceOp, again: set[_Computed]) -> bool:
-    """Return whether the kernel repeats the operation; moving or converting data again does not count."""
+    """Return whether the kernel computes the operation again. Repeated moves and conversions of data do not count."""
     return token(op.op) not in MOVEMENT and (op.rematerialized or (index, op.site, op.backward) in again)
 
 
 def _missing(phase: Phase, graph: FusionGraph, held: Held) -> Relation:
-    """Return why no operation of the graph carries a stage of that phase."""
+    """Return the reason why the graph has no operation of a stage of that phase."""
     if not held:
         return "names no stages"
     for kernel in graph.kernels or ():
@@ -240,7 +242,8 @@ def _missing(phase: Phase, graph: FusionGraph, held: Held) -> Relation:
     return "absent"
 
 
-# XLA concatenates the operands of products that it merges, and keeps the name of one of them.
+# A concatenate without a stage may belong to one: XLA concatenates the operands of products that it merges, and keeps
+# the name of one product.
 _NEUTRAL = MOVEMENT - {"concatenate"}
 
 
@@ -256,7 +259,7 @@ def _region_relation(key: Key, there: _Regions, here: _Regions) -> Relation:
 
 
 class _Regions:
-    """The stages that share a kernel in one graph."""
+    """The stages of one graph, and which of them share a kernel."""
 
     def __init__(self, held: Held) -> None:
         self.held = held
@@ -274,7 +277,7 @@ class _Regions:
 
 @dataclass(frozen=True)
 class _Step:
-    """One operation of the program with all kernels that compute it. layer: the number of anchor layers before it."""
+    """One operation of the program and all kernels that compute it. layer: as returned by `_layers`."""
 
     op: SourceOp
     token: str
@@ -286,7 +289,7 @@ class _Step:
 def _by_operation(graphs: Sequence[FusionGraph]) -> tuple[list[Held], list[tuple[SourceOp, ...]]]:
     steps = [_steps(graph) for graph in graphs]
     matched: list[list[_Step | None]] = [list(steps[0])]
-    # Each graph is matched with the first one, so a row never depends on a chain of guesses.
+    # Each graph is matched with the first graph, not with its neighbour, so errors do not add up along the list.
     for other in steps[1:]:
         partner = {id(a): b for a, b in _match(steps[0], other)}
         matched.append([partner.get(id(step)) for step in steps[0]])
@@ -310,7 +313,7 @@ def _by_operation(graphs: Sequence[FusionGraph]) -> tuple[list[Held], list[tuple
 
 
 def _steps(graph: FusionGraph) -> list[_Step]:
-    """Return the steps in launch order, each site once; data movement is no step."""
+    """Return the steps in launch order, one for each site. Data movement is not a step."""
     names = [name for kernel in graph.kernels or () for name in tokens(kernel)]
     if graph.kernels is None:
         names = [token(op.op) for op in graph.operations]
@@ -332,7 +335,7 @@ def _steps(graph: FusionGraph) -> list[_Step]:
 def _layers(graph: FusionGraph) -> list[int]:
     """Return, for each operation, the number of anchors on the longest path to it.
 
-    Within a kernel, operations before the anchor are computed before it. A graph without kernels has no dataflow, so
+    A kernel computes the operations that it lists before its anchor first. A graph without kernels has no dataflow, so
     each anchor starts a new layer.
     """
     layers: list[int] = []
@@ -360,7 +363,7 @@ def _layers(graph: FusionGraph) -> list[int]:
 
 
 def _match(left: Sequence[_Step], right: Sequence[_Step]) -> list[tuple[_Step, _Step]]:
-    """Return the pairs of steps that are the same operation of the same phase."""
+    """Return the pairs of steps that compute the same operation in the same phase."""
     pairs: list[tuple[_Step, _Step]] = []
     for phase in PHASES:
         a, b = ([step for step in steps if step.phase == phase] for steps in (left, right))
@@ -378,7 +381,7 @@ def _match(left: Sequence[_Step], right: Sequence[_Step]) -> list[tuple[_Step, _
 
 
 def _anchors(steps: Sequence[_Step]) -> list[_Step]:
-    """Return the anchors by layer, then by source line; compilers launch independent ones in any order."""
+    """Return the anchors by layer, then by source line, because compilers launch independent anchors in any order."""
     return sorted((step for step in steps if step.token in ANCHORS), key=lambda step: (step.layer, _line(step.op)))
 
 
@@ -388,40 +391,43 @@ def _line(op: SourceOp) -> tuple[str, int]:
 
 
 def _certain(anchors: Sequence[_Step]) -> list[bool]:
-    """Return for each anchor whether its place in its layer is certain: it is alone, or lines of one file order it."""
+    """Return, for each anchor, whether its position in its layer is certain.
+
+    It is if the layer has no other anchor, or if its anchors are in one file and no other one is on the same line.
+    """
     layers: dict[int, Counter[tuple[str, int]]] = defaultdict(Counter)
     for anchor in anchors:
         layers[anchor.layer][_line(anchor.op)] += 1
     result = []
     for anchor in anchors:
         lines, own = layers[anchor.layer], _line(anchor.op)
-        told = own[1] > 0 and lines[own] == 1 and len({file for file, _ in lines}) == 1
-        result.append(told or lines.total() == 1)
+        ordered = own[1] > 0 and lines[own] == 1 and len({file for file, _ in lines}) == 1
+        result.append(ordered or lines.total() == 1)
     return result
 
 
 def _breaks(anchors: Sequence[_Step]) -> set[int]:
-    """Return the positions in the list of anchors where a layer begins, and the list's end."""
+    """Return the indices in `anchors` where a layer begins, and the length of the list."""
     return {i for i in range(1, len(anchors)) if anchors[i - 1].layer != anchors[i].layer} | {0, len(anchors)}
 
 
 def _segments(steps: Sequence[_Step], anchors: Sequence[_Step], breaks: set[int]) -> dict[int, list[_Step]]:
-    """Group the other steps by the last break before them: only anchors before it can feed them."""
+    """Group the steps other than anchors by break. All anchors that can feed a group come before its break."""
     segments: dict[int, list[_Step]] = defaultdict(list)
-    layers, places = [anchor.layer for anchor in anchors], sorted(breaks)
+    layers, ordered_breaks = [anchor.layer for anchor in anchors], sorted(breaks)
     for step in steps:
         if step.token not in ANCHORS:
             before = bisect_left(layers, step.layer)
-            segments[places[bisect_left(places, before)]].append(step)
+            segments[ordered_breaks[bisect_left(ordered_breaks, before)]].append(step)
     return segments
 
 
-_LONGEST = 4_000_000  # cells of the table below; a larger segment stays unaligned
+_MAX_TABLE_CELLS = 4_000_000  # of the table below; a larger segment stays unaligned
 
 
 def _common_subsequence(a: Sequence[_Step], b: Sequence[_Step]) -> list[tuple[_Step, _Step]]:
     """Return the longest common subsequence, compared by token."""
-    if len(a) * len(b) > _LONGEST:
+    if len(a) * len(b) > _MAX_TABLE_CELLS:
         return []
     length = [[0] * (len(b) + 1) for _ in range(len(a) + 1)]
     for i in range(len(a) - 1, -1, -1):

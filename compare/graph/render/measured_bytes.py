@@ -1,4 +1,4 @@
-"""Measured bytes: what ncu counted for a record's kernels, next to the bytes that the graph declares."""
+"""Measured bytes: ncu's counts for a record's kernels, shown next to the bytes that the graph declares."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 from .. import formats
 from ..model import FusionGraph, Kernel
 
-# A kernel's fact: {"alone": {"dram_read", "dram_written", "l2"}, "call": the same}, in bytes of all launches.
+# The key in Kernel.facts. The value is {"alone": counts, "call": counts}, the bytes of all launches of the kernel.
 FACT = "counted"
 _COUNTS = ("dram_read", "dram_written", "l2")
 
 
 def with_measured_bytes(graph: FusionGraph, traffic: Mapping[str, Any]) -> FusionGraph:
-    """Return the graph with the counts of `compare.record.record.Record.traffic` in its kernels' facts."""
+    """Return the graph with the counts in its kernels' facts. traffic: compare.record.record.Record.traffic."""
     found: dict[int, dict[str, Any]] = {}
-    for way, measured in traffic.items():
+    for method, measured in traffic.items():
         for phase in (measured.get("parts") or {}).values():
             for each in phase["kernels"]:
-                found.setdefault(each["kernel"], {})[way] = {count: each[count] for count in _COUNTS}
+                found.setdefault(each["kernel"], {})[method] = {count: each[count] for count in _COUNTS}
     if graph.kernels is None or not found:
         return graph
     kernels = (
@@ -31,9 +31,9 @@ def with_measured_bytes(graph: FusionGraph, traffic: Mapping[str, Any]) -> Fusio
 
 
 def lines(kernel: Kernel) -> list[str]:
-    """Return "measured alone: reads 268 MB, writes 131 MB, 405 MB through L2", and the same for the call."""
+    """Return a line for each method, such as "measured alone: reads 268 MB, writes 131 MB, 405 MB through L2"."""
     return [
-        f"measured {'alone' if way == 'alone' else 'in the call'}: reads {formats.size(counts['dram_read'])}, "
+        f"measured {'alone' if method == 'alone' else 'in the call'}: reads {formats.size(counts['dram_read'])}, "
         f"writes {formats.size(counts['dram_written'])}, {formats.size(counts['l2'])} through L2"
-        for way, counts in kernel.facts.get(FACT, {}).items()
+        for method, counts in kernel.facts.get(FACT, {}).items()
     ]

@@ -1,8 +1,9 @@
-"""Pieces that every kernel built on a matrix product uses: tile order, operand loads, the product of one tile.
+"""Parts that all matrix product kernels share: the order of tiles, operand loads, and the product of one tile.
 
-Programs walk the output tiles in groups of rows, so that the operands' tiles stay in L2 (the order of Triton's
-persistent matmul tutorial). TMA tensor descriptors read operands whose strides allow it, and one program a
-multiprocessor then walks many tiles. Masked pointers read all others, one program a tile.
+Programs compute the output tiles in groups of rows, so the operands' tiles stay in L2. This is the order of Triton's
+persistent matmul tutorial. If the operands' strides allow it, TMA tensor descriptors read them, and each multiprocessor
+runs one or a few persistent programs, each for many tiles. Otherwise, masked pointers read them, and each program
+computes one tile.
 """
 
 from dataclasses import dataclass
@@ -17,11 +18,13 @@ from triton_side.kernels.shared.tiles import add_product, fits_descriptor
 
 @dataclass(frozen=True)
 class MatmulConfig:
-    """Tile sizes of a product: [block_m, block_n] of the output a program at a time, block_k of the inner axis a step.
+    """The launch configuration of a product.
 
-    group_m: tiles of block_m rows to compute before the next columns, so that operands stay in L2.
-    descriptors: TMA reads the operands and programs are persistent; otherwise there is one program a tile.
-    programs: persistent programs a multiprocessor; more than one if a program's tile leaves space for another.
+    block_m, block_n: the output tile that a program computes at a time.
+    block_k: the length of the inner axis in one step of the loop.
+    group_m: the number of tiles, one below the other, to compute before the next column of tiles.
+    descriptors: TMA reads the operands and programs are persistent; otherwise each program computes one tile.
+    programs: persistent programs per multiprocessor; more than one if the resources of several fit.
     """
 
     block_m: int
@@ -36,7 +39,10 @@ class MatmulConfig:
 
 @triton.jit
 def tile_at(tile, m, n, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP_M: tl.constexpr):
-    """Return the first row and column of output tile `tile`, counted down GROUP_M tiles of rows, then across."""
+    """Return the first row and column of output tile `tile`.
+
+    Tiles are numbered down a column of GROUP_M tiles, then down the next column to the right.
+    """
     n_tiles = tl.cdiv(n, BLOCK_N)
     group = tile // (GROUP_M * n_tiles)
     first = group * GROUP_M
@@ -50,7 +56,7 @@ def open_operand(
     pointer, rows, columns, stride_row, stride_column,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, DESCRIPTOR: tl.constexpr, TRANSPOSED: tl.constexpr,
 ):
-    """Return the source, a descriptor or a pointer, from which `load_operand` reads a [rows, columns] matrix.
+    """Return the descriptor or pointer through which `load_operand` reads a [rows, columns] matrix.
 
     TRANSPOSED: the matrix is stored column by column.
     """
@@ -80,10 +86,10 @@ def load_operand(
         return tl.load(source + r * stride_row + c * stride_column, mask=(r < rows) & (c < columns), other=0.0)
 
 
-# A tile's origin is one 64-bit scalar and offsets in it are 32-bit. With 64-bit offsets the epilogues spill registers.
+# A tile's origin is a 64-bit scalar, and offsets within the tile are 32-bit. With 64-bit offsets, epilogues spill.
 @triton.jit
 def store_tile(pointer, value, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Write a tile of a contiguous [rows, columns] matrix in its dtype."""
+    """Write a tile to (row, column) of a contiguous [rows, columns] matrix, in the matrix's dtype."""
     r = tl.arange(0, ROWS)[:, None]
     c = tl.arange(0, COLUMNS)[None, :]
     inside = (r < rows - row) & (c < columns - column)
@@ -93,7 +99,7 @@ def store_tile(pointer, value, row, column, rows, columns, ROWS: tl.constexpr, C
 
 @triton.jit
 def load_tile(pointer, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return a tile of a contiguous [rows, columns] matrix, in float32."""
+    """Return the tile at (row, column) of a contiguous [rows, columns] matrix, in float32."""
     r = tl.arange(0, ROWS)[:, None]
     c = tl.arange(0, COLUMNS)[None, :]
     inside = (r < rows - row) & (c < columns - column)
@@ -107,7 +113,7 @@ def tile_product(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Return the [BLOCK_M, BLOCK_N] tile of a @ b at (row, column) in float32; `open_operand` made a and b."""
+    """Return the [BLOCK_M, BLOCK_N] tile of a @ b at (row, column), in float32. a, b: from `open_operand`."""
     c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for step in range(tl.cdiv(k, BLOCK_K)):
         at = step * BLOCK_K
@@ -139,5 +145,5 @@ def programs_for_output(m: int, n: int, config: MatmulConfig, device: torch.devi
 
 
 def programs_for_tiles(tiles: int, config: MatmulConfig, device: torch.device) -> int:
-    """Return the number of programs: as many as the multiprocessors hold with descriptors, else one a tile."""
+    """Return the number of programs to launch: one per tile, or fewer if the programs are persistent."""
     return min(tiles, config.programs * multiprocessors(device)) if config.descriptors else tiles

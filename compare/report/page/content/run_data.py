@@ -1,4 +1,4 @@
-"""A run's folder as the page needs it: cases and the results of their implementations."""
+"""The contents of a run folder for the HTML page: cases, and the results of their implementations."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAIN = ("xla", "inductor", "triton", "cuda")  # the implementations that are sho
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel, copy or memset that ran, as compare.graph.join.kernel_records reads it; seconds."""
+    """One kernel, copy or memset that ran (see compare.graph.join.kernel_records). start, end: in seconds."""
 
     name: str
     start: float
@@ -39,10 +39,12 @@ class Launch:
 class Result:
     """The record of one implementation of a case.
 
-    graph: None if none was recorded or it is unreadable; `unreadable` has the reason. group: equal for results whose
-    times may be compared (paired_rounds.comparable). ceilings: those of the device or the target, named by
-    `ceilings_of`. kernels: a row for each kernel (compare.report.roofline.kernels), in launch order. launches: what ran
-    in a median call, by phase.
+    group: equal for results whose times may be compared (paired_rounds.comparison_key).
+    graph: None if none was recorded or it is unreadable.
+    unreadable: the reason why the recorded graph could not be read, or None.
+    ceilings: the measured rates of the device or the target that `ceilings_of` names.
+    kernels: a row for each kernel (compare.report.roofline.kernels), in launch order.
+    launches: the kernels, copies and memsets of a median call, by phase.
     """
 
     row: Row
@@ -68,7 +70,7 @@ class Result:
 
 @dataclass(frozen=True)
 class CaseResults:
-    """A case with its results in the order of the run. number: the case's position in the run, from 0."""
+    """A case and its results, in the order of the run. number: the case's position in the run, from 0."""
 
     number: int
     case: Case
@@ -79,17 +81,17 @@ class CaseResults:
         return any(result.time_us is not None for result in self.results)
 
     def comparable(self, result: Result) -> list[Result]:
-        """Return the results whose times may be compared with this one's, itself included."""
+        """Return the results whose times may be compared with the time of `result`, `result` included."""
         return [other for other in self.results if other.time_us is not None and other.group == result.group]
 
     def best(self, result: Result) -> Result | None:
-        """Return the fastest comparable result; None if this one has no time."""
+        """Return the fastest result that is comparable with `result`; None if `result` has no time."""
         others = self.comparable(result) if result.time_us is not None else []
         return min(others, key=lambda other: other.time_us or 0.0, default=None)
 
     @cached_property
     def judged(self) -> dict[str, paired_rounds.Comparison | None]:
-        """The comparison with the best result by name, for all but the best."""
+        """The comparison of each result with its fastest comparable one, by name. The fastest ones have no entry."""
         found = {}
         for result in self.results:
             if (best := self.best(result)) is not None and best is not result:
@@ -104,7 +106,7 @@ class CaseResults:
 
 @dataclass(frozen=True)
 class Run:
-    """A run's run.json, cases, and warnings about unreadable files and records."""
+    """A run: its run.json, its cases, and warnings about unreadable files and records."""
 
     folder: Path
     run: dict[str, Any]
@@ -121,32 +123,33 @@ class Run:
 
 
 def read(folder: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
-    """Read a run. wanted: names by report column, as for rows.only.
+    """Return the run in a folder. wanted: names by report column, as for rows.only.
 
-    Raises RunFolderError, and UsageError for a folder without a record to show or a name that no record has.
+    Raises RunFolderError if the run cannot be read. Raises UsageError if it has no record to show, or none of a wanted
+    name.
     """
     run = read_run(folder)
     records, warnings = read_records(folder)
     opened = graph_sources.contents_of_records(folder, run, records)
     read_rows = rows.of_records(folder, run, records, from_graphs=True)
     try:
-        apart: Container[str] = rows.segments_that_disagree(run)
+        uncalibrated: Container[str] = rows.segments_that_disagree(run)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-        apart = ()  # rows.of_records warns of it
+        uncalibrated = ()  # rows.of_records warns about the unreadable segments
     by_id = {rows.id_of(row): row for row in rows.only(read_rows.rows, **wanted)}
     cases: dict[str, tuple[Case, list[Result]]] = {}
     for source in opened.graphs:
         record = source.record
         if record is None or (row := by_id.get(record.id)) is None:
             continue
-        cases.setdefault(record.case.id, (record.case, []))[1].append(_result(row, source, record, apart))
+        cases.setdefault(record.case.id, (record.case, []))[1].append(_result(row, source, record, uncalibrated))
     if not cases:
         raise UsageError(f"{folder}: no record to show; `xlafuse run --out {folder}` makes some")
     listed = tuple(CaseResults(number, case, tuple(results)) for number, (case, results) in enumerate(cases.values()))
     return Run(folder, run, listed, tuple(dict.fromkeys([*warnings, *opened.warnings, *read_rows.warnings])))
 
 
-def _result(row: Row, source: GraphSource, record: Record, apart: Container[str]) -> Result:
+def _result(row: Row, source: GraphSource, record: Record, uncalibrated: Container[str]) -> Result:
     graph, unreadable = None, None
     kernels: tuple[Row, ...] = ()
     ceilings: Ceilings | None = None
@@ -161,12 +164,12 @@ def _result(row: Row, source: GraphSource, record: Record, apart: Container[str]
             unreadable = str(problem)
     if ceilings is not None and not ceilings.streams:
         ceilings = None
-    rounds, group = paired_rounds.rounds_of(record), paired_rounds.comparison_key(row, apart)
+    rounds, group = paired_rounds.rounds_of(record), paired_rounds.comparison_key(row, uncalibrated)
     return Result(row, source, rounds, group, graph, unreadable, ceilings, ceilings_of, kernels, _launches(record))
 
 
 def _launches(record: Record) -> dict[str, tuple[Launch, ...]]:
-    """Return the launches of a median call by phase."""
+    """Return the kernels, copies and memsets of a median call, by phase."""
     return {
         phase: tuple(Launch(each["name"], each["start"], each["end"]) for each in times.get("records") or ())
         for phase, times in paired_rounds.measured_parts(record).items()
