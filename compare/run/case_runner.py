@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -38,6 +38,7 @@ class _Entry:
     sound: bool = True  # neither skipped nor failed nor wrong so far
     prepared: bool = False  # its worker holds its program
     out_of_memory: bool = False
+    packed: Future[None] | None = None  # the archive of its first compile's artifacts
     graph: FusionGraph | None = None
     command_buffers: dict[str, list[int]] | None = None  # as in the record's measurement
     rounds: list[dict[str, Any]] = field(default_factory=list)
@@ -128,6 +129,8 @@ class CaseRunner:
     def _prepare_program(self, entry: _Entry, autotune: bool) -> dict[str, Any] | None:
         assert self._data is not None
         record, dumps = entry.record, self.session.dumps_folder(entry.record)
+        if entry.packed is not None:
+            wait([entry.packed])
         shutil.rmtree(dumps, ignore_errors=True)  # an earlier process's
         try:
             prepared: dict[str, Any] = self.workers.ask(
@@ -145,15 +148,15 @@ class CaseRunner:
     def _check(self, entries: Sequence[_Entry]) -> None:
         """Check the results of each entry, and pack the artifacts of its compile in a thread beside."""
         with ThreadPoolExecutor(1) as packing:
-            packed = []
 
             def check(entry: _Entry) -> None:
                 self._check_one(entry)
-                packed.append(packing.submit(self.session.archive, entry.record))
+                entry.packed = packing.submit(self.session.archive, entry.record)
 
             self._by_role(check, entries)
-        for archive in packed:
-            archive.result()
+        for entry in entries:
+            if entry.packed is not None:
+                entry.packed.result()
 
     def _check_one(self, entry: _Entry) -> None:
         assert self._data is not None
@@ -222,6 +225,8 @@ class CaseRunner:
             rounds.append(self._ask(entry, "measure_mode", mode=mode, seconds=ROUND_SECONDS, input_set=number))
         except WorkerError as problem:
             if mode == "warm" and problem.kind == "wrong":  # the main mode's program: its results are wrong there, too
+                self._fail(entry, problem)
+            elif problem.kind == "out_of_memory" and not self._alone:  # the group gives up, and is done again alone
                 self._fail(entry, problem)
             entry.unavailable[mode] = problem.message
         except (WorkerDied, WorkerTimeout) as problem:

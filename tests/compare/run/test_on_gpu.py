@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from threading import main_thread
 from typing import Any
 
 import pytest
@@ -507,6 +509,13 @@ def test_a_group_without_memory_is_done_again_alone_in_fresh_workers(
     assert two_runners.restarted and two_runners.siblings[0].restarted
 
 
+def test_a_mode_without_memory_is_measured_again_alone(tmp_path: Path, two_runners: ScriptedPool) -> None:
+    two_runners.faults = {("measure_mode", "triton"): (1, NO_MEMORY)}
+    records = run(tmp_path, two_runners, "xla", "triton", timing=Timing(("warm",)), blocks=THREE)
+    assert len(records) == 12 and {r.status for r in records.values()} == {"ok"}
+    assert not any("unavailable" in r.measurement["modes"]["warm"] for r in records.values() if r.measurement)
+
+
 def test_a_group_without_memory_even_alone_has_failed(tmp_path: Path, two_runners: ScriptedPool) -> None:
     two_runners.faults = {("measure", "triton"): (range(1, 99), NO_MEMORY)}
     records = run(tmp_path, two_runners, "xla", "triton", blocks=("rmsnorm", "swiglu"))
@@ -582,10 +591,8 @@ def test_nothing_runs_beside_a_measurement_and_only_autotuning_beside_autotuning
     met: dict[str, set[str]] = {}
     names = ("xla", "inductor", "inductor-max", "triton")
     pool = WatchedPool([], met)
-    records = run(
-        tmp_path, pool, *names, blocks=("matmul",), case="llama-8b-up", timing=Timing(restarts=restarts)
-    )
-    assert len(records) == len({*records}) and {r.status for r in records.values()} == {"ok"}
+    records = run(tmp_path, pool, *names, blocks=("gelu", "rmsnorm"), timing=Timing(restarts=restarts))
+    assert len(records) == 16 and {r.status for r in records.values()} == {"ok"} and len(pool.siblings) == 1
     for name in names:
         assert met[f"measure {name}"] == set(), name
     assert {"autotune inductor", "autotune triton"}.isdisjoint(met)
@@ -625,6 +632,32 @@ def test_artifacts_are_packed_once_after_the_check(
     run(tmp_path, pool, "triton", timing=Timing(restarts=1))
     ((name, calls),) = packed
     assert name == "triton" and calls["check", "triton"] == 1
+
+
+def test_a_program_is_not_compiled_again_while_its_artifacts_are_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker dies while it checks one program, so it prepares the other, which it has checked, again."""
+    packing: list[str] = []
+    prepared: list[str] = []
+    answer = ScriptedPool.ask
+
+    def pack(session: Session, entry: Record) -> None:
+        packing.append(entry.id)
+        time.sleep(0.05)
+        packing.remove(entry.id)
+
+    def watch(pool: ScriptedPool, role: str, method: str, **params: Any) -> Any:
+        if method == "prepare":
+            prepared.append(params["id"])
+            assert params["id"] not in packing
+        return answer(pool, role, method, **params)
+
+    monkeypatch.setattr(Session, "archive", pack)
+    monkeypatch.setattr(ScriptedPool, "ask", watch)
+    records = run(tmp_path, ScriptedPool({("check", "triton"): (1, LOST)}), "eager", "triton")
+    assert {name: r.status for name, r in records.items()} == {"eager": "ok", "triton": "failed"}
+    assert len(prepared) > len({*prepared})
 
 
 @pytest.mark.parametrize(("own", "cores", "found"), [(None, 16, "4"), (None, 2, "2"), ("8", 16, "8")])
@@ -672,18 +705,23 @@ def test_a_run_stops_after_its_time_and_keeps_finished_cases_whole(
     assert {r.status for r in records} == {"ok"}
 
 
-def test_a_run_stops_while_it_prepares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("stop_after", "raised"), [(0.1, on_gpu.TimeIsUp), (None, KeyboardInterrupt)])
+def test_a_run_stops_while_it_prepares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: float | None, raised: type[BaseException]
+) -> None:
     answer = ScriptedPool.ask
 
     def hang(pool: ScriptedPool, role: str, method: str, **params: Any) -> Any:
         if method == "prepare":
+            if raised is KeyboardInterrupt:
+                signal.pthread_kill(main_thread().ident, signal.SIGINT)
             time.sleep(1.0)
         return answer(pool, role, method, **params)
 
     monkeypatch.setattr(ScriptedPool, "ask", hang)
     began = time.monotonic()
-    with pytest.raises(on_gpu.TimeIsUp):
-        run(tmp_path, ScriptedPool({}), "eager", stop_after=0.1)
+    with pytest.raises(raised):
+        run(tmp_path, ScriptedPool({}), "eager", stop_after=stop_after)
     assert time.monotonic() - began < 0.9
 
 
