@@ -19,7 +19,9 @@ QUESTIONS = (
 def rows() -> list[tuple[str, str, str]]:
     """Return (question, file, name) of the table."""
     text = (ROOT / "CONTRIBUTING.md").read_text().partition("## Where things are")[2]
-    return re.findall(r"^\| ([^|]+\?) \| `([^`]+)`[^|]*\| `(\w+)` \|$", text, re.MULTILINE)
+    found = re.findall(r"^\| ([^|]+\?) \| `([^`]+)`[^|]*\| `(\w+)` \|$", text, re.MULTILINE)
+    assert len(found) == text.count("\n| Where "), "a line of the table has another form"
+    return found
 
 
 def names_in(file: Path) -> set[str]:
