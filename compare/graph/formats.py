@@ -132,7 +132,7 @@ def operation(op: SourceOp) -> str:
 
 
 def origin(graph: FusionGraph) -> str:
-    """ "xla for NVIDIA H200, jax 0.11.2" """
+    """Return the compiler, target and versions: "xla for NVIDIA H200, jax 0.11.2"."""
     target = f" for {printable(graph.target, 60)}" if graph.target else ""
     versions = "".join(f", {printable(f'{package} {version}', 40)}" for package, version in graph.versions.items())
     return printable(graph.compiler, 40) + target + versions

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 from ..base import atomic_write
 from ..graph import store
 from ..graph.model import FusionGraph
+from .target_ceilings import own_ceilings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from ..graph.analyse.roofline import Ceilings
 
 SCHEMA = "xlafuse.explained/1"
 MOST_FINDINGS = 8
@@ -55,7 +54,7 @@ class Explained:
         """Return findings about the graphs, most costly first."""
         from ..graph.findings.collect import findings
 
-        return findings(self.graphs, ceilings(next(iter(self.graphs.values()))))
+        return findings(self.graphs, own_ceilings(next(iter(self.graphs.values())))[0])
 
     def to_json(self) -> dict[str, Any]:
         graphs = {name: store.to_json(graph) for name, graph in self.graphs.items()}
@@ -88,8 +87,8 @@ class Explained:
                 yield text_view.plain("")
                 yield text_view.titled("what stands out", found)
         else:
-            known = ceilings(first)
-            notes, remarks = text_view.totals_lines(first, known), text_view.finding_lines(first, known)
+            ceilings, _ = own_ceilings(first)
+            notes, remarks = text_view.totals_lines(first, ceilings), text_view.finding_lines(first, ceilings)
             yield text_view.overview(first, width=width, notes=notes, remarks=remarks)
         for note in self.notes:
             yield text_view.plain("")
@@ -115,10 +114,3 @@ class Explained:
         lines = list(map(str, self.findings()[:MOST_FINDINGS])) + [f"note: {note}" for note in self.notes]
         graphs = [html(graph) for graph in self.graphs.values()]
         return "".join([*graphs, *(f"<p>{escape(line)}</p>" for line in lines)])
-
-
-def ceilings(graph: FusionGraph) -> Ceilings | None:
-    """Return the ceilings of the graph's GPU, or None where no target pack has them."""
-    from .target_ceilings import own_ceilings
-
-    return own_ceilings(graph)[0]

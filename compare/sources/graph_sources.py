@@ -237,8 +237,10 @@ def _head_of_any(path: Path) -> bytes:
 
 
 def _warn_of_phases(found: Sequence[GraphSource]) -> tuple[str, ...]:
-    """Return a warning for the two phases of a training step, whose modules do not say which result of forward is
-    which parameter of backward. A run's graph has that."""
+    """Return a warning for the two phases of a training step.
+
+    Two modules do not say which result of forward is which parameter of backward; a run's graph does.
+    """
     if {each.name for each in found} != {"forward", "backward"} or len(found) != 2:
         return ()
     return (

@@ -131,10 +131,10 @@ def explain_all(
         )
         waiting.setdefault(call.framework, []).append(call)
     deadline = time.monotonic() + timeout
-    for side, calls in waiting.items():
-        progress(f"compiling {', '.join(call.name for call in calls)} for {target or 'this GPU'} ({side})")
+    for framework, calls in waiting.items():
+        progress(f"compiling {', '.join(call.name for call in calls)} for {target or 'this GPU'} ({framework})")
         try:
-            result = _compile(side, calls, grad, target, autotune, deadline, progress)
+            result = _compile(framework, calls, grad, target, autotune, deadline, progress)
         except subprocess.TimeoutExpired:
             raise ExplainError(
                 f"compiling was stopped after {timeout:g} s; timeout= (--timeout) allows more"
@@ -333,7 +333,7 @@ def _compile(
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-                start_new_session=True,  # ends the compilers that it starts, too
+                start_new_session=True,  # so that killpg ends the compilers that it starts, too
             )
         try:
             _wait(process, deadline, progress)

@@ -12,9 +12,8 @@ def apply(inputs: dict[str, jax.Array], *, eps: float) -> dict[str, jax.Array]:
     """Return the MLP's output.
 
     `x` [tokens, width], `norm_weight` [width], `gate_weight`, `up_weight` [width, hidden], `down_weight` [hidden,
-    width]
-    -> `y` [tokens, width]. Products accumulate in float32 on a GPU and are stored in x's dtype; the norm is computed in
-    float32 (see rmsnorm).
+    width] -> `y` [tokens, width]. Products accumulate in float32 on a GPU and are stored in x's dtype; the norm is
+    computed in float32 (see rmsnorm).
     """
     x = inputs["x"]
     with jax.named_scope("norm"):

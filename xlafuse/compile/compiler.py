@@ -123,7 +123,7 @@ def compile(
     autotune_lock: a context manager around a compile that times kernels, so that nothing else uses the GPU meanwhile.
         The reported seconds leave out the wait for it. None: the compile may not time kernels.
     reuses_results: this process loaded earlier autotuning results (`configure_environment(reuse_autotune_from=...)`).
-        A compile whose choices they all hold times nothing and takes no lock.
+        A compile for which they hold every choice times nothing and takes no lock.
 
     An output that is an input, a constant or a duplicate of another output is not computed: the executable returns the
     existing array, while XLA would copy it. A vjp saves many such arrays, and a training step in one program does not

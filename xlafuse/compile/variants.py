@@ -50,7 +50,7 @@ def check_unfused(kernels: Iterable[Kernel]) -> None:
     """Raise FusionNotDisabled unless every kernel holds exactly one computing instruction.
 
     With all FUSION_PASSES off, every block passed this check for an H200, in inference and in both training phases, on
-    jax 0.10.2 and 0.11.2. Only matmul and linear_gelu are untested on 0.11.2. With one pass left on, the check fails:
+    jax 0.10.2 and 0.11.2. Only matmul and linear_gelu are untested on 0.11.2. With one pass left on:
 
     | pass left on | kernels of several instructions |
     |---|---|

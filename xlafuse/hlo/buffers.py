@@ -119,6 +119,7 @@ class Values:
         """Join a loop's state with its initial value and with the result of an iteration."""
         matched = zip(leaves(state), _matching_leaves(state, initial), _matching_leaves(state, next_), strict=True)
         for value, start, result in matched:
+            # The iteration's result comes first: if it was written, the state does not share an initial input's buffer.
             if result is not None:
                 self._join(self.find(value), self.find(result))
             if start is not None:

@@ -34,7 +34,7 @@ _MAX_CONVOLUTION_STEPS = 1 << 22  # kernel positions in one module; further conv
 
 # "dot_dimension_numbers":{...,"lhs_contracting_dimensions":["1"],
 _CONTRACTING = re.compile(r'"lhs_contracting_dimensions":\[([\d", ]*)\]')
-# "bmm1_dot_dimension_numbers":{"lhs_batch_dimensions":["0","2"],"lhs_contracting_dimensions":["3"],
+# "intermediate_tensor_shape":{"dimensions":["4","16","512","512"],
 _SCORES = re.compile(r'"intermediate_tensor_shape":\{"dimensions":\[([\d", ]*)\]')
 _MASK = re.compile(r'"mask_type":"(\w+)"')
 _WINDOW = re.compile(r'"sliding_window_length":"?[1-9]')

@@ -58,8 +58,10 @@ class DeclaredBytes:
         return [_written(computation, instruction, 0)]
 
     def result(self, computation: Computation, instruction: Instruction) -> Element:
-        """Return the shape of an instruction's result. A -start's own shape also lists operands and handles, so it has
-        the result of its -done."""
+        """Return the shape of an instruction's result; for a -start, that of its -done.
+
+        A -start's own shape also lists operands and handles.
+        """
         if instruction.opcode.endswith("-start") or instruction.opcode in ("send", "recv"):
             return self._results_by_start(computation).get(instruction.name, instruction.result)
         return instruction.result

@@ -23,6 +23,8 @@ NO_KERNEL = frozenset(
 )
 # Instructions whose result is their first operand.
 _SAME_VALUE = frozenset(("bitcast", "add-dependency", "opt-barrier", "domain"))
+# Instructions that are no work inside a kernel. A fusion's work is that of its body.
+_NO_WORK = NO_KERNEL | {"fusion", "fusion-start"}
 _MAX_NAME = 200  # characters of a name in a message
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d{1,18})"?\}')
 
@@ -120,10 +122,10 @@ class ModuleWalk:
                 self._execute(frame, instruction)
 
     def _push(
-        self, computation: Computation, launches: int | None, arguments: Sequence[Tree | None], entry: _Caller | None
+        self, computation: Computation, launches: int | None, arguments: Sequence[Tree | None], caller: _Caller | None
     ) -> None:
         self._open.add(computation.name)
-        self._stack.append(_Frame(computation, launches, arguments, entry, iter(computation.instructions.values())))
+        self._stack.append(_Frame(computation, launches, arguments, caller, iter(computation.instructions.values())))
 
     def _execute(self, frame: _Frame, instruction: Instruction) -> None:
         operands = [self._operand(frame, instruction, name) for name in instruction.operands]
@@ -213,27 +215,27 @@ class ModuleWalk:
         self._run_next(_Caller(frame, instruction, operands, list(distinct.values()), shared))
         return True
 
-    def _run_next(self, entry: _Caller) -> None:
-        name, arguments, times = entry.runs.pop()
-        around = entry.frame.launches
-        given = [entry.shared] if entry.instruction.synchronous_opcode == "while" else arguments
+    def _run_next(self, caller: _Caller) -> None:
+        name, arguments, times = caller.runs.pop()
+        around = caller.frame.launches
+        given = [caller.shared] if caller.instruction.synchronous_opcode == "while" else arguments
         launches = None if around is None or times is None else around * times
-        self._push(self._module.computations[name], launches, given, entry)
+        self._push(self._module.computations[name], launches, given, caller)
 
     def _leave(self, frame: _Frame, root: Tree | None) -> None:
-        entry = frame.entered_by
-        if entry is None:
+        caller = frame.entered_by
+        if caller is None:
             self.outputs = leaves(root)
             return
-        instruction, shared = entry.instruction, entry.shared
+        instruction, shared = caller.instruction, caller.shared
         if instruction.synchronous_opcode == "conditional" and shared is not None:
             self.values.join_branch(shared, root)
         elif shared is not None and frame.computation.name in instruction.called("body"):
-            self.values.join_loop(shared, next(iter(entry.operands), None), root)
-        if entry.runs:
-            self._run_next(entry)
+            self.values.join_loop(shared, next(iter(caller.operands), None), root)
+        if caller.runs:
+            self._run_next(caller)
         else:
-            self._record(entry.frame, instruction, root if shared is None else shared)
+            self._record(caller.frame, instruction, root if shared is None else shared)
 
     def _launch(self, frame: _Frame, instruction: Instruction, operands: list[Tree | None]) -> Tree:
         computation, values = frame.computation, self.values
@@ -252,8 +254,7 @@ class ModuleWalk:
             elif used:
                 reads.append((arrays[0], used))
         writes, workspace = self._writes(computation, instruction, operands, value)
-        outside = NO_KERNEL | {"fusion", "fusion-start"}
-        work = [part for part in parts if part.instruction.opcode not in outside] or parts[-1:]
+        work = [part for part in parts if part.instruction.opcode not in _NO_WORK] or parts[-1:]
         counts = [self._flops.of(part.computation, part.instruction) for part in work]
         flops: float | None = None if None in counts else sum([count for count in counts if count is not None])
         source_ops = self._sources.find(work) + library_epilogue(instruction)

@@ -93,12 +93,12 @@ def join_decisions(module: Module, log: FusionLog, pairs: Iterable[Refusal] = ()
         if node in match.kernel_of:
             # The consumer may be in another computation; it is not searched for.
             leaves = any(replay.barrier(reader) in ("output", "unsupported") for reader in replay.readers(node))
-            found_here = statements.on(node, "", match.kernel_of[node], "") if leaves else ()
+            decisions = statements.on(node, "", match.kernel_of[node], "") if leaves else ()
         elif replay.key(node) in inside or all(replay.barrier(reader) == "output" for reader in replay.readers(node)):
             continue  # multi-output fusion fused it after all, or it has no consumer
         else:
-            found_here = statements.on(node, "", "", "")
-        found.update(dict.fromkeys(found_here))
+            decisions = statements.on(node, "", "", "")
+        found.update(dict.fromkeys(decisions))
     return list(found)
 
 
@@ -230,7 +230,7 @@ class _KernelMatch:
 def _results(module: Module, kernel: Instruction) -> list[list[Instruction]]:
     """Return for each array of a kernel's result the instruction that computes it, and the sources of mere copies.
 
-    XLA's copy_fusion adds copies after match.
+    XLA's copy_fusion adds copies after roots.
     """
     inside = fusion_body(module, kernel)
     root = inside.root if inside is not None else None

@@ -165,8 +165,8 @@ class Replay:
     def _estimate(self, step: Estimated, changed: bool) -> None:
         """Add an estimate to the last one if XLA logged only the change.
 
-        XLA does so for new consumers of a producer that it expects to fuse. This follows its sources, and agrees with
-        the total benefits in the visualisation of jax 0.11.
+        XLA does so for new consumers of a producer that it expects to fuse. This rule follows XLA's sources, and agrees
+        with the total benefits in the visualisation of jax 0.11.
         """
         known = self.last.get(step.producer)
         if isinstance(known, Estimated) and known.unfused_us >= known.fused_us and not changed:

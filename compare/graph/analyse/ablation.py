@@ -138,14 +138,14 @@ def _edges(sides: tuple[list[Kernel], list[Kernel]], identity: _Identity) -> set
 
 
 def _region(fused: FusionGraph, unfused: FusionGraph, left: Iterable[int], right: Iterable[int]) -> Region:
-    sides = _side(fused, tuple(left)), _side(unfused, tuple(right))
-    kernels = [(fused.kernels or ())[index] for index in sides[0].kernels]
+    groups = _kernel_group(fused, tuple(left)), _kernel_group(unfused, tuple(right))
+    kernels = [(fused.kernels or ())[index] for index in groups[0].kernels]
     stages = dict.fromkeys(stage for kernel in kernels for stage in kernel.stages)
     phases = dict.fromkeys(phase_of(kernel, op) for kernel in kernels for op in kernel.source_ops)
-    return Region(tuple(stages), *sides, phases=tuple(phases))
+    return Region(tuple(stages), *groups, phases=tuple(phases))
 
 
-def _side(graph: FusionGraph, indices: tuple[int, ...]) -> KernelGroup:
+def _kernel_group(graph: FusionGraph, indices: tuple[int, ...]) -> KernelGroup:
     kernels = [(graph.kernels or ())[index] for index in indices]
     times = [kernel.device_time_us for kernel in kernels]
     measured = any(time is not None for time in times)

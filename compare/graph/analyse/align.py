@@ -31,7 +31,7 @@ class Cell:
 
     relations: the differences from the row's first graph that holds the stage.
         "absent": no operation has the stage.
-        "not named": no operation has the stage, but one of its phase, or a kernel, has no stage and may belong to it.
+        "not named": no operation has the stage, but an operation or kernel of its phase without one may belong to it.
         "names no stages": no operation of the whole graph has a stage.
         "recomputed": a kernel repeats the work of another kernel, or work that checkpointing dropped. This relation
             does not depend on the first graph.

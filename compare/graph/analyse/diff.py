@@ -144,7 +144,7 @@ class _Matching:
         return self._arrays(side, kernel), frozenset(Counter(op.site for op in kernel.source_ops).items())
 
     def _arrays(self, side: int, kernel: Kernel) -> Hashable:
-        """Leave out sites, which may contain the compiler's numbers."""
+        """Return the contents, launches and shapes, but no sites: they may contain the compiler's numbers."""
         graph = self._graphs[side]
         shapes = _shapes(graph, kernel.inputs), _shapes(graph, kernel.outputs)
         return self._contents(side, kernel), kernel.launches, shapes
@@ -245,7 +245,8 @@ def _buffers(a: FusionGraph, b: FusionGraph) -> tuple[BufferChange, ...]:
         others: Counter[Hashable] = Counter(map(_shape, other.materialized))
         known_lines = {(_shape(x), _lines(other, x)) for x in other.materialized}
         own: dict[Hashable, list[Buffer]] = defaultdict(list)
-        # Nothing tells for certain which of several equal buffers is new; those with new lines are taken first.
+        # Nothing tells for certain which of several equal buffers are new. Those with new lines go last, where the
+        # surplus is taken from.
         for buffer in sorted(graph.materialized, key=lambda x: (_shape(x), _lines(graph, x)) not in known_lines):
             own[_shape(buffer)].append(buffer)
         for key, buffers in own.items():

@@ -47,7 +47,7 @@ def products(kernels: Iterable[Kernel]) -> dict[str, list[str]]:
         stages = dict.fromkeys(op.stage for op in kernel.source_ops if token(op.op) == "dot")
         if stages:
             found.setdefault(kernel.facts.get("language", "cuBLAS"), {}).update(stages)
-    return {who: list(stages) for who, stages in found.items()}
+    return {language: list(stages) for language, stages in found.items()}
 
 
 def roofline(graph: FusionGraph, kernels: Iterable[Kernel], ceilings: Ceilings) -> dict[str, Any]:

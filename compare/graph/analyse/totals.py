@@ -294,7 +294,10 @@ def _block_roofline_time(
     flops: Mapping[str, float] | None,
     ceilings: Ceilings | None,
 ) -> float | None:
-    """None where a phase's FLOPs are not declared: an implementation may compute more than the block needs."""
+    """Return the roofline time of the whole block, or None where a phase's FLOPs are not declared.
+
+    The graph's own FLOPs do not serve: an implementation may compute more than the block needs.
+    """
     if ceilings is None or flops is None or not own or any(phase not in flops for phase in own):
         return None
     seconds = 0.0

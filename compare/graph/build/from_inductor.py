@@ -37,8 +37,8 @@ def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str
     """Return the graph of a `triton_side.inductor.compiler.Captured`, or of the `Program` of a capture or dump.
 
     Kernels: forward's, then backward's. After graph breaks, forward's units are in the order of the trace and
-    backward's in the opposite order. The second call of a name carries a number (`extern_kernels.mm#2`);
-    `facts["call"]` is the name in the code.
+    backward's in the opposite order. Later calls of a name carry a number (`extern_kernels.mm#2`); `facts["call"]` is
+    the name in the code.
 
     Buffers are Inductor's logical ones: two that share an allocation are two, and a view is the buffer that it views.
     Names of later units begin with "graph-1/", unless the buffer comes from an earlier unit. A capture recognizes such
@@ -63,27 +63,28 @@ def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str
     between = _same_memory(backward)
     if between is None and same is not None:
         between = _gradients(forward, backward, same)
-    halves = [
-        _half(graphs, taken, calls, sites, about) for graphs, taken in ((forward, same), (backward, between)) if graphs
+    phases = [
+        _phase_graph(graphs, taken, calls, sites, about)
+        for graphs, taken in ((forward, same), (backward, between)) if graphs
     ]
-    if not halves:
+    if not phases:
         raise ValueError("nothing was compiled during the capture: call the compiled function inside it")
-    joined = halves[0]
-    if len(halves) == 2:
+    joined = phases[0]
+    if len(phases) == 2:
         known = same or {}
         passed, visible = _passed_on(forward, backward)
         passed = {taken: known.get(given, given) for taken, given in passed.items()}
         read_on = set(known.values())
         visible = [name for name in visible if name not in known and name not in read_on]
-        joined = join_phases(halves[0], halves[1], passed, outputs=visible)
+        joined = join_phases(phases[0], phases[1], passed, outputs=visible)
     breaks = tuple(
         Reason("", "", "graph-break", cut.text, "dynamo", line=portable_line(cut.line)) for cut in program.breaks
     )
-    name = "+".join(half.name for half in halves)
+    name = "+".join(phase.name for phase in phases)
     return dataclasses.replace(joined, name=name, reasons=(*joined.reasons, *breaks))
 
 
-def _half(
+def _phase_graph(
     units: list[CompiledGraph], taken: Mapping[str, str] | None, calls: Counter[str], forward_sites: set[str],
     about: Mapping[str, Any],
 ) -> FusionGraph:
@@ -101,7 +102,7 @@ def _half(
             kernels.append(_kernel(call, name, graph, forward_sites))
     same = taken or {}
     unknown = (_unknown_connections(units),) if taken is None else ()
-    half = FusionGraph(
+    phase = FusionGraph(
         name=units[0].part,
         compiler="inductor",
         kernels=tuple(_renamed(kernel, same) for kernel in kernels),
@@ -109,7 +110,7 @@ def _half(
         unparsed=(*(text for graph in units for text in graph.unparsed), *unknown),
         **about,
     )
-    return dataclasses.replace(half, reasons=tuple(_reasons(units, half)))
+    return dataclasses.replace(phase, reasons=tuple(_reasons(units, phase)))
 
 
 def _kernel(call: Call, name: str, graph: CompiledGraph, forward_sites: set[str]) -> Kernel:
@@ -298,8 +299,8 @@ def _same_data(reader: CompiledGraph, taken: str, writer: CompiledGraph, given: 
 # Reasons
 
 
-def _reasons(units: Iterable[CompiledGraph], half: FusionGraph) -> Iterator[Reason]:
-    kernels = half.kernels or ()
+def _reasons(units: Iterable[CompiledGraph], phase: FusionGraph) -> Iterator[Reason]:
+    kernels = phase.kernels or ()
     refusals: dict[tuple[int, int], str] = {}
     first = 0
     unit_of: list[int] = []
@@ -307,10 +308,10 @@ def _reasons(units: Iterable[CompiledGraph], half: FusionGraph) -> Iterator[Reas
         unit_of += [graph.unit] * len(graph.calls)
         refusals |= {(first + one, first + other): text for (one, other), text in _refusals(graph).items()}
         first += len(graph.calls)
-    for edge in kernel_edges(half):
+    for edge in kernel_edges(phase):
         text = refusals.pop((edge.producer, edge.consumer), None)
         producer, consumer = kernels[edge.producer], kernels[edge.consumer]
-        saved = bytes_saved(half, edge)
+        saved = bytes_saved(phase, edge)
         if unit_of[edge.producer] != unit_of[edge.consumer]:
             text = "a graph break lies between the two"
             yield Reason(producer.name, consumer.name, "graph-break", text, "inferred", saved)
@@ -318,7 +319,7 @@ def _reasons(units: Iterable[CompiledGraph], half: FusionGraph) -> Iterator[Reas
             yield _refused(text, producer, consumer, saved)
         else:
             inferred = Reason(producer.name, consumer.name, "other", "Inductor gave no reason", "inferred", saved)
-            yield barrier(half, edge) or inferred
+            yield barrier(phase, edge) or inferred
     for (one, other), text in sorted(refusals.items()):
         shared = _shared_reads(kernels[one], kernels[other])
         if shared != 0:

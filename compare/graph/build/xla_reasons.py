@@ -40,20 +40,21 @@ def reasons(graph: FusionGraph, raw: Iterable[FusionDecision]) -> tuple[Reason, 
     raw: the decisions that `fusion_decisions.read_decisions` found for the module; empty where no fusion log was
         kept. Give each phase's decisions to its own graph: `join_phases` renames kernels that both phases have.
 
-    Words in square brackets in a reason's text are ours; they name the instruction that XLA refused. The origin of an
-    edge without a decision is "inferred". fused_us, unfused_us: XLA's estimate for the producer and all its consumers.
+    Words in square brackets in a reason's text are ours; they name the instruction of which XLA said it. The origin of
+    an edge without a decision is "inferred". fused_us, unfused_us: XLA's estimate for the producer and all its
+    consumers.
     """
-    decisions: dict[tuple[str, str], list[FusionDecision]] = {}
+    by_pair: dict[tuple[str, str], list[FusionDecision]] = {}
     for decision in raw:
-        decisions.setdefault((decision.producer, decision.consumer), []).append(decision)
+        by_pair.setdefault((decision.producer, decision.consumer), []).append(decision)
     kernels = graph.kernels or ()
     found = []
     for edge in kernel_edges(graph):
         producer, consumer = kernels[edge.producer], kernels[edge.consumer]
         names = _instruction(producer), _instruction(consumer)
-        words = decisions.get(names) or decisions.get((names[0], ""))
-        found.append(_decided(graph, edge, words) if words else _undecided(graph, edge, bool(decisions)))
-    lost = [decision for decision in decisions.get(("", ""), ()) if decision.log_producer]
+        decisions = by_pair.get(names) or by_pair.get((names[0], ""))
+        found.append(_decided(graph, edge, decisions) if decisions else _undecided(graph, edge, bool(by_pair)))
+    lost = [decision for decision in by_pair.get(("", ""), ()) if decision.log_producer]
     found += [Reason("", "", _code(each, None, None), _text(each), f"xla {each.fusion_pass}") for each in lost]
     return tuple(found)
 
@@ -63,10 +64,10 @@ def _instruction(kernel: Kernel) -> str:
     return kernel.name.split("~")[0]
 
 
-def _decided(graph: FusionGraph, edge: KernelEdge, words: list[FusionDecision]) -> Reason:
+def _decided(graph: FusionGraph, edge: KernelEdge, decisions: list[FusionDecision]) -> Reason:
     kernels = graph.kernels or ()
     producer, consumer = kernels[edge.producer], kernels[edge.consumer]
-    first, *rest = sorted(dict.fromkeys(words), key=_vagueness)
+    first, *rest = sorted(dict.fromkeys(decisions), key=_vagueness)
     also = [each for each in rest if each.fusion_pass != first.fusion_pass][:1]
     texts = [_text(first, consumer), *(f"{each.fusion_pass}: {_text(each, consumer)}" for each in also)]
     return Reason(

@@ -26,7 +26,7 @@ def above_roofline(views: Sequence[View], ceilings: Ceilings) -> Iterator[Findin
         whole = sum(kernel.device_time_us or 0.0 for kernel in view.kernels)
         for index, kernel in enumerate(view.kernels):
             point, time = roofline_point(view.graph, kernel, ceilings), kernel.device_time_us
-            if point is None or time is None or time - point.roofline_time_us < _SLOW * whole:
+            if point is None or time is None or (lost := time - point.roofline_time_us) < _SLOW * whole:
                 continue
             size = view.declared_bytes([index])
             if point.memory_us >= point.compute_us:
@@ -37,7 +37,6 @@ def above_roofline(views: Sequence[View], ceilings: Ceilings) -> Iterator[Findin
                 f"{view.kernel_label(index)} takes {formats.microseconds(time)}; "
                 f"{work} needs {formats.microseconds(point.roofline_time_us)}."
             )
-            lost = time - point.roofline_time_us
             found.append(Finding("above roofline", text, (view.key,), size, lost, {view.key: (index,)}))
     yield from rank(found, lambda one: one.graphs[0], lambda one: one.us or 0.0)[:1]
 

@@ -15,7 +15,7 @@ from .finding import Finding
 from .memory import intermediates, kept_on_chip, largest, saved
 from .missed import missed
 from .products import inside_products
-from .ranking import NEVER_LEADING, rank
+from .ranking import NEVER_LEADING
 from .repeated import duplicates, recomputations
 from .view import View
 
@@ -40,19 +40,13 @@ def findings(graphs: Mapping[str, FusionGraph], ceilings: Ceilings | None = None
     found += [*recomputations(views), *saved(views), *intermediates(views)]
     found = _one_of_each_buffer(sorted(found, key=lambda one: -one.bytes))
     found += more_flops(views, ceilings)
-    if ceilings is None:
-        found.sort(key=lambda one: one.graphs[0] in NEVER_LEADING)
-    else:
+    if ceilings is not None:
         rate = ceilings.bandwidth(1, 1) / 1e6
-        found += above_roofline(views, ceilings)
-        found = rank(found, lambda one: one.graphs[0], lambda one: _weight(one, rate))
+        found.sort(key=lambda one: -(one.bytes or (one.us or 0.0) * rate))
+        found = [*above_roofline(views, ceilings), *found]
         found = [one if one.us is not None else replace(one, us=one.bytes / rate) for one in found]
+    found.sort(key=lambda one: one.graphs[0] in NEVER_LEADING)
     return [replace(one, text=printable(one.text, LONGEST)) for one in found]
-
-
-def _weight(one: Finding, rate: float) -> float:
-    """Return the bytes of a finding, or as many as take the time of its FLOPs."""
-    return float("inf") if one.kind == "above roofline" else one.bytes or (one.us or 0.0) * rate
 
 
 def _one_of_each_buffer(found: Iterable[Finding]) -> list[Finding]:

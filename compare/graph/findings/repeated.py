@@ -62,7 +62,7 @@ def recomputations(views: Sequence[View]) -> Iterator[Finding]:
                 if not view.is_significant(size):
                     continue
                 where = f"{count(len(holders))} {'backward ' if phase == 'backward' else ''}kernels"
-                others = [other for v in views if v is not view for other in _in_one(v, phase, again.places)]
+                others = [v.name for v in views if v is not view and _in_one_kernel(v, phase, again.places)]
                 text = (
                     f"{view.name} computes {named(series(again.places), again.ops)} in {where}. "
                     f"They read {formats.size(size)} more than once."
@@ -121,12 +121,11 @@ def _grouped(view: View, several: Iterable[tuple[SourceOp, tuple[int, ...]]]) ->
     return list(groups.values())
 
 
-def _in_one(view: View, phase: Phase, places: Iterable[str]) -> Iterator[str]:
-    """Yield the graph's name where one of its kernels computes all of it."""
+def _in_one_kernel(view: View, phase: Phase, places: Iterable[str]) -> bool:
+    """Return whether a single kernel, which is no product's, computes these stages."""
     wanted = {(phase, place) for place in places}
     holders = {i for stage in wanted for i in view.holders.get(stage, ()) if not is_product(view.kernels[i])}
-    if len(holders) == 1 and wanted <= view.stages[min(holders)]:
-        yield view.name
+    return len(holders) == 1 and wanted <= view.stages[min(holders)]
 
 
 def _read_again(view: View, indices: Sequence[int]) -> int:

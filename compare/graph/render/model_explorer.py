@@ -46,7 +46,7 @@ def _graph(name: str, graph: FusionGraph) -> Json:
 
 def _kernel(index: int, kernel: Kernel, graph: FusionGraph) -> Json:
     operations = formats.words(formats.operation(op) for op in kernel.source_ops)
-    told = {
+    details = {
         "kind": kernel.kind, "launch": str(index + 1),
         "launches": formats.UNKNOWN if kernel.launches is None else str(kernel.launches),
         "bytes declared": formats.size(declared_bytes(kernel)), "bytes read": formats.size(kernel.bytes_read),
@@ -62,7 +62,7 @@ def _kernel(index: int, kernel: Kernel, graph: FusionGraph) -> Json:
     ]
     return {
         "id": f"k{index}", "label": formats.name(kernel.name, 80), "namespace": _layer(kernel),
-        "attrs": _attributes(told), "incomingEdges": [], "outputsMetadata": outputs,
+        "attrs": _attributes(details), "incomingEdges": [], "outputsMetadata": outputs,
     }
 
 

@@ -255,10 +255,10 @@ def _add_skipped(branch: Tree, skipped: list[Kernel], whole: _Whole) -> None:
 def _add_kernel(branch: Tree, index: int, kernel: Kernel, whole: _Whole) -> None:
     from rich.console import Group
 
-    moved, time = declared_bytes(kernel), kernel.device_time_us
+    size, time = declared_bytes(kernel), kernel.device_time_us
     head = _row(
         f"{index + 1}. {formats.name(kernel.name, max(20, whole.width - 40))}",
-        formats.size(moved), formats.share(moved, whole.traffic),
+        formats.size(size), formats.share(size, whole.traffic),
         formats.number_of_us(time), formats.share(time, whole.time_us), style="bold",
     )
     contents = _operations(kernel.source_ops, whole.widths)
