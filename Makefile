@@ -28,8 +28,8 @@ endif
 # Tests run in parallel by file, because tests of a file share workers and compiles; without pytest-xdist they run one
 # after the other. GPU tests are split within files, as one file has most of them: 7 processes on 8 cores, because
 # compilers have threads of their own.
-PARALLEL = $(if $(shell $(RUNNER) -c "import xdist" 2>/dev/null && echo yes),-n auto --maxprocesses 4 --dist loadfile)
-STRETCHES = $(shell $(RUNNER) -c "import xdist, os; \
+PARALLEL_BY_FILE = $(if $(shell $(RUNNER) -c "import xdist" 2>/dev/null && echo yes),-n auto --maxprocesses 4 --dist loadfile)
+PARALLEL_BY_TEST = $(shell $(RUNNER) -c "import xdist, os; \
 	print('--dist worksteal -n', max(1, min(14, len(os.sched_getaffinity(0)) * 7 // 8)))" 2>/dev/null)
 
 .PHONY: run test test-gpu sanitize lint setup clean
@@ -38,10 +38,10 @@ run: $(READY)
 	$(RUNNER) -m compare run $(ARGS)
 
 test: $(READY)
-	$(RUNNER) -m pytest -q -m "not gpu" $(PARALLEL) $(ARGS)
+	$(RUNNER) -m pytest -q -m "not gpu" $(PARALLEL_BY_FILE) $(ARGS)
 
 test-gpu: $(READY)
-	$(RUNNER) -m pytest -q -m gpu $(STRETCHES) $(ARGS)
+	$(RUNNER) -m pytest -q -m gpu $(PARALLEL_BY_TEST) $(ARGS)
 
 sanitize: $(READY)
 	$(RUNNER) -m tools.sanitizer.run $(ARGS)

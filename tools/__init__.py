@@ -1,1 +1,1 @@
-"""Programs for developers of xlafuse: the sanitizer and the benchmarks. The installed package does not contain them."""
+"""Programs for developers of xlafuse: sanitizer, benchmarks, checks of prose, tables of docs. The wheel lacks them."""

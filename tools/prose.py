@@ -1,15 +1,15 @@
 """A check of the project's prose: `python -m tools.prose [FILE...]` prints each sentence that breaks a rule.
 
-It reads docstrings, comments and messages of Python files, comments of JavaScript, CUDA and Makefiles, and
-Markdown.
-The rules:
+It reads docstrings, comments and messages of Python files, comments of JavaScript, C++, CUDA and the Makefile, and
+Markdown. The rules:
 
 - opening: no sentence begins with `What`, `Who`, `Of`, `That`, `As of` or `Whether`; a question may.
 - process: a process is "it", not `who`, `whom`, `nobody` or `somebody`; people may be.
 - private: no word that only this project uses for a part of the program.
 - long: at most 40 words a sentence.
 
-A line with the comment `prose: ok` is left out. Exit code 1 where something breaks a rule.
+A text is left out if `prose: ok` stands in its first line, or in the line before or after that one. The exit code is 1
+if a sentence breaks a rule.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def main(names: list[str]) -> int:
 
 def tracked() -> list[str]:
     """Return the project's files with prose, relative to its root."""
-    patterns = ["*.py", "*.md", "*.js", "*.cu", "*.cuh", "Makefile"]
+    patterns = ["*.py", "*.md", "*.js", "*.cpp", "*.cu", "*.cuh", "Makefile"]
     listed = subprocess.run(
         ["git", "ls-files", *patterns], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout

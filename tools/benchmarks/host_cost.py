@@ -27,11 +27,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from compare.numerics.reference import store_inputs  # noqa: E402
+from compare.numerics.reference import store_inputs
 from compare.spec.block import Block
-from compare.spec.blocks import BLOCKS  # noqa: E402
-from compare.spec.case import Case  # noqa: E402
-from compare.workers.pytorch.worker import TorchBackend  # noqa: E402
+from compare.spec.blocks import BLOCKS
+from compare.spec.case import Case
+from compare.workers.pytorch.worker import TorchBackend
 
 SECONDS, REPEATS = 0.01, 50  # many short ones, because other processes slow some of them
 SMALL = 64 << 20  # bytes of inputs
@@ -85,7 +85,10 @@ def _compile_for_an_h200() -> None:
 
 
 def smallest(block: Block) -> list[Case]:
-    """Return the forward and train cases of the block's smallest realistic check shape of at most SMALL bytes."""
+    """Return the forward and train cases of the smallest check shape above those that a CPU checks.
+
+    There are none if its inputs take more than SMALL bytes.
+    """
 
     def input_bytes(case: Case) -> int:
         return sum(tensor.bytes(case) for tensor in block.inputs)

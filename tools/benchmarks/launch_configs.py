@@ -39,11 +39,11 @@ from triton_side.kernels import (
     rope,
     softmax,
 )
-from triton_side.kernels.matmul import pointer_config  # noqa: E402
-from triton_side.kernels.rope import RopeConfig  # noqa: E402
-from triton_side.kernels.shared import grouped_gradient  # noqa: E402
-from triton_side.kernels.shared.launch import FlatConfig, RowConfig, multiprocessors  # noqa: E402
-from triton_side.kernels.shared.matmul_tiles import MatmulConfig  # noqa: E402
+from triton_side.kernels.matmul import pointer_config
+from triton_side.kernels.rope import RopeConfig
+from triton_side.kernels.shared import grouped_gradient
+from triton_side.kernels.shared.launch import FlatConfig, RowConfig, multiprocessors
+from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def rows_of(
     )
 
 
-def walked_candidates() -> Iterable[RowConfig]:
+def looped_candidates() -> Iterable[RowConfig]:
     """Yield configurations that loop over a row in blocks, with up to 64 warps on each of 132 multiprocessors."""
     for columns, warps, stages, resident in itertools.product(
         (2048, 4096, 8192, 16384), (4, 8, 16, 32), (1, 2, 3), (1, 2, 3, 4, 6, 8)
@@ -221,7 +221,7 @@ KERNELS = {
         ),
     ),
     "softmax-vocabulary": Kernel(
-        lambda: normal(4096, 50257), softmax.forward, tuple(walked_candidates()), (4.0 * 4096 * 50257, "B"),
+        lambda: normal(4096, 50257), softmax.forward, tuple(looped_candidates()), (4.0 * 4096 * 50257, "B"),
         lambda x: softmax.configure_forward(4096, 50257, 2, multiprocessors(x.device)),
     ),
     "layernorm": rows_of(normalised, layernorm.configure_forward, 2),

@@ -89,7 +89,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     gated: list[Shapes] = [{"gate": (7, 131), "up": (7, 131)}]
     biased: list[Shapes] = [{"x": (19, columns), "bias": (columns,)} for columns in (131, 136)]
     flat: list[Shapes] = [{"x": (1021,), "y": (1021,)}]
-    walked: list[Shapes] = [{"x": (3, 8201)}]
+    looped: list[Shapes] = [{"x": (3, 8201)}]
     # A row per warp (scalar and 16-byte loads), per block and per cluster of blocks; a streamed row.
     of_cuda: list[Shapes] = [{"x": (3, columns)} for columns in (131, 136, 2056, 16387, 65543)]
     norms: list[Shapes] = [{"x": (5, columns), "weight": (columns,)} for columns in (131, 16391)]
@@ -165,7 +165,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     ]
     # One group of heads, and several in a loop; half heads whose size is a power of two, and not.
     positions = torch.arange(2 * 67, dtype=torch.int32).view(2, 67)
-    turned: list[Shapes] = [
+    rotated: list[Shapes] = [
         {"q": (2, heads, 67, head_dim), "k": (2, 1, 67, head_dim), "positions": positions}
         for heads, head_dim in ((3, 10), (9, 64))
     ]
@@ -196,7 +196,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.gelu", rows, {}), ("cuda.gelu", rows, {}),
         ("kernels.swiglu", gated, {}), ("kernels.geglu", gated, {}),
         ("kernels.bias_gelu", biased, {}), ("cuda.bias_gelu", biased, {}),
-        ("kernels.softmax", rows + walked, {}), ("cuda.softmax", of_cuda, {}),
+        ("kernels.softmax", rows + looped, {}), ("cuda.softmax", of_cuda, {}),
         ("kernels.matmul", products, {}), ("cuda.matmul", of_cuda_products, {}), ("kernels.linear_gelu", layers, {}),
         ("kernels.matmul_fp8", fp8, {}), ("kernels.linear", layers, {}), ("kernels.linear_residual", added, {}),
         ("kernels.rmsnorm", norms, {"eps": EPS}), ("kernels.swiglu_mlp", mlps, {"eps": EPS}),
@@ -204,7 +204,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("kernels.layernorm", layernorms, {"eps": EPS}), ("cuda.layernorm", layernorms_of_cuda, {"eps": EPS}),
         ("kernels.dropout_residual_norm", chains, {"p": 0.1, "eps": EPS}),
         ("cuda.dropout_residual_norm", chains_of_cuda, {"p": 0.1, "eps": EPS}),
-        ("kernels.rope", turned, {"theta": 500000.0}), ("kernels.attention", heads, {}),
+        ("kernels.rope", rotated, {"theta": 500000.0}), ("kernels.attention", heads, {}),
         ("kernels.attention", shared, {"causal": 1, "window": 19}), ("kernels.attention", shared, {"causal": 0}),
         ("kernels.attention_bias", under_bias, {}), ("kernels.attention_packed", packed, {"longest": 39}),
         ("kernels.decode_attention", decoded, {}), ("kernels.decode_attention_paged", decoded_from_pages, {}),
@@ -434,7 +434,7 @@ def check(
 def _launched(limit: float) -> list[Launched]:
     """Return what the cases launch without a tool, within their share of the limit. Raises CannotCheck if they fail."""
     until = str(time.time() + COMPILE_SHARE * limit)
-    _compile_side_by_side(until, limit)
+    _compile_in_parallel(until, limit)
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder, "launched.json")
         status, output = _run(
@@ -453,7 +453,7 @@ def _launched(limit: float) -> list[Launched]:
     return launched
 
 
-def _compile_side_by_side(until: str, limit: float) -> None:
+def _compile_in_parallel(until: str, limit: float) -> None:
     """Compile every Triton kernel into Triton's cache, in parallel. Failures are ignored; they recur in later runs."""
     jobs = min(PROCESSES, os.cpu_count() or 1)
     command = [sys.executable, "-m", "tools.sanitizer.run", "--launch", "--until", until, "--step", str(jobs)]

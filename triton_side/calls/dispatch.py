@@ -70,7 +70,7 @@ _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_
 _OVERWRITES = {"copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_"}
 _WINDOWS = ("window_size_left", "window_size_right", "window_size")  # arguments of attention with a window
 # FLOPs per element of the largest tensor, as the blocks count them. Other pointwise operations and reductions have 1.
-_FLOPS_AN_ELEMENT = {
+_FLOPS_PER_ELEMENT = {
     "_softmax": 5, "_softmax_backward_data": 4, "gelu": 9, "gelu_backward": 17, "_fused_rms_norm": 4,
     "_fused_rms_norm_backward": 9, "native_layer_norm": 7, "native_layer_norm_backward": 13, "silu": 4,
     "silu_backward": 7,
@@ -387,8 +387,8 @@ def _flops(
         causal = bound.get("is_causal") or bound.get("custom_mask_type")
         return flops / 2 if causal else flops  # a causal mask leaves half of the scores
     largest = max((tensor.numel() for tensor in [*given, *results]), default=0)
-    if name in _FLOPS_AN_ELEMENT:
-        return float(_FLOPS_AN_ELEMENT[name] * largest)
+    if name in _FLOPS_PER_ELEMENT:
+        return float(_FLOPS_PER_ELEMENT[name] * largest)
     if kind in ("elementwise", "reduction"):
         return float(largest)
     return 0.0 if kind in ("copy", "memset") else None

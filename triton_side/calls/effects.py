@@ -1,8 +1,8 @@
 """Find the pointer parameters that a compiled kernel reads and writes, from Triton's TTIR or from PTX.
 
 Both readers follow each pointer parameter to its loads and stores; nothing is executed. A parameter counts as read or
-written if any path through the code reads or writes it. Tested with the TTIR of triton 3.6 and 3.7 and the PTX of NVRTC
-13.
+written if any path through the code reads or writes it. Tested with the TTIR of the series of Triton in versions.py and
+with the PTX of NVRTC 13.
 """
 
 from __future__ import annotations

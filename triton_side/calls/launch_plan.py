@@ -1,6 +1,6 @@
 """A recorded call as plain data: its kernels and their arguments, so that a runtime other than PyTorch can launch them.
 
-    recorded = deviceless.record_call(rmsnorm.apply, specs, {"eps": 1e-5}, train=True)
+    recorded = for_target.record_call(rmsnorm.apply, specs, {"eps": 1e-5}, train=True)
     launch_plan.of(recorded)["parts"]["forward"][0]["ir"]      # Triton's highest IR
 
 A kernel's IR is Triton's for this launch, with one difference: its parameters are only the buffers, first those that it
@@ -8,7 +8,7 @@ reads, then those that it writes. Every number that the launch passes is a const
 which launches share them; each buffer is a whole contiguous array. A kernel that builds tensor descriptors needs memory
 from PyTorch's launcher and is refused: record it within `kernels.shared.tiles.without_descriptors`.
 
-Tested with the TTIR of triton 3.6 and 3.7.
+versions.py lists the series of Triton whose TTIR was tested.
 """
 
 from __future__ import annotations

@@ -58,7 +58,6 @@ def _tiling(vector_rows: int, x: torch.Tensor, *others: torch.Tensor) -> tuple[i
     return lanes, tile_rows, -(-rows // tile_rows), -(-columns // (THREADS * lanes))
 
 
-
 class BiasGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

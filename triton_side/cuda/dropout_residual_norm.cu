@@ -2,8 +2,8 @@
 //
 //   forward   h  = residual + m (x + bias),  m = scale where kept, else 0
 //             y  = n weight + shift,  n = (h - mean) rstd              in fp32, from h rounded as it is stored
-//   backward  dh = dh of h's own + rstd (g - mean(g) - n mean(g n)),  g = dy weight
-//             dresidual = dh,  dx = m dh
+//   backward  dh_total = dh + rstd (g - mean(g) - n mean(g n)),  g = dy weight;  dh: the gradient of the output h
+//             dresidual = dh_total,  dx = m dh_total
 //             dbias, dweight, dshift = sums over rows of dx, dy n and dy
 //
 // A block takes a row, reads it once and holds it in registers: VECTORS packs of LANES elements in each of THREADS

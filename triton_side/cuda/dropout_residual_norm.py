@@ -3,9 +3,9 @@
     h  = residual + m (x + bias),  m = scale where kept, else 0       mean, rstd = 1 / sqrt(var + eps) of the row of h
     y  = n weight + shift,  n = (h - mean) rstd
 
-    dh = dh of h's own + rstd (g - mean(g) - n mean(g n)),  g = dy weight
+    dh_total = dh + rstd (g - mean(g) - n mean(g n)),  g = dy weight;  dh: the gradient of the output h
 
-    dresidual = dh,  dx = m dh
+    dresidual = dh_total,  dx = m dh_total
     dbias = sum over rows of dx,  dweight = sum over rows of dy n,  dshift = sum over rows of dy
 
 A GPT-2 layer does this between two matrix products. Sources: Srivastava et al., Dropout (JMLR 15, 2014); Ba, Kiros and

@@ -5,9 +5,9 @@ libtorch gets a CUDA device that does nothing (fake_cuda_hooks.cpp), `torch.cuda
 Triton's active driver names the target. Tensors on the device must be fake (`torch._subclasses.FakeTensorMode`);
 nothing can run. It cannot be undone, so use a separate process.
 
-Tested on a machine without a GPU or a driver: the CPU and CUDA 13.0 builds of torch 2.13.0 and the CUDA 13.0 build of
-2.12.1 (triton 3.7.1), and the CUDA 13.0 build of 2.11.0 (triton 3.6.0). A CUDA build needs the C++ part too: its own
-hooks call the driver as soon as autograd handles a CUDA tensor.
+The builds of torch in versions.py were tested on a machine without a GPU or a driver: 2.11.0 with triton 3.6.0, the
+others with 3.7.1. A CUDA build needs the C++ part too: its own hooks call the driver as soon as autograd handles a CUDA
+tensor.
 """
 
 from __future__ import annotations

@@ -168,7 +168,6 @@ class LoadedGraph:
     fx: str
     fx_names: frozenset[str]
     code: str
-    device: str
     gemm_autotuned: bool
     padding_measured: frozenset[str]
     module: Any
@@ -307,7 +306,6 @@ def observe_compiles(listener: Listener) -> Iterator[None]:
                 fx=graph.orig_gm.print_readable(print_output=False),
                 fx_names=frozenset(node.name for node in graph.orig_gm.graph.nodes),
                 code=wrapper_code.value,
-                device="cuda" if "cuda" in graph.device_types else "cpu",
                 gemm_autotuned=bool(inductor_config.max_autotune or inductor_config.max_autotune_gemm),
                 padding_measured=frozenset(padding_measured),
                 module=module,

@@ -1,7 +1,7 @@
 """Compile with TorchInductor and keep its output: graphs, scheduler IR, code, and which kernel computes what.
 
-    compiled = inductor.compile(block.apply)
-    with inductor.capture() as captured:
+    compiled = compiler.compile(block.apply)
+    with compiler.capture() as captured:
         outputs = compiled(inputs)
     captured.kernels        # one Kernel per kernel call in the emitted code, forward and backward
     captured.write(folder)

@@ -1,6 +1,6 @@
 """Read Inductor's FX graphs and scheduler IR as text. Nothing is executed, and no torch is needed.
 
-It reads the output of torch 2.11 to 2.13. Each reader goes through its text once, line by line.
+versions.py lists the tested releases of torch. Each reader goes through its text once, line by line.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ _FX_TYPE = re.compile(r'\b(\w+): "(\w+)\[([^\]]*)\][^"]*"')
 _FX_NODE = re.compile(r'\s+(\w+)(?:: "[^"]*")? = ([\w.]+)(?:\((.*?)\))?(\[\d+\])?(?:;  .*)?$')
 _FX_PLACE = re.compile(r"#.*?File: (.+?):(\d+) in ")
 _TORCH = re.compile(r"(^|/site-packages/)torch/")  # such a line is not the user's
-_FX_STAGE = re.compile(r"# Annotation: \{.*?'stage': '([^']*)'")
+# calls.stages writes one key per stage. Older dumps have one key for all.
+_FX_STAGES = re.compile(r"'stage ([^']*)': True|'stage': '([^']*)'")
 
 
 def read_fx(text: str, *, backward: bool = False) -> FxText:
@@ -68,9 +69,11 @@ def read_fx(text: str, *, backward: bool = False) -> FxText:
         if len(line) > MAX_LINE:
             continue
         if stripped.startswith("#"):
-            place, label = _FX_PLACE.match(stripped[:_MAX_COMMENT]), _FX_STAGE.match(stripped[:_MAX_COMMENT])
+            comment = stripped[:_MAX_COMMENT]
+            place = _FX_PLACE.match(comment)
             line_of = f"{place[1]}:{place[2]}" if place and not _TORCH.search(place[1]) else None
-            stage = label[1] if label else None
+            marks = _FX_STAGES.findall(comment.partition(" File: ")[0]) if comment.startswith("# Annotation: ") else []
+            stage = "/".join(nested or single for nested, single in marks) or None
             continue
         for name, dtype, extents in _FX_TYPE.findall(line.split(" = ", 1)[0] if " = " in line else line):
             described = fx_memory(name, dtype, extents)

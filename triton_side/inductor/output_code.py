@@ -1,7 +1,7 @@
 """Parse Inductor's emitted code. Nothing is executed, and no torch is needed.
 
-It reads the code of torch 2.11 to 2.13, once, line by line. `ast` parses each line of `call`. It refuses deep nesting
-with an error; such a line counts as unparsed.
+It reads the code once, line by line; versions.py lists the tested releases of torch. `ast` parses each line of `call`.
+It refuses deep nesting with an error; such a line counts as unparsed.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def adamw(
     Raises:
         ValueError: shapes or devices differ, step is not one number, a beta is not between 0 and 1, `out` is not
             contiguous, or the tensors are not on a GPU.
-        TypeError: a dtype is another.
+        TypeError: a dtype is not one of those above.
     """
     check_tensors(param=param, gradient=gradient)
     check_tensors(mu=mu, nu=nu)

@@ -43,7 +43,10 @@ DBIAS = declare.gradient("reduce_sum", "bias", "dbias")
 
 @dataclass(frozen=True)
 class TileConfig:
-    """A program takes tiles of `block_rows` x `block_columns` (powers of two) in one column, `programs` apart."""
+    """A program takes every `programs`-th tile of a column of tiles.
+
+    block_rows, block_columns: the size of a tile, in powers of two.
+    """
 
     block_rows: int
     block_columns: int

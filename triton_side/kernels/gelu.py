@@ -22,7 +22,7 @@ from torch.autograd.function import once_differentiable
 
 from triton_side.calls import declare
 from triton_side.kernels.shared.constants import LOG2_E
-from triton_side.kernels.shared.launch import FlatConfig, cdiv, check_tensors, device_of
+from triton_side.kernels.shared.launch import FlatConfig, check_tensors, launch_elementwise
 
 SQRT_2_OVER_PI = 0.7978845608028654
 CUBIC = 0.044715
@@ -115,26 +115,14 @@ def configure(element_bytes: int) -> FlatConfig:
 def forward(x: torch.Tensor, config: FlatConfig | None = None) -> torch.Tensor:
     """Launch the forward kernel on a contiguous x; the result y has x's shape and dtype."""
     y = torch.empty_like(x)
-    if x.numel() == 0:
-        return y
-    config = config or configure(x.element_size())
-    with device_of(x):
-        gelu_forward_kernel[(cdiv(x.numel(), config.block),)](
-            x, y, x.numel(), BLOCK=config.block, num_warps=config.num_warps
-        )
+    launch_elementwise(gelu_forward_kernel, config or configure(x.element_size()), x, y)
     return y
 
 
 def backward(x: torch.Tensor, dy: torch.Tensor, config: FlatConfig | None = None) -> torch.Tensor:
     """Launch the backward kernel on contiguous x and dy; the result dx has x's shape and dtype."""
     dx = torch.empty_like(x)
-    if x.numel() == 0:
-        return dx
-    config = config or configure(x.element_size())
-    with device_of(x):
-        gelu_backward_kernel[(cdiv(x.numel(), config.block),)](
-            x, dy, dx, x.numel(), BLOCK=config.block, num_warps=config.num_warps
-        )
+    launch_elementwise(gelu_backward_kernel, config or configure(x.element_size()), x, dy, dx)
     return dx
 
 

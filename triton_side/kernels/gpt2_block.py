@@ -138,7 +138,7 @@ def gpt2_block(
             [heads head_dim, width]; w_up [width, hidden]; b_up; w_down [hidden, width]; of x's dtype and device.
             Other entries are ignored.
         seed: [2, 2] in int32 on x's device: a key for the dropout after attention, and one for the dropout after the
-        MLP.
+            MLP.
         heads: of queries, keys and values alike.
         p: probability of an element to be dropped, 0 <= p < 1, rounded up to a multiple of 2^-16.
         eps: added to the variances.
@@ -147,9 +147,8 @@ def gpt2_block(
         y, contiguous, of x's shape and dtype.
 
     Raises:
-        ValueError: p is out of range, shapes do not fit, attention does not support head_dim, devices differ or are not
-        a
-            GPU (outside the interpreter), or float32 products are set to "medium".
+        ValueError: p is out of range, shapes do not fit, attention does not support head_dim, devices differ, a device
+            is not a GPU (outside Triton's interpreter), or PyTorch's float32 matmul precision is "medium".
         TypeError: a dtype is not supported, or they differ, or the seed is not int32.
     """
     weights = {name: params[name] for name in WEIGHTS}

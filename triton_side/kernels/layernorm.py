@@ -8,8 +8,8 @@ Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450. Shapes: x, y, dy,
 dweight, dbias [columns]; mean, rstd [rows] in fp32, saved only if a gradient is wanted. bfloat16, float16 or float32 in
 and out; fp32 inside, rounded once at the end.
 
-The variance is that of x minus its mean, never mean(x^2) - mean(x)^2. Their difference loses the digits
-that both terms share: all of them if the mean is 4000 standard deviations.
+The variance is the mean square of x minus its mean, never mean(x^2) - mean(x)^2. That difference loses the digits that
+both terms share: all of them if the mean is 4000 standard deviations.
 
 The backward pass reads mean and rstd, 8 bytes a row, instead of computing two more sums. Like RMSNorm's it is a
 persistent grid: each program adds its rows' shares of dweight and dbias in registers and writes them once, and a second
@@ -380,8 +380,9 @@ class LayerNormFunction(torch.autograd.Function):
 
 
 def layernorm(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float) -> torch.Tensor:
-    """Return (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the columns of x, differentiable once in all
-    three.
+    """Return (x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the columns of x.
+
+    Differentiable once in all three.
 
     Args:
         x: [rows, columns], bfloat16, float16 or float32, on a GPU. Rows may be any distance apart; a matrix

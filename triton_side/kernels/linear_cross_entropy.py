@@ -16,9 +16,9 @@ workspace of WORKSPACE bytes. One product then gives the final dw of these class
 which accumulates in float32. The workspace and this sum take 0.4 GB for the sizes above; chunks of tokens would need dw
 in float32, 2.1 GB.
 
-The backward and forward pass take four products together, where logits in memory take three. Liger (arXiv:2410.10989)
-takes three: its forward pass computes the gradients of chunks of tokens. It accumulates dw over the chunks, either in
-w's dtype or in those 2.1 GB.
+The forward and the backward pass together take four products, where logits in memory take three. Liger
+(arXiv:2410.10989) takes three: its forward pass computes the gradients of chunks of tokens. It accumulates dw over the
+chunks, either in w's dtype or in those 2.1 GB.
 
 Shapes: h, dh [tokens, width]; w, dw [classes, width]; labels [tokens] in int32 or int64; loss [] in fp32. dtypes of h
 and w: bfloat16, float16, float32, one for both. Logits are float32 and never rounded. dx is rounded to the inputs'
@@ -96,11 +96,10 @@ def projected_statistics_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     H_TRANSPOSED: tl.constexpr, W_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Compute statistics [tiles, tokens] of each token's logits in each tile of classes, and the label's logit
-    [tokens].
+    """Compute statistics of each token's logits in each tile of classes, and the label's logit.
 
-    The statistics are the maximum, the sum of exp(x - maximum) and the sum of x / classes. The logit is stored only if
-    the label is a class. w is [width, classes].
+    The statistics [tiles, tokens] are the maximum, the sum of exp(x - maximum) and the sum of x / classes. The label's
+    logit [tokens] is stored only if the label is a class. w is [width, classes].
     """
     h = open_operand(h_ptr, tokens, width, stride_ht, stride_hk, BLOCK_M, BLOCK_K, DESCRIPTORS, H_TRANSPOSED)
     w = open_operand(w_ptr, width, classes, stride_wk, stride_wc, BLOCK_K, BLOCK_N, DESCRIPTORS, W_TRANSPOSED)
@@ -331,8 +330,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
 def linear_cross_entropy(
     h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, smoothing: float = 0.0, z_loss: float = 0.0
 ) -> torch.Tensor:
-    """Return the mean cross-entropy of the logits h w^T over the tokens whose label is not IGNORED, differentiable once
-    in both.
+    """Return the mean cross-entropy of the logits h w^T over the tokens whose label is not IGNORED.
+
+    Differentiable once in h and w.
 
     Args:
         h: [tokens, width], any strides.

@@ -41,9 +41,10 @@ FORWARD = (*linear.FORWARD, *gelu.FORWARD)
 
 @dataclass(frozen=True)
 class DpreConfig:
-    """A program takes tiles of block_rows x block_columns (powers of two) in one column of tiles, `programs` apart.
+    """A program takes every `programs`-th tile of a column of tiles.
 
-    num_stages > 1 prefetches that many tiles less one into shared memory.
+    block_rows, block_columns: the size of a tile, in powers of two.
+    num_stages: above 1, that many tiles less one are prefetched into shared memory.
     """
 
     block_rows: int

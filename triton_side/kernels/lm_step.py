@@ -37,8 +37,8 @@ def parameter(tensors: Mapping[str, torch.Tensor], key: ParameterKey, prefix: st
 
 
 def compute_loss(
-    parameters: Mapping[ParameterKey, torch.Tensor], inputs: Mapping[str, torch.Tensor], layers: int, sizes:
-    Mapping[str, Any]
+    parameters: Mapping[ParameterKey, torch.Tensor], inputs: Mapping[str, torch.Tensor], layers: int,
+    sizes: Mapping[str, Any],
 ) -> torch.Tensor:
     tokens = inputs["tokens"]
     with stage("embedding"):

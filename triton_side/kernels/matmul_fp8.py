@@ -51,7 +51,7 @@ def matmul_fp8(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale:
 
     Raises:
         ValueError: shapes do not fit, devices differ or are not a GPU (outside the interpreter).
-        TypeError: a dtype is another.
+        TypeError: a dtype is not the one above.
     """
     _check(a, b, a_scale, b_scale)
     with computing(*FORWARD, c_ptr="c"):

@@ -4,8 +4,8 @@
     act[s] = silu(gate[s]) up[s]    gate[s] = x[t] w_gate[e]    up[s] = x[t] w_up[e]
 
 Jiang et al., Mixtral of Experts, arXiv:2401.04088. Slots are the choices sorted by expert. `moe_routing.py` computes
-that order and the weights, `shared/grouped_product.py` the products, and `shared/grouped_gradient.py` the gradients of
-the weights. No token is dropped.
+that order and the weights w[t, j], `shared/grouped_product.py` the products, and `shared/grouped_gradient.py` the
+gradients of the experts' matrices. No token is dropped.
 
 Forward: routing (three kernels), gate and up with the activation in their epilogue, the down projection, the weighted
 sum. The kernels gather rows of x when they read them, without a copy.

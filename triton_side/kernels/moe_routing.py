@@ -23,9 +23,8 @@ This is a counting sort without atomics, so it repeats bit for bit.
 Shapes: x [tokens, width], router [experts, width]; chosen, weights, slots [tokens, top_k]; rows [tokens top_k], the
 token in each slot; offsets [experts + 1]; logits [tokens, experts].
 
-x and router are bfloat16, float16 or float32;
-chosen, slots, rows and offsets are int32. Everything else is float32; logits never use TF32. A token with a NaN logit
-chooses experts that exist, and its weights are NaN.
+x and router are bfloat16, float16 or float32; chosen, slots, rows and offsets are int32. Everything else is float32;
+logits never use TF32. A token with a NaN logit chooses experts that exist, and its weights are NaN.
 """
 
 import math

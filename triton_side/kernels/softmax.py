@@ -138,8 +138,8 @@ def softmax_forward_looped_kernel(
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, EDGES: tl.constexpr, VECTOR: tl.constexpr,
 ):
     accurate: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
-    vectors_a_tile: tl.constexpr = COLUMNS // VECTOR
-    lane = tl.arange(0, vectors_a_tile)[:, None]
+    vectors_per_tile: tl.constexpr = COLUMNS // VECTOR
+    lane = tl.arange(0, vectors_per_tile)[:, None]
     element = tl.arange(0, VECTOR)[None, :]
     for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
         x_start = tl.cast(row, tl.int64) * x_row_stride
@@ -147,16 +147,16 @@ def softmax_forward_looped_kernel(
         head, vectors = _row_body(y_start, columns, EDGES, VECTOR)
         x_body_ptr, y_body_ptr = x_ptr + x_start, y_ptr + y_start
         if EDGES:
-            # The product shows the compiler the alignment; x's rows lie as y's do.
+            # The product shows the compiler the alignment; x and y have the same row stride.
             y_body_ptr = y_ptr + tl.cdiv(y_start, VECTOR) * VECTOR
             x_body_ptr = x_ptr + tl.cdiv(y_start, VECTOR) * VECTOR
-        tiles = tl.cdiv(vectors, vectors_a_tile)
+        tiles = tl.cdiv(vectors, vectors_per_tile)
 
         # Each vector keeps its own maximum and sum, because a reduction over the row costs a barrier. It comes once.
-        maximum = tl.full([vectors_a_tile, 1], LOWEST, tl.float32)
-        partial_sum = tl.zeros([vectors_a_tile, 1], tl.float32)
+        maximum = tl.full([vectors_per_tile, 1], LOWEST, tl.float32)
+        partial_sum = tl.zeros([vectors_per_tile, 1], tl.float32)
         for tile in tl.range(0, tiles, num_stages=STAGES):
-            vector = tile * vectors_a_tile + lane
+            vector = tile * vectors_per_tile + lane
             x = tl.load(x_body_ptr + vector * VECTOR + element, mask=vector < vectors, other=-float("inf"))
             x = x.to(tl.float32)
             new_maximum = tl.maximum(maximum, tl.max(x, axis=1, keep_dims=True))
@@ -181,7 +181,7 @@ def softmax_forward_looped_kernel(
 
         # Backwards: the end of the row was read last and is most likely still in a cache.
         for tile in tl.range(0, tiles, num_stages=STAGES):
-            vector = (tiles - 1 - tile) * vectors_a_tile + lane
+            vector = (tiles - 1 - tile) * vectors_per_tile + lane
             x = tl.load(x_body_ptr + vector * VECTOR + element, mask=vector < vectors, other=-float("inf"))
             y = _divide(_exp(x.to(tl.float32) - row_maximum, accurate), denominator, accurate)
             y = y.to(y_ptr.dtype.element_ty)
@@ -210,8 +210,8 @@ def softmax_backward_looped_kernel(
     y_ptr, dy_ptr, dx_ptr, y_row_stride, dy_row_stride, rows, columns,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, EDGES: tl.constexpr, VECTOR: tl.constexpr,
 ):
-    vectors_a_tile: tl.constexpr = COLUMNS // VECTOR
-    lane = tl.arange(0, vectors_a_tile)[:, None]
+    vectors_per_tile: tl.constexpr = COLUMNS // VECTOR
+    lane = tl.arange(0, vectors_per_tile)[:, None]
     element = tl.arange(0, VECTOR)[None, :]
     for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
         y_start = tl.cast(row, tl.int64) * y_row_stride
@@ -223,11 +223,11 @@ def softmax_backward_looped_kernel(
             y_body_ptr = y_ptr + tl.cdiv(dx_start, VECTOR) * VECTOR
             dy_body_ptr = dy_ptr + tl.cdiv(dx_start, VECTOR) * VECTOR
             dx_body_ptr = dx_ptr + tl.cdiv(dx_start, VECTOR) * VECTOR
-        tiles = tl.cdiv(vectors, vectors_a_tile)
+        tiles = tl.cdiv(vectors, vectors_per_tile)
 
-        partial_dot = tl.zeros([vectors_a_tile, VECTOR], tl.float32)
+        partial_dot = tl.zeros([vectors_per_tile, VECTOR], tl.float32)
         for tile in tl.range(0, tiles, num_stages=STAGES):
-            vector = tile * vectors_a_tile + lane
+            vector = tile * vectors_per_tile + lane
             column = vector * VECTOR + element
             y = tl.load(y_body_ptr + column, mask=vector < vectors, other=0.0).to(tl.float32)
             dy = tl.load(dy_body_ptr + column, mask=vector < vectors, other=0.0).to(tl.float32)
@@ -242,7 +242,7 @@ def softmax_backward_looped_kernel(
             tl.store(dx_ptr + dx_start + edge_column, edge_dx, mask=edge_mask)
 
         for tile in tl.range(0, tiles, num_stages=STAGES):
-            vector = (tiles - 1 - tile) * vectors_a_tile + lane
+            vector = (tiles - 1 - tile) * vectors_per_tile + lane
             column = vector * VECTOR + element
             y = tl.load(y_body_ptr + column, mask=vector < vectors, other=0.0).to(tl.float32)
             dy = tl.load(dy_body_ptr + column, mask=vector < vectors, other=0.0).to(tl.float32)

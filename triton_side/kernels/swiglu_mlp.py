@@ -33,7 +33,7 @@ from triton_side.calls.stages import stage
 from triton_side.kernels import rmsnorm
 from triton_side.kernels.matmul import choose_config, launch_matmul, matmul_config, pointer_config
 from triton_side.kernels.shared.gated_unit import backward_block
-from triton_side.kernels.shared.launch import cdiv, check_matrix, check_tensors, device_of
+from triton_side.kernels.shared.launch import FlatConfig, check_matrix, check_tensors, device_of, launch_elementwise
 from triton_side.kernels.shared.matmul_tiles import (
     MatmulConfig,
     load_operand,
@@ -158,11 +158,8 @@ def launch_activation_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return dgate, dup and act from a stored dact; all are contiguous."""
     dgate, dup, act = torch.empty_like(gate), torch.empty_like(gate), torch.empty_like(gate)
-    block = 2048
-    with device_of(dact):
-        activation_gradients_kernel[(cdiv(dact.numel(), block),)](
-            dact, gate, up, dgate, dup, act, dact.numel(), BLOCK=block, num_warps=8
-        )
+    config = FlatConfig(block=2048, num_warps=8)
+    launch_elementwise(activation_gradients_kernel, config, dact, gate, up, dgate, dup, act)
     return dgate, dup, act
 
 
@@ -218,8 +215,9 @@ def swiglu_mlp(
     x: torch.Tensor, norm_weight: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor,
     down_weight: torch.Tensor, eps: float,
 ) -> torch.Tensor:
-    """Return x + (silu(h gate_weight) * (h up_weight)) down_weight, h = rmsnorm(x, norm_weight, eps); differentiable
-    once.
+    """Return x + (silu(h gate_weight) * (h up_weight)) down_weight with h = rmsnorm(x, norm_weight, eps).
+
+    Differentiable once.
 
     Args:
         x: [tokens, width].

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from triton_side.calls.declare import declare, forward
-from triton_side.kernels.shared.launch import FlatConfig, cdiv, check_tensors, device_of
+from triton_side.kernels.shared.launch import FlatConfig, check_tensors, launch_elementwise
 
 
 @declare(forward("add", "add"), flops=lambda shapes: math.prod(shapes["out_ptr"]))
@@ -66,13 +66,7 @@ def vector_add(x: torch.Tensor, y: torch.Tensor, *, config: FlatConfig | None = 
         )
     x, y = x.contiguous(), y.contiguous()
     out = torch.empty_like(x)
-    if x.numel() == 0:
-        return out
-    config = config or configure(x.element_size())
-    with device_of(x):
-        vector_add_kernel[(cdiv(x.numel(), config.block),)](
-            x, y, out, x.numel(), BLOCK=config.block, num_warps=config.num_warps
-        )
+    launch_elementwise(vector_add_kernel, config or configure(x.element_size()), x, y, out)
     return out
 
 

@@ -47,8 +47,8 @@ def _attend(
 def _forward(
     q: Tensor, k: Tensor, v: Tensor, causal: bool, window: int, cu_seqlens: Tensor | None, longest: int, save: bool
 ) -> list[Tensor]:
-    seen = _seen(causal, window, cu_seqlens, longest)
-    out, lse, *_ = _flash_attn_fwd(q, k, v, **seen, return_lse=save)
+    arguments = _mask_arguments(causal, window, cu_seqlens, longest)
+    out, lse, *_ = _flash_attn_fwd(q, k, v, **arguments, return_lse=save)
     return [out, lse] if save else [out]
 
 
@@ -57,11 +57,11 @@ def _backward(
     q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, causal: bool, window: int,
     cu_seqlens: Tensor | None, longest: int,
 ) -> list[Tensor]:
-    dq, dk, dv = _flash_attn_bwd(q, k, v, out, dout, lse, **_seen(causal, window, cu_seqlens, longest))
+    dq, dk, dv = _flash_attn_bwd(q, k, v, out, dout, lse, **_mask_arguments(causal, window, cu_seqlens, longest))
     return [dq, dk, dv]
 
 
-def _seen(causal: bool, window: int, cu_seqlens: Tensor | None, longest: int) -> dict[str, Any]:
+def _mask_arguments(causal: bool, window: int, cu_seqlens: Tensor | None, longest: int) -> dict[str, Any]:
     """Return the library's arguments that say which keys a query sees. A window size of None means all earlier keys."""
     return {
         "causal": causal, "window_size_left": window - 1 if window else None,

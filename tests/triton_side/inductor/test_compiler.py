@@ -13,6 +13,7 @@ from torch import Tensor
 from triton_side.calls.stages import stage
 from triton_side.inductor import _private as private
 from triton_side.inductor import compiler, dump
+from triton_side.inductor.ir_text import read_fx
 
 ROWS, WIDTH, HIDDEN = 16, 32, 64
 
@@ -94,6 +95,14 @@ def test_stages_and_lines_reach_backward(run):
     gemms = [kernel for kernel in backward if kernel.kind == "gemm"]
     assert len(gemms) == 4  # the gradients of x and of the weight, twice
     assert all(kernel.stages and kernel.lines for kernel in gemms)
+
+
+def test_printed_graphs_have_the_stages_of_the_capture(run):
+    for graph in run[0].graphs:
+        printed = read_fx(graph.fx).nodes
+        nodes = [node for call in graph.compiled().calls for node in call.nodes if node.name in printed]
+        assert any(node.stage for node in nodes)
+        assert [printed[node.name].stage for node in nodes] == [node.stage for node in nodes]
 
 
 # The implementation `inductor-remat` of lm_step has the same requirement.

@@ -62,6 +62,20 @@ def test_stages_lines_and_operations_before_the_pattern_matcher():
     assert addmm.kernel.lines == ("triton_side/blocks/swiglu_mlp.py:34", "triton_side/blocks/swiglu_mlp.py:36")
 
 
+def test_nested_stages_of_a_printed_graph():
+    found = read_fx(
+        '    def forward(self, x: "f32[2]"):\n'
+        "        # Annotation: {'stage outer': True, 'stage inner': True} File: /home/me/model.py:8 in f, code: 2 * x\n"
+        '        mul: "f32[2]" = torch.ops.aten.mul.Tensor(x, 2)\n'
+        '        exp: "f32[2]" = torch.ops.aten.exp.default(mul)\n'
+        "        # File: /home/me/model.py:9 in f, code: return x\n"
+        '        neg: "f32[2]" = torch.ops.aten.neg.default(exp)\n'
+    )
+    assert {name: node.stage for name, node in found.nodes.items()} == {
+        "mul": "outer/inner", "exp": "outer/inner", "neg": None,
+    }
+
+
 @pytest.mark.parametrize(
     ("made", "operands", "many"),
     [((64, 16), ((64, 32), (4, 32, 16)), 64 * 32 * 16), ((4, 32, 16), ((32, 64), (64, 16)), 64 * 32 * 16),

@@ -95,7 +95,7 @@ def output_offset(
 ):
     """Return (offset of a program's sequence, distance between rows) of an output whose rows are WIDTH elements.
 
-    With ROW 0 the output is laid out by `empty_output`; otherwise its rows are ROW apart and it has these strides.
+    With ROW 0 the output has the layout of `empty_output`; otherwise its rows are ROW apart and it has these strides.
     ROW is a constant because addresses would take registers: 10 more a thread for dq, and 16 spilled bytes for dk and
     dv (head_dim 128 with shared heads, compiled for an H200 by Triton 3.7).
     """
@@ -166,7 +166,7 @@ def visible_queries(
 
 
 def visible_pairs(sequence: int, causal: bool, window: int) -> float:
-    """Return the number of visible (query, key) pairs of one sequence; half of a causal square or window's corner."""
+    """Return the number of visible (query, key) pairs of one sequence; a causal triangle counts as half its square."""
     width = min(window or sequence, sequence)
     return sequence * width - width * width / 2 if causal else float(sequence * sequence)
 
@@ -199,7 +199,9 @@ def output_strides(*outputs: torch.Tensor | None) -> tuple[int, int, int]:
 
 
 def empty_output(like: torch.Tensor, offsets: torch.Tensor | None) -> torch.Tensor:
-    """Return an empty contiguous [batch, heads, sequence, head_dim]; packed sequences lie as [tokens, heads, head_dim].
+    """Return an uninitialised output of the shape of `like`, [batch, heads, sequence, head_dim].
+
+    It is contiguous; for packed sequences it is a view of a contiguous [tokens, heads, head_dim].
     """
     if offsets is None:
         return torch.empty(like.shape, dtype=like.dtype, device=like.device)

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from triton_side.kernels.shared.launch import FlatConfig, cdiv, check_tensors, device_of
+from triton_side.kernels.shared.launch import FlatConfig, check_tensors, launch_elementwise
 
 
 @triton.jit
@@ -47,7 +47,7 @@ def backward_block(
 ):
     """Compute dgate and dup for one program's block of elements, and y again unless y_ptr is None.
 
-    swiglu_mlp, which does not keep y, asks for it.
+    swiglu_mlp computes y again, because it does not save y.
     """
     start = tl.program_id(0).to(tl.int64) * BLOCK
     offset = start + tl.arange(0, BLOCK)
@@ -83,13 +83,7 @@ def configure(element_bytes: int) -> FlatConfig:
 def forward(kernel: Any, gate: torch.Tensor, up: torch.Tensor, config: FlatConfig | None = None) -> torch.Tensor:
     """Launch a unit's forward kernel on contiguous gate and up; y has their shape and dtype."""
     y = torch.empty_like(gate)
-    if gate.numel() == 0:
-        return y
-    config = config or configure(gate.element_size())
-    with device_of(gate):
-        kernel[(cdiv(gate.numel(), config.block),)](
-            gate, up, y, gate.numel(), BLOCK=config.block, num_warps=config.num_warps
-        )
+    launch_elementwise(kernel, config or configure(gate.element_size()), gate, up, y)
     return y
 
 
@@ -98,13 +92,7 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch a unit's backward kernel on contiguous gate, up and dy; dgate and dup have their shape and dtype."""
     dgate, dup = torch.empty_like(gate), torch.empty_like(up)
-    if gate.numel() == 0:
-        return dgate, dup
-    config = config or configure(gate.element_size())
-    with device_of(gate):
-        kernel[(cdiv(gate.numel(), config.block),)](
-            gate, up, dy, dgate, dup, gate.numel(), BLOCK=config.block, num_warps=config.num_warps
-        )
+    launch_elementwise(kernel, config or configure(gate.element_size()), gate, up, dy, dgate, dup)
     return dgate, dup
 
 

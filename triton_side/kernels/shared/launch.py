@@ -3,6 +3,7 @@
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 import triton
@@ -121,6 +122,15 @@ def _multiprocessors(device: torch.device) -> int:
 def rows_per_tile(rows: int, block_columns: int, multiprocessors: int, elements: int = 4096) -> int:
     """Return the rows, a power of two, of a tile of `elements`; fewer if multiprocessors would have no tile."""
     return max(1, min(elements // block_columns, next_power_of_2(rows // (4 * multiprocessors))))
+
+
+def launch_elementwise(kernel: Any, config: FlatConfig, *tensors: torch.Tensor) -> None:
+    """Launch `kernel`(*tensors, elements) on contiguous tensors of one size, unless they are empty."""
+    elements = tensors[0].numel()
+    if elements == 0:
+        return
+    with device_of(tensors[0]):
+        kernel[(cdiv(elements, config.block),)](*tensors, elements, BLOCK=config.block, num_warps=config.num_warps)
 
 
 def device_of(x: torch.Tensor) -> AbstractContextManager[object]:
