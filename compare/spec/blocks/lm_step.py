@@ -115,6 +115,7 @@ BLOCK = Block(
     directions=("fwd",),
     flops=step_flops,
     work="flops",
+    sizes=sizes,
     shapes=(
         # Layers as wide as the smallest Llama's, and tokens for a few milliseconds.
         Shape(
