@@ -126,8 +126,8 @@ def autotune_results(name: str) -> list[Path]:
     name: a target pack, or the folder of a run on a GPU. Raises UsageError where there are none.
     """
     folder = (targets.FOLDER / name if name in targets.names() else Path(name) / "target") / "xla"
-    found = [path for path in sorted(folder.glob("autotune-*.textproto")) if path.stem.count(".") == 2]
-    if not found:  # a killed run leaves files of single processes, as autotune-0.11.2.4711.textproto
+    found = targets.all_autotune_results(folder)
+    if not found:
         raise UsageError(
             f"{name!r} holds no autotuning results of XLA ({folder}/autotune-<jax version>.textproto): name a target "
             f"({', '.join(targets.names())}) or the folder of a run on a GPU"
