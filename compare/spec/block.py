@@ -114,7 +114,7 @@ class Block:
             return self.work == "bytes" or not case.differentiates
         shape = next(s for s in self.shapes if s.name == case.name)
         # Code made to be slow shows the cost of no fusion well enough in a block's bfloat16 cases.
-        return not implementation.baseline or (shape.quick and case.dtype == "bfloat16")
+        return implementation.unfused_of is None or (shape.quick and case.dtype == "bfloat16")
 
     def compulsory_traffic(self, case: Case) -> dict[str, tuple[int, int]]:
         """Return the fewest bytes that each phase must (read, write): each used input and each output once.
