@@ -121,7 +121,7 @@ class Block:
                 return case.direction in self.autotuned_in_quick
             # Autotuning the products of a training step took one to two minutes each on an H200, of forward half that.
             return self.work == "bytes" or not case.differentiates
-        if not implementation.baseline:
+        if implementation.unfused_of is None:
             return True
         # Code made to be slow shows the cost of no fusion well enough in a block's bfloat16 cases.
         return case.dtype == "bfloat16" and any(shape.quick for shape in self.shapes if shape.name == case.name)

@@ -20,7 +20,7 @@ from ....base.text import printable
 from ....base.usage import UsageError
 from ....graph.model import Kernel
 from ....sources.graph_sources import GraphSource, reading_errors_as_usage, recorded_file
-from ..content.run_data import MAIN
+from ...run_results import MAIN
 from . import extra_files, programs
 from . import listing as listings
 from .listing import Listing, Span

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from compare.report import run_results
 from compare.report.page import page
-from compare.report.page.content import run_data
 
 QUICK = Path(__file__).parents[4] / "reports" / "h200-quick"
 
@@ -26,5 +26,5 @@ def test_each_file_is_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr(Path, "read_bytes", counted)
     run = page.write(QUICK, tmp_path / "page.html", {"block": ["rmsnorm"]}, files=False)
     graphs = [result.source.record.graph for result in run.results if result.source.record]
-    assert isinstance(run, run_data.Run) and len(graphs) > 5
+    assert isinstance(run, run_results.Run) and len(graphs) > 5
     assert {seen[QUICK / name] for name in ("records.jsonl", *map(str, graphs))} == {1}
