@@ -10,6 +10,7 @@ import click
 
 from ..base import host
 from ..base.usage import UsageError
+from . import run_summary
 from .options import direction_option, names, names_option
 
 
@@ -83,12 +84,13 @@ def _sizes(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...
     "--stop-after", callback=_duration, metavar="TIME",
     help="On a GPU, end the run cleanly after TIME (9m, 540s, 1.5h) with exit code 3; --resume goes on.",
 )
+@click.option("-v", "--verbose", is_flag=True, help="Print a line for each record, not for each block.")
 @click.option("--traffic", is_flag=True, help="On a GPU, count the bytes that each kernel moves with ncu, at the end.")
 @click.pass_context
 def command(
     ctx: click.Context, blocks: list[str], suite: str | None, target: str | None, out: Path | None, resume: bool,
     modes: list[str], restarts: int | None, shard: str | None, xla_autotune_from: str | None,
-    stop_after: float | None, traffic: bool, **filters: Any,
+    stop_after: float | None, verbose: bool, traffic: bool, **filters: Any,
 ) -> None:
     """Compile, check and time blocks (default: a tour of six).
 
@@ -139,17 +141,8 @@ def command(
 
     code = execute(
         plan, folder=folder, target=target, resume=resume, traffic=traffic, recorded=recorded,
-        stop_after=stop_after,
+        stop_after=stop_after, verbose=verbose,
     )
-    _show_at_a_glance(folder)
+    run_summary.show(folder)
     ctx.exit(code)
 
-
-def _show_at_a_glance(folder: Path) -> None:
-    from ..report import matrix, rows
-
-    if not (folder / "records.jsonl").is_file():  # stopped before the first record
-        return
-    click.echo(f"\n{matrix.render(rows.read(folder).rows)}\n")
-    click.echo(f"xlafuse report {folder}   shows the numbers behind it")
-    click.echo(f"xlafuse inspect {folder}  shows each kernel and its operations")

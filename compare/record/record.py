@@ -23,6 +23,7 @@ from .record_fields import (
 
 SCHEMA = 2
 STATUSES = ("ok", "compiled", "wrong", "failed", "skipped", "timeout")
+BAD = ("wrong", "failed", "timeout")  # statuses that something must be done about
 
 
 @dataclass

@@ -1,11 +1,11 @@
 """Target packs: a folder for each GPU with what a machine without that GPU needs, recorded on one.
 
-    xla/gpu_target_config-<series>.pbtxt      device description for XLA's compiler; a series is jax's 0.10 or 0.11
-    xla/autotune-<jax version>.textproto.gz   XLA's recorded choices, for the jax version that wrote them
-    cuda_device_properties.json               the properties that Inductor reads (torch.cuda.get_device_properties)
-    ceilings.json                             measured bandwidths and product rates (compare.measure.ceilings)
-    recorded_times.json.gz                    device times of a run there (recorded_times.py)
-    provenance.json                           the run that each part comes from
+- `xla/gpu_target_config-<series>.pbtxt`: device description for XLA's compiler; a series is jax's 0.10 or 0.11
+- `xla/autotune-<jax version>.textproto.gz`: XLA's recorded choices, for the jax version that wrote them
+- `cuda_device_properties.json`: the properties that Inductor reads (torch.cuda.get_device_properties)
+- `ceilings.json`: measured bandwidths and product rates (compare.measure.ceilings)
+- `recorded_times.json.gz`: device times of a run there (recorded_times.py)
+- `provenance.json`: the run that each part comes from
 
 `python -m tools.record_target` writes a pack from a run.
 """
