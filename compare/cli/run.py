@@ -125,9 +125,10 @@ def command(
 
 
 def _show_at_a_glance(folder: Path) -> None:
+    from ..record import run_folder
     from ..report import matrix, rows
 
-    if not (folder / "records.jsonl").is_file():  # stopped before the first record
+    if not run_folder.has_records(folder):  # stopped before the first record
         return
     click.echo(f"\n{matrix.render(rows.read(folder).rows)}\n")
     click.echo(f"xlafuse report {folder}   shows the numbers behind it")
