@@ -83,9 +83,8 @@ class RunFile:
         return lzma.compress(_uncompressed(loose), preset=_PRESET)
 
     def _archived(self) -> bytes:
-        missing = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.folder / self.name))
         if self._archive is None:
-            raise missing
+            raise self._missing()
         try:
             archive = _opened(self._archive)
             info = archive.getinfo(self.member)
@@ -93,9 +92,12 @@ class RunFile:
                 raise OSError(f"{self}: expected an xz stream of at most {MAX_BYTES >> 30} GiB, stored as it is")
             return archive.read(info)
         except (FileNotFoundError, KeyError):
-            raise missing from None
+            raise self._missing() from None
         except (EOFError, NotImplementedError, RuntimeError, zipfile.BadZipFile) as problem:
             raise OSError(f"{self}: damaged: {problem}; {_REMEDY}") from None
+
+    def _missing(self) -> FileNotFoundError:
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.folder / self.name))
 
     def _unpacked(self, packed: bytes) -> bytes:
         stream = lzma.LZMADecompressor(memlimit=_MEMORY)

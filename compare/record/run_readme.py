@@ -60,12 +60,12 @@ def _files(folder: Path, records: Iterable[Record]) -> list[str]:
         ("dumps", "compiler artifacts", sum(record.dumps is not None for record in records)),
     ):
         kept = len(archived(folder, kind))
-        where = f": `{ARCHIVES[kind]}`" if kept else ""
-        rest = f"; those of {named - kept} more records were not kept" if named > kept else ""
-        if named:
-            found.append(f"{what} of {kept} records{where}{rest}")
+        if kept:
+            found.append(f"`{ARCHIVES[kind]}`: {what} of {kept} records")
+        if named > kept:
+            found.append(f"not kept: {what} of {named - kept} records")
     if traffic := sum(record.traffic is not None for record in records):
-        found.append(f"counted traffic of {traffic} records: among the records")
+        found.append(f"traffic was counted for {traffic} records")
     return found
 
 

@@ -29,6 +29,7 @@ from compare.plan.plan import Plan
 from compare.plan.selection import resolve
 from compare.record import run_folder
 from compare.record.record import Record, record_id
+from compare.record.run_files import recorded_file
 from compare.record.run_folder import RunFolderError
 from compare.run import run
 from compare.spec.blocks import BLOCKS
@@ -125,7 +126,7 @@ def complete(folder: Path) -> set[str]:
         if each.status == "ok":
             measured = (each.measurement or {})["parts"]
             assert set(measured) == set(each.case.phases) and each.errors and each.checked, each
-            assert store.load(folder / str(each.graph)).kernels, each
+            assert store.load(recorded_file(folder, each, str(each.graph))).kernels, each
     return {each.id for each in records}
 
 
