@@ -32,6 +32,7 @@ from ..spec.case import Case
 from .record import Record
 
 LARGE = 1_000_000  # bytes from which records are compressed
+MAX_BYTES = 1 << 32  # of unpacked records
 
 
 class RunFolderError(Exception):
@@ -197,12 +198,17 @@ def _record_files(folder: Path) -> tuple[Path, Path]:
 def _contents(path: Path) -> bytes | None:
     """Return a file's content, unpacked; None for a missing file. Raises RunFolderError for an unreadable one."""
     try:
-        content = path.read_bytes()
-        return gzip.decompress(content) if path.suffix == ".gz" else content
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        with gzip.open(path) as stream:
+            content = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
         return None
     except (EOFError, OSError, zlib.error) as problem:
         raise RunFolderError(f"{path}: cannot be read: {getattr(problem, 'strerror', None) or problem}") from problem
+    if len(content) > MAX_BYTES:
+        raise RunFolderError(f"{path}: more than {MAX_BYTES >> 30} GiB of records")
+    return content
 
 
 def _positions(folder: Path) -> dict[str, int]:

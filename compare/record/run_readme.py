@@ -43,7 +43,8 @@ def _summary(run: Mapping[str, Any], records: Sequence[Record], missing: int) ->
     blocks = {record.case.block for record in records}
     where = f"compiled for {run['target']}" if run.get("target") else "run on a GPU"
     made = f"begun {str(run.get('created', '?'))[:10]} with xlafuse {run.get('xlafuse', '?')}"
-    yield f"Suite `{run.get('suite')}`: {len(cases)} cases of {len(blocks)} blocks, {where}, {made}."
+    sizes = f"{_count(len(cases), 'case')} of {_count(len(blocks), 'block')}"
+    yield f"Suite `{run.get('suite')}`: {sizes}, {where}, {made}."
     counts = Counter(record.status for record in records)
     listed = ", ".join(f"{counts[status]} `{status}`" for status in STATUSES if counts[status]) or "none"
     planned = f" of {len(records) + missing} planned" if missing else ""
@@ -61,11 +62,11 @@ def _files(folder: Path, records: Iterable[Record]) -> list[str]:
     ):
         kept = len(archived(folder, kind))
         if kept:
-            found.append(f"`{ARCHIVES[kind]}`: {what} of {kept} records")
+            found.append(f"`{ARCHIVES[kind]}`: {what} of {_count(kept, 'record')}")
         if named > kept:
-            found.append(f"not kept: {what} of {named - kept} records")
+            found.append(f"not kept: {what} of {_count(named - kept, 'record')}")
     if traffic := sum(record.traffic is not None for record in records):
-        found.append(f"traffic was counted for {traffic} records")
+        found.append(f"traffic was counted for {_count(traffic, 'record')}")
     return found
 
 
@@ -106,7 +107,7 @@ def _machines(run: Mapping[str, Any], records: Iterable[Record]) -> list[str]:
     for facts, segments in found.items():
         ids = ", ".join(str(segment["id"]) for segment in segments)
         count = sum(counts[segment["id"]] for segment in segments)
-        lines.append(f"{facts} ({count} records of segment{'s' * (len(segments) > 1)} {ids})")
+        lines.append(f"{facts} ({_count(count, 'record')} of segment{'s' * (len(segments) > 1)} {ids})")
     return lines
 
 
@@ -125,6 +126,10 @@ def _versions(environment: Mapping[str, Any]) -> str:
             if value is not None and name not in _NOT_VERSIONS:
                 found.setdefault(name, set()).add(str(value))
     return printable(", ".join(f"{name} {'/'.join(sorted(values))}" for name, values in found.items()), 600)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'s' * (number != 1)}"
 
 
 def _commands(run: Mapping[str, Any]) -> Iterator[str]:

@@ -35,8 +35,8 @@ Kind = Literal["run", "dump", "file"]
 MOST_NAMED = 10
 SHOWN_AT_ONCE = 2  # modules of a folder, such as forward and backward of one function
 EXPECTED = (
-    "expected a run folder, a folder or archive of dumps (XLA's --xla_dump_to, TORCH_COMPILE_DEBUG, TORCH_TRACE, a "
-    "run's dumps/*.zip), HLO as text or proto, Inductor's output_code.py, or a fusion graph's JSON"
+    "expected a run folder, a folder or archive of dumps (XLA's --xla_dump_to, TORCH_COMPILE_DEBUG, TORCH_TRACE, what "
+    "`xlafuse dumps` wrote), HLO as text or proto, Inductor's output_code.py, or a fusion graph's JSON"
 )
 
 

@@ -229,6 +229,7 @@ def test_an_interrupted_case_is_measured_again_completely(begin_runs: Callable[[
     """Times of two segments are never compared, and each stretch of a run is a segment."""
     folder, runs = tmp_path / "run", begin_runs()
     assert runs.run("gelu", "--direction", "fwd", "--out", folder) == 0, runs.output()
+    assert (folder / "graphs.zip").is_file() and not (folder / "graphs").exists()  # each run ends packed
     *earlier, last = segments_of_cases(folder)
     path = folder / "records.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))

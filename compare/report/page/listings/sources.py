@@ -101,7 +101,7 @@ def _add_archive(record: _Record, file: RunFile, folder: Path | None) -> None:
     try:
         packed = file.read_bytes()
     except FileNotFoundError:
-        record.note = f"no compiled text: the run's folder has no {printable(file.name)}"
+        record.note = f"no compiled text: the run's folder has no {printable(PurePosixPath(file.name).name)}"
         return
     try:
         with reading_errors_as_usage(file.folder), zipfile.ZipFile(io.BytesIO(packed)) as archive:

@@ -85,9 +85,9 @@ def ready() -> Callable[[Any], None]:
 
 @pytest.fixture(scope="session")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the report of two of the run's four blocks."""
+    """Write the report of three of the run's four blocks."""
     out = tmp_path_factory.mktemp("report") / "quick.html"
-    page.write(QUICK, out, {"block": ["softmax", "attention"]})
+    page.write(QUICK, out, {"block": ["softmax", "attention", "rmsnorm"]})
     return out
 
 
