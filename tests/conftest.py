@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -43,6 +44,17 @@ else:
     os.environ["TRITON_INTERPRET"] = "1"
     # Each of Inductor's pools of compile processes takes a while to start.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the compiler artifacts of records of an H200, one zip archive a record."""
+    from compare.record import run_files
+
+    folder = tmp_path_factory.mktemp("artifacts")
+    for file in run_files.archived(Path(__file__).parent / "data" / "runs" / "h200-small", "dumps"):
+        (folder / Path(file.name).name).write_bytes(file.read_bytes())
+    return folder
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

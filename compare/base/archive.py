@@ -31,9 +31,8 @@ def pack(source: Path, archive: Path) -> bool:
     files = sorted(p for p in source.rglob("*") if p.is_file() and p.suffix not in _LEFT_OUT) if source.is_dir() else []
     if not files:
         return False
-    # LZMA packs compiler text to less than half of deflate's size.
     content = io.BytesIO()
-    with zipfile.ZipFile(content, "w", zipfile.ZIP_LZMA) as packed:
+    with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as packed:
         for file in files:
             data = file.read_bytes()
             packed.writestr(str(file.relative_to(source)), data if file.suffix in _BINARY else portable(data))

@@ -11,9 +11,9 @@ import click
 from ..base.usage import UsageError
 from ..measure import timeline
 from ..record.record import Record
+from ..record.run_files import recorded_file
 from ..record.run_folder import read_records, read_run
 from ..report.rows import only
-from ..sources.graph_sources import recorded_file
 from .options import record_filters, run_argument
 from .terminal import warn
 

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import io
 import json
 import types
 import typing
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from ..base import atomic_write
 from .model import REASONS, Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
 
 SCHEMA = "xlafuse.fusion-graph/1"
 MAX_BYTES = 1 << 30
+
+
+class Readable(Protocol):
+    """A file: a Path, or one of a run. str() names it in messages."""
+
+    def read_bytes(self) -> bytes: ...
 
 
 class GraphError(ValueError):
@@ -78,18 +85,18 @@ def save(graph: FusionGraph, path: Path) -> None:
     atomic_write.write(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text + b"\n")
 
 
-def load(path: Path) -> FusionGraph:
+def load(file: Readable) -> FusionGraph:
     """Return the graph of a file. Raises GraphError that names the file, and OSError if it cannot be read."""
-    raw = path.read_bytes()
+    raw = file.read_bytes()
     try:
         if raw.startswith(b"\x1f\x8b"):
-            with gzip.open(path) as stream:
+            with gzip.open(io.BytesIO(raw)) as stream:
                 raw = stream.read(MAX_BYTES + 1)
         if len(raw) > MAX_BYTES:
             raise GraphError(f"more than {MAX_BYTES >> 30} GiB")
         return from_json(json.loads(raw))
     except (EOFError, OSError, RecursionError, ValueError) as problem:
-        raise GraphError(f"{path}: {problem}") from None
+        raise GraphError(f"{file}: {problem}") from None
 
 
 def _check(graph: FusionGraph) -> None:

@@ -21,6 +21,7 @@ from typing import Any
 from ..base import atomic_write
 from ..graph.join.kernel_records import MEMCPY, MEMSET, assign, main_name
 from ..graph.model import FusionGraph, Kernel
+from ..graph.store import Readable
 from .clock import CallTrace, HostRecord, TracedRecord
 
 Event = dict[str, Any]
@@ -104,16 +105,16 @@ def save(document: Document, path: Path) -> None:
     atomic_write.write(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text + b"\n")
 
 
-def load(path: Path) -> Document:
-    """Read a saved document. Raises TimelineError, with the path, for another file or an unreadable one."""
+def load(file: Readable) -> Document:
+    """Read a saved document. Raises TimelineError, with the file, for another file or an unreadable one."""
     try:
-        raw = path.read_bytes()
+        raw = file.read_bytes()
         document = json.loads(gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw)
         return _document([_checked(event) for event in document["traceEvents"]], document["otherData"]["records"])
     except FileNotFoundError:
-        raise TimelineError(f"{path}: missing; a run may be kept without its timelines") from None
+        raise TimelineError(f"{file}: missing; a run may be kept without its timelines") from None
     except (AttributeError, EOFError, KeyError, OSError, RecursionError, TypeError, ValueError, zlib.error) as problem:
-        raise TimelineError(f"{path}: not a timeline: {type(problem).__name__}: {problem}") from None
+        raise TimelineError(f"{file}: not a timeline: {type(problem).__name__}: {problem}") from None
 
 
 def _checked(event: Event) -> Event:

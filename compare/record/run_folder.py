@@ -1,5 +1,8 @@
 """A run's folder: `run.json` (request and machine) and `records.jsonl` (a line a record, in order of finishing).
 
+At the end of a run, many records are compressed (`records.jsonl.gz`). A resumed run writes `records.jsonl` again; its
+records are newer. `run_files` has the other files.
+
 Each record has the status of one implementation of one case:
 
 - `ok`: the code described was executed on the device described, and its numbers were checked.
@@ -15,9 +18,11 @@ Records that are neither `ok` nor `compiled` give the reason in `detail`.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import io
 import json
 import os
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,6 +30,9 @@ from typing import Any
 from ..base import atomic_write
 from ..spec.case import Case
 from .record import Record
+
+LARGE = 1_000_000  # bytes from which records are compressed
+MAX_BYTES = 1 << 32  # of unpacked records
 
 
 class RunFolderError(Exception):
@@ -34,8 +42,7 @@ class RunFolderError(Exception):
 def create(folder: Path, run: Mapping[str, Any]) -> None:
     """Make the folder and write run.json. Raises RunFolderError where that fails."""
     try:
-        (folder / "dumps").mkdir(parents=True, exist_ok=True)
-        (folder / "logs").mkdir(exist_ok=True)
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
     except OSError as problem:
         raise RunFolderError(f"{folder}: cannot be written: {problem.strerror}") from problem
     write_run(folder, run)
@@ -148,26 +155,60 @@ def read_records(folder: Path) -> tuple[list[Record], list[str]]:
     Cases are in the order of the run's plan, which may differ from the order in the file. Cases outside the plan follow
     in the file's order.
     """
-    path = folder / "records.jsonl"
     records: dict[str, Record] = {}
     warnings: list[str] = []
-    try:
-        lines = path.read_bytes().split(b"\n")
-    except FileNotFoundError:
-        return [], [f"{path}: missing: no record was written yet"]
-    except OSError as problem:
-        raise RunFolderError(f"{path}: cannot be read: {problem.strerror}") from problem
-    for number, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            record = _parse(line)
-        except ValueError as problem:
-            warnings.append(f"{path}:{number}: line skipped: {problem}")
-            continue
-        records[record.id] = record
+    found = {path: content for path in _record_files(folder) if (content := _contents(path)) is not None}
+    if not found:
+        return [], [f"{folder / 'records.jsonl'}: missing: no record was written yet"]
+    for path, content in found.items():
+        for number, line in enumerate(content.split(b"\n"), 1):
+            if not line.strip():
+                continue
+            try:
+                record = _parse(line)
+            except ValueError as problem:
+                warnings.append(f"{path}:{number}: line skipped: {problem}")
+                continue
+            records[record.id] = record
     positions = _positions(folder)
     return sorted(records.values(), key=lambda each: positions.get(each.case.id, len(positions))), warnings
+
+
+def has_records(folder: Path) -> bool:
+    """Return whether a record was written."""
+    return any(path.is_file() for path in _record_files(folder))
+
+
+def pack_records(folder: Path) -> None:
+    """Compress a run's records where they are many. Raises OSError; every record is then still in one of the files."""
+    packed, loose = _record_files(folder)
+    fresh = _contents(loose)
+    if fresh is None or (len(fresh) < LARGE and not packed.is_file()):
+        return
+    earlier = _contents(packed) or b""
+    atomic_write.write(packed, gzip.compress(earlier + fresh, mtime=0), sync=True)
+    loose.unlink()
+
+
+def _record_files(folder: Path) -> tuple[Path, Path]:
+    """Return the files of earlier, compressed records and of newer ones; either may be missing."""
+    return folder / "records.jsonl.gz", folder / "records.jsonl"
+
+
+def _contents(path: Path) -> bytes | None:
+    """Return a file's content, unpacked; None for a missing file. Raises RunFolderError for an unreadable one."""
+    try:
+        if path.suffix != ".gz":
+            return path.read_bytes()
+        with gzip.open(path) as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        return None
+    except (EOFError, OSError, zlib.error) as problem:
+        raise RunFolderError(f"{path}: cannot be read: {getattr(problem, 'strerror', None) or problem}") from problem
+    if len(content) > MAX_BYTES:
+        raise RunFolderError(f"{path}: more than {MAX_BYTES >> 30} GiB of records")
+    return content
 
 
 def _positions(folder: Path) -> dict[str, int]:

@@ -12,6 +12,7 @@ from ..graph.analyse.roofline import Ceilings
 from ..measure.clock_calibration import AGREEMENT, disagreement
 from ..plan import paired_rounds
 from ..record.record import Record, record_id
+from ..record.run_files import recorded_file
 from ..record.run_folder import read_records, read_run
 from ..spec.case import Case
 from . import columns
@@ -71,9 +72,8 @@ def _with_roofline(record: Record, folder: Path, ceilings: Mapping[str, Ceilings
         return record
     from ..graph import store
     from ..graph.analyse import summary
-    from ..sources import graph_sources
 
-    graph = store.load(graph_sources.recorded_file(folder, record, record.graph))
+    graph = store.load(recorded_file(folder, record, record.graph))
     found: Any = summary.summary(graph, record.case.phases, reached.at(record.case.precision))
     own: Any = record.kernels
     kernels: Any = {part: {**made, **own.get(part, {})} for part, made in found.items()}

@@ -25,7 +25,7 @@ from ..measure.clock import DeviceRecord
 from ..plan.plan import Plan
 from ..record import run_folder
 from ..record.record import Record
-from ..sources.graph_sources import recorded_file
+from ..record.run_files import recorded_file
 from ..spec.blocks import BLOCKS
 from ..spec.implementation import Implementation
 from ..targets import Pack
@@ -53,7 +53,7 @@ def refuse(plan: Plan, target: str | None) -> None:
 def missing(plan: Plan, folder: Path) -> list[Record]:
     """Return the timed records of the plan whose traffic was not counted in both ways."""
     wanted = plan.record_ids
-    found = run_folder.read_records(folder)[0] if (folder / "records.jsonl").exists() else []
+    found = run_folder.read_records(folder)[0]
     return [r for r in found if r.id in wanted and r.status == "ok" and not all(_settled(r, w) for w in WAYS)]
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import shutil
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,10 +18,10 @@ from xlafuse.compile.autotune import merge_results
 
 from ..base import atomic_write
 from ..base.usage import UsageError
-from ..record import run_folder
+from ..record import packing, run_files, run_folder
 from ..record.record import SCHEMA, Record, record_id
+from ..record.run_files import RunFile
 from ..record.run_folder import RunFolderError
-from ..sources.graph_sources import recorded_file
 from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 
@@ -77,7 +76,8 @@ def merge(
     try:
         _write(runs, plan, out)
     except OSError as problem:
-        raise RunFolderError(f"{problem.filename or out}: {problem.strerror}; {out} is not complete") from problem
+        where = f"{problem.filename or out}: {problem.strerror or problem}"
+        raise RunFolderError(f"{where}; {out} is not complete") from problem
     return sum(len(run.records) for run in runs), len(missing)
 
 
@@ -152,6 +152,7 @@ def _write(runs: Sequence[_Run], plan: dict[str, Any], out: Path) -> None:
     """Write the merged run, its records run by run, each with its segment under a new name."""
     segments: list[dict[str, Any]] = []
     lines: list[str] = []
+    files: list[RunFile] = []
     for run in runs:
         names = {}
         for segment in run.json.get("segments", []):
@@ -160,23 +161,24 @@ def _write(runs: Sequence[_Run], plan: dict[str, Any], out: Path) -> None:
         for record in run.records:
             moved = replace(record, segment=names.get(record.segment or "", record.segment))
             lines.append(json.dumps(moved.to_json(), allow_nan=True) + "\n")
-            _copy_files(record, run.folder, out)
+            files += _files(record, run.folder)
+    for kind, archive in run_files.ARCHIVES.items():
+        if named := [file for file in files if file.kind == kind]:
+            run_files.write(out / archive, named)
     _copy_packs(runs, out)
     atomic_write.write(out / "records.jsonl", "".join(lines).encode(), sync=True)
     command = " ; ".join(run.json.get("command", "xlafuse run") for run in runs)
     run_folder.create(out, {**runs[0].json, "command": command, "plan": plan, "segments": segments})
+    packing.pack(out)
 
 
-def _copy_files(record: Record, folder: Path, out: Path) -> None:
-    """Copy the files that a record names; a missing one, such as a deleted archive, stays missing in `out`."""
-    for name in filter(None, [record.graph, record.dumps, (record.trace or {}).get("file")]):
-        try:
-            source, target = recorded_file(folder, record, name), recorded_file(out, record, name)
-        except ValueError as problem:
-            raise RunFolderError(f"a file outside its run: {problem}") from None
-        if source.is_file():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
+def _files(record: Record, folder: Path) -> list[RunFile]:
+    """Return the files that a record names and that are there; a run may be kept without its artifacts."""
+    names = filter(None, [record.graph, record.dumps, (record.trace or {}).get("file")])
+    try:
+        return [file for name in names if (file := run_files.recorded_file(folder, record, name)).exists()]
+    except ValueError as problem:
+        raise RunFolderError(f"a file outside its run: {problem}") from None
 
 
 def _copy_packs(runs: Sequence[_Run], out: Path) -> None:

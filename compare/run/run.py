@@ -24,7 +24,7 @@ from typing import BinaryIO
 from .. import targets
 from ..base import host
 from ..plan.plan import Plan
-from ..record import run_folder
+from ..record import packing, run_folder
 from ..record.record import BAD, SCHEMA, Record, record_id
 from ..record.run_folder import RunFolderError
 from ..spec.blocks import BLOCKS
@@ -56,7 +56,9 @@ def execute(
         target = targets.DEFAULT
     with _lock(folder, resume), _scratch() as scratch:
         try:
-            return _execute(plan, folder, scratch, target, resume, traffic, recorded, stop_after, verbose)
+            code = _execute(plan, folder, scratch, target, resume, traffic, recorded, stop_after, verbose)
+            packing.pack(folder)
+            return code
         except OSError as problem:
             if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise

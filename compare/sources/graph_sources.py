@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from ..base.text import printable
 from ..base.usage import UsageError, join_some, one_of
 from ..record.record import Record
+from ..record.run_files import recorded_file
 from ..record.run_folder import read_records, read_run
 
 if TYPE_CHECKING:
@@ -34,8 +35,8 @@ Kind = Literal["run", "dump", "file"]
 MOST_NAMED = 10
 SHOWN_AT_ONCE = 2  # modules of a folder, such as forward and backward of one function
 EXPECTED = (
-    "expected a run folder, a folder or archive of dumps (XLA's --xla_dump_to, TORCH_COMPILE_DEBUG, TORCH_TRACE, a "
-    "run's dumps/*.zip), HLO as text or proto, Inductor's output_code.py, or a fusion graph's JSON"
+    "expected a run folder, a folder or archive of dumps (XLA's --xla_dump_to, TORCH_COMPILE_DEBUG, TORCH_TRACE, what "
+    "`xlafuse dumps` wrote), HLO as text or proto, Inductor's output_code.py, or a fusion graph's JSON"
 )
 
 
@@ -77,7 +78,8 @@ class GraphSource:
         from xlafuse.dumps import dump_folder
 
         with reading_errors_as_usage(self.path):
-            made = dump_folder.modules(recorded_file(self.path, self.record, self.record.dumps))
+            packed = recorded_file(self.path, self.record, self.record.dumps)
+            made = dump_folder.modules(dump_folder.Archive(str(packed), packed.read_bytes()))
         made.sort(key=lambda module: (module.name == "backward", module.name))
         return [(f"{self.name} {m.name}" if len(made) > 1 else self.name, m.artifacts) for m in made]
 
@@ -183,14 +185,6 @@ def _recorded(folder: Path, record: Record) -> Callable[[], FusionGraph] | None:
         return measured_bytes.with_measured_bytes(graph, record.traffic or {})
 
     return read
-
-
-def recorded_file(folder: Path, record: Record, name: str) -> Path:
-    """Return the path of a file that the record names. Raises ValueError for a file outside the run's folder."""
-    path = folder / name
-    if not path.resolve().is_relative_to(folder.resolve()):
-        raise ValueError(f"{folder / 'records.jsonl'}: {record.id}: its file {name!r} is not in the run's folder")
-    return path
 
 
 def _segment_ceilings(run: dict[str, Any]) -> dict[str, Ceilings]:

@@ -7,6 +7,7 @@ NVRTC keep their names. Nothing is executed.
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from ..base.text import printable
 from ..base.usage import UsageError, one_of
 from ..record.record import Record
+from ..record.run_files import RunFile, recorded_file
 from ..record.run_folder import read_records, read_run
-from ..sources.graph_sources import recorded_file
 from . import xplane
 
 MAX_BYTES = 4 << 30  # unpacked, in total, so that a damaged or hostile archive fills no disk
@@ -63,11 +64,12 @@ def export(run: Path, record_id: str, out: Path) -> Exported:
         raise UsageError(f"{run}: {record.id}: no compiler artifacts were kept ({record.status})")
     try:
         archive = recorded_file(run, record, record.dumps)
-    except ValueError as problem:
+        packed = archive.read_bytes()
+    except FileNotFoundError:
+        raise UsageError(f"{archive}: missing; the artifacts of some records are left out for their size") from None
+    except (OSError, ValueError) as problem:
         raise UsageError(str(problem)) from None
-    if not archive.is_file():
-        raise UsageError(f"{archive}: missing; the archives of some runs are left out for their size")
-    contents = _read(archive)
+    contents = _read(archive, packed)
     modules = _modules(contents)
     files = {name: contents[source] for name, source in _named(contents, modules)}
     protos = {
@@ -86,8 +88,8 @@ def _record(run: Path, record_id: str) -> Record:
     return records[one_of("record", record_id, records, most=10, where=f"in {run}")]
 
 
-def _read(archive: Path) -> dict[str, bytes]:
-    """Return each file's content by name. Raises UsageError."""
+def _read(archive: RunFile, content: bytes) -> dict[str, bytes]:
+    """Return each file's content by name. archive: names it in messages. Raises UsageError."""
     import zipfile
     import zlib
     from lzma import LZMAError
@@ -95,24 +97,23 @@ def _read(archive: Path) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
     left = MAX_BYTES
     try:
-        with zipfile.ZipFile(archive) as packed:
+        with zipfile.ZipFile(io.BytesIO(content)) as packed:
             members = [info for info in packed.infolist() if not info.is_dir()]
             if len(members) > MOST_FILES:
                 raise UsageError(f"{archive}: {len(members):,} files, more than {MOST_FILES:,}; nothing was written")
             for info in members:
                 _require_inside(archive, info.filename)
                 with packed.open(info) as stream:
-                    content = stream.read(left + 1)
-                left -= len(content)
+                    found[info.filename] = stream.read(left + 1)
+                left -= len(found[info.filename])
                 if left < 0:
                     raise UsageError(f"{archive}: more than {MAX_BYTES >> 30} GiB unpacked; nothing was written")
-                found[info.filename] = content
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, zlib.error, LZMAError) as bad:
         raise UsageError(f"{archive}: damaged: {bad or type(bad).__name__}; nothing was written") from None
     return found
 
 
-def _require_inside(archive: Path, name: str) -> None:
+def _require_inside(archive: RunFile, name: str) -> None:
     pieces = PurePosixPath(name).parts
     if not pieces or name.startswith("/") or ".." in pieces or "\\" in name or "\0" in name or ":" in pieces[0]:
         raise UsageError(f"{archive}: names a file outside itself, {printable(name, 80)!r}; nothing was written")

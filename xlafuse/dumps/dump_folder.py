@@ -26,6 +26,20 @@ MAX_LINE = 256 << 20  # characters; a fusion log holds a whole module in one lin
 
 
 @dataclass(frozen=True)
+class Archive:
+    """A zip archive. name: its path, or, with `content`, its name in messages. content: the archive itself."""
+
+    name: str
+    content: bytes | None = field(default=None, repr=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+    def open(self) -> zipfile.ZipFile:
+        return zipfile.ZipFile(self.name if self.content is None else io.BytesIO(self.content))
+
+
+@dataclass(frozen=True)
 class File:
     """A file of a dump, in a folder (`archive` is None) or in a zip archive. A .gz file is unpacked while it is read.
 
@@ -33,7 +47,7 @@ class File:
     """
 
     path: Path
-    archive: Path | None = None
+    archive: Archive | None = None
     size: int = -1
 
     def __str__(self) -> str:
@@ -51,7 +65,7 @@ class File:
                 stream: IO[bytes] = stack.enter_context(self.path.open("rb"))
             else:
                 with self._intact():
-                    archive = stack.enter_context(zipfile.ZipFile(self.archive))
+                    archive = stack.enter_context(self.archive.open())
                     stream = stack.enter_context(archive.open(self.path.as_posix()))
             yield cast(IO[bytes], gzip.GzipFile(fileobj=stream)) if self.name.endswith(".gz") else stream
 
@@ -181,8 +195,8 @@ class DumpedModule:
     artifacts: Artifacts
 
 
-def modules(source: Path) -> list[DumpedModule]:
-    """Return the modules under a folder or in a zip archive, largest first.
+def modules(source: Path | Archive) -> list[DumpedModule]:
+    """Return the modules under a folder or in a zip archive, largest first. An archive's file may be given as a path.
 
     Raises OSError (FileNotFoundError, NotADirectoryError, ...) if the source cannot be listed; ValueError for a broken
     archive.
@@ -203,8 +217,9 @@ def modules(source: Path) -> list[DumpedModule]:
             else:
                 own.setdefault(folder, Artifacts(_place(source, folder))).files[file.name] = file
     ours = {file for file, _ in ARTIFACTS.values()}
+    whole = Path(str(source)).stem  # the name of a module that is not in a folder of its own
     found = [
-        DumpedModule(PurePosixPath(folder).name or source.stem, 0, _cost(artifacts), artifacts)
+        DumpedModule(PurePosixPath(folder).name or whole, 0, _cost(artifacts), artifacts)
         for folder, artifacts in own.items()
         if ours & artifacts.files.keys()
     ]
@@ -263,15 +278,19 @@ def _size(file: File) -> int:
         return 0
 
 
-def _place(source: Path, folder: str) -> str:
-    return str(source / folder) if folder and source.is_dir() else f"{source}!{folder}" if folder else str(source)
+def _place(source: Path | Archive, folder: str) -> str:
+    if not folder:
+        return str(source)
+    return str(source / folder) if isinstance(source, Path) and source.is_dir() else f"{source}!{folder}"
 
 
-def _entries(source: Path) -> Iterator[tuple[str, File]]:
+def _entries(source: Path | Archive) -> Iterator[tuple[str, File]]:
     """Yield (folder inside the source, with "/", and file)."""
-    if not stat.S_ISDIR(source.stat().st_mode):
+    if isinstance(source, Path) and not stat.S_ISDIR(source.stat().st_mode):
+        source = Archive(str(source))
+    if isinstance(source, Archive):
         try:
-            with zipfile.ZipFile(source) as archive:
+            with source.open() as archive:
                 for info in archive.infolist():
                     member = PurePosixPath(info.filename)
                     if not info.is_dir():

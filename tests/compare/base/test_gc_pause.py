@@ -11,7 +11,7 @@ from compare.cli import report as report_cli
 from compare.record.run_folder import RunFolderError
 from xlafuse.hlo.gc_pause import collector_paused
 
-QUICK = Path(__file__).parents[3] / "reports" / "h200-quick"
+QUICK = Path(__file__).parents[2] / "data" / "runs" / "h200-small"
 
 
 def report(run: Path, **options: object) -> str:

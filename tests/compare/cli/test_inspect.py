@@ -21,7 +21,7 @@ from compare.spec.blocks import BLOCKS
 
 CASE = next(c for c in BLOCKS["swiglu_mlp"].cases("quick") if c.direction == "train")
 OTHER = BLOCKS["gelu"].cases("quick")[0]
-REPORT = Path(__file__).parents[3] / "reports" / "h200-quick"
+REPORT = Path(__file__).parents[2] / "data" / "runs" / "h200-small"
 
 
 def inspect(*words: object) -> Result:

@@ -29,6 +29,7 @@ from compare.plan.plan import Plan
 from compare.plan.selection import resolve
 from compare.record import run_folder
 from compare.record.record import Record, record_id
+from compare.record.run_files import recorded_file
 from compare.record.run_folder import RunFolderError
 from compare.run import run
 from compare.spec.blocks import BLOCKS
@@ -125,7 +126,7 @@ def complete(folder: Path) -> set[str]:
         if each.status == "ok":
             measured = (each.measurement or {})["parts"]
             assert set(measured) == set(each.case.phases) and each.errors and each.checked, each
-            assert store.load(folder / str(each.graph)).kernels, each
+            assert store.load(recorded_file(folder, each, str(each.graph))).kernels, each
     return {each.id for each in records}
 
 
@@ -228,6 +229,7 @@ def test_an_interrupted_case_is_measured_again_completely(begin_runs: Callable[[
     """Times of two segments are never compared, and each stretch of a run is a segment."""
     folder, runs = tmp_path / "run", begin_runs()
     assert runs.run("gelu", "--direction", "fwd", "--out", folder) == 0, runs.output()
+    assert (folder / "graphs.zip").is_file() and not (folder / "graphs").exists()  # each run ends packed
     *earlier, last = segments_of_cases(folder)
     path = folder / "records.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))

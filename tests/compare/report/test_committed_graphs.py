@@ -11,6 +11,7 @@ from compare.graph.analyse.align import align
 from compare.graph.analyse.totals import totals
 from compare.graph.model import FusionGraph
 from compare.record.record import Record
+from compare.record.run_files import recorded_file
 from compare.record.run_folder import read_records
 from compare.spec.blocks import BLOCKS
 
@@ -20,7 +21,7 @@ RECORDS = {record.id: record for record in read_records(RUN)[0]}
 
 def graph_of(record: Record) -> FusionGraph:
     assert record.graph
-    return store.load(RUN / record.graph)
+    return store.load(recorded_file(RUN, record, record.graph))
 
 
 def test_every_launch_belongs_to_a_kernel() -> None:

@@ -226,7 +226,7 @@ def test_views_without_records() -> None:
 
 
 def test_findings_are_the_same_in_every_form() -> None:
-    folder = PROJECT / "reports" / "h200-quick"
+    folder = PROJECT / "tests" / "data" / "runs" / "h200-small"
     wanted = ("report", folder, "--findings", "--block", "rmsnorm", "--block", "softmax")
     found = json.loads(xlafuse(*wanted, "--json").output)
     assert 2 <= len(found) <= 5 and [f["at_stake_us"] for f in found] == sorted(f["at_stake_us"] for f in found)[::-1]

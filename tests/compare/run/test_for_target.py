@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import io
 import json
 import os
 import signal
@@ -19,6 +20,7 @@ import pytest
 
 from compare.base import host
 from compare.record.record import Record
+from compare.record.run_files import RunFile
 from compare.run import for_target
 from compare.spec.blocks import BLOCKS
 from compare.workers.client import WorkerError
@@ -121,7 +123,8 @@ def test_a_stop_is_no_traceback_and_leaves_nothing_behind(tmp_path: Path) -> Non
 
 def test_archives_hold_what_each_compiler_said(folder: Path) -> None:
     def names(implementation: str) -> set[str]:
-        with zipfile.ZipFile(folder / "dumps" / f"softmax-4096-columns-fp32-train-{implementation}.zip") as archive:
+        packed = RunFile(folder, f"dumps/softmax-4096-columns-fp32-train-{implementation}.zip").read_bytes()
+        with zipfile.ZipFile(io.BytesIO(packed)) as archive:
             return {Path(name).name for name in archive.namelist()}
 
     xla = names("xla")
@@ -144,7 +147,6 @@ def test_a_finished_run_resumes_with_nothing_to_do(folder: Path) -> None:
 
 def test_an_interrupted_run_keeps_its_records_and_goes_on(folder: Path, tmp_path: Path) -> None:
     lines = (folder / "records.jsonl").read_text().splitlines()
-    (tmp_path / "dumps").mkdir()
     (tmp_path / "logs").mkdir()
     (tmp_path / "run.json").write_text((folder / "run.json").read_text())
     kept = [line for line in lines if json.loads(line)["implementation"] != "cuda"]

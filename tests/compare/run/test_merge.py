@@ -14,6 +14,7 @@ from compare.cli.main import cli
 from compare.plan import selection
 from compare.record import run_folder
 from compare.record.record import SCHEMA, Record
+from compare.record.run_files import recorded_file
 from compare.record.run_folder import RunFolderError
 from compare.run.shards import shard_of
 
@@ -53,7 +54,7 @@ def test_records_keep_their_segments_and_files(tmp_path: Path) -> None:
         owner = "a" if entry.case.block == "gelu" else "b"
         assert ceilings[str(entry.segment)].endswith(f"of {owner}")
         for name in (entry.graph, entry.dumps, (entry.trace or {})["file"]):
-            assert (tmp_path / "out" / str(name)).read_text() == f"{name} of {owner}"
+            assert recorded_file(tmp_path / "out", entry, str(name)).read_bytes() == f"{name} of {owner}".encode()
     before = [replace(r, segment=None) for p in parts for r in run_folder.read_records(p)[0]]
     assert [replace(r, segment=None) for r in records] == before  # gelu is before softmax in the table, too
 

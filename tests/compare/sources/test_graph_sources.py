@@ -18,7 +18,7 @@ from compare.sources import graph_sources
 
 PROJECT = Path(__file__).resolve().parents[3]
 HLO = PROJECT / "tests" / "data" / "xla" / "softmax.hlo.txt"
-DUMPS = PROJECT / "reports" / "h200-quick" / "dumps"
+RUN = PROJECT / "tests" / "data" / "runs" / "h200-small"
 
 
 def after_optimizations(folder: Path, number: int, name: str, text: str) -> None:
@@ -70,8 +70,10 @@ def test_choosing_modules(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("implementation", "compiler"), [("xla", "xla"), ("inductor", "inductor")])
-def test_a_records_archive_packed_and_unpacked(tmp_path: Path, implementation: str, compiler: str) -> None:
-    archive = DUMPS / f"rmsnorm-llama-8b-bf16-fwd-{implementation}.zip"
+def test_a_records_archive_packed_and_unpacked(
+    artifacts: Path, tmp_path: Path, implementation: str, compiler: str
+) -> None:
+    archive = artifacts / f"rmsnorm-llama-8b-bf16-fwd-{implementation}.zip"
     with zipfile.ZipFile(archive) as packed:
         packed.extractall(tmp_path)
     graphs = []
@@ -84,8 +86,8 @@ def test_a_records_archive_packed_and_unpacked(tmp_path: Path, implementation: s
     assert graphs[0].kernels == graphs[1].kernels
 
 
-def test_phases_of_a_training_step_are_two_graphs(tmp_path: Path) -> None:
-    opened = graph_sources.contents(DUMPS / "rmsnorm-llama-8b-bf16-train-xla.zip")
+def test_phases_of_a_training_step_are_two_graphs(artifacts: Path) -> None:
+    opened = graph_sources.contents(artifacts / "rmsnorm-llama-8b-bf16-train-xla.zip")
     found = opened.graphs
     assert "efficiencies exceed the step's" in " ".join(opened.warnings)
     for each in found:
@@ -93,8 +95,8 @@ def test_phases_of_a_training_step_are_two_graphs(tmp_path: Path) -> None:
     assert {each.name for each in found} == {"forward", "backward"}
 
 
-def test_a_file_of_inductors_code(tmp_path: Path) -> None:
-    with zipfile.ZipFile(DUMPS / "rmsnorm-llama-8b-bf16-fwd-inductor.zip") as packed:
+def test_a_file_of_inductors_code(artifacts: Path, tmp_path: Path) -> None:
+    with zipfile.ZipFile(artifacts / "rmsnorm-llama-8b-bf16-fwd-inductor.zip") as packed:
         (tmp_path / "code.py").write_bytes(packed.read("forward/output_code.py"))
     (found,) = graph_sources.contents(tmp_path / "code.py").graphs
     graph = found.graph()
@@ -108,14 +110,14 @@ def test_a_folder_of_graphs(tmp_path: Path) -> None:
     assert [(each.name, each.graph()) for each in found] == [("a", XLA), ("b", INDUCTOR)]
 
 
-def test_a_folder_of_hlo_files_and_archives(tmp_path: Path) -> None:
+def test_a_folder_of_hlo_files_and_archives(artifacts: Path, tmp_path: Path) -> None:
     (tmp_path / "a.hlo.txt").write_bytes(HLO.read_bytes())
     (tmp_path / "b.txt.gz").write_bytes(gzip.compress(HLO.read_bytes()))
     (tmp_path / "notes.txt").write_text("nothing")
     (tmp_path / "broken.gz").write_bytes(b"\x1f\x8bbroken")
     for direction, implementation in (("train", "xla"), ("fwd", "xla"), ("fwd", "inductor")):
         name = f"rmsnorm-llama-8b-bf16-{direction}-{implementation}.zip"
-        (tmp_path / name).write_bytes((DUMPS / name).read_bytes())
+        (tmp_path / name).write_bytes((artifacts / name).read_bytes())
     opened = graph_sources.contents(tmp_path)
     names = [each.name for each in opened.graphs]
     step = "rmsnorm-llama-8b-bf16-train-xla"
@@ -128,7 +130,7 @@ def test_a_folder_of_hlo_files_and_archives(tmp_path: Path) -> None:
 
 
 def test_compiled_modules_of_a_record() -> None:
-    found = {each.name: each for each in graph_sources.contents(DUMPS.parent).graphs}
+    found = {each.name: each for each in graph_sources.contents(RUN).graphs}
     (module,) = found["rmsnorm/llama-8b/bf16/fwd/xla"].compiled()
     assert module[0] == "rmsnorm/llama-8b/bf16/fwd/xla" and module[1].snapshots()
     step = "rmsnorm/llama-8b/bf16/train/xla"

@@ -17,7 +17,7 @@ from compare.sources import graph_sources
 from compare.spec.blocks import BLOCKS
 from compare.user import export_dumps, xplane
 
-RUN = PROJECT / "reports" / "h200-quick"
+RUN = PROJECT / "tests" / "data" / "runs" / "h200-small"
 CASE = next(case for case in BLOCKS["softmax"].cases("quick") if case.direction == "fwd")
 
 
@@ -29,6 +29,7 @@ def run(folder: Path, files: dict[str, bytes] | None, **fields: object) -> Path:
     """Make a run of one record, whose archive has these files. None: no archive."""
     run_folder.create(folder, {"segments": []})
     if files is not None:
+        (folder / "dumps").mkdir()
         with zipfile.ZipFile(folder / "dumps" / "it.zip", "w") as archive:
             for name, content in files.items():
                 archive.writestr(name, content)
@@ -40,7 +41,7 @@ def of(path: Path) -> list[tuple[str, FusionGraph]]:
     return [(each.name, each.graph()) for each in graph_sources.contents(path).graphs]
 
 
-def test_xla_files_get_xlas_names_and_hold_the_same_graphs(tmp_path: Path) -> None:
+def test_xla_files_get_xlas_names_and_hold_the_same_graphs(artifacts: Path, tmp_path: Path) -> None:
     id, out = "softmax/gpt2-scores/bf16/train/xla", tmp_path / "out"
     result = dumps(RUN, "--record", id, "--out", out)
     assert result.exit_code == 0, result.output
@@ -55,11 +56,11 @@ def test_xla_files_get_xlas_names_and_hold_the_same_graphs(tmp_path: Path) -> No
         "module_0001.jit_forward.passes/06_before_priority-fusion.txt",
         "xprof/plugins/profile/softmax-gpt2-scores-bf16-train-xla/xlafuse.xplane.pb",
     } <= names
-    with zipfile.ZipFile(RUN / "dumps" / "softmax-gpt2-scores-bf16-train-xla.zip") as archive:
+    with zipfile.ZipFile(artifacts / "softmax-gpt2-scores-bf16-train-xla.zip") as archive:
         original = archive.read("forward/optimized.hlo.txt")
         assert len(names) == len(archive.namelist()) + 1
     assert (out / "module_0001.jit_forward.sm_9.0_gpu_after_optimizations.txt").read_bytes() == original
-    packed = dict(of(RUN / "dumps" / "softmax-gpt2-scores-bf16-train-xla.zip"))
+    packed = dict(of(artifacts / "softmax-gpt2-scores-bf16-train-xla.zip"))
     unpacked = dict(of(out))
     assert set(unpacked) == {"jit_forward", "jit_backward"}
     for part in ("forward", "backward"):

@@ -12,7 +12,6 @@ from xlafuse.dumps import dump_folder
 from xlafuse.dumps.dump_folder import modules
 
 DATA = Path(__file__).parents[2] / "data" / "xla_reasons"
-RECORDS = Path(__file__).parents[3] / "reports" / "h200-quick" / "dumps"
 
 
 def write(folder: Path, *names: str, size: int = 10) -> None:
@@ -94,9 +93,8 @@ def test_the_name_of_a_pipeline_is_not_a_pass(tmp_path: Path) -> None:
     assert (second.after, second.before) == ("adding_copies", "") and second.file == second.proto
 
 
-@pytest.mark.skipif(not RECORDS.is_dir(), reason="needs the runs that come with the source")
-def test_a_records_archive_lists_its_parts() -> None:
-    found = modules(RECORDS / "swiglu_mlp-llama-8b-bf16-train-xla.zip")
+def test_a_records_archive_lists_its_parts(artifacts: Path) -> None:
+    found = modules(artifacts / "swiglu_mlp-llama-8b-bf16-train-xla.zip")
     assert [module.name for module in found] == ["backward", "forward"]
     assert all(found[0].artifacts.find(name) for name in ("hlo", "hlo_proto", "hlo_before", "priority_fusion"))
     snapshots = [(s.number, s.after, s.before) for s in found[0].artifacts.snapshots()]

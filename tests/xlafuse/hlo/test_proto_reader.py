@@ -19,7 +19,6 @@ pytest.importorskip("jaxlib", reason="jaxlib defines the protos")
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = sorted((ROOT / "tests" / "data" / "hlo").glob("*/*.hlo.pb.gz"))
-ARCHIVES = sorted((ROOT / "reports").glob("*/dumps/*-xla*.zip"))
 
 
 def _disagreements(text: Module, proto: Module) -> Iterator[str]:
@@ -69,10 +68,10 @@ def test_text_and_proto_agree(path: Path) -> None:
     assert not list(_disagreements(text, proto))
 
 
-def test_text_and_proto_agree_on_modules_compiled_on_a_gpu() -> None:
-    """Compare a fourth of the committed dumps: their optimized modules, and those around the fusion passes."""
+def test_text_and_proto_agree_on_modules_compiled_on_a_gpu(artifacts: Path) -> None:
+    """Compare the optimized modules, and those around the fusion passes."""
     pairs = 0
-    for path in ARCHIVES[::4]:
+    for path in sorted(artifacts.glob("*-xla.zip")):
         with zipfile.ZipFile(path) as archive:
             files = set(archive.namelist())
             for file in files:
@@ -82,7 +81,7 @@ def test_text_and_proto_agree_on_modules_compiled_on_a_gpu() -> None:
                 text, proto = text_reader.parse(archive.read(other).decode()), parse_proto(archive.read(file))
                 assert not list(_disagreements(text, proto)), f"{path.name}: {file}"
                 pairs += 1
-    assert pairs > 50
+    assert pairs > 20
 
 
 # Small modules, built field by field.

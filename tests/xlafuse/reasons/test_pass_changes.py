@@ -2,13 +2,10 @@
 
 from pathlib import Path
 
-import pytest
-
 from xlafuse.dumps.dump_folder import Artifacts, File, modules
 from xlafuse.reasons.pass_changes import NewFusion, read_pass_changes
 
 DATA = Path(__file__).parents[2] / "data" / "xla_reasons"
-RECORDS = Path(__file__).parents[3] / "reports" / "h200-quick" / "dumps"
 
 BEFORE = """HloModule m
 ENTRY e {
@@ -92,10 +89,9 @@ def test_xlas_own_dump() -> None:
     assert dict(by_pass["rename_fusions"].renamed)["fusion.43"] == "loop_add_fusion.1"
 
 
-@pytest.mark.skipif(not RECORDS.is_dir(), reason="needs the runs that come with the source")
-def test_the_projects_own_dump() -> None:
+def test_the_projects_own_dump(artifacts: Path) -> None:
     """Each pass has two snapshots, and nothing is dumped in between."""
-    module = next(m for m in modules(RECORDS / "swiglu_mlp-llama-8b-bf16-train-xla.zip") if m.name == "forward")
+    module = next(m for m in modules(artifacts / "swiglu_mlp-llama-8b-bf16-train-xla.zip") if m.name == "forward")
     changes = read_pass_changes(module.artifacts)
     assert [change.passes for change in changes] == [
         "triton-gemm-rewriter", "priority-fusion", "multi_output_fusion", "rename_fusions",

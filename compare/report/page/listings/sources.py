@@ -7,6 +7,7 @@ from the installed project, since runs do not keep them. A case embeds equal tex
 from __future__ import annotations
 
 import gzip
+import io
 import lzma
 import zipfile
 import zlib
@@ -19,7 +20,8 @@ from typing import Any
 from ....base.text import printable
 from ....base.usage import UsageError
 from ....graph.model import Kernel
-from ....sources.graph_sources import GraphSource, reading_errors_as_usage, recorded_file
+from ....record.run_files import RunFile, recorded_file
+from ....sources.graph_sources import GraphSource, reading_errors_as_usage
 from ...run_results import MAIN
 from . import extra_files, programs
 from . import listing as listings
@@ -88,19 +90,21 @@ def _read(found: GraphSource, installed: programs.Programs, folder: Path | None)
             record.documents.append(_Document(name, listing, spans, note, program=True))
         if found.record is not None and found.record.dumps is not None:
             _add_archive(record, recorded_file(found.path, found.record, found.record.dumps), folder)
-    except (UsageError, ValueError) as problem:
+    except (OSError, UsageError, ValueError) as problem:
         record.note = printable(str(problem), 400)
     # Compiled texts come first, then the program.
     record.documents.sort(key=lambda document: (document.program, not document.title.startswith("forward")))
     return record
 
 
-def _add_archive(record: _Record, path: Path, folder: Path | None) -> None:
-    if not path.is_file():
-        record.note = f"no compiled text: the run's folder has no {printable(path.name)}"
+def _add_archive(record: _Record, file: RunFile, folder: Path | None) -> None:
+    try:
+        packed = file.read_bytes()
+    except FileNotFoundError:
+        record.note = f"no compiled text: the run's folder has no {printable(PurePosixPath(file.name).name)}"
         return
     try:
-        with reading_errors_as_usage(path), zipfile.ZipFile(path) as archive:
+        with reading_errors_as_usage(file.folder), zipfile.ZipFile(io.BytesIO(packed)) as archive:
             for info in archive.infolist():
                 name = PurePosixPath(info.filename)
                 if info.file_size <= MAX_BYTES and (name.name in _KINDS or name.suffix == ".cu"):
@@ -108,7 +112,7 @@ def _add_archive(record: _Record, path: Path, folder: Path | None) -> None:
             if folder is not None:
                 record.files += extra_files.write(archive, record.kernels, folder)
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, lzma.LZMAError, zlib.error) as problem:
-        raise UsageError(f"{path}: {problem}") from None
+        raise UsageError(f"{file}: {problem}") from None
 
 
 def _add(record: _Record, title: str, text: str) -> None:

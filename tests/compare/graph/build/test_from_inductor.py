@@ -117,8 +117,8 @@ def test_every_edge_to_a_library_product_has_a_reason(mlp):
     assert reason.bytes_saved == 32768  # the read alone: backward wants the buffer too
 
 
-def test_the_second_kernel_of_a_split_reduction_repeats_nothing():
-    graph = from_inductor(read(ROOT / "reports/h200-quick/dumps/swiglu_mlp-llama-8b-bf16-train-inductor.zip"))
+def test_the_second_kernel_of_a_split_reduction_repeats_nothing(artifacts):
+    graph = from_inductor(read(artifacts / "swiglu_mlp-llama-8b-bf16-train-inductor.zip"))
     second = kernel(graph, name="triton_per_fused__to_copy_add_mul_sum_3")
     assert [(op.op, op.site) for op in second.source_ops] == [("aten.sum", "sum_1#2")]
     assert second.flops == 16 * 4096

@@ -23,7 +23,6 @@ from compare.graph.model import FusionGraph, Reason
 from xlafuse.compile.environment import find_cuda_tools
 from xlafuse.hlo import gpu_program
 
-DUMPS = Path(__file__).parents[4] / "reports" / "h200-quick" / "dumps"
 NORM = kernel("norm", "reduction", "norm:mul@1 norm:mean@1", "x", "h")
 GATE = kernel("gate", "gemm", "gate:dot@2", "h wg", "g")
 ACT = kernel("act", "elementwise", "act:exp@3 act:mul@3", "g", "a")
@@ -343,15 +342,15 @@ def test_graphs_without_kernels_have_no_findings() -> None:
 # Compilers' own output.
 
 
-def _archived(name: str) -> FusionGraph:
-    with zipfile.ZipFile(DUMPS / f"{name}.zip") as archive:
+def _archived(path: Path) -> FusionGraph:
+    with zipfile.ZipFile(path) as archive:
         return from_hlo(gpu_program.parse(archive.read("forward/optimized.hlo.txt").decode()))
 
 
-def test_the_mlp_that_an_h200_ran() -> None:
+def test_the_mlp_that_an_h200_ran(artifacts: Path) -> None:
     found = findings({
-        "xla": _archived("swiglu_mlp-llama-8b-bf16-fwd-xla"),
-        "xla-unfused": _archived("swiglu_mlp-llama-8b-bf16-fwd-xla-unfused"),
+        "xla": _archived(artifacts / "swiglu_mlp-llama-8b-bf16-fwd-xla.zip"),
+        "xla-unfused": _archived(artifacts / "swiglu_mlp-llama-8b-bf16-fwd-xla-unfused.zip"),
     })
     assert any(
         "XLA launches mul in norm/weight twice" in text and "33.6 MB less" in text for text in texts(found, "duplicate")

@@ -113,7 +113,7 @@ def test_reasons_are_overlays() -> None:
 
 
 def test_from_the_command_line(tmp_path: Path) -> None:
-    run, file = PROJECT / "reports" / "h200-quick", tmp_path / "graphs.json"
+    run, file = PROJECT / "tests" / "data" / "runs" / "h200-small", tmp_path / "graphs.json"
     case = "softmax/gpt2-scores/bf16/fwd"
     words = ["inspect", str(run), "--block", "softmax", "--case", "gpt2-scores", "--direction", "fwd"]
     words += ["-i", "xla,triton"]

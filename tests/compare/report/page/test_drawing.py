@@ -187,7 +187,7 @@ def test_boxes_are_split_if_that_needs_fewer_tracks() -> None:
 
 @pytest.fixture(scope="module")
 def train() -> list[GraphSource]:
-    every = graph_sources.contents(PROJECT / "reports" / "h200-blocks").graphs
+    every = graph_sources.contents(PROJECT / "tests" / "data" / "runs" / "h200-rmsnorm").graphs
     return [each for each in every if each.record and each.record.case.id == "rmsnorm/llama-8b/bf16/train"]
 
 

@@ -24,7 +24,7 @@ def column(page: Any, title: str) -> list[str]:
 
 def test_the_front_page_has_findings_and_a_matrix(report: Path, visit: Any, ready: Any) -> None:
     with visit(report) as page:
-        assert page.locator("h1:visible").inner_text() == "h200-quick: fusion report"
+        assert page.locator("h1:visible").inner_text() == "h200-small: fusion report"
         assert 1 <= page.locator(".findings li").count() <= 5
         assert "worth up to" in page.locator(".findings li").first.inner_text()
         best = page.locator("#matrix tr", has_text="gpt2-scores bf16 fwd").locator("td.best")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import math
 import re
@@ -21,12 +20,13 @@ from compare.base.paths import PROJECT
 from compare.base.text import number
 from compare.cli import main
 from compare.graph import formats
+from compare.record.run_files import RunFile
 from compare.report import run_results
 from compare.report.columns import percent
 from compare.report.page import page
 from compare.report.page.content import case as case_page
 
-QUICK = PROJECT / "reports" / "h200-quick"
+QUICK = PROJECT / "tests" / "data" / "runs" / "h200-small"
 CASE = "softmax/gpt2-scores/bf16/train"
 PRODUCTS = {"bf16": "bfloat16", "f16": "float16"}
 
@@ -58,8 +58,7 @@ def number_of(report: Path, embedded: Any, address: str) -> int:
 
 
 def graph_of(record: Record) -> dict[str, Any]:
-    with gzip.open(QUICK / record["graph"]) as file:
-        loaded: dict[str, Any] = json.load(file)
+    loaded: dict[str, Any] = json.loads(RunFile(QUICK, record["graph"]).read_bytes())
     return loaded
 
 

@@ -1,4 +1,4 @@
-"""Writing a page reads each file of the run once."""
+"""Writing a page reads the records and each graph of the run once."""
 
 from __future__ import annotations
 
@@ -7,24 +7,30 @@ from pathlib import Path
 
 import pytest
 
+from compare.record.run_files import RunFile
 from compare.report import run_results
 from compare.report.page import page
 
-QUICK = Path(__file__).parents[4] / "reports" / "h200-quick"
+RUN = Path(__file__).parents[3] / "data" / "runs" / "h200-small"
 
 
 def test_each_file_is_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     pytest.importorskip("itables")
-    seen: Counter[Path] = Counter()
-    plain = Path.read_bytes
+    seen: Counter[str] = Counter()
+    plain, archived = Path.read_bytes, RunFile.read_bytes
 
     def counted(path: Path) -> bytes:
-        seen[path] += 1
+        seen[path.name] += 1
         return plain(path)
 
+    def counted_file(file: RunFile) -> bytes:
+        seen[file.name] += 1
+        return archived(file)
+
     monkeypatch.setattr(Path, "read_bytes", counted)
-    run = page.write(QUICK, tmp_path / "page.html", {"block": ["rmsnorm"]}, files=False)
+    monkeypatch.setattr(RunFile, "read_bytes", counted_file)
+    run = page.write(RUN, tmp_path / "page.html", {"block": ["rmsnorm"]}, files=False)
     graphs = [result.source.record.graph for result in run.results if result.source.record]
     assert isinstance(run, run_results.Run) and len(graphs) > 5
-    assert {seen[QUICK / name] for name in ("records.jsonl", *map(str, graphs))} == {1}
+    assert {seen[name] for name in ("records.jsonl", *map(str, graphs))} == {1}

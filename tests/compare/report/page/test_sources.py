@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +11,13 @@ import pytest
 
 from compare.base.paths import PROJECT
 from compare.graph.model import Kernel, SourceOp
+from compare.record.run_files import RunFile
 from compare.report.page.listings import extra_files, programs, sources
 from compare.report.page.listings import listing as listings
 from compare.sources import graph_sources
 from compare.sources.graph_sources import GraphSource
 
-RUN = PROJECT / "reports" / "h200-quick"
+RUN = PROJECT / "tests" / "data" / "runs" / "h200-small"
 CASE = "rmsnorm/llama-8b/bf16/train"
 
 HLO = """HloModule jit_f, is_scheduled=true
@@ -229,8 +229,7 @@ def test_a_broken_archive_leaves_a_note(train: list[GraphSource], tmp_path: Path
         records.append(replace(each, path=run, record=replace(each.record, dumps=f"dumps/{len(records)}.zip")))
     (run / "dumps" / "0.zip").write_bytes(b"PK\x03\x04 and no more")
     dumps = next(each.record.dumps for each in train if each.record and each.record.dumps)
-    shutil.copy(RUN / dumps, run / "dumps" / "1.zip")
-    packed = bytearray((run / "dumps" / "1.zip").read_bytes())
+    packed = bytearray(RunFile(RUN, str(dumps)).read_bytes())
     packed[60 : len(packed) // 2] = bytes(len(packed) // 2 - 60)
     (run / "dumps" / "1.zip").write_bytes(packed)
     records.append(replace(records[0], record=replace(records[0].record, dumps="../../etc/x.zip")))  # type: ignore

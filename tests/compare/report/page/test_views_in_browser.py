@@ -69,7 +69,7 @@ def opened(browser: Any, path: Path, **context: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def train() -> list[GraphSource]:
-    every = graph_sources.contents(PROJECT / "reports" / "h200-blocks").graphs
+    every = graph_sources.contents(PROJECT / "tests" / "data" / "runs" / "h200-rmsnorm").graphs
     return [each for each in every if each.record and each.record.case.id == "rmsnorm/llama-8b/bf16/train"]
 
 
