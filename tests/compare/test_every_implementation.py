@@ -31,8 +31,8 @@ VARIANTS = {
     "xla-remat", "xla-unfused", "xla-chunked", "xla-dense", "xla-scan", "xla-scan-remat", "eager", "inductor-remat",
     "flex",
 }
-# A row reduction, a loss of labels, a gather and its scatter, a product with sums over rows, random bits and two outputs,
-# attention, sorted tokens, and an optimizer's step.
+# A row reduction, a loss of labels, a gather and its scatter, a product with sums over rows, random bits and two
+# outputs, attention, sorted tokens, and an optimizer's step.
 BUILT_BY_INDUCTOR = {
     "softmax", "cross_entropy", "embedding", "linear_gelu", "dropout_residual_norm", "attention", "moe", "adamw",
 }
