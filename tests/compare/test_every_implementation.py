@@ -25,6 +25,7 @@ from compare.spec.case import Case
 from compare.spec.implementation import Implementation
 
 Check = Callable[[Case, str, str], dict[str, Any]]
+pytestmark = pytest.mark.slow
 
 COMPILERS = {"xla", "inductor"}
 VARIANTS = {
