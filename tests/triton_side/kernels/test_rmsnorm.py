@@ -67,7 +67,7 @@ def operands(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> tup
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 1), (1, 1021), (31, 1), (64, 64), (7, 127), (3, 1025), (2, 9001), (2, 17001)])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 1021), (31, 1), (64, 64), (7, 127), (3, 1025), (2, 17001)])
 def test_agrees_with_float64(shape: tuple[int, int], dtype: torch.dtype) -> None:
     assert agrees(lambda x, weight: rmsnorm.apply({"x": x, "weight": weight}, eps=EPS)["y"], *operands(*shape, dtype))
 
@@ -80,8 +80,8 @@ def test_any_configuration_agrees(config: RowConfig) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("config", [None, CONFIGS[4]], ids=str)
 def test_the_norm_is_of_the_rounded_sum(config, dtype: torch.dtype) -> None:
-    x, weight, dy = operands(37, 203, dtype)
-    residual, dsum = (random(37, 203, dtype=dtype, seed=seed) for seed in (3, 4))
+    x, weight, dy = operands(9, 203, dtype)
+    residual, dsum = (random(9, 203, dtype=dtype, seed=seed) for seed in (3, 4))
     y, total, dx, dweight = of_sum(config)(x, residual, weight, dy, dsum)
     expected, rstd = rmsnorm.forward(x + residual, weight, EPS, save_rstd=True, config=config)
     assert torch.equal(total, x + residual) and torch.equal(y, expected)
