@@ -3,8 +3,8 @@
 On a CPU, XLA, eager PyTorch, its library calls and Triton's interpreter take every shape. Ordinary shapes run in every
 dtype, and their forward pass alone in one; extreme shapes run in one dtype, and forward only where no training step
 covers it. XLA runs in a shape's first dtype and in bfloat16, without such forward passes; Triton's interpreter runs in
-one dtype. Inductor and XLA's variants take fewer, because each of theirs costs seconds: Inductor one block of each kind,
-as its code for a block is the compiled eager one.
+one dtype. Inductor and XLA's variants take fewer, because each of theirs costs seconds: Inductor one block of each
+kind, as its code for a block is the compiled eager one.
 
 On a GPU, code that a person wrote for a dtype (Triton, CUDA, libraries) runs in every dtype. A compiler's code is the
 same in every dtype, so compilers run in bfloat16, and in float32 where no training step covers the forward pass.
