@@ -25,10 +25,10 @@ RUNNER := $(VENV)/bin/python
 READY := $(STAMP)
 endif
 
-# Tests run in parallel by file, because tests of a file share workers and compiles; without pytest-xdist they run one
-# after the other. GPU tests are split within files, as one file has most of them: 7 processes on 8 cores, because
-# compilers have threads of their own.
-PARALLEL_BY_FILE = $(if $(shell $(RUNNER) -c "import xdist" 2>/dev/null && echo yes),-n auto --maxprocesses 4 --dist loadfile)
+# Tests run in parallel by file, because tests of a file share workers and compiles; tests/conftest.py orders the files.
+# Without pytest-xdist they run one after the other. GPU tests are split within files, as one file has most of them: 7
+# processes on 8 cores, because compilers have threads of their own.
+PARALLEL_BY_FILE = $(if $(shell $(RUNNER) -c "import xdist" 2>/dev/null && echo yes),-n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder)
 PARALLEL_BY_TEST = $(shell $(RUNNER) -c "import xdist, os; \
 	print('--dist worksteal -n', max(1, min(14, len(os.sched_getaffinity(0)) * 7 // 8)))" 2>/dev/null)
 

@@ -176,16 +176,16 @@ def test_a_folder_is_not_replaced_by_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_fifty_kills_lose_no_finished_record(begin_runs: Callable[[], Runs], tmp_path: Path) -> None:
+def test_twenty_kills_lose_no_finished_record(begin_runs: Callable[[], Runs], tmp_path: Path) -> None:
     runs, chance = begin_runs(), random.Random(50)
     kills = midway = repaired = 0
     folders = [tmp_path / "run"]
-    while kills < 50:
+    while kills < 20:
         folder = folders[-1]
         arguments = resume_or_begin(folder)
         known = runs.acknowledged()
         status = runs.run(*arguments, "--out", folder, pace=0.0005, kill_after=chance.uniform(0, 0.3))
-        if status == 0:  # a fast machine finishes the run before the fiftieth kill
+        if status == 0:  # a fast machine finishes the run before the last kill
             folders.append(tmp_path / f"run-{len(folders)}")
             runs.acknowledged_by.unlink(missing_ok=True)
             continue
@@ -195,11 +195,11 @@ def test_fifty_kills_lose_no_finished_record(begin_runs: Callable[[], Runs], tmp
         repaired += "a partial record" in runs.output()
         if runs.acknowledged():
             assert runs.acknowledged() <= complete(folder)
-            if chance.random() < 0.3 and not has_partial_line(folder):  # as after a power failure; kills rarely do this
+            if chance.random() < 0.5 and not has_partial_line(folder):  # as after a power failure; kills rarely do this
                 line = json.dumps(entry().to_json()).encode()
                 with (folder / "records.jsonl").open("ab") as file:
                     file.write(line[: chance.randrange(1, len(line))])
-    assert midway >= 5 and repaired >= 2, "too few kills came while a record was written"
+    assert midway >= 2 and repaired >= 2, "too few kills came while a record was written"
     assert runs.run(*resume_or_begin(folders[-1]), "--out", folders[-1]) == 0, runs.output()
     wanted = ids_of(resolve([], suite="full", directions=["fwd"]))
     for folder in folders:

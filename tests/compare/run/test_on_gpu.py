@@ -715,14 +715,14 @@ def test_a_run_stops_while_it_prepares(
         if method == "prepare":
             if raised is KeyboardInterrupt:
                 signal.pthread_kill(main_thread().ident, signal.SIGINT)
-            time.sleep(1.0)
+            time.sleep(3.0)
         return answer(pool, role, method, **params)
 
     monkeypatch.setattr(ScriptedPool, "ask", hang)
     began = time.monotonic()
     with pytest.raises(raised):
         run(tmp_path, ScriptedPool({}), "eager", stop_after=stop_after)
-    assert time.monotonic() - began < 0.9
+    assert time.monotonic() - began < 2.5
 
 
 def test_edge_cases_are_checked_and_not_timed(tmp_path: Path) -> None:

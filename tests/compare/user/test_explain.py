@@ -238,14 +238,6 @@ def test_torch_forward_and_backward(torch_code: Any):
     assert "flash" in note
 
 
-def test_a_mask_is_not_for_the_flash_kernel(torch_code: Any):
-    import torch
-
-    q = torch.empty(2, 4, 64, 32, dtype=torch.bfloat16)
-    (note,) = xlafuse.explain(torch_code.attention, q, q, q, mask=q.new_empty(2, 1, 64, 64), **TARGET).notes
-    assert "efficient" in note
-
-
 def test_graph_breaks_are_reasons(torch_code: Any):
     import torch
 

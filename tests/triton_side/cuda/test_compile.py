@@ -79,12 +79,12 @@ def test_bias_gelu_sums() -> None:
 
 
 def softmax_instances() -> list[tuple[str, int, int]]:
-    """Return (expression, threads, lanes): every aligned plan in bf16 and fp32, and the extremes of the others."""
+    """Return (expression, threads, lanes): every aligned plan in bf16, and the extremes of other dtypes."""
     instances = []
     for direction in ("forward", "backward"):
         for element, lanes, plans in (
             ("__nv_bfloat16", 8, softmax.VECTOR_PLANS),
-            ("float", 4, softmax.VECTOR_PLANS),
+            ("float", 4, softmax.VECTOR_PLANS[3::3]),
             ("__half", 8, softmax.VECTOR_PLANS[-1:]),
             ("__nv_bfloat16", 1, softmax.SCALAR_PLANS[2::3]),
         ):
@@ -159,11 +159,13 @@ def test_longest_layernorm_in_registers(lanes: int, longest: int) -> None:
 def dropout_residual_norm_instances() -> list[tuple[str, int, int, int]]:
     """Return (expression, threads, lanes, blocks that must fit a multiprocessor) for plans with most elements."""
     instances = []
-    for element, lanes in (("__nv_bfloat16", 8), ("float", 4), ("float", 1), ("__half", 1)):
-        for p in dropout_residual_norm.FORWARD_PLANS[-3:]:
+    for element, lanes, forward, backward in (
+        ("__nv_bfloat16", 8, 3, 4), ("float", 4, 3, 4), ("float", 1, 1, 2), ("__half", 1, 1, 1),
+    ):
+        for p in dropout_residual_norm.FORWARD_PLANS[-forward:]:
             expression = f"dropout_residual_norm_forward<{element}, {lanes}, {p.elements // lanes}, {p.threads}>"
             instances.append((expression, p.threads, lanes, 1))
-        for p in dropout_residual_norm.BACKWARD_PLANS[-4:]:
+        for p in dropout_residual_norm.BACKWARD_PLANS[-backward:]:
             blocks = p.resident(lanes)
             name, last = ("backward", blocks) if p.cluster == 1 else ("backward_cluster", p.cluster)
             constants = f"{lanes}, {p.elements // lanes}, {p.threads}, {last}"

@@ -1,4 +1,4 @@
-"""Inductor's code for an H200, compiled on a machine that need not have one, in separate processes."""
+"""Inductor's code for an H200, compiled on a machine that need not have one, in processes that pretend to have one."""
 
 import json
 import os
@@ -11,17 +11,11 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[3]
-PROPERTIES = ROOT / "compare/targets/h200/cuda_device_properties.json"
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ to build fake_cuda_hooks.cpp"),
 ]
 
-PRELUDE = f"""
-import dataclasses, json, sys
-from triton_side.deviceless import for_target as deviceless
-properties = json.load(open({str(PROPERTIES)!r}))
-"""
 MLP = {
     "x": [64, 128],
     "norm_weight": [128],
@@ -31,40 +25,21 @@ MLP = {
 }
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("fake_cuda")
-
-
-def python(code: str, cache: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    env |= {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(cache), "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor")}
-    return subprocess.run([sys.executable, "-c", PRELUDE + code], env=env | environment, capture_output=True, text=True)
-
-
-def answer(code: str, cache: Path, **environment: str) -> Any:
-    done = python(code, cache, **environment)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def compiled_mlp(folder: Path, cache: Path, **options: bool) -> Any:
+def compiled_mlp(folder: Path, fake_gpu: Any, **options: bool) -> Any:
     """The kernels of the swiglu_mlp block in bfloat16; all artifacts are written to `folder`."""
-    return answer(
+    return fake_gpu.answer(
         f"""
-deviceless.activate(properties)
 from triton_side.blocks import swiglu_mlp
 specs = {{name: (tuple(shape), "bfloat16") for name, shape in {MLP!r}.items()}}
 captured = deviceless.compile_inductor(swiglu_mlp.apply, specs, {{"eps": 1e-6}}, **{options!r})
 captured.write({str(folder)!r})
 print(json.dumps([dataclasses.asdict(kernel) for kernel in captured.kernels]))
 """,
-        cache,
     )
 
 
-def test_the_training_step_of_an_mlp_is_compiled_to_hopper_binaries(cache, tmp_path):
-    kernels = compiled_mlp(tmp_path, cache, train=True, max_autotune=False)
+def test_the_training_step_of_an_mlp_is_compiled_to_hopper_binaries(fake_gpu, tmp_path):
+    kernels = compiled_mlp(tmp_path, fake_gpu, train=True, max_autotune=False)
     triton = {(kernel["part"], kernel["name"]) for kernel in kernels if kernel["name"].startswith("triton_")}
     assert {part for part, _ in triton} == {"forward", "backward"}
     for part, name in triton:
@@ -87,20 +62,19 @@ def test_the_training_step_of_an_mlp_is_compiled_to_hopper_binaries(cache, tmp_p
     assert "empty_strided_cuda" in (tmp_path / "forward/output_code.py").read_text()
 
 
-def test_max_autotune_takes_templates_that_are_not_autotuned(cache, tmp_path):
-    kernels = compiled_mlp(tmp_path, cache, train=False, max_autotune=True)
+def test_max_autotune_takes_templates_that_are_not_autotuned(fake_gpu, tmp_path):
+    kernels = compiled_mlp(tmp_path, fake_gpu, train=False, max_autotune=True)
     gemms = [kernel for kernel in kernels if kernel["kind"] == "gemm"]
     assert len(gemms) == 3
     assert all(kernel["is_template"] and kernel["provenance"] == "not autotuned" for kernel in gemms)
     assert all((tmp_path / "forward/triton" / f"{kernel['name']}.cubin").exists() for kernel in gemms)
 
 
-def test_one_candidate_is_compiled_and_several_are_not_autotuned(cache):
+def test_one_candidate_is_compiled_and_several_are_not_autotuned(fake_gpu):
     # Blocks are no larger than the tensor, so 8 elements leave one candidate. A row of 8192 is reduced in a loop, which
     # also has one candidate, but Inductor may add smaller blocks on a GPU.
-    provenance = answer(
+    provenance = fake_gpu.answer(
         """
-deviceless.activate(properties)
 from triton_side.blocks import softmax, vector_add
 found = []
 for block, names, shape in [(vector_add, "xy", (8,)), (vector_add, "xy", (65536,)), (softmax, "x", (64, 8192))]:
@@ -109,7 +83,6 @@ for block, names, shape in [(vector_add, "xy", (8,)), (vector_add, "xy", (65536,
     found.append([kernel.provenance for kernel in captured.kernels])
 print(json.dumps(found))
 """,
-        cache,
     )
     assert provenance == [["compiled"], ["not autotuned"], ["not autotuned"]]
 
@@ -142,11 +115,10 @@ COMPILES = {
 
 
 @pytest.fixture(scope="module")
-def compiled(cache: Path) -> dict[str, Any]:
+def compiled(fake_gpu: Any) -> dict[str, Any]:
     """The kernels of the training steps of COMPILES, by name, all compiled in one process."""
-    results = answer(
+    results = fake_gpu.answer(
         f"""
-deviceless.activate(properties)
 import torch
 {PRODUCTS}{ATTENTION}{RMSNORM}
 found = {{}}
@@ -157,7 +129,6 @@ for name, (function, shapes, dtype, tune) in {COMPILES!r}.items():
     found[name] = [kernels, [call for graph in captured.graphs for call in graph.unparsed]]
 print(json.dumps(found))
 """,
-        cache,
     )
     assert all(unparsed == [] for _, unparsed in results.values())
     return {name: kernels for name, (kernels, _) in results.items()}
@@ -193,7 +164,6 @@ def test_a_reduction_over_rows_and_columns_is_recorded_with_its_final_calls(comp
 
 
 SDPA = """
-deviceless.activate(properties)
 import torch
 def attention(inputs):
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
@@ -204,20 +174,19 @@ print(json.dumps([dataclasses.asdict(kernel) for kernel in captured.kernels]))
 """
 
 
-def test_inductor_turns_a_plain_attention_into_sdpa(cache):
-    forward, backward = answer(SDPA.replace("SDPA_CHOICE", '"flash"'), cache)
+def test_inductor_turns_a_plain_attention_into_sdpa(fake_gpu):
+    forward, backward = fake_gpu.answer(SDPA.replace("SDPA_CHOICE", '"flash"'))
     assert "scaled_dot_product_flash_attention" in forward["name"]
     assert forward["kind"] == backward["kind"] == "attention"
     assert forward["ops"].count("aten.bmm") == 2 and "aten.exp" in forward["ops"]
 
 
-def test_an_unknown_sdpa_choice_is_an_error(cache):
-    done = python(SDPA.replace("SDPA_CHOICE", "None"), cache)
-    assert done.returncode != 0 and "give sdpa=" in done.stderr
+def test_an_unknown_sdpa_choice_is_an_error(fake_gpu):
+    with pytest.raises(RuntimeError, match="give sdpa="):
+        fake_gpu.answer(SDPA.replace("SDPA_CHOICE", "None"))
 
 
 FLEX = """
-deviceless.activate(properties)
 import torch
 from compare.spec.blocks import attention_packed
 from compare.spec.case import Case
@@ -248,14 +217,13 @@ print(json.dumps(found))
 """
 
 
-def test_flex_attention_refuses_exactly_the_unsupported_cases(cache):
-    found = answer(FLEX, cache)
+def test_flex_attention_refuses_exactly_the_unsupported_cases(fake_gpu):
+    found = fake_gpu.answer(FLEX)
     assert {said for _, _, said, _ in found} == {True, False}
     assert [row for row in found if row[2] != row[3]] == []
 
 
 FLEX_IN_PAGES = """
-deviceless.activate(properties)
 import torch
 from compare.spec.blocks import decode_attention_paged
 from compare.spec.case import Case
@@ -281,17 +249,16 @@ print(json.dumps(found))
 """
 
 
-def test_flex_attention_refuses_exactly_the_unsupported_pages(cache):
-    found = answer(FLEX_IN_PAGES, cache)
+def test_flex_attention_refuses_exactly_the_unsupported_pages(fake_gpu):
+    found = fake_gpu.answer(FLEX_IN_PAGES)
     assert {said for _, _, said, _ in found} == {True, False}
     assert [row for row in found if row[2] != row[3]] == []
 
 
-def test_flex_attentions_mask_scatters_the_page_table(cache):
+def test_flex_attentions_mask_scatters_the_page_table(fake_gpu):
     """Inductor drops a scatter into a constant that a mask captures; on an H200 every key was then masked out."""
-    kernels = answer(
+    kernels = fake_gpu.answer(
         """
-deviceless.activate(properties)
 import re
 from unittest import mock
 from torch._inductor.graph import GraphLowering
@@ -303,35 +270,32 @@ case = Case("decode_attention_paged", "any", decode_attention_paged.sizes(3, 4, 
 specs = {t.name: (t.shape(case.sizes), t.dtype_in(case)) for t in decode_attention_paged.BLOCK.inputs}
 code = []
 seen = mock.patch.object(GraphLowering, "save_output_code", code.append)
-with deviceless.fake_mode(), private.compiling_only(), seen:
+emitted = torch._inductor.config.patch(force_disable_caches=True)  # cached code is not emitted again
+with deviceless.fake_mode(), private.compiling_only(), seen, emitted:
     library.apply_flex(deviceless.fake_inputs(specs, False))
 print(json.dumps(re.findall(r"(\\w+)\\.run\\(", code[0])))
 """,
-        cache,
-        TORCHINDUCTOR_FORCE_DISABLE_CACHES="1",  # otherwise the code is cached and not emitted again
     )
     assert sum("scatter" in name for name in kernels) == 2 and any("tem_" in name for name in kernels), kernels
 
 
-def test_handwritten_triton_kernels_forward_and_backward(cache):
-    launches = answer(
+def test_handwritten_triton_kernels_forward_and_backward(fake_gpu):
+    launches = fake_gpu.answer(
         """
-deviceless.activate(properties)
 from triton_side.kernels import rmsnorm
 specs = {"x": ((64, 256), "bfloat16"), "weight": ((256,), "bfloat16")}
 recorded = deviceless.record_call(rmsnorm.apply, specs, {"eps": 1e-6}, train=True)
 launches = {part: [event for event in events if hasattr(event, "artifacts")] for part, events in recorded.parts.items()}
 print(json.dumps({part: [launch.artifacts.arch for launch in made] for part, made in launches.items()}))
 """,
-        cache,
     )
     assert set(launches) == {"forward", "backward"}
     assert all(made and set(made) == {"sm_90"} for made in launches.values())
 
 
-def test_moe_sums_the_steps_of_its_routers_product_separately(cache):
+def test_moe_sums_the_steps_of_its_routers_product_separately(fake_gpu):
     """Tensor cores lose digits when they add to a large sum. Only a GPU shows that; here each sum starts at zero."""
-    sums = answer(
+    sums = fake_gpu.answer(
         """
 import re, triton
 from triton.backends.compiler import GPUTarget
@@ -345,22 +309,32 @@ source = ASTSource(kernel, signature, {(kernel.arg_names.index(n),): value for n
 ir = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ttir"]
 print(json.dumps(re.findall(r"tt.dot [^,]+, [^,]+, (%[a-z]+)", ir)))
 """,
-        cache,
     )
     assert sums == ["%cst"]
 
 
-def test_an_untested_torch_is_refused(cache):
-    done = python(
+def refused(code: str, **environment: str) -> str:
+    """Return what a process of its own prints when its code fails."""
+    env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"PYTHONPATH": str(ROOT)}
+    prelude = f"""
+import json
+from triton_side.deviceless import for_target as deviceless
+properties = json.load(open({str(ROOT / "compare/targets/h200/cuda_device_properties.json")!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", prelude + code], env=env | environment, capture_output=True, text=True)
+    assert done.returncode != 0
+    return done.stderr
+
+
+def test_an_untested_torch_is_refused():
+    message = refused(
         """
 from triton_side.deviceless import _fake_cuda
 _fake_cuda.TORCH_BUILDS = (("1.0.0", None), ("1.1.0", "10.0"))
 deviceless.activate(properties)
-""",
-        cache,
+"""
     )
-    assert done.returncode != 0
-    assert "needs torch 1.0.0 (CPU build) or 1.1.0 (CUDA 10.0 build); found torch" in done.stderr
+    assert "needs torch 1.0.0 (CPU build) or 1.1.0 (CUDA 10.0 build); found torch" in message
 
 
 @pytest.mark.parametrize(
@@ -372,6 +346,5 @@ deviceless.activate(properties)
         ("deviceless.fake_mode()", {}, "no fake GPU in this process"),
     ],
 )
-def test_misuse_is_refused(cache, code, environment, message):
-    done = python(code, cache, **environment)
-    assert done.returncode != 0 and message in done.stderr
+def test_misuse_is_refused(code, environment, message):
+    assert message in refused(code, **environment)

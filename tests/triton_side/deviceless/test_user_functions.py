@@ -1,23 +1,15 @@
 """Users' calls, compiled for an absent GPU in a process that pretends to have it."""
 
-import json
-import os
-import subprocess
-import sys
 import textwrap
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
 pytest.importorskip("torch")
 
-PROPERTIES = Path(__file__).parents[3] / "compare" / "targets" / "h200" / "cuda_device_properties.json"
-PROLOGUE = f"""
-import json
+PROLOGUE = """
 import os
-from triton_side.deviceless import for_target as deviceless
-deviceless.activate(json.load(open({str(PROPERTIES)!r})))
-import torch
 import torch.nn.functional as F
 from triton_side.deviceless import user_functions
 factory = user_functions.TensorFactory()
@@ -29,18 +21,22 @@ def compiled(function, *args, train=False, **kwargs):
 """
 
 
-def run(program: str) -> object:
-    """Run the program and return the JSON that it prints."""
-    code = PROLOGUE + textwrap.dedent(program)
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, env=environment)
-    if "Unsupported" in done.stderr:
-        pytest.skip(done.stderr.strip().splitlines()[-1])
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+@pytest.fixture
+def run(fake_gpu: Any) -> Callable[[str], Any]:
+    """Run a program and return the JSON that it prints."""
+
+    def answer(program: str) -> Any:
+        try:
+            return fake_gpu.answer(PROLOGUE + textwrap.dedent(program))
+        except RuntimeError as problem:
+            if "Unsupported" in str(problem):
+                pytest.skip(str(problem).strip().splitlines()[-1])
+            raise
+
+    return answer
 
 
-def test_after_a_graph_break_the_rest_is_compiled_both_ways():
+def test_after_a_graph_break_the_rest_is_compiled_both_ways(run):
     found = run("""
         def function(x, weight, *, scale):
             hidden = torch.relu(x @ weight) * scale
@@ -52,7 +48,7 @@ def test_after_a_graph_break_the_rest_is_compiled_both_ways():
     assert found == [["forward", "forward", "backward", "backward"], 1]
 
 
-def test_requires_grad_selects_the_gradients():
+def test_requires_grad_selects_the_gradients(run):
     found = run("""
         def gemms(*args):
             captured = compiled(lambda x, weight: (x @ weight).relu(), *args, train=True)
@@ -63,7 +59,7 @@ def test_requires_grad_selects_the_gradients():
     assert found == [1, 2]
 
 
-def test_the_attention_kernel_supports_the_call():
+def test_the_attention_kernel_supports_the_call(run):
     found = run("""
         def attention(q, k, v, mask=None):
             return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
@@ -79,7 +75,7 @@ def test_the_attention_kernel_supports_the_call():
     assert found == [[flash], [efficient], [efficient], [efficient]]
 
 
-def test_units_share_storage_numbers_also_with_fake_results():
+def test_units_share_storage_numbers_also_with_fake_results(run):
     found = run("""
         def function(x, weight):
             hidden, twice = x @ weight, x * 2
@@ -95,7 +91,7 @@ def test_units_share_storage_numbers_also_with_fake_results():
         assert all(holds == {} for holds, _, _ in backward)
 
 
-def test_operations_of_another_kernel_are_not_counted_twice():
+def test_operations_of_another_kernel_are_not_counted_twice(run):
     found = run("""
         softmax = compiled(lambda x: torch.softmax(x.float(), -1).bfloat16(), tensor(1, 1 << 20))
         (graph,) = softmax.program().graphs
@@ -109,7 +105,7 @@ def test_operations_of_another_kernel_are_not_counted_twice():
     assert [op for op in last if op.startswith("aten.")] == ["aten.sub", "aten.exp", "aten.div"]
 
 
-def test_bytes_of_results_and_operands_of_more_than_a_billion_elements():
+def test_bytes_of_results_and_operands_of_more_than_a_billion_elements(run):
     found = run("""
         q = tensor(1, 64, 131072, 128)
         attention = compiled(F.scaled_dot_product_attention, q, q, q, train=True).kernels

@@ -18,6 +18,10 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 
 # Triton's interpreter adds bfloat16 numbers wrongly, so bfloat16 needs the GPU.
 DTYPES = [torch.float32, torch.float16, pytest.param(torch.bfloat16, marks=pytest.mark.gpu)]
+# For compositions of kernels that have float16 cases of their own.
+DTYPES_OF_COMPOSITIONS = [
+    torch.float32, *(pytest.param(dtype, marks=pytest.mark.gpu) for dtype in (torch.float16, torch.bfloat16)),
+]
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -69,10 +73,3 @@ def built_on(broken: ModuleType, part: ModuleType, user: ModuleType) -> ModuleTy
     folder.mkdir()
     with mock.patch.dict(sys.modules, broken_part=broken):
         return mutant(user, part.__name__, "broken_part", folder)
-
-
-def mutant_of_either(user: ModuleType, part: ModuleType, sound: str, broken: str, folder: Path) -> ModuleType:
-    """Return a mutant of `user`, or a copy built on a mutant of its `part` if that holds the text `sound`."""
-    if sound in Path(user.__file__).read_text():
-        return mutant(user, sound, broken, folder)
-    return built_on(mutant(part, sound, broken, folder), part, user)

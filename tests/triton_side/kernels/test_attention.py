@@ -4,7 +4,7 @@ from types import FunctionType
 import pytest
 import torch
 from kernel_properties import attention_mask
-from row_kernel_checks import DEVICE, DTYPES, is_accurate, mutant, random, with_gradients
+from row_kernel_checks import DEVICE, DTYPES, is_accurate, random, with_gradients
 
 from triton_side.kernels import attention, attention_backward
 from triton_side.kernels.shared import attention_configs as configs
@@ -100,8 +100,8 @@ def configured(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("head_dim", [16, 32, 64])
-@pytest.mark.parametrize("sequence", [1, 17, 64, 129])
+@pytest.mark.parametrize("head_dim", [16, 64])
+@pytest.mark.parametrize("sequence", [1, 17, 129])
 def test_agrees_with_float64(sequence: int, head_dim: int, dtype: torch.dtype) -> None:
     q, k, v, dout = tensors(1, 2, sequence, head_dim, dtype)
     assert agrees(lambda q, k, v: attention.apply({"q": q, "k": k, "v": v})["out"], q, k, v, dout)
@@ -115,7 +115,7 @@ def test_any_configuration_agrees(forward, dk_dv, dq, sequence: int) -> None:
 
 @pytest.mark.parametrize(("causal", "window"), [(True, 0), (False, 0), (True, 1), (True, 40)])
 def test_shared_heads_and_masks(causal: bool, window: int) -> None:
-    q, k, v, dout = tensors(2, 4, 70, 16, torch.float16, kv_heads=2)
+    q, k, v, dout = tensors(1, 4, 70, 16, torch.float16, kv_heads=2)
     function = partial(attention.attention, causal=causal, window=window)
     assert agrees(function, q, k, v, dout, causal=causal, window=window)
     if window != 1:  # no kernel computes the gradient of a lone key
@@ -126,9 +126,9 @@ def test_shared_heads_and_masks(causal: bool, window: int) -> None:
 @pytest.mark.parametrize(("forward", "dk_dv", "dq"), list(zip(FORWARD, DK_DV, DQ, strict=True)))
 def test_results_are_written_to_given_memory_and_nowhere_else(forward, dk_dv, dq) -> None:
     """Columns of heads in rows of tokens, as the layers have them, equal a contiguous result."""
-    q, k, v, dout = tensors(2, 4, 70, 16, torch.float16, kv_heads=2)
-    rows = torch.full((2, 70, 4 + 4 + 2 + 2 + 1, 16), torch.nan, dtype=q.dtype, device=DEVICE).transpose(1, 2)
-    out, dq_columns, dk_columns, dv_columns, between = rows.split((4, 4, 2, 2, 1), dim=1)
+    q, k, v, dout = tensors(2, 2, 37, 16, torch.float16, kv_heads=1)
+    rows = torch.full((2, 37, 2 + 2 + 1 + 1 + 1, 16), torch.nan, dtype=q.dtype, device=DEVICE).transpose(1, 2)
+    out, dq_columns, dk_columns, dv_columns, between = rows.split((2, 2, 1, 1, 1), dim=1)
     whole, logsumexp2 = attention.launch_forward(q, k, v, forward, True)
     written, _ = attention.launch_forward(q, k, v, forward, False, out=out)
     given = (q, k, v, dout, logsumexp2, attention_backward.launch_delta(whole, dout))
@@ -262,77 +262,3 @@ def test_descriptors_are_chosen_only_where_they_fit(dtype, head_dim: int, precis
         of = configs.Operands(dtype, head_dim, precision, False, shared, windowed=shared)
         for choose in (configs.forward_config, configs.dk_dv_config, configs.dq_config):
             assert not choose(of).descriptors
-
-
-@pytest.mark.parametrize(
-    ("sound", "broken"),
-    [
-        ("= is_visible(row[:, None], column[None, :]", "= is_visible(row[:, None] + 1, column[None, :]"),
-        ("= is_visible(row[:, None], column[None, :]", "= is_visible(row[:, None], column[None, :] + 1"),
-        ("head_dim**-0.5 * LOG2_E.value", "head_dim**-0.5"),
-        ("row_sum * correction", "row_sum"),
-        ("accumulator = accumulator * correction[:, None]", "pass"),
-        ("row_max + tl.log2(row_sum)", "row_max"),
-        ("q_start, whole_from, whole_until, length", "q_start, BLOCK_KV, whole_until, length"),
-        ("head = head_index % heads", "head = 0"),
-        ("q_start, whole_until, end, length", "q_start, q_start, end, length"),
-    ],
-)
-def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
-    above = mutant(attention, sound, broken, tmp_path)
-    assert not all(
-        agrees(configured(forward, DK_DV[0], DQ[0], above=above), *tensors(1, 2, 70, 16))
-        for forward in (FORWARD[0], FORWARD[2])
-    )
-
-
-@pytest.mark.parametrize(
-    ("sound", "broken"),
-    [
-        ("head // GROUP", "head % 2"),
-        ("q_start, begin, whole_from, length", "q_start, whole_from, whole_from, length"),
-        ("column[None, :], sequence, CAUSAL, WINDOW)", "column[None, :], sequence, CAUSAL, WINDOW + 1)"),
-    ],
-)
-def test_comparison_catches_in_shared_windows(sound: str, broken: str, tmp_path) -> None:
-    for module, side in ((attention, "above"), (attention_backward, "below")):
-        function = configured(FORWARD[0], DK_DV[0], DQ[0], True, 40, **{side: mutant(module, sound, broken, tmp_path)})
-        assert not agrees(function, *tensors(1, 4, 70, 16, kv_heads=2), causal=True, window=40)
-
-
-@pytest.mark.parametrize(
-    ("sound", "broken"),
-    [
-        ("        q_ptr += stride_qh\n", ""),
-        ("        delta_ptr += sequence\n", ""),
-        ("kv_start, whole_until, end, length", "kv_start, whole_until, whole_until, length"),
-    ],
-)
-def test_comparison_catches_in_the_gradient_of_shared_windows(sound: str, broken: str, tmp_path) -> None:
-    below = mutant(attention_backward, sound, broken, tmp_path)
-    function = configured(FORWARD[0], DK_DV[0], DQ[0], True, 40, below=below)
-    assert not agrees(function, *tensors(1, 4, 70, 16, kv_heads=2), causal=True, window=40)
-
-
-@pytest.mark.parametrize(
-    ("sound", "broken"),
-    [
-        ("is_visible(row[None, :], column[:, None]", "is_visible(row[None, :] + 1, column[:, None]"),
-        ("is_visible(row[:, None], column[None, :]", "is_visible(row[:, None] + 1, column[None, :]"),
-        ("scale * LOG2_E.value", "scale"),
-        ("dk * scale", "dk"),
-        ("dq * scale", "dq"),
-        ("dp - delta[None, :]", "dp"),
-        ("dp - delta[:, None]", "dp"),
-        ("end if MASK_ALL else whole_until", "whole_from"),
-        ("row < sequence, other=0.0)\n            delta", "row < 0, other=0.0)\n            delta"),
-        ("q_start, whole_until, end, length", "q_start, q_start, end, length"),
-        ("kv_start, begin, whole_from, length", "kv_start, begin, kv_start, length"),
-    ],
-)
-def test_comparison_catches_in_the_gradient(sound: str, broken: str, tmp_path) -> None:
-    below = mutant(attention_backward, sound, broken, tmp_path)
-    assert not all(
-        agrees(configured(FORWARD[0], dk_dv, dq, below=below), *tensors(1, 2, 70, 16))
-        for dk_dv, dq in ((DK_DV[0], DQ[0]), (DK_DV[2], DQ[2]))
-    )

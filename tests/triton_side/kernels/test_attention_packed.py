@@ -1,8 +1,6 @@
-from types import ModuleType
-
 import pytest
 import torch
-from row_kernel_checks import DEVICE, mutant, random, with_gradients
+from row_kernel_checks import DEVICE, random, with_gradients
 from test_attention import DK_DV, DQ, FORWARD, agrees
 
 from triton_side.kernels import attention, attention_backward
@@ -31,10 +29,11 @@ def each_alone(lengths: list[int]):
     return function
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize(
+    ("lengths", "dtype"), [*((lengths, torch.float32) for lengths in LENGTHS), (LENGTHS[1], torch.float16)]
+)
 def test_a_sequence_is_computed_as_if_alone(lengths: list[int], dtype: torch.dtype) -> None:
-    q, k, v, dout = tensors(sum(lengths), 4, 2, 16, dtype)
+    q, k, v, dout = tensors(sum(lengths), 2, 1, 16, dtype)
     cu_seqlens = boundaries(lengths)
     packed = with_gradients(lambda *x: attention_packed(*x, cu_seqlens), q, k, v, dy=dout)
     alone = with_gradients(each_alone(lengths), q, k, v, dy=dout)
@@ -51,10 +50,6 @@ def test_a_sequence_is_computed_as_if_alone(lengths: list[int], dtype: torch.dty
 
 @pytest.mark.parametrize(("forward", "dk_dv", "dq"), list(zip(FORWARD, DK_DV, DQ, strict=True)))
 def test_any_configuration_agrees(forward, dk_dv, dq) -> None:
-    assert agrees_packed(forward, dk_dv, dq)
-
-
-def agrees_packed(forward, dk_dv, dq, above: ModuleType = attention, below: ModuleType = attention_backward) -> bool:
     """Compare two sequences with float64; the first may only leave its own rows."""
     first, second = 21, 50
     offsets = boundaries([first, second])
@@ -64,7 +59,7 @@ def agrees_packed(forward, dk_dv, dq, above: ModuleType = attention, below: Modu
         def forward(ctx, q, k, v):
             before = (random(1, x.shape[1], first, 16, dtype=x.dtype, seed=9) for x in (q, k, v))
             q, k, v = (torch.cat(pair, dim=2) for pair in zip(before, (q, k, v), strict=True))
-            out, logsumexp2 = above.launch_forward(q, k, v, forward, True, offsets=offsets)
+            out, logsumexp2 = attention.launch_forward(q, k, v, forward, True, offsets=offsets)
             ctx.save_for_backward(q, k, v, out, logsumexp2)
             return out[:, :, first:].contiguous()
 
@@ -72,43 +67,13 @@ def agrees_packed(forward, dk_dv, dq, above: ModuleType = attention, below: Modu
         def backward(ctx, dout):
             q, k, v, out, logsumexp2 = ctx.saved_tensors
             dout = torch.cat([torch.ones_like(out[:, :, :first]), dout], dim=2)
-            arguments = (q, k, v, dout, logsumexp2, below.launch_delta(out, dout))
-            dk, dv = below.launch_dk_dv(*arguments, dk_dv, offsets=offsets)
-            return tuple(x[:, :, first:] for x in (below.launch_dq(*arguments, dq, offsets=offsets), dk, dv))
+            arguments = (q, k, v, dout, logsumexp2, attention_backward.launch_delta(out, dout))
+            dk, dv = attention_backward.launch_dk_dv(*arguments, dk_dv, offsets=offsets)
+            gradient = attention_backward.launch_dq(*arguments, dq, offsets=offsets)
+            return tuple(x[:, :, first:] for x in (gradient, dk, dv))
 
     q, k, v, dout = (x.transpose(0, 1)[None].contiguous() for x in tensors(second, 4, 2, 16, torch.float16))
-    return agrees(Configured.apply, q, k, v, dout)
-
-
-# Only mutations that read elsewhere: memory that is not written may hold the right numbers of an earlier test.
-@pytest.mark.parametrize(
-    ("module", "sound", "broken"),
-    [
-        (attention, "stride_qs), batch, head, first, PACKED", "stride_qs), batch, head, first, 0"),
-        (attention, "stride_vs), batch, head // GROUP, first, PACKED", "stride_vs), batch, head // GROUP, first, 0"),
-        (attention_backward, "stride_qs), batch, head, first, PACKED", "stride_qs), batch, head, first, 0"),
-        (attention_backward, "stride_gs), batch, head, first, PACKED", "stride_gs), batch, head, first, 0"),
-        (attention_backward, "logsumexp2_ptr += kv_index * GROUP * sequence + first", "logsumexp2_ptr += 0"),
-        (attention_backward, "delta_ptr += head_index * sequence + first", "delta_ptr += head_index * sequence"),
-    ],
-)
-def test_comparison_catches(module: ModuleType, sound: str, broken: str, tmp_path) -> None:
-    side = "above" if module is attention else "below"
-    assert not agrees_packed(FORWARD[0], DK_DV[0], DQ[0], **{side: mutant(module, sound, broken, tmp_path)})
-
-
-@pytest.mark.parametrize("block", [1, 8, 16, 64])
-@pytest.mark.parametrize("lengths", [*LENGTHS, [7] * 9, [1] * 5, [64, 64]])
-def test_every_tile_has_one_program(lengths: list[int], block: int) -> None:
-    """The formula of `tile_of_program` covers each tile once."""
-    tokens, offsets = sum(lengths), boundaries(lengths).tolist()
-    taken = []
-    for slot in range(tokens // block + len(lengths)):
-        number = max(i for i in range(len(lengths)) if offsets[i] // block + i <= slot)
-        tile = slot - (offsets[number] // block + number)
-        if tile < -(-lengths[number] // block):
-            taken.append((number, tile))
-    assert taken == [(i, tile) for i, length in enumerate(lengths) for tile in range(-(-length // block))]
+    assert agrees(Configured.apply, q, k, v, dout)
 
 
 def test_strides_and_inference() -> None:

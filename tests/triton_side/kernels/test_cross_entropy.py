@@ -1,7 +1,7 @@
 import pytest
 import torch
 from kernel_properties import cross_entropy as problem
-from row_kernel_checks import DEVICE, DTYPES, mutant, random
+from row_kernel_checks import DEVICE, DTYPES, random
 
 from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.kernels import cross_entropy
@@ -141,25 +141,3 @@ def test_rejects() -> None:
         cross_entropy.cross_entropy(logits, labels.float())
     with pytest.raises(TypeError, match="got torch.int64"):
         cross_entropy.cross_entropy(logits.long(), labels)
-
-
-@pytest.mark.parametrize(
-    ("sound", "broken"),
-    [
-        ("exponentials *= tl.exp2((maximum - new_maximum) * LOG2_E)", "pass"),
-        ("tl.exp2((x - new_maximum) * LOG2_E)", "tl.exp2(x - new_maximum)"),
-        ("x if inside is None else tl.where(inside, x, 0.0)", "x"),
-        ("if whole < end:", "if whole > end:"),
-        ("* (1.0 / classes)", "* (0.9 / classes)"),
-        ("loss += (z_loss * lse) * lse", "pass"),
-        ("maximum - mean + log_sum", "maximum - mean"),
-        ("tl.where(counted, loss, 0.0)", "loss"),
-        ("counts += (label != IGNORED)", "counts += (label == label)"),
-        ("slope = 1.0 + 2.0 * z_loss", "slope = 1.0 + z_loss"),
-        ("- smoothing / classes", ""),
-        ("dloss = tl.where(counted, ", "dloss = tl.where(token >= 0, "),
-    ],
-)
-def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
-    module = mutant(cross_entropy, sound, broken, tmp_path)
-    assert not agrees(configured(CONFIGS[1], module), 4 * random(7, 203), draw_labels(7, 203))

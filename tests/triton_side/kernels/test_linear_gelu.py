@@ -1,6 +1,6 @@
 import pytest
 import torch
-from row_kernel_checks import DTYPES, is_accurate, mutant, random, with_gradients
+from row_kernel_checks import DTYPES, is_accurate, random, with_gradients
 
 from triton_side.kernels import linear_gelu
 from triton_side.kernels.linear_gelu import DpreConfig
@@ -102,18 +102,3 @@ def test_rejects() -> None:
         linear_gelu.linear_gelu(x[None], weight, bias)
     with pytest.raises(TypeError, match="one dtype"):
         linear_gelu.linear_gelu(x, weight, bias.half())
-
-
-@pytest.mark.parametrize(
-    ("sound", "broken"),
-    [
-        ("dy * gelu_value_and_slope(pre, accurate)[1]", "dy"),
-        ("dbias += dpre", "dbias = dpre"),
-        ("product_gradients(dpre, x, weight)", "product_gradients(dy, x, weight)"),
-        ("row * dy_row_stride", "row * columns"),
-    ],
-)
-def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
-    *inputs, dy = tensors(300, 24, 40)
-    broken_function = mutant(linear_gelu, sound, broken, tmp_path).linear_gelu
-    assert not agrees(broken_function, *inputs, dy=random(300, 50, seed=3)[:, :40])

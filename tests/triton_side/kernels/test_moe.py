@@ -4,7 +4,7 @@ from types import ModuleType
 import moe_properties as properties
 import pytest
 import torch
-from row_kernel_checks import DEVICE, DTYPES, is_accurate, mutant, random
+from row_kernel_checks import DEVICE, DTYPES_OF_COMPOSITIONS, is_accurate, random
 
 from triton_side.blocks import moe as plain
 from triton_side.kernels import moe, moe_routing
@@ -92,7 +92,7 @@ def plainly(tensors: list[torch.Tensor], top_k: int) -> tuple[tuple[torch.Tensor
 SIZES = [(37, 37, 29, 5, 2, 4), (40, 32, 24, 8, 3, 8), (35, 24, 16, 3, 1, 1), (19, 37, 29, 4, 4, 4)]
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES_OF_COMPOSITIONS, ids=str)
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_agrees_with_float64(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
     draws = [inputs(*sizes, dtype, seed=seed) for seed in range(10, 90, 10)]
@@ -277,8 +277,7 @@ def test_grouped_products_are_within_their_bounds(config: MatmulConfig) -> None:
 
 @pytest.mark.parametrize("gathered", ["a", "b", "neither"])
 @pytest.mark.parametrize("config", [TILES, DESCRIPTORS], ids=["pointers", "descriptors"])
-@pytest.mark.parametrize("spoilt", [torch.nan, torch.inf])
-def test_gradients_read_no_row_of_another_expert(spoilt: float, config: MatmulConfig, gathered: str) -> None:
+def test_gradients_read_no_row_of_another_expert(config: MatmulConfig, gathered: str) -> None:
     """Groups end within a step of the inner axis; their neighbours' rows and the first gathered row are NaN."""
     found = found_route(SIZES[0])
     begin, end = found.offsets[1:3].tolist()
@@ -295,20 +294,8 @@ def test_gradients_read_no_row_of_another_expert(spoilt: float, config: MatmulCo
 
     before = gradients()
     for operand in operands:
-        operand[begin:end] = spoilt
+        operand[begin:end] = torch.nan
     after = gradients()
     others = torch.arange(len(before[0]), device=DEVICE) != 1
     for sound, now in zip(before, after, strict=True):
         assert torch.equal(now[others], sound[others]) and not now[1].isfinite().any()
-
-
-@pytest.mark.parametrize(
-    ("sound", "broken"),
-    [
-        ("second=(dup, w_up.mT)", "second=(dup, w_gate.mT)"),
-        ("dw_gate, dw_up =", "dw_up, dw_gate ="),
-        ("launch_dlogits(route, dweights, dloss)", "launch_dlogits(route, dweights, 0 * dloss)"),
-    ],
-)
-def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
-    assert not agrees(mutant(moe, sound, broken, tmp_path).apply, inputs(*SIZES[0]), top_k=2)

@@ -215,7 +215,7 @@ bias_gelu_configs = st.sampled_from([None, *BIAS_GELU_CONFIGS])
 
 
 @dtypes
-@examples(15, 100)
+@examples(8, 100)
 @given(
     few_rows, sizes, rows_of_any_kind, rows_of_any_kind, rows_of_numbers, st.tuples(layouts, layouts, layouts),
     bias_gelu_configs, seeds,
@@ -229,7 +229,7 @@ def test_bias_gelu(dtype, rows, columns, kinds, bias_kinds, dy_kinds, storage, c
 
 
 @dtypes
-@examples(20, 80)
+@examples(10, 80)
 @given(few_rows, sizes, rows_of_any_kind, moderate_rows, layouts, layouts, row_configs, seeds)
 def test_softmax(dtype, rows, columns, kinds, dy_kinds, x_layout, dy_layout, config, seed) -> None:
     config = fitting(config, columns)
@@ -239,7 +239,7 @@ def test_softmax(dtype, rows, columns, kinds, dy_kinds, x_layout, dy_layout, con
 
 
 @dtypes
-@examples(20, 80)
+@examples(10, 80)
 @given(few_rows, sizes, rows_of_any_kind, moderate_rows, layouts, layouts, layouts, row_configs, seeds)
 def test_rmsnorm(dtype, rows, columns, kinds, dy_kinds, x_layout, weight_layout, dy_layout, config, seed) -> None:
     config = fitting(config, columns)
@@ -267,7 +267,7 @@ def test_embedding(dtype, rows, columns, tokens, kinds, dy_kinds, layout, dy_lay
 
 
 @dtypes
-@examples(20, 80)
+@examples(10, 80)
 @given(few_rows, sizes, rows_of_any_kind, layouts, wide_configs, st.sampled_from([0.0, 0.3, 1.0]), seeds)
 def test_cross_entropy(dtype, tokens, classes, kinds, layout, config, ignored, seed) -> None:
     logits = draw(tokens, classes, kinds, seed, dtype, layout)
@@ -338,7 +338,7 @@ rope_configs = st.sampled_from([
 
 
 @dtypes
-@examples(15, 100)
+@examples(8, 100)
 @given(
     st.sampled_from([1, 2, 3]), st.sampled_from([1, 2, 5]), st.sampled_from([1, 3]), st.sampled_from([1, 3, 17]),
     st.sampled_from([2, 6, 16, 80]), st.lists(st.sampled_from(FINITE + NOT_FINITE), min_size=1, max_size=5),
@@ -467,7 +467,7 @@ def test_activation_gradients(dtype, tokens, hidden, dact_kinds, gate_kinds, up_
 
 
 @dtypes
-@examples(5, 20)
+@examples(3, 20)
 @given(sizes, st.integers(2, 40), st.integers(2, 70), layouts, layouts, seeds)
 def test_swiglu_mlp(dtype, tokens, width, hidden, x_layout, weight_layout, seed) -> None:
     shapes = [(tokens, width), (1, width), (width, hidden), (width, hidden), (hidden, width), (tokens, width)]
@@ -499,7 +499,7 @@ def test_product_with_bias_and_gelu(dtype, m, k, n, kinds, config, bias_layout, 
 
 
 @dtypes
-@examples(10, 80)
+@examples(5, 80)
 @given(sizes, sizes, moderate_rows, moderate_rows, layouts, st.sampled_from([None, *DPRE_CONFIGS]), seeds)
 def test_gradient_of_gelu_with_its_sums_over_rows(dtype, m, n, dy_kinds, pre_kinds, dy_layout, config, seed) -> None:
     dy, pre = draw(m, n, dy_kinds, seed, dtype, dy_layout), draw(m, n, pre_kinds, seed + 1, dtype)
@@ -507,7 +507,7 @@ def test_gradient_of_gelu_with_its_sums_over_rows(dtype, m, n, dy_kinds, pre_kin
 
 
 @dtypes
-@examples(5, 20)
+@examples(3, 20)
 @given(sizes, sizes, sizes, layouts, layouts, seeds)
 def test_linear_gelu(dtype, m, k, n, x_layout, weight_layout, seed) -> None:
     x, dy = draw(m, k, ORDINARY_ROWS, seed, dtype, x_layout), draw(m, n, ORDINARY_ROWS, seed + 1, dtype, x_layout)
@@ -560,7 +560,7 @@ magnitudes = st.sampled_from([0.0, 1e-4, 1.0, 8.0])
 
 
 @dtypes
-@examples(5, 20)
+@examples(3, 20)
 @given(
     st.integers(1, 3), st.integers(1, 2), sequences, attention_configs, magnitudes, st.sampled_from([1, 2, 5, 10**9]),
     st.tuples(layouts, layouts), seeds,
@@ -609,7 +609,7 @@ def test_attention(dtype, batch, heads, mask, sequence, head_dim, config, magnit
 
 
 @dtypes
-@examples(6, 20)
+@examples(4, 20)
 @given(
     st.lists(st.sampled_from([0, 1, 2, 5, 16, 21]), min_size=1, max_size=3).filter(any), head_counts, magnitudes,
     st.tuples(layouts, layouts, layouts, layouts), seeds,
@@ -685,11 +685,12 @@ def drawn_route(tokens: int, width: int, experts: int, top_k: int, kinds, dtype:
 
 
 few_tokens = st.sampled_from([1, 2, 7, 17, 33] if INTERPRETED else SIZES)
+few_columns = st.sampled_from([1, 7, 16, 33, 67] if INTERPRETED else SIZES)
 some_experts = st.integers(1, 9)
 
 
 @dtypes
-@examples(6, 40)
+@examples(4, 40)
 @given(
     few_tokens, sizes, sizes, some_experts, st.data(), moderate_rows, moderate_rows, st.tuples(layouts, layouts), seeds,
 )
@@ -720,9 +721,9 @@ def test_rows_of_moe(dtype, tokens, width, hidden, experts, data, route_kinds, k
 
 
 @dtypes
-@examples(6, 40)
+@examples(4, 40)
 @given(
-    few_tokens, sizes, sizes, some_experts, st.data(), moderate_rows, moderate_rows, st.booleans(), seeds,
+    few_tokens, few_columns, few_columns, some_experts, st.data(), moderate_rows, moderate_rows, st.booleans(), seeds,
 )
 def test_grouped_products_of_moe(dtype, tokens, k, n, experts, data, route_kinds, kinds, descriptors, seed) -> None:
     """Groups of several tiles, part of one, and none; rows gathered, and in the order of the slots."""

@@ -1,6 +1,6 @@
 import pytest
 import torch
-from row_kernel_checks import DEVICE, DTYPES, is_accurate, mutant, random
+from row_kernel_checks import DEVICE, DTYPES, is_accurate, random
 
 from triton_side.blocks import rope as plain_block
 from triton_side.kernels import rope
@@ -150,18 +150,3 @@ def test_rejects() -> None:
         rope.rope(q, k.half(), positions, THETA)
     with pytest.raises(ValueError, match=r"theta must be positive, got 0"):
         rope.rope(q, k, positions, 0)
-
-
-@pytest.mark.parametrize(
-    ("sound", "broken"),
-    [
-        ("-math.log2(theta) / half", "-math.log2(theta) / (half + 1)"),
-        ("x1 * cos - x2 * sin", "x1 * cos + x2 * sin"),
-        ("row // sequence", "row // rows"),
-        ("(group - q_groups) * HEADS", "(group - q_groups + 1) * HEADS"),
-        ("mask = (row < rows)", "mask = (row < rows - 1)"),
-        ("mask & (head < heads)", "mask & (head < heads - 1)"),
-    ],
-)
-def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
-    assert not agrees(trained(mutant(rope, sound, broken, tmp_path).rope), *operands(2, 5, 2, 19, 10))

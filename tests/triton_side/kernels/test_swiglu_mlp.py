@@ -2,7 +2,7 @@ from types import ModuleType
 
 import pytest
 import torch
-from row_kernel_checks import DTYPES, is_accurate, mutant, random, with_gradients
+from row_kernel_checks import DTYPES, is_accurate, random, with_gradients
 
 from triton_side.kernels import swiglu_mlp
 from triton_side.kernels.shared.matmul_tiles import MatmulConfig
@@ -108,22 +108,3 @@ def test_rejects() -> None:
         swiglu_mlp.swiglu_mlp(x, norm_weight, gate_weight, up_weight, down_weight.T, eps=EPS)
     with pytest.raises(ValueError, match=r"x must be \[rows, columns\]"):
         swiglu_mlp.swiglu_mlp(x[None], norm_weight, gate_weight, up_weight, down_weight, eps=EPS)
-
-
-@pytest.mark.parametrize(
-    ("sound", "broken"),
-    [
-        ("add_product(c2, x, y2,", "add_product(c2, x, y,"),
-        ("c * tl.sigmoid(c) * c2", "c * c2"),
-        ("dgate_ptr, dup_ptr, act_ptr, elements, silu", "dup_ptr, dgate_ptr, act_ptr, elements, silu"),
-        ("dx + dy", "dx"),
-        ("residual=x.contiguous()", "residual=None"),
-        ("launch_matmul(dup, up_weight.T", "launch_matmul(dup, gate_weight.T"),
-        ("residual=dh", "residual=None"),
-        ("dgate_weight, dup_weight =", "dup_weight, dgate_weight ="),
-    ],
-)
-def test_comparison_catches(sound: str, broken: str, tmp_path) -> None:
-    *inputs, dy = tensors(17, 37, 67)
-    broken_mlp = mutant(swiglu_mlp, sound, broken, tmp_path).swiglu_mlp
-    assert not agrees(lambda *inputs: broken_mlp(*inputs, eps=EPS), *inputs, dy=dy)

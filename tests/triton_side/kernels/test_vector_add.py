@@ -1,6 +1,6 @@
 import pytest
 import torch
-from row_kernel_checks import DEVICE, DTYPES, mutant, random
+from row_kernel_checks import DEVICE, DTYPES, random
 
 from triton_side.kernels import vector_add
 from triton_side.kernels.shared.launch import FlatConfig
@@ -58,10 +58,3 @@ def test_more_elements_than_32_bits_count() -> None:
     x[-1] = 3
     out = vector_add.vector_add(x, x)
     assert out[2**31 - 1] == 2 and out[2**31] == 2 and out[-1] == 6
-
-
-def test_comparison_catches_a_dropped_last_element(tmp_path) -> None:
-    x, y = random(2049), random(2049, seed=1)
-    broken = mutant(vector_add, "mask = offset < elements", "mask = offset < elements - 1", tmp_path)
-    out = broken.vector_add(x, y)
-    assert torch.equal(out[:-1], (x + y)[:-1]) and not torch.equal(out, x + y)
