@@ -39,8 +39,15 @@ WORKER_FAILURES = (WorkerError, WorkerDied, WorkerTimeout)
 
 
 def interpreter(role: str) -> str:
-    """Return the Python that runs `role`: XLAFUSE_XLA_PYTHON or XLAFUSE_TORCH_PYTHON, else this one."""
-    return os.environ.get(INTERPRETERS.get(role, "XLAFUSE_TORCH_PYTHON")) or sys.executable
+    """Return the Python that runs `role`: XLAFUSE_XLA_PYTHON or XLAFUSE_TORCH_PYTHON, else the default.
+
+    The default is this Python. For `xla` it is the environment next to this one's, .venv-xla next to .venv, if
+    tools/setup_environment.py made it there and XLA's worker started in it.
+    """
+    beside = Path(f"{sys.prefix}-xla")
+    prepared = role == "xla" and (beside / "xla-worker-starts").is_file()
+    default = str(beside / "bin" / "python") if prepared else sys.executable
+    return os.environ.get(INTERPRETERS.get(role, "XLAFUSE_TORCH_PYTHON")) or default
 
 
 # Inductor's compile processes end after a minute without work. Starting them again during a compile can hang for ever
