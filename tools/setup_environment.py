@@ -32,6 +32,7 @@ if sys.version_info < (3, 11):
 ROOT = Path(__file__).resolve().parents[1]
 NEWER = ("3.12", "3.13")  # both tested with the pinned packages; the H200's choices were recorded on 3.12
 WORKER_STARTS = "xla-worker-starts"  # a file in .venv-xla; compare/workers/client.py looks for it
+PATIENCE_S = 10  # for a Python to start
 _LOG_LINES = 15
 # Some Linux distributions package these modules separately.
 _PROBE = "import ctypes, ensurepip, platform, ssl, venv; print('usable', platform.python_version())"
@@ -104,11 +105,11 @@ def usable(path: str) -> Python | None:
 
 
 def answer(*command: str) -> str:
-    """Return what a command prints, or "" where it fails or takes longer than 10 s."""
+    """Return what a command prints, or "" where it fails or takes too long."""
     with tempfile.TemporaryFile("w+") as output:  # a pipe would stay open in the children of a command that is killed
         try:
             subprocess.run(
-                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, timeout=10, check=True
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.DEVNULL, timeout=PATIENCE_S, check=True
             )
         except (OSError, subprocess.SubprocessError):
             return ""
