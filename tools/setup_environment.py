@@ -136,7 +136,6 @@ def make(folder: Path, python: Python, extras: str, pins: str) -> None:
         run(folder, python.path, "-m", "venv", str(folder))
     run(
         folder, interpreter(folder), "-m", "pip", "install", "--disable-pip-version-check", "--progress-bar=off",
-        "--no-compile",  # Python compiles a module when it is first imported, and most never are
         "-c", f"constraints/{pins}.txt", "-e", f".[{extras}]",
     )
     say(f"  {folder.name} is ready after {time.monotonic() - started:.0f} s, on Python {python.version}")
