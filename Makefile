@@ -1,4 +1,4 @@
-# Two commands: `make run` and `make test`. Both set up .venv on first use and re-use it afterwards.
+# Two commands: `make run` and `make test`. Both set up .venv on first use (tools/setup_environment.py).
 #
 #   make run                        compile and check (and, with an NVIDIA GPU, time) the quick suite
 #   make test                       the test suite

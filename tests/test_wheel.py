@@ -81,6 +81,10 @@ def test_it_holds_every_file_of_the_packages(wheel: Path) -> None:
     assert held == files
 
 
+def test_workers_of_another_interpreter_do_not_import_from_its_site_packages(run: Run) -> None:
+    assert "site-packages" not in run("python", "-c", "from compare.base import paths; print(paths.python_path())")
+
+
 @pytest.mark.slow
 def test_run_report_and_inspect(run: Run, tmp_path: Path) -> None:
     out, page = tmp_path / "run", tmp_path / "run.html"
