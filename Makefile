@@ -1,4 +1,4 @@
-# Two commands: `make run` and `make test`. Both set up .venv on first use and re-use it afterwards.
+# Two commands: `make run` and `make test`. Both set up .venv on first use (tools/setup_environment.py).
 #
 #   make run                        compile and check (and, with an NVIDIA GPU, time) the quick suite
 #   make test                       the test suite
@@ -53,11 +53,9 @@ lint: $(READY)
 
 setup: $(READY)
 
-$(STAMP): pyproject.toml constraints/$(KIND).txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "xlafuse needs Python 3.11 or newer, this is " + sys.version.split()[0])'
-	test -x $(VENV)/bin/python || $(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python -m pip install --disable-pip-version-check -q -c constraints/$(KIND).txt -e ".[$(KIND),html,dev]"
-	touch $@
+$(STAMP): pyproject.toml constraints/$(KIND).txt tools/setup_environment.py
+	@$(PYTHON) tools/setup_environment.py $(VENV) $(KIND)
+	@touch $@
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(VENV)-xla

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -380,4 +381,7 @@ def as_text(examination: Examination) -> str:
 
 def _chosen_by(side: str) -> str:
     variable = f"XLAFUSE_{side.upper()}_PYTHON"
-    return variable if os.environ.get(variable) else f"default, this Python ({variable} is not set)"
+    if os.environ.get(variable):
+        return variable
+    default = "this Python" if interpreter(side) == sys.executable else "the environment that set-up made for it"
+    return f"default, {default} ({variable} is not set)"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..base import atomic_write
 from ..graph import store
 from ..graph.model import FusionGraph
+from . import provenance
 from .target_ceilings import own_ceilings
 
 if TYPE_CHECKING:
@@ -56,9 +57,13 @@ class Explained:
 
         return findings(self.graphs, own_ceilings(next(iter(self.graphs.values())))[0])
 
+    def provenance(self) -> dict[str, dict[str, int]]:
+        """Return how many kernels of each graph are "replayed", "device", "not autotuned" and "compiled"."""
+        return {name: provenance.counts(graph) for name, graph in self.graphs.items()}
+
     def to_json(self) -> dict[str, Any]:
         graphs = {name: store.to_json(graph) for name, graph in self.graphs.items()}
-        return {"schema": SCHEMA, "graphs": graphs, "notes": list(self.notes)}
+        return {"schema": SCHEMA, "graphs": graphs, "provenance": self.provenance(), "notes": list(self.notes)}
 
     def save(self, path: str | Path) -> None:
         """Write one JSON file; .gz compresses. Raises OSError.
@@ -86,13 +91,20 @@ class Explained:
             if found := list(map(str, self.findings()[:MOST_FINDINGS])):
                 yield text_view.plain("")
                 yield text_view.titled("what stands out", found)
+            yield text_view.plain("")
+            yield text_view.plain("\n".join(self._configurations()))
         else:
             ceilings, _ = own_ceilings(first)
             notes, remarks = text_view.totals_lines(first, ceilings), text_view.finding_lines(first, ceilings)
+            notes += filter(None, [provenance.sentence(first)])
             yield text_view.overview(first, width=width, notes=notes, remarks=remarks)
         for note in self.notes:
             yield text_view.plain("")
             yield text_view.plain(f"note: {note}")
+
+    def _configurations(self) -> list[str]:
+        said = {name: provenance.sentence(graph) for name, graph in self.graphs.items()}
+        return [f"{name}: {sentence}" for name, sentence in said.items() if sentence]
 
     def text(self, width: int = 80) -> str:
         """Return the views as plain text of that width."""
@@ -111,6 +123,7 @@ class Explained:
 
         from ..graph.render.notebook import html
 
-        lines = list(map(str, self.findings()[:MOST_FINDINGS])) + [f"note: {note}" for note in self.notes]
+        findings = map(str, self.findings()[:MOST_FINDINGS])
+        lines = [*findings, *self._configurations(), *(f"note: {note}" for note in self.notes)]
         graphs = [html(graph) for graph in self.graphs.values()]
         return "".join([*graphs, *(f"<p>{escape(line)}</p>" for line in lines)])

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from .. import targets
 from ..base.host import gpu_present
-from ..base.paths import PROJECT
+from ..base.paths import python_path
 from ..graph import store
 from ..graph.model import FusionGraph
 from ..sources.explained import Explained
@@ -328,7 +328,7 @@ def _compile(
         }
         (folder / "request.pickle").write_bytes(pickle.dumps(request))
         command = [sys.executable, "-m", _WORKERS[framework], str(folder)]
-        environment = {**os.environ, "PYTHONPATH": _python_path()}
+        environment = {**os.environ, "PYTHONPATH": python_path()}
         environment.pop("TRITON_INTERPRET", None)  # it keeps Triton from compiling
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
@@ -342,10 +342,6 @@ def _compile(
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         return _reply(folder, process.returncode)
-
-
-def _python_path() -> str:
-    return os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
 
 
 def _packed(call: _Call) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..base.paths import PROJECT
+from ..base.paths import python_path
 
 INTERPRETERS = {"xla": "XLAFUSE_XLA_PYTHON"}  # every other role runs in XLAFUSE_TORCH_PYTHON
 
@@ -39,8 +39,15 @@ WORKER_FAILURES = (WorkerError, WorkerDied, WorkerTimeout)
 
 
 def interpreter(role: str) -> str:
-    """Return the Python that runs `role`: XLAFUSE_XLA_PYTHON or XLAFUSE_TORCH_PYTHON, else this one."""
-    return os.environ.get(INTERPRETERS.get(role, "XLAFUSE_TORCH_PYTHON")) or sys.executable
+    """Return the Python that runs `role`: XLAFUSE_XLA_PYTHON or XLAFUSE_TORCH_PYTHON, else the default.
+
+    The default is this Python. For `xla` it is the environment next to this one's, .venv-xla next to .venv, if
+    tools/setup_environment.py made it there and XLA's worker started in it.
+    """
+    beside = Path(f"{sys.prefix}-xla")
+    prepared = role == "xla" and (beside / "xla-worker-starts").is_file()
+    default = str(beside / "bin" / "python") if prepared else sys.executable
+    return os.environ.get(INTERPRETERS.get(role, "XLAFUSE_TORCH_PYTHON")) or default
 
 
 # Inductor's compile processes end after a minute without work. Starting them again during a compile can hang for ever
@@ -59,14 +66,13 @@ class Worker:
         log: the file to which its output is appended.
         """
         self.role, self.log = role, log
-        path = os.pathsep.join(filter(None, [str(PROJECT), os.environ.get("PYTHONPATH")]))
         command = command or [interpreter(role), "-m", "compare.workers.main", role]
         torch = {"XLAFUSE_TORCH_PYTHON": interpreter("torch")}  # XLA's worker starts one of PyTorch's (triton_calls)
         try:
             with log.open("ab") as output:
                 self._process = subprocess.Popen(
                     command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=output,
-                    env={**_UNLESS_SET, **os.environ, "PYTHONPATH": path, **torch, **(environment or {})},
+                    env={**_UNLESS_SET, **os.environ, "PYTHONPATH": python_path(), **torch, **(environment or {})},
                     start_new_session=True,  # Ctrl-C reaches the runner alone, which then stops its workers
                 )
         except OSError as problem:

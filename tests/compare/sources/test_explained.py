@@ -44,6 +44,26 @@ def test_one_graph_prints_with_its_notes():
     assert max(map(len, explained.text(60).splitlines())) <= 60
 
 
+def test_it_says_which_kernels_are_replayed():
+    def explained(*provenances: str, jax: str, compiler: str = "xla") -> Explained:
+        made = graph("f", *(f"k{number}" for number in range(len(provenances))))
+        kernels = tuple(replace(k, provenance=p) for k, p in zip(made.kernels or (), provenances, strict=True))
+        return Explained({"f": replace(made, kernels=kernels, versions={"jax": jax}, compiler=compiler)})
+
+    def line(result: Explained) -> str:
+        return " ".join(result.text(200).split()).partition("kernel configurations: ")[2]
+
+    replayed = explained("compiled", "replayed", "replayed", jax="0.11.2")
+    assert replayed.to_json()["provenance"] == {"f": {"replayed": 2, "compiled": 1}}
+    assert line(replayed).startswith("2 replayed from the h200's")
+    assert "jax 0.10.2" in line(explained("not autotuned", jax="0.10.2"))
+    assert "do not cover" in line(explained("not autotuned", jax="0.11.2"))
+    assert "recorded" not in line(explained("not autotuned", jax="0.11.2", compiler="inductor"))
+    assert "kernel configurations" not in Explained({"f": graph("f", "tanh")}).text()
+    both = explained("replayed", jax="0.11.2") | Explained({"g": graph("g", "tanh")})
+    assert line(both).startswith("1 replayed")
+
+
 def test_bytes_are_priced_by_the_graphs_target():
     on_h200 = replace(graph("f", "tanh"), target="NVIDIA H200")
     assert own_ceilings(on_h200)[0] is not None

@@ -109,6 +109,7 @@ def test_a_framework_that_is_not_installed_is_a_skip_with_the_command(
 
 
 def test_each_framework_has_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", "/nowhere/.venv")  # without an environment of XLA's worker beside it
     monkeypatch.setenv("XLAFUSE_XLA_PYTHON", "/xla/python")
     monkeypatch.setenv("XLAFUSE_TORCH_PYTHON", "/torch/python")
     assert interpreter("xla") == "/xla/python"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -20,10 +21,16 @@ from compare.report.page import embed, page
 
 Open = Callable[..., AbstractContextManager[Any]]
 QUICK = PROJECT / "tests" / "data" / "runs" / "h200-small"
+REQUIRED = bool(os.environ.get("XLAFUSE_REQUIRE_BROWSER"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests of this folder without the packages of the extra `html`; `browser` skips without Chromium."""
+    """Skip tests of this folder without the packages of the extra `html`; `browser` skips without Chromium.
+
+    With XLAFUSE_REQUIRE_BROWSER, as in continuous integration, they fail instead.
+    """
+    if REQUIRED:
+        return
     try:
         import itables  # noqa: F401
         import vl_convert  # noqa: F401
@@ -36,12 +43,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """Start the system's Chromium, or playwright's own."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed (extra dev)")
+    missing = pytest.fail if REQUIRED else pytest.skip
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        missing("playwright is not installed (extra dev)")
     names = ("chromium", "chromium-browser", "google-chrome")
     found = next((path for name in names if (path := shutil.which(name))), None)
-    with playwright.sync_playwright() as driver:
+    with sync_playwright() as driver:
         if found is None and not Path(driver.chromium.executable_path).exists():
-            pytest.skip("no Chromium: apt-get install chromium, or playwright install chromium")
+            missing("no Chromium: apt-get install chromium, or playwright install chromium")
         with driver.chromium.launch(executable_path=found, args=["--no-sandbox"]) as launched:
             yield launched
 
