@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -17,6 +18,9 @@ from ..report import data, rows, table
 from ..report.columns import FINDING_COLUMNS, Row, row_of
 from .options import json_option, record_filters, run_argument
 from .terminal import warn
+
+if TYPE_CHECKING:
+    from ..report.strongest_findings import StrongFinding
 
 Filters = Mapping[str, list[str]]  # fields of rows -> names
 VIEWS = ("findings", "matrix", "roofline", "traffic", "authorship")
@@ -115,19 +119,23 @@ def _as_data(shown: list[Row], form: str) -> str:
 
 def _findings(run: Path, form: str, filters: Filters) -> str:
     """Return the sentences that the HTML page's front begins with."""
-    from ..report.page.content import front_findings, run_data
+    from ..report import run_results
+    from ..report.strongest_findings import strongest
 
-    read = run_data.read(run, filters)
+    read = run_results.read(run, filters)
     warn(read.warnings)
-    found = front_findings.choose(read, {case.number: front_findings.findings_of(case) for case in read.cases})
+    found = strongest(read)
     if form in ("json", "csv"):
         return _as_data([row_of(each, FINDING_COLUMNS) for each in found], form)
     shown = table.escaped if form == "markdown" else str
     lines = [
-        f"{number}. {shown(each.headline)} ({shown(each.case)}: worth up to {microseconds(each.at_stake_us)})"
-        for number, each in enumerate(found, 1)
+        f"{number}. {shown(each.headline)} ({shown(each.case)}{_worth(each)})" for number, each in enumerate(found, 1)
     ]
     return "\n".join(lines) or "nothing in the graphs of these records can be priced"
+
+
+def _worth(finding: StrongFinding) -> str:
+    return "" if finding.at_stake_us is None else f": worth up to {microseconds(finding.at_stake_us)}"
 
 
 def _draw(file: Path, view: str, run: Path, every: list[Row], selected: list[Row]) -> str:

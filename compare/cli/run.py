@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ..base import host
 from ..base.usage import UsageError
+from . import run_summary
 from .options import direction_option, names, names_option
 
 
@@ -22,15 +24,33 @@ def _duration(ctx: click.Context, parameter: click.Parameter, text: str | None) 
     return float(form[1]) * {"s": 1, "m": 60, "h": 3600}[form[2]]
 
 
+def _sizes(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...]) -> list[dict[str, int]]:
+    """Return each "sequence=12288,heads=24" as sizes by axis."""
+    found = []
+    for text in texts:
+        pairs = [pair.partition("=") for pair in text.split(",")]
+        if not all(axis.strip() and size.strip().isascii() and size.strip().isdecimal() for axis, _, size in pairs):
+            raise UsageError(f"--size takes axes and their sizes, such as sequence=12288,heads=24; got {text!r}")
+        found.append({axis.strip(): int(size) for axis, _, size in pairs})
+    return found
+
+
 @click.command("run")
 @click.argument("blocks", nargs=-1, callback=names, metavar="[BLOCK]...")
 @click.option(
-    "--suite", metavar="quick|full|check",
-    help="quick: one to three sizes a block (default). full: every dtype and size. check: small odd sizes.",
+    "--suite", metavar="tour|quick|full|check",
+    help="tour: the main size of six blocks, or of each BLOCK, by xla, inductor, triton and cuda (default without a "
+    "BLOCK). quick: one to three sizes a block (default with a BLOCK). full: every dtype and size. check: small odd "
+    "sizes.",
 )
 @names_option("-i", "--implementation", "implementations", metavar="NAME", help="Only these (repeat it, or a,b,c).")
 @names_option("--case", "cases", metavar="NAME", help="Only these cases: a name such as llama-8b, or a full id.")
 @direction_option()
+@click.option(
+    "--size", "sizes", multiple=True, callback=_sizes, metavar="AXIS=N,...",
+    help="Instead of the suite's sizes, a block's main size with other sizes of some axes (repeat it for more sizes): "
+    "sequence=12288,heads=24. `xlafuse list BLOCK` shows axes.",
+)
 @names_option("--dtype", "dtypes", metavar="bf16|fp16|fp32", help="Only these dtypes; long names work too.")
 @click.option(
     "--target", metavar="NAME",
@@ -64,20 +84,23 @@ def _duration(ctx: click.Context, parameter: click.Parameter, text: str | None) 
     "--stop-after", callback=_duration, metavar="TIME",
     help="On a GPU, end the run cleanly after TIME (9m, 540s, 1.5h) with exit code 3; --resume goes on.",
 )
+@click.option("-v", "--verbose", is_flag=True, help="Print a line for each record, not for each block.")
 @click.option("--traffic", is_flag=True, help="On a GPU, count the bytes that each kernel moves with ncu, at the end.")
 @click.pass_context
 def command(
     ctx: click.Context, blocks: list[str], suite: str | None, target: str | None, out: Path | None, resume: bool,
     modes: list[str], restarts: int | None, shard: str | None, xla_autotune_from: str | None,
-    stop_after: float | None, traffic: bool, **filters: list[str],
+    stop_after: float | None, verbose: bool, traffic: bool, **filters: Any,
 ) -> None:
-    """Compile, check and time blocks (default: all).
+    """Compile, check and time blocks (default: a tour of six).
 
     Each result is checked against a float64 reference before it is timed. Each record is written to the run's folder
     as soon as it is finished. `xlafuse list` shows blocks, cases and implementations.
 
     \b
+      xlafuse run
       xlafuse run softmax
+      xlafuse run attention --size sequence=12288,heads=24
       xlafuse run rmsnorm gelu -i xla,inductor,triton --direction train
       xlafuse run softmax --mode warm,graph --restarts 2
       xlafuse run --suite full --out runs/full
@@ -101,7 +124,7 @@ def command(
         plan = selection.resolve_again(run_json, blocks, suite, **filters)
         target = selection.resolve_target(target or run_json.get("target"))
     else:
-        plan = selection.resolve(blocks, suite=suite or selection.DEFAULT_SUITE, **filters)
+        plan = selection.resolve(blocks, suite=suite or selection.default_suite(blocks), **filters)
         plan = plan if shard is None else shards.shard_of(plan, shard)
         target = selection.resolve_target(target)
         folder = output_folder(out, suite=plan.suite, now=datetime.now())
@@ -118,18 +141,8 @@ def command(
 
     code = execute(
         plan, folder=folder, target=target, resume=resume, traffic=traffic, recorded=recorded,
-        stop_after=stop_after,
+        stop_after=stop_after, verbose=verbose,
     )
-    _show_at_a_glance(folder)
+    run_summary.show(folder)
     ctx.exit(code)
 
-
-def _show_at_a_glance(folder: Path) -> None:
-    from ..record import run_folder
-    from ..report import matrix, rows
-
-    if not run_folder.has_records(folder):  # stopped before the first record
-        return
-    click.echo(f"\n{matrix.render(rows.read(folder).rows)}\n")
-    click.echo(f"xlafuse report {folder}   shows the numbers behind it")
-    click.echo(f"xlafuse inspect {folder}  shows each kernel and its operations")

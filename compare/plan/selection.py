@@ -14,13 +14,20 @@ from .. import targets
 from ..base.usage import UsageError, one_of
 from ..spec.block import Block
 from ..spec.blocks import BLOCKS
-from ..spec.case import PHASES, Case
+from ..spec.case import PHASES, Case, Shape
 from ..spec.dtype import DTYPE_BY_ANY_NAME, DTYPES
+from ..spec.own_size import own_shape
 from . import timing_modes as timing
 from .plan import SUITES, Plan, timing_of
 from .timing_modes import Timing
 
-DEFAULT_SUITE = "quick"
+# The suite `tour` has these blocks, unless others are named.
+TOUR = ("gelu", "softmax", "rmsnorm", "swiglu_mlp", "attention", "cross_entropy")
+
+
+def default_suite(blocks: Iterable[str]) -> str:
+    """Return the suite of a run that names none: the tour, or the quick cases of the named blocks."""
+    return "quick" if list(blocks) else "tour"
 
 
 def resolve(
@@ -31,24 +38,29 @@ def resolve(
     cases: Iterable[str] = (),
     directions: Iterable[str] = (),
     dtypes: Iterable[str] = (),
+    sizes: Iterable[Mapping[str, int]] = (),
 ) -> Plan:
     """Return the plan of the cases in `suite` that pass every filter, in the table's order; no filter passes all.
 
     A case is named by its shape ("llama-8b") or its id ("gelu/llama-8b/bf16/fwd"), a dtype by its long or short name.
+    sizes: instead of the suite's shapes, take the main shape with these sizes of some axes, in `dtypes` if given.
     Raises UsageError for an unknown name, and for a name that no selected case has.
     """
     one_of("suite", suite, SUITES)
     blocks = [one_of("block", name, BLOCKS) for name in dict.fromkeys(blocks)]
     directions = [one_of("direction", name, PHASES) for name in dict.fromkeys(directions)]
     dtypes = [DTYPE_BY_ANY_NAME[one_of("dtype", name, DTYPE_BY_ANY_NAME, shown=DTYPES)] for name in dtypes]
-    wanted = [BLOCKS[name] for name in BLOCKS if not blocks or name in blocks]
+    shown = blocks or (TOUR if suite == "tour" else tuple(BLOCKS))
+    wanted = [BLOCKS[name] for name in BLOCKS if name in shown]
+    if sizes and not blocks:
+        raise UsageError("--size needs a block: xlafuse run attention --size sequence=8192")
     implementations = _known_implementations(implementations, wanted)
     cases = _known_cases(cases, wanted, suite)
 
     work = []
     for block in wanted:
         mine = tuple(i for i in block.implementations if not implementations or i.name in implementations)
-        for case in block.cases(suite):
+        for case in block.cases(suite, [_own_shape(block, axes, dtypes) for axes in sizes] or None):
             found = tuple(
                 i for i in mine
                 if case.direction in i.directions and (i.name in implementations or block.takes(case, i, suite))
@@ -76,11 +88,11 @@ def resolve(
     return plan
 
 
-def resolve_again(run: Mapping[str, Any], blocks: Iterable[str], suite: str | None, **filters: Iterable[str]) -> Plan:
+def resolve_again(run: Mapping[str, Any], blocks: Iterable[str], suite: str | None, **filters: Any) -> Plan:
     """Return the plan of a resumed run: its own without filters, else a new one, by default in the run's suite."""
     blocks, own = list(blocks), run.get("plan")
     if suite is not None or blocks or any(filters.values()):
-        plan = resolve(blocks, suite=suite or run.get("suite", DEFAULT_SUITE), **filters)
+        plan = resolve(blocks, suite=suite or run.get("suite") or default_suite(blocks), **filters)
         return plan if suite is not None or own is None else replace(plan, timing=timing_of(own))
     if own is None:
         raise UsageError(
@@ -114,13 +126,19 @@ def autotune_results(name: str) -> list[Path]:
     name: a target pack, or the folder of a run on a GPU. Raises UsageError where there are none.
     """
     folder = (targets.FOLDER / name if name in targets.names() else Path(name) / "target") / "xla"
-    found = [path for path in sorted(folder.glob("autotune-*.textproto")) if path.stem.count(".") == 2]
-    if not found:  # a killed run leaves files of single processes, as autotune-0.11.2.4711.textproto
+    found = targets.all_autotune_results(folder)
+    if not found:
         raise UsageError(
             f"{name!r} holds no autotuning results of XLA ({folder}/autotune-<jax version>.textproto): name a target "
             f"({', '.join(targets.names())}) or the folder of a run on a GPU"
         )
     return found
+
+
+def _own_shape(block: Block, axes: Mapping[str, int], dtypes: Iterable[str]) -> Shape:
+    shape = own_shape(block, axes)
+    known = {dtype for each in block.shapes for dtype in each.dtypes}
+    return replace(shape, dtypes=tuple(dtype for dtype in dtypes if dtype in known) or shape.dtypes)
 
 
 def _known_implementations(names: Iterable[str], wanted: list[Block]) -> list[str]:

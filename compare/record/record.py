@@ -13,6 +13,7 @@ from .record_fields import (
     ErrorField,
     KernelsOfPart,
     Measurement,
+    RecordedTimeFields,
     TimesOfPart,
     Traffic,
     check_times,
@@ -22,6 +23,7 @@ from .record_fields import (
 
 SCHEMA = 2
 STATUSES = ("ok", "compiled", "wrong", "failed", "skipped", "timeout")
+BAD = ("wrong", "failed", "timeout")  # statuses that something must be done about
 
 
 @dataclass
@@ -32,6 +34,7 @@ class Record:
     graph: file of the fusion graph, relative to the run folder (compare.graph.store).
     kernels: by part, a summary of the fusion graph.
     measurement: None where the implementation was not timed.
+    recorded: of a compile for a target, the time of the same kernels on that GPU; None for others.
     traffic: bytes that ncu counted, by method ("alone", "call"); None where the run did not ask for them.
     bytes_compulsory, flops: of the case, by part.
     dumps: archive of compiler artifacts, relative to the run folder.
@@ -52,6 +55,7 @@ class Record:
     graph: str | None = None
     kernels: dict[str, KernelsOfPart] = field(default_factory=dict)
     measurement: Measurement | None = None
+    recorded: RecordedTimeFields | None = None
     traffic: Traffic | None = None
     bytes_compulsory: dict[str, int] = field(default_factory=dict)
     flops: dict[str, float] = field(default_factory=dict)

@@ -45,6 +45,13 @@ class KernelsOfPart(TypedDict):
     roofline: NotRequired[RooflineFields]
 
 
+class RecordedTimeFields(TypedDict):
+    """A time that the target's GPU took for the same kernels, or the reason why none is shown (compare.targets)."""
+
+    device_time_us: NotRequired[float]
+    unavailable: NotRequired[str]
+
+
 class DeviceRecordFields(TypedDict):
     """One kernel, copy or memset of a median call."""
 

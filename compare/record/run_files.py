@@ -131,7 +131,7 @@ def pack_files(folder: Path) -> None:
 
 
 def write(archive: Path, files: Iterable[RunFile]) -> None:
-    """Write or replace an archive in one step. The last file of a name is kept. Raises OSError."""
+    """Write or replace an archive in one step. The last of files with one name is kept. Raises OSError."""
     members = {file.member: file for file in files}
     archive.parent.mkdir(parents=True, exist_ok=True)
     fresh = archive.with_name(f"{archive.name}.new")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..base.usage import UsageError, one_of
 from ..sources.graph_sources import Contents, GraphSource
+from ..spec.blocks import UNFUSED
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
     from ..graph.model import FusionGraph
 
 MOST_FINDINGS = 8
-# An implementation, and the one that computes the same without fusion.
-UNFUSED = {"xla": "xla-unfused", "inductor": "eager"}
 
 
 @dataclass(frozen=True)

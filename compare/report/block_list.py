@@ -52,7 +52,7 @@ def _block(block: Block) -> dict[str, Any]:
                     "precisions": list(s.precisions_in(suite)),
                     "directions": [d for d in block.directions if d in s.directions],
                 }
-                for s in block.shapes if suite in s.suites
+                for s in block.shapes_in(suite)
             ]
             for suite in SUITES
         },
@@ -74,7 +74,7 @@ def _block_text(block: Block) -> str:
     lines.append(f"  directions: {', '.join(block.directions)}")
     for suite in SUITES:
         lines.append(f"  cases of suite {suite}:")
-        lines += [f"    {_shape_text(shape, block, suite)}" for shape in block.shapes if suite in shape.suites]
+        lines += [f"    {_shape_text(shape, block, suite)}" for shape in block.shapes_in(suite)]
     lines.append("  implementations:")
     width = max(len(i.name) for i in block.implementations)
     for i in block.implementations:

@@ -190,6 +190,15 @@ COLUMNS = (
         "drift between rounds; empty below four samples",
         "±", lambda v: v.spread_us, lambda row: number(row["device_time_us_spread"], 2),
     ),
+    Column(
+        "recorded_time_us", "µs",
+        "device time that the target's GPU took for the same kernels, of a run that is recorded in its target pack",
+        "recorded µs", lambda v: (v.record.recorded or {}).get("device_time_us"),
+    ),
+    Column(
+        "recorded_time_reason", "", "why a compile for a target shows no recorded time", "",
+        lambda v: (v.record.recorded or {}).get("unavailable"),
+    ),
     Column("forward_us", "µs", "median device time of forward", "forward", lambda v: v.part_us("forward")),
     Column("backward_us", "µs", "median device time of backward", "backward", lambda v: v.part_us("backward")),
     Column(

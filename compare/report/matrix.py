@@ -5,7 +5,7 @@ A cell holds the device time, or the number of compiled kernels in a run for a G
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ..base.text import number, printable
 from .columns import Row, marks, marks_explained
@@ -62,11 +62,13 @@ def _time(row: Row, members: dict[str, Row]) -> str:
     time = row["device_time_us"]
     if time is None:
         return printable(str(row["status"]), 20)
-    # Only times of one clock in one segment are comparable.
+    return " ".join(filter(None, [number(time), ("*" if is_fastest(row, members.values()) else "") + marks(row)]))
+
+
+def is_fastest(row: Row, members: Iterable[Row]) -> bool:
+    """Return whether the row has the smallest median among several of its line, by one clock in one segment."""
     rivals = [
-        other["device_time_us"] for other in members.values()
-        if other["device_time_us"] is not None
-        and (other["segment"], other["timer"]) == (row["segment"], row["timer"])
+        other["device_time_us"] for other in members
+        if other["device_time_us"] is not None and (other["segment"], other["timer"]) == (row["segment"], row["timer"])
     ]
-    fastest = "*" if time == min(rivals) and len(rivals) > 1 else ""
-    return " ".join(filter(None, [number(time), fastest + marks(row)]))
+    return len(rivals) > 1 and row["device_time_us"] == min(rivals)

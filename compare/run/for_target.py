@@ -5,19 +5,25 @@ Nothing takes turns on a GPU here, so the workers run side by side; records are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+from .. import targets
 from ..backends import BACKENDS
 from ..graph import store
+from ..graph.analyse.fingerprint import fingerprint
+from ..graph.model import FusionGraph
 from ..numerics.errors import ErrorCheck
 from ..plan.plan import Plan
 from ..record.record import Record
+from ..record.record_fields import RecordedTimeFields
 from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 from ..spec.implementation import Implementation
+from ..targets import recorded_times
+from ..targets.recorded_times import RecordedTime
 from ..workers.client import WORKER_FAILURES, WorkerError
 from .session import Session, judge, note_failure
 
@@ -36,13 +42,14 @@ def environment(target: str) -> dict[str, str]:
 def run(plan: Plan, session: Session) -> None:
     """Write one record for each case and implementation of the plan."""
     session.begin_segment({}, None)
+    times = recorded_times.read(targets.FOLDER / (session.target or ""))
     pools = {role: ThreadPoolExecutor(max_workers=1) for role in ROLES}
     checks = _Checks(session, pools)
     try:
         roles = {role for _, group in plan.work for i in group for role in _roles(i)} & DESCRIBED
         asked = {role: pools[role].submit(session.workers.ask, role, "environment") for role in sorted(roles)}
         waiting = [
-            _start(case, implementation, session, pools, checks)
+            _start(case, implementation, session, pools, checks, times)
             for case, implementations in plan.work
             for implementation in session.pending(case, implementations)
         ]
@@ -80,7 +87,8 @@ def _described(asked: Future[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _start(
-    case: Case, implementation: Implementation, session: Session, pools: dict[str, ThreadPoolExecutor], checks: _Checks
+    case: Case, implementation: Implementation, session: Session, pools: dict[str, ThreadPoolExecutor],
+    checks: _Checks, times: Mapping[str, RecordedTime],
 ) -> Callable[[], Record]:
     """Enqueue an implementation's compile and check; return a function that waits for both and makes the record."""
     entry = session.new(case, implementation)
@@ -96,7 +104,9 @@ def _start(
         session.progress.say(entry.id)
         try:
             compiled = compiling.result()
-            session.keep_graph(entry, store.from_json(compiled["graph"]))
+            graph = store.from_json(compiled["graph"])
+            session.keep_graph(entry, graph)
+            entry.recorded = _recorded(times.get(entry.id), graph)
             if implementation.backend.prebuilt:
                 entry.status, entry.detail = "skipped", NOT_COMPILED.format(target=session.target)
             else:
@@ -109,6 +119,15 @@ def _start(
         return entry
 
     return finish
+
+
+def _recorded(known: RecordedTime | None, graph: FusionGraph) -> RecordedTimeFields:
+    """Return the time that the target's GPU took, if it ran the same kernels."""
+    if known is None:
+        return {"unavailable": "not recorded"}
+    if fingerprint(graph) != known.fingerprint:
+        return {"unavailable": "other kernels"}
+    return {"device_time_us": known.device_time_us}
 
 
 def _join_check(entry: Record, checking: Future[dict[str, Any]]) -> None:

@@ -14,6 +14,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -24,7 +25,7 @@ from .. import targets
 from ..base import host
 from ..plan.plan import Plan
 from ..record import packing, run_folder
-from ..record.record import SCHEMA, Record, record_id
+from ..record.record import BAD, SCHEMA, Record, record_id
 from ..record.run_folder import RunFolderError
 from ..spec.blocks import BLOCKS
 from ..spec.case import Case
@@ -35,17 +36,17 @@ from .progress import Progress
 from .session import Session
 
 _SCRATCH = "xlafuse-"
-BAD = ("wrong", "failed", "timeout")
 
 
 def execute(
     plan: Plan, *, folder: Path, target: str | None, resume: bool, traffic: bool = False,
-    recorded: Sequence[Path] = (), stop_after: float | None = None,
+    recorded: Sequence[Path] = (), stop_after: float | None = None, verbose: bool = False,
 ) -> int:
     """Run the plan into `folder`; `target` None means this machine's GPU, or an H200 where there is none.
 
     traffic: afterwards, count the bytes that each kernel moves, under ncu. recorded: files of XLA's autotune results to
-    replay. stop_after: seconds after which a run on a GPU ends; finished records stay.
+    replay. stop_after: seconds after which a run on a GPU ends; finished records stay. verbose: print a line for each
+    record, not for each block.
 
     Return 0 when nothing of the plan is wrong, failed or timed out, 1 when something is, 3 when `stop_after` ended the
     run before its last record, 130 after Ctrl-C. Every finished record is on the disk by then. Raises RunFolderError
@@ -55,7 +56,7 @@ def execute(
         target = targets.DEFAULT
     with _lock(folder, resume), _scratch() as scratch:
         try:
-            code = _execute(plan, folder, scratch, target, resume, traffic, recorded, stop_after)
+            code = _execute(plan, folder, scratch, target, resume, traffic, recorded, stop_after, verbose)
             packing.pack(folder)
             return code
         except OSError as problem:
@@ -69,7 +70,7 @@ def execute(
 
 def _execute(
     plan: Plan, folder: Path, scratch: Path, target: str | None, resume: bool, traffic: bool,
-    recorded: Sequence[Path], stop_after: float | None,
+    recorded: Sequence[Path], stop_after: float | None, verbose: bool,
 ) -> int:
     done = _open(plan, folder, target, resume)
     if recorded:
@@ -83,7 +84,7 @@ def _execute(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job scheduler's stop ends a run as Ctrl-C does
     again = f"--out {folder} --resume{' --traffic' if traffic else ''} goes on"
     try:
-        with Progress(len(wanted)) as progress:
+        with Progress(_records_by_block(plan), verbose=verbose) as progress:
             if not wanted <= done.keys():
                 session = Session(folder, scratch, workers, progress, done, target)
                 if target:
@@ -102,6 +103,13 @@ def _execute(
     finally:
         workers.stop()
     return 1 if any(r.status in BAD and r.id in wanted for r in run_folder.read_records(folder)[0]) else 0
+
+
+def _records_by_block(plan: Plan) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for case, implementations in plan.work:
+        counts[case.block] += len(implementations)
+    return counts
 
 
 def with_whole_cases(plan: Plan, done: Collection[str]) -> Plan:

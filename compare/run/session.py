@@ -102,7 +102,7 @@ class Session:
         if left and self.target is None:
             left = list(implementations)
         for _ in range(len(implementations) - len(left)):
-            self.progress.skip()
+            self.progress.skip(case.block)
         return left
 
     def new(self, case: Case, implementation: Implementation) -> Record:

@@ -11,6 +11,7 @@ from .implementation import Implementation
 from .tensor import Arrays, Tensor
 
 CPU_ELEMENTS = 250_000  # over all tensors; a CPU and Triton's interpreter compute such a case in seconds
+TOUR_IMPLEMENTATIONS = ("xla", "inductor", "triton", "cuda")
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,7 @@ class Block:
     reference: `reference(xp, inputs, **attributes)`, written with the names that NumPy and PyTorch share. Float64 NumPy
         tests it, and float64 tensors differentiate it.
     shapes: the main shape first.
+    sizes: a function that returns all sizes of a shape from those that do not follow from others. None: none follows.
     attributes: given to the reference and to every target, together with the sizes that `parameters` names.
     backward_needs: the fewest inputs or outputs that the gradients need, which are compulsory reads of backward.
     passes_on: inputs whose gradient is an output's cotangent itself, which backward may return without writing it.
@@ -42,6 +44,7 @@ class Block:
     implementations: tuple[Implementation, ...]
     flops: Callable[[Sizes], float]
     backward_flops: Callable[[Sizes], float] = field(default=lambda sizes: 0.0)
+    sizes: Callable[..., Sizes] | None = None
     attributes: Mapping[str, Any] = field(default_factory=dict)
     parameters: tuple[str, ...] = ()
     backward_needs: tuple[str, ...] = ()
@@ -80,11 +83,15 @@ class Block:
         inputs = {t.name: given[t.name] for t in self.inputs}
         return inputs, {t.name: given[f"d_{t.name}"] for t in self.outputs}
 
-    def cases(self, suite: str) -> list[Case]:
+    def shapes_in(self, suite: str) -> list[Shape]:
+        """Return the shapes of a suite; `tour` has the main shape alone."""
+        return [self.shapes[0]] if suite == "tour" else [shape for shape in self.shapes if suite in shape.suites]
+
+    def cases(self, suite: str, shapes: Iterable[Shape] | None = None) -> list[Case]:
+        """Return the cases of the suite's shapes, or of `shapes`, in the suite's precisions."""
         return [
             Case(self.name, shape.name, shape.sizes, dtype, direction, precision, shape.layout)
-            for shape in self.shapes
-            if suite in shape.suites
+            for shape in (self.shapes_in(suite) if shapes is None else shapes)
             for dtype in shape.dtypes
             for precision in shape.precisions_in(suite)
             for direction in self.directions
@@ -105,6 +112,8 @@ class Block:
             return False
         if suite == "check":
             return True
+        if suite == "tour":
+            return implementation.name in TOUR_IMPLEMENTATIONS
         if implementation.backend.autotunes_for_minutes:
             if case.name != self.shapes[0].name:
                 return False
@@ -112,9 +121,10 @@ class Block:
                 return case.direction in self.autotuned_in_quick
             # Autotuning the products of a training step took one to two minutes each on an H200, of forward half that.
             return self.work == "bytes" or not case.differentiates
-        shape = next(s for s in self.shapes if s.name == case.name)
+        if implementation.unfused_of is None:
+            return True
         # Code made to be slow shows the cost of no fusion well enough in a block's bfloat16 cases.
-        return not implementation.baseline or (shape.quick and case.dtype == "bfloat16")
+        return case.dtype == "bfloat16" and any(shape.quick for shape in self.shapes if shape.name == case.name)
 
     def compulsory_traffic(self, case: Case) -> dict[str, tuple[int, int]]:
         """Return the fewest bytes that each phase must (read, write): each used input and each output once.

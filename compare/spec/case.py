@@ -63,7 +63,8 @@ class Shape:
 
     sizes: of the axes, of the block's `parameters`, and of other arguments of an input's `draw`, such as the share of
         ignored labels; and a `magnitude` where values are large.
-    quick: a realistic shape that belongs to suite `quick` as well as to `full`.
+    quick: a realistic shape that belongs to suite `quick` as well as to `full`. The suite `tour` has each block's first
+        shape.
     edge: a shape at the edge of what kernels handle (prime sizes, one row, one element, all labels ignored). It belongs
         to suite `check` only: its numbers are checked, and it is never timed.
     layout: how PyTorch gets each input of two axes or more: contiguous, or transposed (its last two axes swapped in
@@ -86,5 +87,5 @@ class Shape:
         return ("quick", "full") if self.quick else ("full",)
 
     def precisions_in(self, suite: str) -> tuple[str, ...]:
-        """Return the precisions of the products in a suite; `quick` takes only the first."""
-        return self.precisions[:1] if suite == "quick" else self.precisions
+        """Return the precisions of the products in a suite; `tour` and `quick` take only the first."""
+        return self.precisions[:1] if suite in ("tour", "quick") else self.precisions

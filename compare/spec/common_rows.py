@@ -19,8 +19,8 @@ def compilers(block: str, train: bool = True) -> tuple[Implementation, ...]:
     return (
         Implementation("xla", xla, "xla", "jax.jit, XLA's default passes"),
         *([remat] if train else []),
-        Implementation("xla-unfused", xla, "xla-unfused", "jax.jit with XLA's fusion passes off", baseline=True),
-        Implementation("eager", torch, "eager", "PyTorch, one operation after the other", baseline=True),
+        Implementation("xla-unfused", xla, "xla-unfused", "jax.jit with XLA's fusion passes off", unfused_of="xla"),
+        Implementation("eager", torch, "eager", "PyTorch, one operation after the other", unfused_of="inductor"),
         Implementation("inductor", torch, "inductor", "torch.compile, default mode"),
         Implementation("inductor-max", torch, "inductor-max", "torch.compile, max-autotune-no-cudagraphs"),
     )

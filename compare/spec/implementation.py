@@ -27,7 +27,8 @@ class Implementation:
     needs_gpu: why it cannot be compiled or checked without a GPU, or None.
     unsupported: why it cannot take a case, or None.
     directions: leaves out those in which it would only repeat another implementation.
-    baseline: it shows the cost of fusing nothing, so it runs on a block's shapes of suite `quick` only.
+    unfused_of: the implementation that computes the same with fusion; this one shows the cost of fusing nothing. It
+        runs on a block's shapes of suite `quick` only, and reports fold it away.
     requires: the packages that it needs beyond its framework, as pip takes them. "liger-kernel==0.8.5": any version is
         used, and this one was tested. "torch>=2.12": older ones are refused. Only its worker knows whether they are
         installed.
@@ -40,7 +41,7 @@ class Implementation:
     needs_gpu: str | None = None
     unsupported: Callable[[Case], str | None] = field(default=lambda case: None)
     directions: tuple[str, ...] = tuple(PHASES)
-    baseline: bool = False
+    unfused_of: str | None = None
     requires: tuple[str, ...] = ()
 
     @property

@@ -1,15 +1,24 @@
 """Target packs: a folder for each GPU with what a machine without that GPU needs, recorded on one.
 
-    xla/gpu_target_config-<series>.pbtxt   device description for XLA's compiler; a series is jax's 0.10 or 0.11
-    xla/autotune-<jax version>.textproto   XLA's recorded choices, for the jax version that wrote them
-    cuda_device_properties.json            the properties that Inductor reads (torch.cuda.get_device_properties)
-    ceilings.json                          measured bandwidths and product rates (compare.measure.ceilings)
+- `xla/gpu_target_config-<series>.pbtxt`: device description for XLA's compiler; a series is jax's 0.10 or 0.11
+- `xla/autotune-<jax version>.textproto.gz`: XLA's recorded choices, for the jax version that wrote them
+- `cuda_device_properties.json`: the properties that Inductor reads (torch.cuda.get_device_properties)
+- `ceilings.json`: measured bandwidths and product rates (compare.measure.ceilings)
+- `recorded_times.json.gz`: device times of a run there (recorded_times.py)
+- `provenance.json`: the run that each part comes from
+
+`python -m tools.record_target` writes a pack from a run.
 """
 
 from __future__ import annotations
 
+import atexit
+import gzip
 import json
+import shutil
+import tempfile
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,9 +67,33 @@ class Pack:
 
 
 def autotune_results(folder: Path, jax_version: str) -> Path | None:
-    """Return the file of XLA's recorded choices for this version of jax in a folder, or None."""
+    """Return a file of XLA's recorded choices for this version of jax in a folder, or None.
+
+    A compressed file is unpacked into a temporary folder, which this process removes at its end.
+    """
     path = folder / f"autotune-{jax_version}.textproto"
-    return path if path.is_file() else None
+    if path.is_file():
+        return path
+    packed = path.with_name(f"{path.name}.gz")
+    return _unpacked(packed) if packed.is_file() else None
+
+
+def all_autotune_results(folder: Path) -> list[Path]:
+    """Return such a file for each version of jax that the folder has choices of."""
+    names = (path.name.removesuffix(".gz") for path in folder.glob("autotune-*.textproto*"))
+    versions = {name.removeprefix("autotune-").removesuffix(".textproto") for name in names}
+    # A killed run leaves files of single processes, as autotune-0.11.2.4711.textproto.
+    found = (autotune_results(folder, version) for version in sorted(versions) if version.count(".") == 2)
+    return [path for path in found if path is not None]
+
+
+@cache
+def _unpacked(packed: Path) -> Path:
+    folder = Path(tempfile.mkdtemp(prefix="xlafuse-autotune-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    path = folder / packed.name.removesuffix(".gz")
+    path.write_bytes(gzip.decompress(packed.read_bytes()))
+    return path
 
 
 def load(name: str) -> Pack:

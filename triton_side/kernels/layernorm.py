@@ -8,7 +8,7 @@ Ba, Kiros and Hinton, "Layer Normalization", arXiv:1607.06450. Shapes: x, y, dy,
 dweight, dbias [columns]; mean, rstd [rows] in fp32, saved only if a gradient is wanted. bfloat16, float16 or float32 in
 and out; fp32 inside, rounded once at the end.
 
-The variance is the mean square of x minus its mean, never mean(x^2) - mean(x)^2. That difference loses the digits that
+The variance is the mean square of x minus its mean, never mean(x^2) - mean(x)^2. The difference loses the digits that
 both terms share: all of them if the mean is 4000 standard deviations.
 
 The backward pass reads mean and rstd, 8 bytes a row, instead of computing two more sums. Like RMSNorm's it is a

@@ -54,7 +54,7 @@ def from_program(
     versions: Mapping[str, str] = _NOTHING,
     provenance: Mapping[str, str] = _NOTHING,
 ) -> FusionGraph:
-    """Return the same from a module's program, whose `inputs` and `outputs` name the buffers of arguments and results."""
+    """Return the same from a module's program; its `inputs` and `outputs` name the buffers of arguments and results."""
     with collector_paused():
         kernels = tuple(_kernel(launch, phase, provenance.get(launch.kernel.name, "")) for launch in program.launches)
         buffers = tuple(Buffer(b.name, b.shape, b.dtype, b.bytes, b.role) for b in program.buffers)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
-# Baselines without fusion, and the CUDA kernels that are written for teaching.
-NEVER_LEADING = frozenset(("xla-unfused", "eager", "cuda"))
+from ...spec.blocks import UNFUSED
+
+# Those without fusion, and the CUDA kernels that are written for teaching.
+NEVER_LEADING = frozenset((*UNFUSED.values(), "cuda"))
 
 Item = TypeVar("Item")
 

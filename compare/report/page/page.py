@@ -6,7 +6,7 @@ it is embedded as data and shown when its address (#/case/...) is opened.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,14 @@ from markupsafe import Markup
 from ...base import atomic_write, host
 from ...base.text import number, printable
 from ...graph import formats
-from ...graph.findings.finding import Finding
 from ...record.run_folder import RunFolderError
+from .. import run_results
 from ..columns import mega, percent
 from ..palette import colours
+from ..run_results import CaseResults, Run
+from ..strongest_findings import span, strongest
 from . import embed, views
-from .content import about, case, charts, front_findings, kernels, libraries, overview, records, run_data
-from .content.run_data import CaseResults, Run
+from .content import about, case, charts, kernels, libraries, overview, records
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -39,7 +40,7 @@ def write(folder: Path, out: Path, wanted: Mapping[str, Iterable[str]], *, files
     no regular file, they are left out. Raises RunFolderError and UsageError, also if a file cannot be written.
     """
     packages = libraries.read()
-    run = run_data.read(folder, wanted)
+    run = run_results.read(folder, wanted)
     regular = out.is_file() or not out.exists()
     text = document(run, packages, out.with_name(f"{out.stem}-files") if files and regular else None)
     try:
@@ -56,32 +57,30 @@ def document(run: Run, packages: libraries.Libraries, files: Path | None) -> str
     elements = [
         embed.element("settings", {
             "colours": palette, "cases": [c.case.id for c in run.cases],
-            "links": [overview.href(each) for each in run.cases],
+            "links": [overview.href(each.case.id) for each in run.cases],
         }),
         embed.element("rows", records.data(run)),
         embed.text("lib-vega", packages.vega), embed.text("lib-tables", packages.tables),
         embed.text("lib-tables-style", packages.tables_style),
     ]
-    found = {each.number: front_findings.findings_of(each) for each in run.cases}
-    elements += embed.elements("case", [_case(each, found[each.number], palette) for each in run.cases])
+    elements += embed.elements("case", [_case(each, palette) for each in run.cases])
     elements += views.elements(run, files)
-    front = _front(run, title, front_findings.choose(run, found))
     return render(
-        "page.html", title=title, front=front, elements=elements, kinds=charts.KINDS,
+        "page.html", title=title, front=_front(run, title), elements=elements, kinds=charts.KINDS,
         styles=_static([*_STYLES, *views.styles()]), scripts=_static([*_SCRIPTS, *views.scripts()]),
         version=host.xlafuse_version(), cases_per_element=embed.CASES_PER_ELEMENT,
     )
 
 
-def _case(shown: CaseResults, found: Sequence[Finding], palette: Mapping[str, str]) -> dict[str, Any]:
+def _case(shown: CaseResults, palette: Mapping[str, str]) -> dict[str, Any]:
     bars = kernels.bars(shown)
-    html = render("case.html", **case.values(shown, found))
+    html = render("case.html", **case.values(shown))
     return {"html": html, "charts": case.chart_specs(shown, palette, bars), "bars": bars}
 
 
-def _front(run: Run, title: str, found: list[front_findings.FrontFinding]) -> Markup:
+def _front(run: Run, title: str) -> Markup:
     values = {
-        "title": title, "matrix": overview.matrix(run), "timed": run.timed, "findings": found,
+        "title": title, "matrix": overview.matrix(run), "timed": run.timed, "findings": strongest(run),
         "bounds": overview.BOUNDS, "warnings": [printable(w, 400) for w in run.warnings], **about.values(run),
         "total": len(run.results), "cases": len(run.cases),
     }
@@ -107,7 +106,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        number=number, mega=mega, percent=percent, us=formats.number_of_us, span=front_findings.span,
+        number=number, mega=mega, percent=percent, us=formats.number_of_us, span=span, href=overview.href,
         size=formats.size, digits=lambda value: "" if value is None else f"{value:.3g}",
     )
     return environment

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from markupsafe import Markup
 
+from ..run_results import Run
 from . import embed
-from .content.run_data import Run
 from .drawing import drawing
 from .listings import sources
 

@@ -68,6 +68,12 @@ BLOCKS: dict[str, Block] = {
     )
 }
 
+# The implementations that fuse nothing on purpose, by the one that computes the same with fusion.
+UNFUSED: dict[str, str] = {
+    implementation.unfused_of: implementation.name
+    for block in BLOCKS.values() for implementation in block.implementations if implementation.unfused_of
+}
+
 
 def requirements(worker: str) -> tuple[str, ...]:
     """Return the optional packages that implementations of a worker ("xla", "torch") need, as pip takes them."""

@@ -109,6 +109,7 @@ BLOCK = Block(
     working_bytes=working_bytes,
     parameters=("causal", "window"),
     autotuned_in_quick=("fwd",),
+    sizes=sizes,
     shapes=(
         Shape("llama-8b", sizes(2, 32, 4096, 128), quick=True),
         Shape(

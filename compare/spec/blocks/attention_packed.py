@@ -98,6 +98,7 @@ BLOCK = Block(
     work="flops",
     slices=(("kv_heads", "heads"),),
     working_bytes=lambda s: attention.BYTES_A_SCORE * s["heads"] * s["tokens"] ** 2,
+    sizes=sizes,
     shapes=(
         Shape("llama-3-8b-4k", sizes(4096, 12, 32, 8, 128), quick=True),
         Shape("odd-length", sizes(1002, 7, 3, 1, 64), ("float16",), edge=True),

@@ -95,6 +95,7 @@ BLOCK = Block(
     directions=("fwd",),
     flops=lambda s: product_flops(s, sum(lengths_of(s))),
     slices=("batch",),
+    sizes=sizes,
     shapes=(
         # vLLM's default page. Full sequences, as in decode_attention.
         Shape("llama-8b-8k", sizes(32, 32, 8, 16, 512, 128, 8192), quick=True),

@@ -71,6 +71,7 @@ BLOCK = Block(
     # The float64 scores of one sequence of 4096 take 4 GiB, and gradients keep several copies.
     slices=("batch",),
     working_bytes=attention.working_bytes,
+    sizes=sizes,
     shapes=(
         Shape("llama-8b", sizes(2, 4096, 4096, 32, 8, 128, 14336), quick=True),
         Shape("prime", sizes(1, 251, 509, 6, 2, 64, 1021), ("float32",), edge=True),

@@ -57,6 +57,7 @@ BLOCK = Block(
     # Floating-point only; the generator has some 50 integer operations for four elements.
     flops=lambda s: 10 * s["rows"] * s["columns"],
     backward_flops=lambda s: 15 * s["rows"] * s["columns"],
+    sizes=sizes,
     shapes=(
         Shape("4k-columns", sizes(8192, 4096), quick=True),
         Shape("prime", sizes(1021, 4093), ("float32",), edge=True),

@@ -82,6 +82,7 @@ BLOCK = Block(
     backward_flops=lambda s: 2 * product_flops(s) + 2.5 * attention.flops(s),
     work="flops",
     working_bytes=attention.working_bytes,
+    sizes=sizes,
     shapes=(
         Shape("gpt2-small", sizes(8, 1024, 768, 12, 64, 3072), quick=True),
         Shape("prime", sizes(1, 251, 509, 3, 64, 1021), ("float32",), edge=True),

@@ -115,6 +115,7 @@ BLOCK = Block(
     directions=("fwd",),
     flops=step_flops,
     work="flops",
+    sizes=sizes,
     shapes=(
         # Layers as wide as the smallest Llama's, and tokens for a few milliseconds.
         Shape(
@@ -139,14 +140,16 @@ BLOCK = Block(
             "jax.jit, jax.lax.scan over the layers; jax.checkpoint keeps only their inputs",
         ),
         Implementation(
-            "xla-unfused", f"{XLA}:apply", "xla-unfused", "jax.jit with XLA's fusion passes off", baseline=True
+            "xla-unfused", f"{XLA}:apply", "xla-unfused", "jax.jit with XLA's fusion passes off", unfused_of="xla"
         ),
         Implementation(
             "xla-cudnn", f"{XLA}:apply_cudnn", "xla",
             'layers unrolled, jax.nn.dot_product_attention(implementation="cudnn")',
             needs_gpu="cuDNN's attention needs a GPU with cuDNN to build its plan", unsupported=cudnn_unsupported,
         ),
-        Implementation("eager", f"{TORCH}:apply", "eager", "PyTorch, one operation after the other", baseline=True),
+        Implementation(
+            "eager", f"{TORCH}:apply", "eager", "PyTorch, one operation after the other", unfused_of="inductor"
+        ),
         Implementation("inductor", f"{TORCH}:apply", "inductor", "torch.compile of the whole step as one graph"),
         Implementation(
             "inductor-remat", f"{TORCH}:apply_remat", "inductor",

@@ -148,6 +148,7 @@ BLOCK = Block(
     backward_flops=lambda s: 2 * product_flops(s),
     work="flops",
     working_bytes=working_bytes,
+    sizes=sizes,
     shapes=(
         # Mixtral's experts and choices, with half its width and a quarter of its hidden size: the float64 gradients of
         # its 1.4 billion weights would take 11 GB.

@@ -21,7 +21,7 @@ from compare.record.record import Record
 from compare.spec.blocks import BLOCKS
 
 CASE = BLOCKS["softmax"].cases("quick")[0]
-UNSET = {"target": "h200", "traffic": False, "recorded": [], "stop_after": None}
+UNSET = {"verbose": False, "target": "h200", "traffic": False, "recorded": [], "stop_after": None}
 
 
 def xlafuse(*words: str) -> Result:
@@ -83,7 +83,11 @@ def test_run_passes_on_modes_and_restarts(
     [
         (["run", "--mode", "warm", "--target", "h200"], "times nothing"),
         (["run", "sofmax"], "no block 'sofmax'; did you mean softmax"),
-        (["run", "--target", "h100"], "no target 'h100'; did you mean h200"),
+        (["run", "--target", "h20"], "no target 'h20'; did you mean h200"),
+        (["run", "gelu", "--size", "rows=x"], "--size takes axes and their sizes"),
+        (["run", "gelu", "--size", "rows"], "--size takes axes and their sizes"),
+        (["run", "--size", "rows=3"], "--size needs a block"),
+        (["run", "gelu", "--size", "rwos=3"], "did you mean rows"),
         (["run", "--suite", "qick"], "no suite 'qick'; did you mean quick"),
         (["run", "--resume"], "--resume needs --out"),
         (["run", "--stop-after", "9"], "--stop-after takes a time"),
@@ -91,7 +95,7 @@ def test_run_passes_on_modes_and_restarts(
         (["run", "--shard", ""], "--shard takes K/N"),  # as of a variable that is not set
         (["run", "--shard", "1/2", "--resume", "--out", "{run}"], "--shard is for a new run"),
         (["run", "--shard", "", "--resume", "--out", "{run}"], "--shard is for a new run"),
-        (["run", "--xla-autotune-from", "h100"], "'h100' holds no"),
+        (["run", "--xla-autotune-from", "h20"], "'h20' holds no"),
         (["run", "--xla-autotune-from", "h200", "--target", "h200"], "--xla-autotune-from is for a run on a GPU"),
         (["run", "--xla-autotune-from", "h200", "--resume", "--out", "{run}"], "--xla-autotune-from is for a new run"),
         (["run", "--resume", "--out", "{tmp}/none"], "no run to resume"),

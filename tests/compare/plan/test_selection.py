@@ -55,6 +55,29 @@ def test_a_named_implementation_runs_every_case() -> None:
     assert [len(found) for _, found in plan.work] == [2, 2]
 
 
+def test_the_tour_has_the_main_case_of_six_blocks_by_four_implementations() -> None:
+    plan = resolve([], suite="tour")
+    assert {case.block for case, _ in plan.work} == {*selection.TOUR}
+    for case, found in plan.work:
+        assert case.name == BLOCKS[case.block].shapes[0].name
+        assert [i.name for i in found] in (["xla", "inductor", "triton"], ["xla", "inductor", "triton", "cuda"])
+    assert {case.direction for case, _ in plan.work if case.block == "cross_entropy"} == {"fwd", "train", "joint"}
+    (rope,) = {case.name for case, _ in resolve(["rope"], suite="tour").work}
+    assert rope == BLOCKS["rope"].shapes[0].name
+
+
+def test_a_size_of_the_users_own_replaces_the_suites_and_can_be_resumed() -> None:
+    sizes = [{"sequence": 512}, {"heads": 4}]
+    plan = resolve(["attention"], suite="quick", sizes=sizes, dtypes=["fp16"], directions=["fwd"])
+    assert [(case.sizes["sequence"], case.sizes["kv_heads"], case.dtype) for case, _ in plan.work] == [
+        (512, 32, "float16"), (4096, 4, "float16")
+    ]
+    assert {"xla", "triton", "flex"} <= {i.name for i in plan.work[0][1]}
+    assert Plan.from_json(plan.to_json()) == plan
+    with pytest.raises(UsageError, match="needs a block"):
+        resolve([], suite="tour", sizes=sizes)
+
+
 def test_filters_combine() -> None:
     plan = resolve(
         ["softmax", "gelu"], suite="full", implementations=["triton", "xla"], cases=["gpt2", "4096-columns"],

@@ -364,7 +364,7 @@ def test_xla_gets_the_choices_that_the_run_recorded(tmp_path: Path) -> None:
     environments = {("s1", "xla"): worker, ("s1", "torch"): {"torch": "2.11.0"}}
     assert "autotune" not in count_traffic._variables(tmp_path, "xla", environments)["XLA_FLAGS"]
     worker["device"] = "NVIDIA H200"  # whose pack stands in for a folder without results
-    of_pack = targets.FOLDER / "h200" / "xla" / "autotune-0.11.2.textproto"
+    of_pack = targets.load("h200").xla_autotune_results("0.11.2")
     assert str(of_pack) in count_traffic._variables(tmp_path, "xla", environments)["XLA_FLAGS"]
     results = tmp_path / "target" / "xla" / "autotune-0.11.2.textproto"
     results.parent.mkdir(parents=True)

@@ -285,7 +285,7 @@ def test_a_warning_is_a_line_on_a_terminal_and_without_one(
 ) -> None:
     for terminal in (False, True):
         monkeypatch.setattr(progress.sys.stderr, "isatty", lambda terminal=terminal: terminal)
-        with progress.Progress(1) as shown:
+        with progress.Progress({"gelu": 1}) as shown:
             shown.warn("clocks [differ]:\nno ratio")
             shown.say("timing")
         assert "clocks [differ]: no ratio\n" in capfd.readouterr().err

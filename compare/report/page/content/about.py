@@ -8,7 +8,7 @@ from typing import Any
 
 from ....base.text import number, printable
 from ....plan.timing_modes import MAIN
-from .run_data import Run
+from ...run_results import Run
 
 Pairs = list[tuple[str, str]]
 _LONGEST = 300

@@ -11,32 +11,31 @@ from ....graph import formats
 from ....graph.analyse import missed_fusions
 from ....graph.analyse.causes import cause_text
 from ....graph.analyse.totals import totals
-from ....graph.findings.finding import Finding
 from ....graph.model import REASONS
 from ....spec.blocks import BLOCKS
 from ...columns import BASELINE, Row, checked_on, marks, marks_explained, memory
 from ...record_values import product_rate
+from ...run_results import BASELINES, CaseResults, Result
 from . import charts, kernels
-from .overview import label, level_of, mark_of
-from .run_data import BASELINES, CaseResults, Result
+from .overview import level_of, mark_of
 
 MOST_MISSED = 40  # fusions in the table of a case
 MOST_FINDINGS = 8
 
 
-def values(case: CaseResults, found: Sequence[Finding]) -> dict[str, Any]:
+def values(case: CaseResults) -> dict[str, Any]:
     """Return the values for templates/case.html. Numbers are report columns; None if unknown."""
     block = BLOCKS.get(case.case.block)
     missed, unlisted = _missed(case)
     results = [_result(case, result) for result in case.ranked]
     return {
         "selection": _selection(case), "block": printable(case.case.block, 100),
-        "label": label(case), "summary": block.summary if block else "", "timed": case.timed,
+        "label": case.label, "summary": block.summary if block else "", "timed": case.timed,
         "sizes": ", ".join(f"{printable(str(k), 40)} {v}" for k, v in case.case.sizes.items()),
         "results": results, "marks": marks_explained([result.row for result in case.results]),
         "some_unknown": any(line["unknown_roofline"] or line["unknown_recoverable"] for line in results)
         or any(row["roofline_time_us"] is None for result in case.results for row in result.kernels),
-        "findings": [str(finding) for finding in found[:MOST_FINDINGS]],
+        "findings": [str(finding) for finding in case.findings[:MOST_FINDINGS]],
         "missed": missed, "missed_unlisted": unlisted,
         "reasons": {code: REASONS[code] for one in missed if (code := one["code"]) in REASONS and code != "other"},
         "numerics": [line for result in case.ranked for line in _numerics(result)],

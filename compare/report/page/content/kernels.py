@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ....graph import formats
 from ....graph.join.kernel_records import assign
 from ....graph.model import Kernel
-from .run_data import CaseResults, Result
+from ...run_results import CaseResults, Result
 
 _SPACE = 0.01  # between forward and backward, relative to the first
 

@@ -13,10 +13,9 @@ from ....base.text import number, printable
 from ....graph import formats
 from ....plan import paired_rounds
 from ....plan.speedup import DEPENDS
-from ....spec.dtype import DTYPES
 from ...columns import marks
 from ...matrix import counts, outcome
-from .run_data import BASELINES, CaseResults, Result, Run
+from ...run_results import BASELINES, CaseResults, Result, Run
 
 # Bounds of the colour levels, by ratio to the best; ratios beyond the last bound have one more level.
 BOUNDS = (1.02, 1.1, 1.3, 2.0, 4.0)
@@ -64,22 +63,15 @@ def matrix(run: Run) -> Matrix:
     # Columns with most wins come first, baselines last.
     columns = sorted(counts, key=lambda name: (name in BASELINES, -wins[name], -counts[name]))
     lines = [
-        Line(printable(case.case.block, 60), label(case), href(case), tuple(cells.get(name) for name in columns))
+        Line(printable(case.case.block, 60), case.label, href(case.case.id), tuple(cells.get(name) for name in columns))
         for case, cells in zip(run.cases, found, strict=True)
     ]
     return Matrix(tuple(printable(name, 40) for name in columns), tuple(lines), run.timed)
 
 
-def label(case: CaseResults) -> str:
-    """Return a case's name without its block: "llama-8b bf16 train"."""
-    it = case.case
-    precision = "" if it.precision == "ieee" else f" {it.precision}"
-    return printable(f"{it.name} {DTYPES[it.dtype].short}{precision} {it.direction}", 120)
-
-
-def href(case: CaseResults) -> str:
+def href(case_id: str) -> str:
     """Return the address of a case within the page."""
-    return "#/case/" + "/".join(quote(piece, safe="", errors="replace") for piece in case.case.id.split("/"))
+    return "#/case/" + "/".join(quote(piece, safe="", errors="replace") for piece in case_id.split("/"))
 
 
 def level_of(ratio: float) -> int:

@@ -9,8 +9,8 @@ from ....base.text import printable
 from ....spec.dtype import DTYPES
 from ...columns import BY_NAME, Column, error_ratio, marks
 from ...record_values import ratio
+from ...run_results import Result, Run
 from .overview import href
-from .run_data import Result, Run
 
 Value = Callable[[Result, Result | None], Any]  # of a record, and of the fastest one of its case
 
@@ -21,7 +21,7 @@ def data(run: Run) -> dict[str, Any]:
     return {
         "columns": [{"title": column.header, "kind": kind, "help": column.doc} for column, kind, _ in _COLUMNS],
         "rows": [[value(result, case.best(result)) for _, _, value in _COLUMNS] for case, result in lines],
-        "links": [href(case) for case, _ in lines],
+        "links": [href(case.case.id) for case, _ in lines],
     }
 
 

@@ -18,7 +18,7 @@ from ....graph.buffer_edges import buffer_edges
 from ....graph.model import PHASES, FusionGraph
 from ....plan import paired_rounds
 from ....sources.graph_sources import GraphSource
-from ..content.run_data import BASELINES, MAIN
+from ...run_results import BASELINES, MAIN
 from .bands import Band, computed, grouped
 from .bands import of_graphs as bands_of
 from .boxes import buffers, bytes_of, costs, operations

@@ -22,7 +22,7 @@ from ....base.usage import UsageError
 from ....graph.model import Kernel
 from ....record.run_files import RunFile, recorded_file
 from ....sources.graph_sources import GraphSource, reading_errors_as_usage
-from ..content.run_data import MAIN
+from ...run_results import MAIN
 from . import extra_files, programs
 from . import listing as listings
 from .listing import Listing, Span

@@ -21,10 +21,10 @@ from compare.base.text import number
 from compare.cli import main
 from compare.graph import formats
 from compare.record.run_files import RunFile
+from compare.report import run_results
 from compare.report.columns import percent
 from compare.report.page import page
 from compare.report.page.content import case as case_page
-from compare.report.page.content import run_data
 
 QUICK = PROJECT / "tests" / "data" / "runs" / "h200-small"
 CASE = "softmax/gpt2-scores/bf16/train"
@@ -309,7 +309,7 @@ def test_missed_fusions(case: Any, records: dict[str, Record], ceilings: dict[st
 def test_the_command_for_unlisted_fusions_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command on the page selects the case."""
     monkeypatch.setattr(case_page, "MOST_MISSED", 1)
-    (shown,) = (each for each in run_data.read(QUICK, {"block": ["softmax"]}).cases if each.case.id == CASE)
+    (shown,) = (each for each in run_results.read(QUICK, {"block": ["softmax"]}).cases if each.case.id == CASE)
     html = page.render("case.html", **case_page.values(shown, []))
     (command,) = (unescape(command) for command in re.findall("<code>(xlafuse .*?)</code>", html))
     done = CliRunner().invoke(main.cli, [str(QUICK) if word == "RUN" else word for word in shlex.split(command)[1:]])

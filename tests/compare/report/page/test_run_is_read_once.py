@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from compare.record.run_files import RunFile
+from compare.report import run_results
 from compare.report.page import page
-from compare.report.page.content import run_data
 
 RUN = Path(__file__).parents[3] / "data" / "runs" / "h200-small"
 
@@ -32,5 +32,5 @@ def test_each_file_is_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr(RunFile, "read_bytes", counted_file)
     run = page.write(RUN, tmp_path / "page.html", {"block": ["rmsnorm"]}, files=False)
     graphs = [result.source.record.graph for result in run.results if result.source.record]
-    assert isinstance(run, run_data.Run) and len(graphs) > 5
+    assert isinstance(run, run_results.Run) and len(graphs) > 5
     assert {seen[name] for name in ("records.jsonl", *map(str, graphs))} == {1}

@@ -1,4 +1,4 @@
-"""The contents of a run folder for the HTML page: cases, and the results of their implementations."""
+"""The contents of a run folder: cases, and the results of their implementations with graphs, kernels and times."""
 
 from __future__ import annotations
 
@@ -8,18 +8,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ....base.usage import UsageError
-from ....graph.analyse.roofline import Ceilings
-from ....graph.model import FusionGraph
-from ....plan import paired_rounds
-from ....record.record import Record
-from ....record.run_folder import read_records, read_run
-from ....sources import graph_sources
-from ....sources.graph_sources import GraphSource
-from ....spec.case import Case
-from ... import roofline, rows
-from ...aligned import UNFUSED
-from ...columns import Row
+from ..base.text import printable
+from ..base.usage import UsageError
+from ..graph.analyse.roofline import Ceilings
+from ..graph.findings.collect import findings
+from ..graph.findings.finding import Finding
+from ..graph.model import FusionGraph
+from ..plan import paired_rounds
+from ..record.record import Record
+from ..record.run_folder import read_records, read_run
+from ..sources import graph_sources
+from ..sources.graph_sources import GraphSource
+from ..spec.blocks import UNFUSED
+from ..spec.case import Case
+from ..spec.dtype import DTYPES
+from . import roofline, rows
+from .columns import Row
 
 # These implementations run without fusion on purpose, so findings and missed fusions leave them out.
 BASELINES = frozenset(UNFUSED.values())
@@ -77,6 +81,13 @@ class CaseResults:
     results: tuple[Result, ...]
 
     @property
+    def label(self) -> str:
+        """The case's name without its block: "llama-8b bf16 train"."""
+        it = self.case
+        precision = "" if it.precision == "ieee" else f" {it.precision}"
+        return printable(f"{it.name} {DTYPES[it.dtype].short}{precision} {it.direction}", 120)
+
+    @property
     def timed(self) -> bool:
         return any(result.time_us is not None for result in self.results)
 
@@ -97,6 +108,14 @@ class CaseResults:
             if (best := self.best(result)) is not None and best is not result:
                 found[result.name] = paired_rounds.compare_rounds(result.rounds, best.rounds)
         return found
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """The findings in the graphs, with times if the ceilings of the device or target are known."""
+        results = [result for result in self.results if result.name not in BASELINES]
+        graphs = {result.name: result.graph for result in results if result.graph is not None}
+        ceilings = next((result.ceilings for result in results if result.ceilings is not None), None)
+        return findings(graphs, ceilings) if graphs else []
 
     @property
     def ranked(self) -> list[Result]:

@@ -1,61 +1,54 @@
-"""The findings of the front page: the largest costs of a run, each in a few sentences with its times."""
+"""The strongest findings of a run: its largest costs, each in a few sentences with its times.
+
+    strongest(run_results.read(folder, {}))
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-from ....base.text import number, printable
-from ....graph import formats
-from ....graph.analyse.causes import cause
-from ....graph.findings.collect import findings
-from ....graph.findings.finding import Finding
-from ....graph.findings.ranking import rank
-from ....graph.findings.view import DISPLAY_NAMES
-from ....graph.model import Buffer, FusionGraph
-from ....plan import paired_rounds
-from .overview import href, label
-from .run_data import BASELINES, CaseResults, Result, Run
+from ..base.text import number, printable
+from ..graph import formats
+from ..graph.analyse.causes import cause
+from ..graph.findings.finding import Finding
+from ..graph.findings.ranking import rank
+from ..graph.findings.view import DISPLAY_NAMES
+from ..graph.model import Buffer, FusionGraph
+from ..plan import paired_rounds
+from .run_results import CaseResults, Result, Run
 
 MOST = 5
 
 
 @dataclass(frozen=True)
-class FrontFinding:
-    """A finding of the front page.
+class StrongFinding:
+    """A finding of a run.
 
     at_stake_us: the time that the finding is about; in a timed run at most the difference to a better implementation.
-    headline: the finding in words. kind: the kind of compare.graph.findings.finding.
+        None if the graphs' device, and so its bandwidth, is not known.
+    headline: the finding in words. kind: the kind of compare.graph.findings.finding. bytes: the traffic behind it.
+    case: the block and the case in words. case_id: its id.
     """
 
-    at_stake_us: float
+    at_stake_us: float | None
+    bytes: int
     headline: str
     case: str
-    href: str
+    case_id: str
     kind: str
     block: str
     implementation: str
 
 
-def findings_of(case: CaseResults) -> list[Finding]:
-    """Return the findings in a case's graphs, with times if the ceilings of the device or target are known."""
-    results = [result for result in case.results if result.name not in BASELINES]
-    graphs = {result.name: result.graph for result in results if result.graph is not None}
-    if not graphs:
-        return []
-    ceilings = next((result.ceilings for result in results if result.ceilings is not None), None)
-    return findings(graphs, ceilings)
-
-
-def choose(run: Run, found: Mapping[int, Sequence[Finding]], most: int = MOST) -> list[FrontFinding]:
-    """Choose the largest findings. found: the findings of each case, by its number.
+def strongest(run: Run, most: int = MOST) -> list[StrongFinding]:
+    """Return the strongest findings of a run, timed or not, strongest first.
 
     At most one for each block and two of one kind are chosen while others are left.
     """
-    every = (each for case in run.cases for each in of_case(case, found[case.number]))
-    candidates = _ranked(every)
-    chosen: list[FrontFinding] = []
+    candidates = _ranked(each for case in run.cases for each in of_case(case))
+    chosen: list[StrongFinding] = []
     for per_block, per_kind in ((1, 2), (2, 3), (most, most)):
         for each in candidates:
             blocks, kinds = [one.block for one in chosen], [one.kind for one in chosen]
@@ -65,19 +58,23 @@ def choose(run: Run, found: Mapping[int, Sequence[Finding]], most: int = MOST) -
     return _ranked(chosen)
 
 
-def _ranked(found: Iterable[FrontFinding]) -> list[FrontFinding]:
-    return rank(found, lambda each: each.implementation, lambda each: each.at_stake_us)
+def _ranked(found: Iterable[StrongFinding]) -> list[StrongFinding]:
+    by_bytes = sorted(found, key=lambda each: -each.bytes)
+    return rank(by_bytes, lambda each: each.implementation, lambda each: each.at_stake_us or 0.0)
 
 
-def of_case(case: CaseResults, found: Iterable[Finding]) -> Iterator[FrontFinding]:
-    """Yield the findings of a case that are worth a known time."""
+def of_case(case: CaseResults) -> Iterator[StrongFinding]:
+    """Yield the findings of a case that are worth a known time; all of them where no device is known."""
     results = {result.name: result for result in case.results}
-    for finding in found:
+    unpriced = all(result.ceilings is None for result in case.results)
+    for finding in case.findings:
         subject = _FindingInRun(finding, results[finding.graphs[0]], [results[name] for name in finding.graphs[1:]])
-        if (at_stake := subject.at_stake_us) is not None and (subject.call_us is not None or not case.timed):
-            yield FrontFinding(
-                at_stake, printable(subject.headline, 600), f"{printable(case.case.block, 60)} {label(case)}",
-                href(case), finding.kind, case.case.block, subject.worse.name,
+        at_stake = subject.at_stake_us
+        if unpriced or (at_stake is not None and (subject.call_us is not None or not case.timed)):
+            yield StrongFinding(
+                at_stake, finding.bytes, printable(subject.headline, 600),
+                f"{printable(case.case.block, 60)} {case.label}", case.case.id, finding.kind, case.case.block,
+                subject.worse.name,
             )
 
 
@@ -141,17 +138,19 @@ class _FindingInRun:
             case "kept on chip" if self.call_us is not None and self.kernels_us is not None:
                 text = f"{self.finding.text} These kernels take {span(self.kernels_us)}."
             case _:
-                text = f"{self.finding.text} {self._priced()}"
+                text = f"{self.finding.text} {self._priced()}".rstrip()
         if self.call_us is None:
             return text
         faster = f", {_spelt(self.fastest)} {span(self.fastest.time_us or 0.0)}" if self.fastest else ""
         return f"{text} {self.name} takes {span(self.call_us)}{faster}."
 
     def _priced(self) -> str:
-        """ "At memory bandwidth, that takes 8.39 µs." """
+        """ "At memory bandwidth, that takes 8.39 µs."; "" where the bandwidth is not known. """
+        if self.finding.us is None:
+            return ""
         flops = self.finding.kind == "more FLOPs"
         start = "At the rate of matrix products, the extra FLOPs take" if flops else "At memory bandwidth, that takes"
-        return f"{start} {span(self.finding.us or 0.0)}."
+        return f"{start} {span(self.finding.us)}."
 
     def _kept_more(self) -> str:
         """ "XLA keeps 11.8 GB for the backward pass; Triton keeps 1.05 MB. The largest array is 4.29 GB of scores

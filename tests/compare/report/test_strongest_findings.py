@@ -1,4 +1,4 @@
-"""The findings of the front page: their sentences, their times, and the choice among them."""
+"""The strongest findings of a run: their sentences, their times, and the choice among them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import pytest
 
 from compare.base.paths import PROJECT
 from compare.graph import store
-from compare.graph.findings.finding import Finding
 from compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
 from compare.record import run_folder
 from compare.record.record import Record
-from compare.report.page.content import front_findings, run_data
+from compare.report import run_results, strongest_findings
 from compare.spec.case import Case
 
 SIZE = 2 * 4096 * 2048
@@ -53,7 +52,7 @@ def member(name: str, us: float) -> Record:
 
 def chosen(
     folder: Path, times: dict[str, float | None], graphs: dict[str, FusionGraph]
-) -> list[front_findings.FrontFinding]:
+) -> list[strongest_findings.StrongFinding]:
     run_folder.create(folder, {"segments": [{"id": "s1", "environment": {}, "ceilings": CEILINGS}]})
     for name, us in times.items():
         store.save(graphs[name], folder / f"{name}.json")
@@ -61,8 +60,7 @@ def chosen(
         if us is None:
             each = replace(each, status="compiled", measurement=None, target="h200")
         run_folder.append(folder, each)
-    run = run_data.read(folder, {})
-    return front_findings.choose(run, {case.number: front_findings.findings_of(case) for case in run.cases})
+    return strongest_findings.strongest(run_results.read(folder, {}))
 
 
 def test_an_array_that_another_implementation_keeps_on_chip(tmp_path: Path) -> None:
@@ -71,7 +69,7 @@ def test_an_array_that_another_implementation_keeps_on_chip(tmp_path: Path) -> N
     for part in ("16.8 MB", "scores (model.py:6)", "Triton keeps it on chip", *times):
         assert part in first.headline
     assert first.at_stake_us == pytest.approx(75.0 - 21.0)  # less than the 70 µs of its kernels
-    assert first.href == "#/case/softmax/tiny/bf16/fwd"
+    assert first.case_id == "softmax/tiny/bf16/fwd"
 
 
 def test_a_comparison_needs_different_times(tmp_path: Path) -> None:
@@ -91,25 +89,21 @@ def test_baselines_are_left_out(tmp_path: Path) -> None:
     assert not any("ager" in one.headline for one in found)
 
 
-Findings = dict[int, list[Finding]]
-
-
 @pytest.fixture(scope="module")
-def blocks() -> tuple[run_data.Run, Findings]:
-    """Return the committed run of all blocks with the findings of its cases."""
-    run = run_data.read(PROJECT / "reports" / "h200-blocks", {})
-    return run, {case.number: front_findings.findings_of(case) for case in run.cases}
+def blocks() -> run_results.Run:
+    """Return the committed run of all blocks."""
+    return run_results.read(PROJECT / "reports" / "h200-blocks", {})
 
 
-def test_a_committed_run(blocks: tuple[run_data.Run, Findings]) -> None:
-    run, findings = blocks
-    times = {(c.number, m.name): m.time_us for c in run.cases for m in c.results}
-    found = front_findings.choose(run, findings)
-    assert len(found) == front_findings.MOST
-    assert [one.at_stake_us for one in found] == sorted((one.at_stake_us for one in found), reverse=True)
+def test_a_committed_run(blocks: run_results.Run) -> None:
+    times = {(c.number, m.name): m.time_us for c in blocks.cases for m in c.results}
+    found = strongest_findings.strongest(blocks)
+    assert len(found) == strongest_findings.MOST
+    at_stake = [one.at_stake_us or 0.0 for one in found]
+    assert at_stake == sorted(at_stake, reverse=True)
     assert len({one.block for one in found}) == len(found)
     longest = max(time for time in times.values() if time is not None)
-    assert all(0 < one.at_stake_us < longest for one in found)
+    assert all(0 < us < longest for us in at_stake)
     assert all(re.search(r"B|FLOP", one.headline) and re.search(r"[µm]s", one.headline) for one in found)
 
 
@@ -129,11 +123,10 @@ def test_more_flops_than_necessary(tmp_path: Path) -> None:
     assert one.headline.endswith("the extra FLOPs take 87.5 µs.")
 
 
-def test_more_flops_in_a_committed_run(blocks: tuple[run_data.Run, Findings]) -> None:
-    run, findings = blocks
+def test_more_flops_in_a_committed_run(blocks: run_results.Run) -> None:
     found: dict[str, dict[str, str]] = {}
-    for case in run.cases:
-        for one in front_findings.of_case(case, findings[case.number]):
+    for case in blocks.cases:
+        for one in strongest_findings.of_case(case):
             if one.kind == "more FLOPs":
                 found.setdefault(case.case.id, {})[one.implementation] = one.headline
     # Recomputed scores of flash attention, of chunked losses and of checkpoints are no findings.

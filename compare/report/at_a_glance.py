@@ -1,0 +1,85 @@
+"""A run of few implementations at a glance: for inference and for training, a row a block.
+
+A cell has an implementation's kernels, its declared bytes over the compulsory bytes, and its device time in µs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ..base.text import number, printable
+from .columns import Row, marks, marks_explained
+from .matrix import counts, is_fastest, outcome
+
+MOST_IMPLEMENTATIONS = 4
+OTHER_KERNELS = "-"
+
+
+def fits(rows: Sequence[Row]) -> bool:
+    """Return whether the rows have at most MOST_IMPLEMENTATIONS, and one case of each block and direction."""
+    cells = Counter((row["block"], row["direction"], row["implementation"]) for row in rows)
+    return len({row["implementation"] for row in rows}) <= MOST_IMPLEMENTATIONS and max(cells.values(), default=0) == 1
+
+
+def render(rows: Sequence[Row], device: str) -> str:
+    """Return both tables and their legend. device: the GPU of the times."""
+    timed = any(row["device_time_us"] is not None for row in rows)
+    parts = [
+        _table(title, [row for row in rows if (row["direction"] == "fwd") == inference], timed)
+        for title, inference in (("inference", True), ("training", False))
+    ]
+    time = "device time in µs" if timed else f"device time in µs, recorded on an {device}"
+    legend = [f"Each cell: kernels, declared bytes / compulsory bytes, {time}."]
+    if timed:
+        legend += ["*: smallest median of its row. A lead within the spread may be noise.", *marks_explained(rows)]
+    else:
+        legend.append(_recorded(rows))
+    return "\n\n".join([*(part for part in parts if part), "\n".join(legend)])
+
+
+def _table(title: str, rows: Sequence[Row], timed: bool) -> str:
+    from tabulate import tabulate
+
+    names = list(dict.fromkeys(str(row["implementation"]) for row in rows))
+    lines: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        label = row["block"] if row["direction"] != "joint" else f"{row['block']}, joint"
+        lines.setdefault(printable(label, 40), {})[str(row["implementation"])] = row
+    if not lines:
+        return ""
+    body = [
+        [label, *(_cell(members[name], members, timed) if name in members else "" for name in names)]
+        for label, members in lines.items()
+    ]
+    return tabulate(
+        body, headers=[title, *(printable(name, 40) for name in names)], tablefmt="simple", disable_numparse=True,
+        colalign=["left", *("right" for _ in names)],
+    )
+
+
+def _cell(row: Row, members: dict[str, Row], timed: bool) -> str:
+    if not counts(row):
+        return outcome(row)
+    declared, compulsory = row["bytes_declared"], row["bytes_compulsory"]
+    factor = f"{declared / compulsory:.1f}x" if declared is not None and compulsory else "?"
+    return f"{row['kernels']:>2} {factor:>6} {_time(row, members, timed):>8}"
+
+
+def _time(row: Row, members: dict[str, Row], timed: bool) -> str:
+    if not timed:
+        recorded = row["recorded_time_us"]
+        return OTHER_KERNELS if recorded is None else number(recorded)
+    if row["device_time_us"] is None:
+        return ""
+    return f"{number(row['device_time_us'])}{'*' if is_fastest(row, members.values()) else ''}{marks(row)}"
+
+
+def _recorded(rows: Sequence[Row]) -> str:
+    """Return the count of recorded times, and of the reasons where there is none."""
+    compiled = [row for row in rows if row["status"] == "compiled"]
+    reasons = Counter(row["recorded_time_reason"] for row in compiled if row["recorded_time_us"] is None)
+    found = len(compiled) - reasons.total()
+    others = "; ".join(f"{count} {reason}" for reason, count in reasons.items())
+    explained = f" {OTHER_KERNELS}: no time ({others})." if others else ""
+    return f"{found} of {len(compiled)} compiled records have the kernels of a recorded time.{explained}"

@@ -1,0 +1,57 @@
+"""A fingerprint tells kernels apart by their work and configuration, not by their names."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from compare.graph.analyse.fingerprint import fingerprint
+from compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
+
+OPS = (SourceOp("mul", "scale", "a.py:1"), SourceOp("add", "shift", "a.py:2"))
+KERNEL = Kernel(
+    "fusion.3", "elementwise", source_ops=OPS, inputs=(Access("x", 8),), outputs=(Access("y", 8),),
+    provenance="replayed", facts={"grid": [4, 1, 1], "registers": 32, "fusion_kind": "kLoop"},
+)
+SECOND = replace(KERNEL, name="copy", kind="copy", source_ops=(), inputs=(Access("y", 8),), outputs=(Access("z", 8),))
+
+
+def graph(*kernels: Kernel) -> FusionGraph:
+    buffers = tuple(Buffer(name, (4,), "bf16", 8, "intermediate") for name in "xyz")
+    return FusionGraph("xla", "xla", kernels=kernels, buffers=buffers)
+
+
+def test_names_lines_and_what_the_assembler_chose_do_not_count() -> None:
+    other = replace(
+        KERNEL, name="loop_fusion", source_ops=tuple(replace(op, line="b.py:9", site="s") for op in reversed(OPS)),
+        facts={**KERNEL.facts, "registers": 40}, provenance="device", device_time_us=3.0,
+    )
+    assert fingerprint(graph(other, SECOND)) == fingerprint(graph(KERNEL, SECOND))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kind": "reduction"}, {"phase": "backward"}, {"launches": 2}, {"inputs": (Access("x", 6),)},
+        {"outputs": (Access("y", None),)}, {"source_ops": OPS[:1]}, {"facts": {**KERNEL.facts, "grid": [8, 1, 1]}},
+        {"source_ops": (replace(OPS[0], stage="other"), OPS[1])},
+    ],
+)
+def test_work_and_configuration_count(change: dict[str, Any]) -> None:
+    assert fingerprint(graph(replace(KERNEL, **change), SECOND)) != fingerprint(graph(KERNEL, SECOND))
+
+
+def test_the_order_of_kernels_counts() -> None:
+    assert fingerprint(graph(SECOND, KERNEL)) != fingerprint(graph(KERNEL, SECOND))
+
+
+def test_a_configuration_that_a_gpu_would_choose_gives_no_fingerprint() -> None:
+    guess = replace(KERNEL, provenance="not autotuned")
+    assert fingerprint(graph(guess, SECOND)) is None
+    assert fingerprint(FusionGraph("xla", "xla", kernels=None)) is None
+    known = {"config": "XBLOCK: 64", "grid": None}
+    same = [fingerprint(graph(replace(KERNEL, provenance=p, facts=known))) for p in ("not autotuned", "device")]
+    assert same[0] is not None and same[0] == same[1]
+    assert fingerprint(graph(replace(KERNEL, facts={"config": "XBLOCK: 32"}))) != same[0]

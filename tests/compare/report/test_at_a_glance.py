@@ -1,0 +1,63 @@
+"""A run at a glance: a row a block, for inference and for training, with measured or recorded times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from compare.record.record import Record
+from compare.report import at_a_glance, rows
+from compare.report.columns import Row
+from compare.spec.blocks import BLOCKS
+
+
+def made(block: str, direction: str, implementation: str, **fields: Any) -> Record:
+    case = next(case for case in BLOCKS[block].cases("tour") if case.direction == direction)
+    compulsory = BLOCKS[block].bytes_compulsory(case)
+    kernels = {
+        phase: {"launches": 3, "bytes_declared": 2 * compulsory[phase], "provenance": {}} for phase in case.phases
+    }
+    fields = {"status": "compiled", "target": "h200", "bytes_compulsory": compulsory, "kernels": kernels} | fields
+    return Record(case, implementation, implementation, **fields)
+
+
+def shown(*records: Record) -> tuple[str, list[Row]]:
+    found = rows.with_comparisons(records, {})
+    return at_a_glance.render(found, "H200"), found
+
+
+def line(text: str, start: str, which: int = 0) -> list[str]:
+    return [each for each in text.splitlines() if each.startswith(start)][which].split()
+
+
+def test_a_compiled_block_shows_recorded_times_of_the_same_kernels() -> None:
+    text, found = shown(
+        made("gelu", "fwd", "xla", recorded={"device_time_us": 87.0}),
+        made("gelu", "fwd", "triton", recorded={"unavailable": "other kernels"}),
+        made("gelu", "train", "triton", recorded={"device_time_us": 131.0}),
+        made("rope", "fwd", "xla", status="failed", recorded=None),
+    )
+    assert at_a_glance.fits(found)
+    assert line(text, "gelu") == ["gelu", "3", "2.0x", "87.0", "3", "2.0x", at_a_glance.OTHER_KERNELS]
+    assert line(text, "gelu", 1) == ["gelu", "6", "2.0x", "131"]
+    assert line(text, "rope") == ["rope", "failed"]
+    assert "recorded on an H200" in text and "2 of 3" in text and "1 other kernels" in text
+
+
+def test_a_timed_block_shows_its_own_times() -> None:
+    def timed(implementation: str, seconds: float) -> Record:
+        rounds = [[seconds] * 5]
+        times = {"forward": {"device_time": rounds, "busy_time": rounds, "launches": 1, "records": []}}
+        return made(
+            "gelu", "fwd", implementation, status="ok", target=None, segment="s1",
+            measurement={"timer": "cupti", "parts": times},
+        )
+
+    text, _ = shown(timed("xla", 9e-5), timed("triton", 5e-5))
+    assert line(text, "gelu")[1:] == ["1", "2.0x", "90.0", "1", "2.0x", "50.0*"]
+    assert "recorded" not in text
+
+
+def test_several_cases_of_a_block_or_many_implementations_do_not_fit() -> None:
+    names = ("xla", "inductor", "triton", "cuda", "library")
+    assert not at_a_glance.fits(rows.with_comparisons([made("gelu", "fwd", name) for name in names], {}))
+    assert not at_a_glance.fits(rows.with_comparisons([made("gelu", "fwd", "xla"), made("gelu", "fwd", "xla")], {}))

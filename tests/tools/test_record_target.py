@@ -1,0 +1,79 @@
+"""A target pack is recorded from a run, and a compile without the GPU shows the times of the same kernels."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+
+from compare import targets
+from compare.graph import store
+from compare.graph.analyse.fingerprint import fingerprint
+from compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
+from compare.record import run_folder
+from compare.record.record import Record
+from compare.run import for_target
+from compare.spec.blocks import BLOCKS
+from compare.targets import recorded_times
+from tools import record_target
+
+CASE = BLOCKS["gelu"].cases("tour")[0]
+KERNEL = Kernel(
+    "gelu", "elementwise", source_ops=(SourceOp("mul"),), inputs=(Access("x", 8),), outputs=(Access("y", 8),)
+)
+BUFFERS = (Buffer("x", (4,), "bf16", 8, "input"), Buffer("y", (4,), "bf16", 8, "output"))
+GRAPH = FusionGraph("triton", "triton", kernels=(KERNEL,), buffers=BUFFERS)
+
+
+def made_run(folder: Path) -> Path:
+    workers = {"xla": {"jax": "0.11.2"}, "torch": {"torch": "2.11.0", "triton": "3.6.0", "device": "NVIDIA X1"}}
+    segment = {"id": "s1", "environment": {"workers": workers}, "ceilings": None}
+    run_folder.create(folder, {"created": "2030-01-02T03:04:05+00:00", "segments": [segment]})
+    times = {"forward": {"device_time": [[5e-5, 6e-5, 7e-5]], "busy_time": None, "launches": 1}}
+    record = Record(CASE, "triton", "triton", "ok", segment="s1", graph="graphs/gelu.json.gz")
+    record.measurement = {"timer": "cupti", "parts": times}  # type: ignore[typeddict-item]
+    (folder / "graphs").mkdir()
+    store.save(GRAPH, folder / record.graph)  # type: ignore[operator]
+    run_folder.append(folder, record)
+    run_folder.append(folder, replace(record, implementation="xla", status="wrong"))
+    (folder / "target" / "xla").mkdir(parents=True)
+    (folder / "target" / "ceilings.json").write_text("{}")
+    (folder / "target" / "xla" / "autotune-0.11.2.textproto").write_text("entries {\n}\n")
+    (folder / "target" / "xla" / "autotune-0.11.2.4711.textproto").write_text("of a process that was killed")
+    return folder
+
+
+def test_a_pack_holds_the_runs_choices_and_times(tmp_path: Path) -> None:
+    pack = tmp_path / "pack"
+    record_target.record(made_run(tmp_path / "run"), pack)
+    assert recorded_times.read(pack) == {
+        f"{CASE.id}/triton": recorded_times.RecordedTime(60.0, 1, fingerprint(GRAPH) or "")
+    }
+    results = targets.autotune_results(pack / "xla", "0.11.2")
+    assert results is not None and results.read_text() == "entries {\n}\n"
+    assert results.name == "autotune-0.11.2.textproto"  # XLA reads text only from such names
+    assert [path.name for path in (pack / "xla").iterdir()] == ["autotune-0.11.2.textproto.gz"]
+    provenance = json.loads((pack / "provenance.json").read_text())
+    assert provenance["recorded times"]["device"] == "NVIDIA X1" and provenance["recorded times"]["run"] == "run"
+
+
+def test_only_the_same_kernels_have_a_recorded_time(tmp_path: Path) -> None:
+    record_target.record(made_run(tmp_path / "run"), tmp_path)
+    known = recorded_times.read(tmp_path)[f"{CASE.id}/triton"]
+    assert for_target._recorded(known, GRAPH) == {"device_time_us": 60.0}
+    other = replace(GRAPH, kernels=(replace(KERNEL, launches=2),))
+    assert "device_time_us" not in for_target._recorded(known, other)
+    assert "device_time_us" not in for_target._recorded(None, GRAPH)
+
+
+def test_a_pack_without_times_has_none(tmp_path: Path) -> None:
+    assert recorded_times.read(tmp_path) == {}
+
+
+def test_the_h200_has_times_of_the_tour() -> None:
+    times = recorded_times.read(targets.FOLDER / "h200")
+    rows = [f"{case.id}/{name}" for case in BLOCKS["gelu"].cases("tour") for name in ("xla", "inductor", "triton")]
+    assert set(rows) <= times.keys()
+    packed = (targets.FOLDER / "h200" / "xla" / "autotune-0.11.2.textproto.gz").read_bytes()
+    assert gzip.decompress(packed).count(b"entries {") > 1000

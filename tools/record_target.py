@@ -1,0 +1,109 @@
+"""Record a target pack from a run on its GPU: `python -m tools.record_target reports/h100 h100`.
+
+It copies what the run's `target/` holds (ceilings, device properties, XLA's autotune results), XLA's device description
+from an archive of the run's artifacts, and the device times of the run's records. A run without `target/` or artifacts
+renews the times alone. `provenance.json` names the run of each part.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from compare import targets
+from compare.base import atomic_write
+from compare.base.usage import UsageError
+from compare.graph.analyse.fingerprint import fingerprint
+from compare.plan.paired_rounds import device_time_us
+from compare.record import run_folder
+from compare.record.run_folder import RunFolderError
+from compare.sources import graph_sources
+from compare.targets import recorded_times
+from compare.targets.recorded_times import RecordedTime
+
+
+def record(run: Path, pack: Path) -> dict[str, int]:
+    """Write the run's parts into the pack; return the number of entries by part."""
+    (pack / "xla").mkdir(parents=True, exist_ok=True)
+    done: dict[str, int] = {}
+    for name in ("ceilings.json", "cuda_device_properties.json"):
+        if (run / "target" / name).is_file():
+            atomic_write.write(pack / name, (run / "target" / name).read_bytes())
+            done[name] = 1
+    for results in targets.all_autotune_results(run / "target" / "xla"):
+        text = results.read_bytes()
+        atomic_write.write(pack / "xla" / f"{results.name}.gz", gzip.compress(text, mtime=0))
+        done[f"xla/{results.name}"] = text.count(b"\nresults {") + text.count(b"\nentries {")
+    done |= _device_description(run, pack / "xla")
+    times = _times(run)
+    recorded_times.write(pack, times)
+    done["recorded times"] = len(times)
+    _note_provenance(run, pack, done)
+    return done
+
+
+def _device_description(run: Path, folder: Path) -> dict[str, int]:
+    """Write XLA's description of the GPU from the first archive that has one, for the run's series of jax."""
+    for source in graph_sources.contents(run).graphs:
+        if source.record is None or source.record.compiler != "xla" or source.record.status != "ok":
+            continue
+        try:
+            modules = source.compiled()
+        except UsageError:  # the archive was left out
+            continue
+        for _, artifacts in modules:
+            found = artifacts.find("target_config")
+            if found is not None:
+                series = ".".join(source.graph().versions["jax"].split(".")[:2])
+                with found.open_binary() as stream:
+                    atomic_write.write(folder / f"gpu_target_config-{series}.pbtxt", stream.read())
+                return {f"xla/gpu_target_config-{series}.pbtxt": 1}
+    return {}
+
+
+def _times(run: Path) -> dict[str, RecordedTime]:
+    """Return the time of each record that is `ok`, was timed, and whose graph has a fingerprint."""
+    found = {}
+    for source in graph_sources.contents(run).graphs:
+        record = source.record
+        if record is None or record.status != "ok" or record.graph is None:
+            continue
+        graph, time = source.graph(), device_time_us(record)
+        known = fingerprint(graph)
+        if time is not None and known is not None:
+            found[record.id] = RecordedTime(round(time, 3), len(graph.kernels or ()), known)
+    return found
+
+
+def _note_provenance(run: Path, pack: Path, parts: dict[str, int]) -> None:
+    path = pack / "provenance.json"
+    known = json.loads(path.read_text()) if path.is_file() else {}
+    about = run_folder.read_run(run)
+    workers: dict[str, Any] = about["segments"][0]["environment"]["workers"]
+    source = {
+        "run": run.name, "created": about["created"], "device": workers["torch"]["device"],
+        "jax": workers["xla"]["jax"], "torch": workers["torch"]["torch"], "triton": workers["torch"]["triton"],
+    }
+    known |= {part: {"entries": entries, **source} for part, entries in parts.items()}
+    atomic_write.write(path, f"{json.dumps(known, indent=1, sort_keys=True)}\n".encode())
+
+
+def main(arguments: list[str]) -> int:
+    if len(arguments) != 2:
+        print("usage: python -m tools.record_target RUN NAME", file=sys.stderr)
+        return 2
+    try:
+        parts = record(Path(arguments[0]), targets.FOLDER / arguments[1])
+    except (RunFolderError, UsageError) as problem:
+        print(problem, file=sys.stderr)
+        return 2
+    for part, entries in parts.items():
+        print(f"{entries:>6} {part}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
