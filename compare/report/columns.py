@@ -368,7 +368,7 @@ COLUMNS = (
         lambda v: v.peak_memory_planned_bytes,
     ),
     Column(
-        "trace", "", "file of the timeline, relative to the run's folder", "",
+        "trace", "", "file of the timeline, loose or in timelines.zip", "",
         lambda v: (v.record.trace or {}).get("file"),
     ),
     Column(
