@@ -19,6 +19,7 @@ from ...graph import formats
 from ...record.run_folder import RunFolderError
 from .. import run_results
 from ..columns import mega, percent
+from ..overall import overall
 from ..palette import colours
 from ..run_results import CaseResults, Run
 from ..strongest_findings import span, strongest
@@ -53,20 +54,24 @@ def write(folder: Path, out: Path, wanted: Mapping[str, Iterable[str]], *, files
 def document(run: Run, packages: libraries.Libraries, files: Path | None) -> str:
     """Return the report as HTML. files: the folder for texts that are too large for it."""
     palette = colours(result.name for result in run.results)
-    title = printable(f"{run.folder.resolve().name}: fusion report", 200)
+    title = printable(f"{run.path.resolve().name}: fusion report", 200)
     elements = [
         embed.element("settings", {
-            "colours": palette, "cases": [c.case.id for c in run.cases],
-            "links": [overview.href(each.case.id) for each in run.cases],
+            "colours": palette, "cases": [c.id for c in run.cases],
+            "links": [overview.href(each.id) for each in run.cases],
+            "first": 0 if run.run is None and len(run.cases) == 1 else None,
         }),
-        embed.element("rows", records.data(run)),
-        embed.text("lib-vega", packages.vega), embed.text("lib-tables", packages.tables),
-        embed.text("lib-tables-style", packages.tables_style),
+        embed.text("lib-vega", packages.vega),
     ]
+    if run.run is not None:
+        elements += [
+            embed.element("rows", records.data(run)), embed.text("lib-tables", packages.tables),
+            embed.text("lib-tables-style", packages.tables_style),
+        ]
     elements += embed.elements("case", [_case(each, palette) for each in run.cases])
     elements += views.elements(run, files)
     return render(
-        "page.html", title=title, front=_front(run, title), elements=elements, kinds=charts.KINDS,
+        "page.html", title=title, front=_front(run, title), recorded=run.run is not None, elements=elements, kinds=charts.KINDS,
         styles=_static([*_STYLES, *views.styles()]), scripts=_static([*_SCRIPTS, *views.scripts()]),
         version=host.xlafuse_version(), cases_per_element=embed.CASES_PER_ELEMENT,
     )
@@ -80,7 +85,8 @@ def _case(shown: CaseResults, palette: Mapping[str, str]) -> dict[str, Any]:
 
 def _front(run: Run, title: str) -> Markup:
     values = {
-        "title": title, "matrix": overview.matrix(run), "timed": run.timed, "findings": strongest(run),
+        "title": title, "graphs": [] if run.run is not None else overview.graphs(run),
+        "some_roofline": any(result.row["roofline_time_us"] is not None for result in run.results), "recorded": run.run is not None, "overall": overall(run), "matrix": overview.matrix(run), "timed": run.timed, "findings": strongest(run),
         "bounds": overview.BOUNDS, "warnings": [printable(w, 400) for w in run.warnings], **about.values(run),
         "total": len(run.results), "cases": len(run.cases),
     }
