@@ -75,14 +75,15 @@ def _of_times(run: Run) -> str:
     if not found:
         return "No implementation is ahead of all others overall."
     winner = found[0].winner
-    start = f"{_spelt(winner)} is the fastest"
+    start = f"{_spelt(winner)} is the fastest overall"
     if found[0].ratio < 1 + TIE:
-        start = f"{_spelt(winner)} and {_spelt(found[0].other)} tie within {TIE:.0%}; {_spelt(winner)} is ahead"
+        start = f"{_spelt(winner)} and {_spelt(found[0].other)} tie overall, within {TIE:.0%}"
     timed = [case for case in run.cases if case.timed]
     wins = sum(any(case.best(r) is r for r in case.results if r.name == winner) for case in timed)
     return (
-        f"By geometric means of device times, {start}: {_listed(found, '{ratio} times as fast as {other}', 'ran')}. "
-        f"In {wins} of {formats.count(len(timed), 'case')} no other implementation is faster."
+        f"{start}. By geometric means of device times it is "
+        f"{_listed(found, '{ratio} times as fast as {other}', 'ran')}. "
+        f"{_spelt(winner)} is the fastest of all in {wins} of {formats.count(len(timed), 'case')}."
     )
 
 
@@ -104,7 +105,7 @@ def _of_bytes(run: Run) -> str:
         for name in shown
     ]
     return (
-        f"By geometric means of declared bytes, {_spelt(shown[0])} moves the fewest: "
+        f"{_spelt(shown[0])} moves the fewest bytes. By geometric means of declared bytes, "
         f"{_listed(found, '{other} moves {ratio} times as many', 'compiled')}. "
         f"The {formats.count(len(cases), 'case')} that all of them compiled have {series(kernels)}. {nothing}"
     )

@@ -71,22 +71,25 @@ def document(run: Run, packages: libraries.Libraries, files: Path | None) -> str
     elements += embed.elements("case", [_case(each, palette) for each in run.cases])
     elements += views.elements(run, files)
     return render(
-        "page.html", title=title, front=_front(run, title), recorded=run.run is not None, elements=elements, kinds=charts.KINDS,
-        styles=_static([*_STYLES, *views.styles()]), scripts=_static([*_SCRIPTS, *views.scripts()]),
+        "page.html", title=title, front=_front(run, title), recorded=run.run is not None,
+        elements=elements, kinds=charts.KINDS, styles=_static([*_STYLES, *views.styles()]),
+        scripts=_static([*_SCRIPTS, *views.scripts()]),
         version=host.xlafuse_version(), cases_per_element=embed.CASES_PER_ELEMENT,
     )
 
 
 def _case(shown: CaseResults, palette: Mapping[str, str]) -> dict[str, Any]:
     bars = kernels.bars(shown)
-    html = render("case.html", **case.values(shown))
+    html = render("case.html", **case.values(shown), drawn_kernels=bool(bars))
     return {"html": html, "charts": case.chart_specs(shown, palette, bars), "bars": bars}
 
 
 def _front(run: Run, title: str) -> Markup:
     values = {
-        "title": title, "graphs": [] if run.run is not None else overview.graphs(run),
-        "some_roofline": any(result.row["roofline_time_us"] is not None for result in run.results), "recorded": run.run is not None, "overall": overall(run), "matrix": overview.matrix(run), "timed": run.timed, "findings": strongest(run),
+        "title": title, "recorded": run.run is not None, "overall": overall(run), "findings": strongest(run),
+        "matrix": overview.matrix(run), "graphs": [] if run.run is not None else overview.graphs(run),
+        "timed": run.timed,
+        "some_roofline": any(result.row["roofline_time_us"] is not None for result in run.results),
         "bounds": overview.BOUNDS, "warnings": [printable(w, 400) for w in run.warnings], **about.values(run),
         "total": len(run.results), "cases": len(run.cases),
     }

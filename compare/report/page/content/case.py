@@ -29,14 +29,19 @@ def values(case: CaseResults) -> dict[str, Any]:
     block = None if case.case is None else BLOCKS.get(case.block)
     missed, unlisted, priced_by = _missed(case)
     results = [_result(case, result) for result in case.ranked]
+    priced = any(result.ceilings is not None for result in case.results)
     return {
         "selection": _selection(case), "block": printable(case.block, 100),
         "label": case.label, "summary": block.summary if block else "", "timed": case.timed,
         "sizes": ", ".join(f"{printable(str(k), 40)} {v}" for k, v in (case.case.sizes if case.case else {}).items()),
         "choices": choices.choices(case), "results": results,
         "marks": marks_explained([result.row for result in case.results]),
-        "some_unknown": any(line["unknown_roofline"] or line["unknown_recoverable"] for line in results)
-        or any(row["roofline_time_us"] is None for result in case.results for row in result.kernels),
+        "some_unknown": priced and (
+            any(line["unknown_roofline"] or line["unknown_recoverable"] for line in results)
+            or any(row["roofline_time_us"] is None for result in case.results for row in result.kernels)
+        ),
+        "priced": priced,
+        "timed_kernels": any(row["device_time_us"] is not None for r in case.results for row in r.kernels),
         "recorded": case.case is not None, "findings": _findings(case),
         "some_measured": any(r.row["dram_bytes"] or r.row["dram_bytes_call"] for r in case.results),
         "some_rates": any(r.row["intensity_flop_per_byte"] is not None for r in case.results),
@@ -63,6 +68,7 @@ def chart_specs(
     """Return the charts by their name in the template, without charts that have no data."""
     found: dict[str, charts.Spec] = {}
     timed = [result for result in case.ranked if result.time_us is not None]
+    timed = [result for result in timed if result.name not in BASELINES] or timed  # those would dwarf the others
     if timed:
         found["times"] = charts.times([_time(result) for result in timed], [r.name for r in timed])
     if ratios := [_ratio(result.row) for result in timed if result.row["verdict_vs_xla_low"] is not None]:

@@ -35,7 +35,7 @@ def _fastest(case: CaseResults) -> str:
         return ""
     ties = [name for name, judged in case.judged.items() if judged is not None and judged.word == "tie"]
     tied = f" ({', '.join(ties)}: a tie)" if ties else ""
-    return f"{_spelt(best)} is the fastest: {span(best.time_us or 0.0)}{tied}.{_called(case, best)}"
+    return f"{_called(case, best)} is the fastest: {span(best.time_us or 0.0)}{tied}."
 
 
 def _in_framework(case: CaseResults, framework: str, worker: str, default: str) -> str:
@@ -50,13 +50,13 @@ def _in_framework(case: CaseResults, framework: str, worker: str, default: str) 
     if best is own or (judged is not None and judged.word == "tie"):
         return f"In {framework}, nothing is faster than {_spelt(own)}, {span(own_us)}. {_made(own)}"
     return (
-        f"In {framework}, {_spelt(best)} takes {span(best_us)}; {_spelt(own)} takes {span(own_us)}, "
-        f"{number(own_us / best_us)} times as long.{_called(case, best)} {_made(own)}"
+        f"In {framework}, {_called(case, best)} takes {span(best_us)}; {_spelt(own)} takes {span(own_us)}, "
+        f"{number(own_us / best_us)} times as long. {_made(own)}"
     )
 
 
 def _made(result: Result) -> str:
-    """ "XLA makes 7 kernels, which move 302 MB; the largest array between them is bf16[64,4096], 2 MB (loss.py:19)." """
+    """ "XLA makes 7 kernels, which move 302 MB; the largest array between them is bf16[64,64], 8 kB (loss.py:19)." """
     row = result.row
     if result.graph is None or result.graph.kernels is None:
         return ""
@@ -85,9 +85,9 @@ def largest(result: Result) -> str:
 
 
 def _called(case: CaseResults, result: Result) -> str:
-    """ " It is torch.compile, default mode." """
+    """ "xla-cudnn (jax.nn.dot_product_attention(implementation="cudnn"))": its name, and what a user calls. """
     row = _implementation(case.block, result.name)
-    return "" if row is None else f" It is {row.summary}."
+    return _spelt(result) if row is None else f"{_spelt(result)} ({row.summary})"
 
 
 def _worker(case: CaseResults, result: Result) -> str:

@@ -12,15 +12,19 @@ from urllib.parse import quote
 
 from ....base.text import number, printable
 from ....graph import formats
+from ....graph.findings.ranking import NEVER_LEADING
 from ....plan import paired_rounds
 from ....plan.speedup import DEPENDS
 from ...columns import marks
 from ...matrix import counts, outcome
 from ...record_values import ratio
-from ...run_results import BASELINES, CaseResults, Result, Run
+from ...run_results import BASELINES, MAIN, CaseResults, Result, Run
 
 # Bounds of the colour levels, by ratio to the best; ratios beyond the last bound have one more level.
 BOUNDS = (1.02, 1.1, 1.3, 2.0, 4.0)
+
+
+LEADING = [name for name in MAIN if name not in NEVER_LEADING]
 
 
 @dataclass(frozen=True)
@@ -80,8 +84,8 @@ def matrix(run: Run) -> Matrix:
     found = [{result.name: _cell(case, result, run.timed) for result in case.results} for case in run.cases]
     counts = Counter(name for cells in found for name in cells)
     wins = Counter(name for cells in found for name, cell in cells.items() if cell.best)
-    # Columns with most wins come first, those without fusion last.
-    columns = sorted(counts, key=lambda name: (name in BASELINES, -wins[name], -counts[name]))
+    # The main compilers and hand-written Triton come first, implementations without fusion last.
+    columns = sorted(counts, key=lambda name: (name in BASELINES, name not in LEADING, -wins[name], -counts[name]))
     lines = [
         Line(printable(case.block, 60), case.label, href(case.id), tuple(cells.get(name) for name in columns))
         for case, cells in zip(run.cases, found, strict=True)

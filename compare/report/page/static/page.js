@@ -113,7 +113,7 @@ window.xlafuse = {};
     article.innerHTML = data.html; // templates/case.html escapes all values
     document.title = article.querySelector("h1").textContent;
     const tables = slot("kernels");
-    xlafuse.kernels.show(tables, drawing, { timed: "timed" in tables.dataset });
+    xlafuse.kernels.show(tables, drawing, { timed: "timed" in tables.dataset, priced: "priced" in tables.dataset });
     await Promise.all([xlafuse.charts(article, data.charts, xlafuse.kernels.values(data.bars, drawing), picked), openViews()]);
     article.removeAttribute("aria-busy");
     article.dataset.shown = hash;
