@@ -59,7 +59,7 @@ def document(run: Run, packages: libraries.Libraries, files: Path | None) -> str
         embed.element("settings", {
             "colours": palette, "cases": [c.id for c in run.cases],
             "links": [overview.href(each.id) for each in run.cases],
-            "first": 0 if run.run is None and len(run.cases) == 1 else None,
+            "home": overview.href(run.cases[0].id) if run.run is None and len(run.cases) == 1 else "#/",
         }),
         embed.text("lib-vega", packages.vega),
     ]

@@ -76,7 +76,7 @@ window.xlafuse = {};
 
   async function route() {
     settings = settings || (await xlafuse.load("settings"));
-    const hash = location.hash || (settings.first === null ? "#/" : settings.links[settings.first]);
+    const hash = location.hash || settings.home;
     if (!hash.startsWith("#/")) return; // an anchor within the page
     if (shown !== null) scrollPositions.set(shown, window.scrollY);
     const moved = shown !== null; // false when the file opens: Tab then starts at the top

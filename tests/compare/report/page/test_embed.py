@@ -28,10 +28,10 @@ AWKWARD: list[Any] = [
 def written(folder: Path, elements: list[Markup]) -> Path:
     """Write a page with these elements and no content."""
     front = Markup('<input id="matrix-filter">')
-    values = {"front": front, "kinds": charts.KINDS, "version": "", "title": "", "styles": []}
+    values = {"front": front, "kinds": charts.KINDS, "version": "", "title": "", "styles": [], "recorded": True}
     values["cases_per_element"] = embed.CASES_PER_ELEMENT
     scripts = [Markup((Path(page.__file__).parent / "static" / "page.js").read_text())]
-    elements = [embed.element("settings", {"colours": {}, "cases": [], "links": []}), *elements]
+    elements = [embed.element("settings", {"colours": {}, "cases": [], "links": [], "home": "#/"}), *elements]
     (folder / "page.html").write_text(page.render("page.html", elements=elements, scripts=scripts, **values))
     return folder / "page.html"
 
