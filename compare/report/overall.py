@@ -101,13 +101,13 @@ def _of_bytes(run: Run) -> str:
     shown = [found[0].winner, *(lead.other for lead in _rivals(found))]
     cases = [case for case, known in zip(run.cases, costs, strict=True) if all(name in known for name in shown)]
     kernels = [
-        f"{sum(r.row['kernels'] for case in cases for r in case.results if r.name == name)} kernels of {_spelt(name)}"
+        f"{_spelt(name)} {sum(r.row['kernels'] for case in cases for r in case.results if r.name == name)}"
         for name in shown
     ]
     return (
         f"{_spelt(shown[0])} moves the fewest bytes. By geometric means of declared bytes, "
         f"{_listed(found, '{other} moves {ratio} times as many', 'compiled')}. "
-        f"The {formats.count(len(cases), 'case')} that all of them compiled have {series(kernels)}. {nothing}"
+        f"Kernels in the {formats.count(len(cases), 'case')} that all of them compiled: {series(kernels)}. {nothing}"
     )
 
 

@@ -69,14 +69,15 @@ class Matrix:
 
 
 def graphs(run: Run) -> list[dict[str, Any]]:
-    """Return the rows of the table of graphs, which replaces the matrix for a path without records."""
-    return [
+    """Return the rows of the table of graphs, most bytes first; it replaces the matrix for a path without records."""
+    rows = [
         {
             "name": printable(case.block, 100), "href": href(case.id), "result": result,
             "times": ratio(result.row["bytes_declared"], result.row["bytes_compulsory"]),
         }
         for case in run.cases for result in case.results
     ]
+    return sorted(rows, key=lambda row: -(row["result"].row["bytes_declared"] or 0))
 
 
 def matrix(run: Run) -> Matrix:
