@@ -1,4 +1,4 @@
-"""The overall result: who is a candidate, what is compared, and what the sentence says."""
+"""The overall result: its candidates, the times and bytes that it compares, and its sentence."""
 
 from __future__ import annotations
 

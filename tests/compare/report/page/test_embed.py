@@ -18,6 +18,7 @@ from compare.report.page.content import charts
 
 # All kinds of values, and text that would end elements, lines or strings if unescaped.
 AWKWARD: list[Any] = [
+    {"=": [{"=": 1, "==a": 2}] * 2, "==": {"=": [{"=": []}]}},
     {"text": "</script><!-- \u00e9 \u2028 \U0001f600 \\ \" \n", "numbers": [1, -2.5, 1e300, None, True]},
     None,
     *({"rows": [{"a": i, "b": [i, "x"]}] * i, "__proto__": [], "pairs": [[1, {}], [2, {"k": [[]]}]]} for i in range(4)),
