@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent
 _STYLES = ("page.css",)
-# Of templates/case.html, in its order. Stored apart, similar text of several cases compresses better.
+# The sections of templates/case.html, in its order. Stored apart, similar text of several cases compresses better.
 _SECTIONS = (
     "", "c-time", "c-graphs", "c-findings", "c-sources", "c-summary", "c-kernels", "c-times", "c-bytes", "c-why",
     "c-roofline", "c-numerics",
