@@ -11,12 +11,13 @@ import click
 from xlafuse.hlo.gc_pause import collector_paused
 
 from ..base.usage import UsageError
+from ..graph import formats
 from ..graph.analyse.roofline import Ceilings
-from ..graph.formats import microseconds
 from ..record.run_folder import read_run
 from ..report import data, rows, table
 from ..report.columns import FINDING_COLUMNS, Row, row_of
-from .options import json_option, record_filters, run_argument
+from ..sources import graph_sources
+from .options import json_option, record_filters
 from .terminal import warn
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ VIEWS = ("findings", "matrix", "roofline", "traffic", "authorship")
 
 
 @click.command("report")
-@run_argument
+@click.argument("path", type=click.Path(path_type=Path), metavar="PATH")
 @json_option
 @click.option("--csv", "as_csv", is_flag=True, help="Print CSV for spreadsheets and notebooks, with --json's columns.")
 @click.option("--markdown", is_flag=True, help="Print Markdown, to paste into a pull request or a page.")
@@ -48,24 +49,28 @@ VIEWS = ("findings", "matrix", "roofline", "traffic", "authorship")
 )
 @record_filters()
 def command(
-    run: Path, as_json: bool, as_csv: bool, markdown: bool, kernels: bool, html: Path | None, no_files: bool,
+    path: Path, as_json: bool, as_csv: bool, markdown: bool, kernels: bool, html: Path | None, no_files: bool,
     picture: Path | None, filters: Filters, **views: bool,
 ) -> None:
     """Show a run's results as a table or as a page.
 
-    RUN is the folder that `xlafuse run` made. The report shows which results are right, how fast each implementation
+    PATH is the folder that `xlafuse run` made. The report shows which results are right, how fast each implementation
     is, and how near it comes to the GPU's roofline.
+
+    With --html, PATH may be anything that `xlafuse inspect` opens: HLO, a folder of dumps, Inductor's output, a
+    graph's JSON. The page then shows its fusion graphs, findings, bytes and sources.
 
     \b
       xlafuse report runs/mine --block softmax --markdown
       xlafuse report runs/mine --case llama-8b --direction fwd --picture times.svg
       xlafuse report runs/mine --csv > mine.csv
       xlafuse report runs/mine --html mine.html
+      xlafuse report /tmp/xla_dump --html dump.html
     """
     forms = [name for name, asked in (("json", as_json), ("csv", as_csv), ("markdown", markdown)) if asked]
     click.echo(
         report(
-            run, view=_only("views", [name for name in VIEWS if views[name]]) or "table",
+            path, view=_only("views", [name for name in VIEWS if views[name]]) or "table",
             form=_only("forms", forms) or "text", kernels=kernels, html=html, files=not no_files, picture=picture,
             filters=filters,
         )
@@ -80,10 +85,10 @@ def _only(what: str, chosen: list[str]) -> str:
 
 @collector_paused()
 def report(
-    run: Path, *, view: str, form: str, kernels: bool, html: Path | None, files: bool, picture: Path | None,
+    path: Path, *, view: str, form: str, kernels: bool, html: Path | None, files: bool, picture: Path | None,
     filters: Filters,
 ) -> str:
-    """Return the text to print.
+    """Return the text to print. path: a run's folder; with html, any path with graphs.
 
     view: "table" or one of VIEWS. form: "text", "markdown", "json" or "csv". html, picture: a file to write instead.
     files: with html, write PTX and SASS files next to the page. Raises UsageError and RunFolderError.
@@ -95,19 +100,24 @@ def report(
     if html is not None:
         if view != "table" or kernels or picture or form != "text":
             raise UsageError("--html holds all views; leave the other views and forms out")
-        return _page(run, html, files, filters)
+        return _page(path, html, files, filters)
     if kernels and view != "roofline":
         raise UsageError("--kernels needs --roofline")
     if picture is not None and (kernels or view not in ("table", "roofline") or form != "text"):
         raise UsageError("--picture draws times, or with --roofline the roofline; leave other views and forms out")
+    if path.exists() and not graph_sources.is_run(path):
+        raise UsageError(
+            f"{path}: no run, so it has no records to list; `xlafuse inspect {path}` shows its kernels, and "
+            f"`xlafuse report {path} --html FILE` writes a page about them"
+        )
     if view == "findings":
-        return _findings(run, form, filters)
-    read = rows.read(run, from_graphs=view == "roofline" and not kernels)
+        return _findings(path, form, filters)
+    read = rows.read(path, from_graphs=view == "roofline" and not kernels)
     warn(read.warnings)
     selected = rows.only(read.rows, **filters)
     if picture is not None:
-        return _draw(picture, view, run, read.rows, selected)
-    shown, render = _view(view, kernels, run, selected)
+        return _draw(picture, view, path, read.rows, selected)
+    shown, render = _view(view, kernels, path, selected)
     if form in ("json", "csv"):
         return _as_data(shown, form)
     return render(shown, markdown=form == "markdown")
@@ -135,7 +145,7 @@ def _findings(run: Path, form: str, filters: Filters) -> str:
 
 
 def _worth(finding: StrongFinding) -> str:
-    return "" if finding.at_stake_us is None else f": worth up to {microseconds(finding.at_stake_us)}"
+    return "" if finding.at_stake_us is None else f": worth up to {formats.microseconds(finding.at_stake_us)}"
 
 
 def _draw(file: Path, view: str, run: Path, every: list[Row], selected: list[Row]) -> str:
@@ -157,13 +167,17 @@ def _ceilings(run: Path) -> dict[str, Ceilings]:
         raise UsageError(f"{run / 'run.json'}: its segments cannot be read: {problem!r}") from None
 
 
-def _page(run: Path, out: Path, files: bool, filters: Filters) -> str:
+def _page(path: Path, out: Path, files: bool, filters: Filters) -> str:
     from ..report.page import page
 
-    shown = page.write(run, out, filters, files=files)
+    shown = page.write(path, out, filters, files=files)
     warn(shown.warnings)
     size = f", {out.stat().st_size / 1e6:.1f} MB" if out.is_file() else ""
-    return f"{out}: {len(shown.results)} records of {len(shown.cases)} cases{size}; open it in a browser"
+    cases = formats.count(len(shown.cases), "case")
+    what = f"{formats.count(len(shown.results), 'record')} of {cases}"
+    if shown.run is None:
+        what = formats.count(len(shown.results), "fusion graph")
+    return f"{out}: {what}{size}; open it in a browser"
 
 
 def _view(view: str, kernels: bool, run: Path, selected: list[Row]) -> tuple[list[Row], Callable[..., str]]:
@@ -183,7 +197,6 @@ def _view(view: str, kernels: bool, run: Path, selected: list[Row]) -> tuple[lis
         return authorship.of(selected), authorship.render
     if view == "roofline":
         from ..report import roofline
-        from ..sources import graph_sources
 
         if not kernels:
             return selected, roofline.render

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..base.text import number
 from ..graph import formats
-from ..graph.analyse.roofline import RooflinePoint, intensity, recoverable_us, roofline_point
+from ..graph.analyse.roofline import Ceilings, RooflinePoint, intensity, recoverable_us, roofline_point
 from ..graph.analyse.totals import declared_bytes
-from ..graph.model import Kernel
+from ..graph.model import FusionGraph, Kernel
 from ..record.record import Record
 from ..sources.graph_sources import GraphSource
-from ..spec.case import Case
 from .columns import BY_NAME, IDENTITY, Column, Row, row_of
-from .record_values import ratio
+from .record_values import RecordValues, ratio
 from .rows import id_of
 from .table import grouped
 
@@ -39,25 +38,21 @@ _NAMES = (
     "device_time_us", "roofline_time_us", "share_of_roofline", "recoverable_us",
 )
 _SHOWN = tuple(replace(BY_NAME[name], cell=None) if name == "device_time_us" else BY_NAME[name] for name in _NAMES)
+_NONE: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True)
 class _KernelValues:
-    """One kernel of a record's graph.
+    """One kernel of a graph.
 
     index: of its launch. dram_bytes, dram_bytes_call: ncu's counts over its launches, alone and within the call.
     """
 
-    record: Record
     index: int
     kernel: Kernel
     point: RooflinePoint | None
-    dram_bytes: int | None
-    dram_bytes_call: int | None
-
-    @property
-    def case(self) -> Case:
-        return self.record.case
+    dram_bytes: int | None = None
+    dram_bytes_call: int | None = None
 
     @property
     def flops(self) -> float | None:
@@ -69,9 +64,8 @@ class _KernelValues:
         return None if self.point is None else self.point.roofline_time_us
 
 
-KERNEL_COLUMNS = (
-    *IDENTITY,
-    Column("segment", "", BY_NAME["segment"].doc, "", lambda k: k.record.segment),
+_RECORD_COLUMNS = (*IDENTITY, BY_NAME["segment"])
+_GRAPH_COLUMNS = (
     Column("index", "1", "number of the launch, from 0", "", lambda k: k.index),
     Column("part", "", "forward or backward", "", lambda k: k.kernel.phase),
     Column(
@@ -113,6 +107,7 @@ KERNEL_COLUMNS = (
         lambda k: recoverable_us(k.kernel.device_time_us, k.roofline_time_us),
     ),
 )
+KERNEL_COLUMNS = (*_RECORD_COLUMNS, *_GRAPH_COLUMNS)
 _KERNEL_NAMES = (
     "implementation", "kernel", "launches", "bytes_declared", "dram_bytes_call", "intensity_flop_per_byte",
     "intensity_measured", "bound", "device_time_us", "roofline_time_us", "share_of_roofline", "recoverable_us",
@@ -135,14 +130,24 @@ def kernels(sources: Sequence[GraphSource], rows: Iterable[Row]) -> Iterator[Row
         record = each.record
         if record is None or each.read is None or record.id not in wanted:
             continue
+        own = row_of(RecordValues(record, None), _RECORD_COLUMNS)
         graph = each.graph()
         ceilings, _ = each.ceilings_for(graph, None)
         alone, call = _dram_bytes(record, "alone"), _dram_bytes(record, "call")
-        for index, kernel in enumerate(graph.kernels or ()):
-            known = ceilings is not None and ceilings.streams
-            point = roofline_point(graph, kernel, ceilings) if known and ceilings else None
-            values = _KernelValues(record, index, kernel, point, alone.get(index), call.get(index))
-            yield row_of(values, KERNEL_COLUMNS)
+        for row in kernels_of_graph(graph, ceilings, alone, call):
+            yield own | row
+
+
+def kernels_of_graph(
+    graph: FusionGraph, ceilings: Ceilings | None, alone: Mapping[int, int] = _NONE, call: Mapping[int, int] = _NONE
+) -> Iterator[Row]:
+    """Return a row for each kernel of a graph, in launch order, without the columns about a record.
+
+    alone, call: ncu's bytes by launch index, of each kernel alone and within the call.
+    """
+    for index, kernel in enumerate(graph.kernels or ()):
+        point = roofline_point(graph, kernel, ceilings) if ceilings is not None and ceilings.streams else None
+        yield row_of(_KernelValues(index, kernel, point, alone.get(index), call.get(index)), _GRAPH_COLUMNS)
 
 
 def _dram_bytes(record: Record, method: str) -> dict[int, int]:

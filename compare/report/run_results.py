@@ -1,8 +1,12 @@
-"""The contents of a run folder: cases, and the results of their implementations with graphs, kernels and times."""
+"""The contents of a path: cases, and the results of their implementations with graphs, kernels and times.
+
+A path is a run's folder, or anything else that has graphs (compare.sources.graph_sources): then each module is a case.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections import Counter
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +15,7 @@ from typing import Any
 from ..base.text import printable
 from ..base.usage import UsageError
 from ..graph.analyse.roofline import Ceilings
+from ..graph.analyse.totals import tally, totals
 from ..graph.findings.collect import findings
 from ..graph.findings.finding import Finding
 from ..graph.model import FusionGraph
@@ -23,11 +28,12 @@ from ..spec.blocks import UNFUSED
 from ..spec.case import Case
 from ..spec.dtype import DTYPES
 from . import roofline, rows
-from .columns import Row
+from .columns import BY_NAME, Row
 
 # These implementations run without fusion on purpose, so findings and missed fusions leave them out.
 BASELINES = frozenset(UNFUSED.values())
 MAIN = ("xla", "inductor", "triton", "cuda")  # the implementations that are shown first
+MOST_MODULES = 50  # of a folder of dumps, largest first
 
 
 @dataclass(frozen=True)
@@ -41,8 +47,9 @@ class Launch:
 
 @dataclass(frozen=True)
 class Result:
-    """The record of one implementation of a case.
+    """The record of one implementation of a case, or a graph without a record.
 
+    row: the columns of reports; those that only a record has are None without one.
     group: equal for results whose times may be compared (paired_rounds.comparison_key).
     graph: None if none was recorded or it is unreadable.
     unreadable: the reason why the recorded graph could not be read, or None.
@@ -74,18 +81,18 @@ class Result:
 
 @dataclass(frozen=True)
 class CaseResults:
-    """A case and its results, in the order of the run. number: the case's position in the run, from 0."""
+    """A case and its results, in the order of the run.
+
+    number: the case's position, from 0. id: unique in the run. block: its block's name, or that of a module or file.
+    label: its name without its block: "llama-8b bf16 train"; "" without records. case: None without records.
+    """
 
     number: int
-    case: Case
+    id: str
+    block: str
+    label: str
+    case: Case | None
     results: tuple[Result, ...]
-
-    @property
-    def label(self) -> str:
-        """The case's name without its block: "llama-8b bf16 train"."""
-        it = self.case
-        precision = "" if it.precision == "ieee" else f" {it.precision}"
-        return printable(f"{it.name} {DTYPES[it.dtype].short}{precision} {it.direction}", 120)
 
     @property
     def timed(self) -> bool:
@@ -96,8 +103,12 @@ class CaseResults:
         return [other for other in self.results if other.time_us is not None and other.group == result.group]
 
     def best(self, result: Result) -> Result | None:
-        """Return the fastest result that is comparable with `result`; None if `result` has no time."""
+        """Return the fastest result that is comparable with `result`; None if `result` has no time.
+
+        A result without fusion is the fastest only among others without fusion.
+        """
         others = self.comparable(result) if result.time_us is not None else []
+        others = [other for other in others if other.name not in BASELINES] or others
         return min(others, key=lambda other: other.time_us or 0.0, default=None)
 
     @cached_property
@@ -125,10 +136,13 @@ class CaseResults:
 
 @dataclass(frozen=True)
 class Run:
-    """A run: its run.json, its cases, and warnings about unreadable files and records."""
+    """The cases of a path, and warnings about unreadable files and records.
 
-    folder: Path
-    run: dict[str, Any]
+    run: the data of run.json; None for a path without records.
+    """
+
+    path: Path
+    run: dict[str, Any] | None
     cases: tuple[CaseResults, ...]
     warnings: tuple[str, ...]
 
@@ -141,12 +155,16 @@ class Run:
         return any(case.timed for case in self.cases)
 
 
-def read(folder: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
-    """Return the run in a folder. wanted: names by report column, as for rows.only.
+def read(path: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
+    """Return the contents of a run's folder, or of another path with graphs.
 
-    Raises RunFolderError if the run cannot be read. Raises UsageError if it has no record to show, or none of a wanted
-    name.
+    wanted: names by report column, as for rows.only; only for a run. Raises RunFolderError if the run cannot be read.
+    Raises UsageError if there is nothing to show, or nothing of a wanted name.
     """
+    return _read_run(path, wanted) if graph_sources.is_run(path) else _read_graphs(path, wanted)
+
+
+def _read_run(folder: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
     run = read_run(folder)
     records, warnings = read_records(folder)
     opened = graph_sources.contents_of_records(folder, run, records)
@@ -164,8 +182,16 @@ def read(folder: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
         cases.setdefault(record.case.id, (record.case, []))[1].append(_result(row, source, record, uncalibrated))
     if not cases:
         raise UsageError(f"{folder}: no record to show; `xlafuse run --out {folder}` makes some")
-    listed = tuple(CaseResults(number, case, tuple(results)) for number, (case, results) in enumerate(cases.values()))
+    listed = tuple(
+        CaseResults(number, case.id, case.block, _label(case), case, tuple(results))
+        for number, (case, results) in enumerate(cases.values())
+    )
     return Run(folder, run, listed, tuple(dict.fromkeys([*warnings, *opened.warnings, *read_rows.warnings])))
+
+
+def _label(case: Case) -> str:
+    precision = "" if case.precision == "ieee" else f" {case.precision}"
+    return printable(f"{case.name} {DTYPES[case.dtype].short}{precision} {case.direction}", 120)
 
 
 def _result(row: Row, source: GraphSource, record: Record, uncalibrated: Container[str]) -> Result:
@@ -185,6 +211,54 @@ def _result(row: Row, source: GraphSource, record: Record, uncalibrated: Contain
         ceilings = None
     rounds, group = paired_rounds.rounds_of(record), paired_rounds.comparison_key(row, uncalibrated)
     return Result(row, source, rounds, group, graph, unreadable, ceilings, ceilings_of, kernels, _launches(record))
+
+
+def _read_graphs(path: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
+    opened = graph_sources.contents(path)
+    if any(wanted.values()):
+        raise UsageError(f"{path}: no run folder, and --block, --case, --direction and -i select in runs only")
+    sources, warnings = opened.graphs, list(opened.warnings)
+    if len(sources) > MOST_MODULES:
+        warnings.append(f"{path}: {len(sources)} modules; the {MOST_MODULES} largest are shown")
+        sources = sources[:MOST_MODULES]
+    groups: list[tuple[str, Sequence[GraphSource]]] = [(each.name, [each]) for each in sources]
+    if opened.kind == "file":  # graphs that one file holds are of one program
+        groups = [(path.name, sources)]
+    names = Counter(name for name, _ in groups)
+    cases = tuple(
+        CaseResults(
+            number, name if names[name] == 1 else f"{name}/{members[0].number}", name, "", None,
+            tuple(_result_of_graph(name, each, alone=len(members) == 1) for each in members),
+        )
+        for number, (name, members) in enumerate(groups)
+    )
+    return Run(path, None, cases, tuple(warnings))
+
+
+def _result_of_graph(block: str, source: GraphSource, *, alone: bool) -> Result:
+    """Return the result of a graph without a record. alone: it is the only one of its case: name it by its compiler."""
+    graph, unreadable, ceilings, ceilings_of = None, None, None, ""
+    try:
+        graph = read_graph = source.graph()
+        source = replace(source, name=(alone and graph.compiler) or source.name, read=lambda: read_graph)
+        ceilings, ceilings_of = source.ceilings_for(graph, None)
+    except UsageError as problem:
+        unreadable = str(problem)
+    row: Row = dict.fromkeys(BY_NAME) | {"block": block, "implementation": source.name, "status": "compiled"}
+    kernels: tuple[Row, ...] = ()
+    if graph is not None:
+        found = totals(graph, ceilings=ceilings)
+        row |= {
+            "compiler": graph.compiler, "target": graph.target or None,
+            "kernels": tally(kernel.launches for kernel in graph.kernels or ()).exact, "kernel_source": "compiler",
+            "bytes_declared": found.declared.exact, "bytes_compulsory": sum(found.compulsory.values()) or None,
+            "fusion_efficiency": found.fusion_efficiency,
+            "roofline_time_us": found.roofline_time_us and found.roofline_time_us.exact,
+            "recoverable_us": found.recoverable_us and found.recoverable_us.exact,
+        }
+        kernels = tuple(roofline.kernels_of_graph(graph, ceilings))
+    rounds = paired_rounds.Rounds({}, [])
+    return Result(row, source, rounds, (source.name,), graph, unreadable, ceilings, ceilings_of, kernels, {})
 
 
 def _launches(record: Record) -> dict[str, tuple[Launch, ...]]:

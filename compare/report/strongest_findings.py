@@ -73,7 +73,7 @@ def of_case(case: CaseResults) -> Iterator[StrongFinding]:
         if unpriced or (at_stake is not None and (subject.call_us is not None or not case.timed)):
             yield StrongFinding(
                 at_stake, finding.bytes, printable(subject.headline, 600),
-                f"{printable(case.case.block, 60)} {case.label}", case.case.id, finding.kind, case.case.block,
+                f"{printable(case.block, 60)} {case.label}".rstrip(), case.id, finding.kind, case.block,
                 subject.worse.name,
             )
 

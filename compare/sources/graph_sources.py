@@ -136,10 +136,15 @@ def contents(path: Path) -> Contents:
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder")
         if path.is_dir():
-            return _of_run(path) if (path / "run.json").exists() else _of_folder(path)
+            return _of_run(path) if is_run(path) else _of_folder(path)
         if not path.is_file():
             raise UsageError(f"{path}: neither a file nor a folder; {EXPECTED}")
         return _of_file(path)
+
+
+def is_run(path: Path) -> bool:
+    """Return whether the path is the folder of a run, which has records."""
+    return (path / "run.json").exists()
 
 
 @contextmanager
@@ -373,7 +378,7 @@ def _of_json(path: Path) -> list[GraphSource]:
     from ..graph import store
     from . import explained
 
-    data = json.loads(_bytes(path, store.MAX_BYTES))
+    data = json.loads(read_bytes(path, store.MAX_BYTES))
     if data.get("schema") == explained.SCHEMA:
         if not isinstance(data.get("graphs"), dict):
             raise ValueError(f"expected an object `graphs` of name and graph in a file of schema {explained.SCHEMA!r}")
@@ -396,7 +401,7 @@ def _of_graphs(folder: Path) -> list[GraphSource]:
     return [GraphSource(p.name.split(".json")[0], 1, p, partial(store.load, p), p.stat().st_size) for p in files]
 
 
-def _bytes(path: Path, most: int) -> bytes:
+def read_bytes(path: Path, most: int) -> bytes:
     """Return the file's bytes, unpacked if gzipped. Raises ValueError for more than `most`."""
     with path.open("rb") as file:
         packed = file.peek(2).startswith(b"\x1f\x8b")

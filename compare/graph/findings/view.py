@@ -16,7 +16,10 @@ from ..model import PHASES, Buffer, FusionGraph, Phase, SourceOp
 from ..operations import MOVEMENT, is_product, token
 from .phrases import series
 
-DISPLAY_NAMES = {"xla": "XLA", "inductor": "Inductor", "triton": "Triton", "cuda": "CUDA", "eager": "Eager PyTorch"}
+DISPLAY_NAMES = {
+    "xla": "XLA", "inductor": "Inductor", "triton": "Triton", "cuda": "CUDA", "eager": "Eager PyTorch",
+    "library": "PyTorch's library call",
+}
 _SIGNIFICANT = 0.01  # of a graph's traffic; less makes no finding
 # "inputs__gate_weight__.1" is how XLA writes inputs['gate_weight'].
 _PARAMETER = re.compile(r"[A-Za-z]\w*?__([A-Za-z]\w*?)__(?:\.\d+)?$")

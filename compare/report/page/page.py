@@ -6,6 +6,7 @@ it is embedded as data and shown when its address (#/case/...) is opened.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,7 @@ from ...graph import formats
 from ...record.run_folder import RunFolderError
 from .. import run_results
 from ..columns import mega, percent
+from ..overall import overall
 from ..palette import colours
 from ..run_results import CaseResults, Run
 from ..strongest_findings import span, strongest
@@ -30,6 +32,11 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent
 _STYLES = ("page.css",)
+# The sections of templates/case.html, in its order. Stored apart, similar text of several cases compresses better.
+_SECTIONS = (
+    "", "c-time", "c-graphs", "c-findings", "c-sources", "c-summary", "c-kernels", "c-times", "c-bytes", "c-why",
+    "c-roofline", "c-numerics",
+)
 _SCRIPTS = ("page.js", "matrix.js", "charts.js", "records.js")
 
 
@@ -53,34 +60,50 @@ def write(folder: Path, out: Path, wanted: Mapping[str, Iterable[str]], *, files
 def document(run: Run, packages: libraries.Libraries, files: Path | None) -> str:
     """Return the report as HTML. files: the folder for texts that are too large for it."""
     palette = colours(result.name for result in run.results)
-    title = printable(f"{run.folder.resolve().name}: fusion report", 200)
+    title = printable(f"{run.path.resolve().name}: fusion report", 200)
     elements = [
         embed.element("settings", {
-            "colours": palette, "cases": [c.case.id for c in run.cases],
-            "links": [overview.href(each.case.id) for each in run.cases],
+            "colours": palette, "cases": [c.id for c in run.cases],
+            "links": [overview.href(each.id) for each in run.cases],
+            "home": overview.href(run.cases[0].id) if run.run is None and len(run.cases) == 1 else "#/",
         }),
-        embed.element("rows", records.data(run)),
-        embed.text("lib-vega", packages.vega), embed.text("lib-tables", packages.tables),
-        embed.text("lib-tables-style", packages.tables_style),
+        embed.text("lib-vega", packages.vega),
     ]
+    if run.run is not None:
+        elements += [
+            embed.element("rows", records.data(run)), embed.text("lib-tables", packages.tables),
+            embed.text("lib-tables-style", packages.tables_style),
+        ]
     elements += embed.elements("case", [_case(each, palette) for each in run.cases])
     elements += views.elements(run, files)
     return render(
-        "page.html", title=title, front=_front(run, title), elements=elements, kinds=charts.KINDS,
-        styles=_static([*_STYLES, *views.styles()]), scripts=_static([*_SCRIPTS, *views.scripts()]),
+        "page.html", title=title, front=_front(run, title), recorded=run.run is not None,
+        elements=elements, kinds=charts.KINDS, styles=_static([*_STYLES, *views.styles()]),
+        scripts=_static([*_SCRIPTS, *views.scripts()]),
         version=host.xlafuse_version(), cases_per_element=embed.CASES_PER_ELEMENT,
     )
 
 
 def _case(shown: CaseResults, palette: Mapping[str, str]) -> dict[str, Any]:
     bars = kernels.bars(shown)
-    html = render("case.html", **case.values(shown))
+    html = _sections(render("case.html", **case.values(shown), drawn_kernels=bool(bars)))
     return {"html": html, "charts": case.chart_specs(shown, palette, bars), "bars": bars}
+
+
+def _sections(html: str) -> dict[str, str]:
+    """Return the text of each section of a case's page by id, with all that follows it; under "" the text before."""
+    found = dict.fromkeys(_SECTIONS, "")
+    for part in re.split(r'(?=<section id=")', html):
+        found[part.partition('"')[2].partition('"')[0] if part.startswith("<section") else ""] = part
+    return found
 
 
 def _front(run: Run, title: str) -> Markup:
     values = {
-        "title": title, "matrix": overview.matrix(run), "timed": run.timed, "findings": strongest(run),
+        "title": title, "recorded": run.run is not None, "overall": overall(run), "findings": strongest(run),
+        "matrix": overview.matrix(run), "graphs": [] if run.run is not None else overview.graphs(run),
+        "timed": run.timed,
+        "some_roofline": any(result.row["roofline_time_us"] is not None for result in run.results),
         "bounds": overview.BOUNDS, "warnings": [printable(w, 400) for w in run.warnings], **about.values(run),
         "total": len(run.results), "cases": len(run.cases),
     }

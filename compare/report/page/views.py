@@ -29,13 +29,13 @@ def elements(run: Run, files: Path | None) -> list[Markup]:
 
     files: the folder for texts that are too large for the page.
     """
-    kept = sources.of_run([result.source for result in run.results], files)
+    kept = sources.of_cases({case.id: [result.source for result in case.results] for case in run.cases}, files)
     drawn = [
         drawing.of_case(drawing.ordered(result.source for result in case.results if result.source.read is not None))
         for case in run.cases
     ]
     return [
         *embed.elements("drawing", drawn),
-        *embed.elements("sources", [kept.cases[case.case.id] for case in run.cases]),
+        *embed.elements("sources", [kept.cases[case.id] for case in run.cases]),
         embed.element("programs", kept.programs),
     ]

@@ -102,7 +102,7 @@ def test_run_passes_on_modes_and_restarts(
         (["run", "--out", "{tmp}"], "exists already"),
         (["run", "--out", "{run}"], "--resume goes on with it"),
         (["report", "{tmp}/none"], "no such run folder"),
-        (["report", "{tmp}"], "run.json: missing"),
+        (["report", "{tmp}"], "xlafuse inspect"),
         (["inspect", "{tmp}/none"], "no such file or folder"),
         (["report", "{run}", "--block", "sofmax"], "no block 'sofmax' among these records; did you mean softmax"),
         (["inspect", "{run}", "-i", "xl"], "no implementation 'xl' among these records; did you mean xla"),

@@ -16,7 +16,7 @@ _LONGEST = 300
 
 def values(run: Run) -> dict[str, Any]:
     """Return values for templates/front.html; malformed fields of run.json are left out."""
-    data, rows = run.run, [result.row for result in run.results]
+    data, rows = run.run or {}, [result.row for result in run.results]
     statuses = Counter(row["status"] for row in rows)
     segments = data.get("segments")
     return {

@@ -9,14 +9,15 @@ from typing import Any
 from ....base.text import printable
 from ....graph import formats
 from ....graph.analyse import missed_fusions
-from ....graph.analyse.causes import cause_text
 from ....graph.analyse.totals import totals
+from ....graph.findings.remedies import REMEDIES
 from ....graph.model import REASONS
 from ....spec.blocks import BLOCKS
 from ...columns import BASELINE, Row, checked_on, marks, marks_explained, memory
+from ...missed_fusions import price
 from ...record_values import product_rate
 from ...run_results import BASELINES, CaseResults, Result
-from . import charts, kernels
+from . import charts, choices, kernels
 from .overview import level_of, mark_of
 
 MOST_MISSED = 40  # fusions in the table of a case
@@ -25,30 +26,39 @@ MOST_FINDINGS = 8
 
 def values(case: CaseResults) -> dict[str, Any]:
     """Return the values for templates/case.html. Numbers are report columns; None if unknown."""
-    block = BLOCKS.get(case.case.block)
-    missed, unlisted = _missed(case)
+    block = None if case.case is None else BLOCKS.get(case.block)
+    missed, unlisted, priced_by = _missed(case)
     results = [_result(case, result) for result in case.ranked]
+    priced = any(result.ceilings is not None for result in case.results)
     return {
-        "selection": _selection(case), "block": printable(case.case.block, 100),
+        "selection": _selection(case), "block": printable(case.block, 100),
         "label": case.label, "summary": block.summary if block else "", "timed": case.timed,
-        "sizes": ", ".join(f"{printable(str(k), 40)} {v}" for k, v in case.case.sizes.items()),
-        "results": results, "marks": marks_explained([result.row for result in case.results]),
-        "some_unknown": any(line["unknown_roofline"] or line["unknown_recoverable"] for line in results)
-        or any(row["roofline_time_us"] is None for result in case.results for row in result.kernels),
-        "findings": [str(finding) for finding in case.findings[:MOST_FINDINGS]],
+        "sizes": ", ".join(f"{printable(str(k), 40)} {v}" for k, v in (case.case.sizes if case.case else {}).items()),
+        "choices": choices.choices(case), "results": results,
+        "marks": marks_explained([result.row for result in case.results]),
+        "some_unknown": priced and (
+            any(line["unknown_roofline"] or line["unknown_recoverable"] for line in results)
+            or any(row["roofline_time_us"] is None for result in case.results for row in result.kernels)
+        ),
+        "priced": priced,
+        "timed_kernels": any(row["device_time_us"] is not None for r in case.results for row in r.kernels),
+        "recorded": case.case is not None, "findings": _findings(case),
+        "some_measured": any(r.row["dram_bytes"] or r.row["dram_bytes_call"] for r in case.results),
+        "some_rates": any(r.row["intensity_flop_per_byte"] is not None for r in case.results),
         "missed": missed, "missed_unlisted": unlisted,
         "reasons": {code: REASONS[code] for one in missed if (code := one["code"]) in REASONS and code != "other"},
         "numerics": [line for result in case.ranked for line in _numerics(result)],
         "notes": [note for result in case.ranked for note in _notes(result)],
         "missing_numbers": [reason for result in case.ranked for reason in _missing_numbers(result)],
         "some_planned": any(result.row["peak_memory_planned_bytes"] is not None for result in case.results),
-        "ceilings_of": next((r.ceilings_of for r in case.results if r.ceilings_of), ""),
+        "ceilings_of": next((r.ceilings_of for r in case.results if r.ceilings_of), ""), "priced_by": priced_by,
     }
 
 
 def _selection(case: CaseResults) -> str:
-    """Return the options of `xlafuse inspect` that select the case's records."""
-    it = case.case
+    """Return the options of `xlafuse inspect` that select the case's records; "" without records."""
+    if (it := case.case) is None:
+        return ""
     return printable(shlex.join(["--block", it.block, "--case", it.name, "--direction", it.direction]), 300)
 
 
@@ -58,6 +68,7 @@ def chart_specs(
     """Return the charts by their name in the template, without charts that have no data."""
     found: dict[str, charts.Spec] = {}
     timed = [result for result in case.ranked if result.time_us is not None]
+    timed = [result for result in timed if result.name not in BASELINES] or timed  # those would dwarf the others
     if timed:
         found["times"] = charts.times([_time(result) for result in timed], [r.name for r in timed])
     if ratios := [_ratio(result.row) for result in timed if result.row["verdict_vs_xla_low"] is not None]:
@@ -92,7 +103,7 @@ def _result(case: CaseResults, result: Result) -> dict[str, Any]:
         "roofline_us": roofline_us, "unknown_roofline": roofline_us is None and bool(result.kernels),
         "unknown_recoverable": result.row["recoverable_us"] is None and result.time_us is not None,
         "slow_kernels": [_slow_kernel(result, row) for row in slow],
-        "largest": _largest(result), "origin": formats.origin(result.graph) if result.graph else "",
+        "largest": choices.largest(result), "origin": formats.origin(result.graph) if result.graph else "",
     }
 
 
@@ -114,26 +125,30 @@ def _slow_kernel(result: Result, row: Row) -> dict[str, Any]:
     }
 
 
-def _largest(result: Result) -> str:
-    """Return the largest array that one kernel writes for another: "bf16[64,4096,4096], 2.15 GB (softmax.py:19)"."""
-    graph = result.graph
-    if graph is None or graph.kernels is None:
-        return ""
-    passed = next((buffer for buffer in graph.materialized if graph.consumers.get(buffer.name)), None)
-    if passed is None:
-        return "none"
-    where = cause_text(graph, passed.name)
-    return f"{formats.shape(passed)}, {formats.size(passed.bytes)}{f' ({formats.place(where)})' if where else ''}"
+def _findings(case: CaseResults) -> list[dict[str, str]]:
+    """Return the findings in words; the first of a kind with its remedy."""
+    shown: list[dict[str, str]] = []
+    said: set[str] = set()
+    for finding in case.findings[:MOST_FINDINGS]:
+        remedy = REMEDIES.get(finding.kind, "")
+        shown.append({"text": str(finding), "remedy": "" if remedy in said else remedy})
+        said.add(remedy)
+    return shown
 
 
-def _missed(case: CaseResults) -> tuple[list[dict[str, Any]], int]:
-    """Return the missed fusions of all implementations but the baselines, largest first, and how many are left out."""
+def _missed(case: CaseResults) -> tuple[list[dict[str, Any]], int, str]:
+    """Return the missed fusions of all implementations but the baselines, largest first.
+
+    The second value is the number of those left out, the third the GPU whose bandwidth prices them.
+    """
     found: list[dict[str, Any]] = []
+    whose = ""
     for result in case.results:
-        if result.graph is None or result.ceilings is None or result.name in BASELINES:
+        if result.graph is None or result.name in BASELINES:
             continue
+        bandwidth, whose = price(result.graph, result.ceilings, result.ceilings_of)
         places = {kernel.name: kernels.where(kernel) for kernel in result.graph.kernels or ()}
-        for reason, us in missed_fusions.ranked(result.graph, result.ceilings.bandwidth(1, 1)):
+        for reason, us in missed_fusions.ranked(result.graph, bandwidth):
             found.append({
                 "implementation": result.name, "us": us, "bytes": reason.bytes_saved, "code": reason.code,
                 "text": printable(reason.text, 400), "origin": printable(reason.origin, 60),
@@ -144,12 +159,12 @@ def _missed(case: CaseResults) -> tuple[list[dict[str, Any]], int]:
                 "line": formats.place(reason.line) if reason.line else "",
             })
     found.sort(key=lambda one: -one["us"])
-    return found[:MOST_MISSED], max(0, len(found) - MOST_MISSED)
+    return found[:MOST_MISSED], max(0, len(found) - MOST_MISSED), whose
 
 
 def _numerics(result: Result) -> list[dict[str, Any]]:
-    record = result.source.record
-    assert record is not None
+    if (record := result.source.record) is None:
+        return []
     device, case = checked_on(result.row), (record.checked or {}).get("case")
     where = printable(f"{device}, case {case}" if case not in (None, record.case.name) else device, 100)
     return [
@@ -214,7 +229,8 @@ def _roofline(case: CaseResults, palette: Mapping[str, str]) -> charts.Spec | No
     ceilings = next((result.ceilings for result in case.ranked if result.ceilings is not None), None)
     if not points or ceilings is None:
         return None
-    rate = product_rate(case.case.block, case.case.dtype, case.case.precision, ceilings)
+    it = case.case
+    rate = None if it is None else product_rate(it.block, it.dtype, it.precision, ceilings)
     return charts.roofline(points, ceilings, rate, palette)
 
 

@@ -71,7 +71,7 @@ def times(values: Values, names: Sequence[str]) -> Spec:
     tooltip = _tooltip("implementation", "label", recoverable=".4s", low=".5s", high=".5s")
     bar = {
         "y": y, "x": {"field": "us", **_US, "stack": "zero"}, "order": {"field": "order"}, "tooltip": tooltip,
-        "color": _colour("kind of time", palette, orient="top"),
+        "color": _colour("kind of time", palette, orient="top", columns=2),
     }
     whisker = {"y": y, "x": {"field": "low", **_US}, "x2": {"field": "high"}, "tooltip": tooltip}
     label = {"y": y, "x": {"field": "time", **_US}, "text": {"field": "label"}}

@@ -7,18 +7,24 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 from urllib.parse import quote
 
 from ....base.text import number, printable
 from ....graph import formats
+from ....graph.findings.ranking import NEVER_LEADING
 from ....plan import paired_rounds
 from ....plan.speedup import DEPENDS
 from ...columns import marks
 from ...matrix import counts, outcome
-from ...run_results import BASELINES, CaseResults, Result, Run
+from ...record_values import ratio
+from ...run_results import BASELINES, MAIN, CaseResults, Result, Run
 
 # Bounds of the colour levels, by ratio to the best; ratios beyond the last bound have one more level.
 BOUNDS = (1.02, 1.1, 1.3, 2.0, 4.0)
+
+
+LEADING = [name for name in MAIN if name not in NEVER_LEADING]
 
 
 @dataclass(frozen=True)
@@ -50,9 +56,28 @@ class Line:
 
 @dataclass(frozen=True)
 class Matrix:
+    """The matrix. unfused: which columns are of implementations without fusion; the page folds them."""
+
     columns: tuple[str, ...]
+    unfused: tuple[bool, ...]
     lines: tuple[Line, ...]
     timed: bool
+
+    @property
+    def unfused_names(self) -> list[str]:
+        return [name for name, unfused in zip(self.columns, self.unfused, strict=True) if unfused]
+
+
+def graphs(run: Run) -> list[dict[str, Any]]:
+    """Return the rows of the table of graphs, most bytes first; it replaces the matrix for a path without records."""
+    rows = [
+        {
+            "name": printable(case.block, 100), "href": href(case.id), "result": result,
+            "times": ratio(result.row["bytes_declared"], result.row["bytes_compulsory"]),
+        }
+        for case in run.cases for result in case.results
+    ]
+    return sorted(rows, key=lambda row: -(row["result"].row["bytes_declared"] or 0))
 
 
 def matrix(run: Run) -> Matrix:
@@ -60,13 +85,14 @@ def matrix(run: Run) -> Matrix:
     found = [{result.name: _cell(case, result, run.timed) for result in case.results} for case in run.cases]
     counts = Counter(name for cells in found for name in cells)
     wins = Counter(name for cells in found for name, cell in cells.items() if cell.best)
-    # Columns with most wins come first, baselines last.
-    columns = sorted(counts, key=lambda name: (name in BASELINES, -wins[name], -counts[name]))
+    # The main compilers and hand-written Triton come first, implementations without fusion last.
+    columns = sorted(counts, key=lambda name: (name in BASELINES, name not in LEADING, -wins[name], -counts[name]))
     lines = [
-        Line(printable(case.case.block, 60), case.label, href(case.case.id), tuple(cells.get(name) for name in columns))
+        Line(printable(case.block, 60), case.label, href(case.id), tuple(cells.get(name) for name in columns))
         for case, cells in zip(run.cases, found, strict=True)
     ]
-    return Matrix(tuple(printable(name, 40) for name in columns), tuple(lines), run.timed)
+    names = tuple(printable(name, 40) for name in columns)
+    return Matrix(names, tuple(name in BASELINES for name in columns), tuple(lines), run.timed)
 
 
 def href(case_id: str) -> str:

@@ -21,7 +21,7 @@ def data(run: Run) -> dict[str, Any]:
     return {
         "columns": [{"title": column.header, "kind": kind, "help": column.doc} for column, kind, _ in _COLUMNS],
         "rows": [[value(result, case.best(result)) for _, _, value in _COLUMNS] for case, result in lines],
-        "links": [href(case.case.id) for case, _ in lines],
+        "links": [href(case.id) for case, _ in lines],
     }
 
 

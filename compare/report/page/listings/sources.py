@@ -1,6 +1,7 @@
 """The source texts of a run with the lines of each kernel, which `static/sources.js` shows.
 
-Each record has its optimized HLO, Inductor's output code and compiled CUDA. The program and its Triton kernels come
+Each record has its optimized HLO, Inductor's output code and compiled CUDA; a graph without a record has the text that
+it was read from. The program and its Triton kernels come
 from the installed project, since runs do not keep them. A case embeds equal texts once.
 """
 
@@ -21,7 +22,7 @@ from ....base.text import printable
 from ....base.usage import UsageError
 from ....graph.model import Kernel
 from ....record.run_files import RunFile, recorded_file
-from ....sources.graph_sources import GraphSource, reading_errors_as_usage
+from ....sources.graph_sources import GraphSource, read_bytes, reading_errors_as_usage
 from ...run_results import MAIN
 from . import extra_files, programs
 from . import listing as listings
@@ -29,6 +30,7 @@ from .listing import Listing, Span
 
 BUDGET = 1_100_000  # compressed bytes of all compiled texts; base64 adds a third
 MAX_BYTES = 16 << 20  # for one text
+MOST_TEXTS = 16  # of one folder of Inductor's output
 _KINDS = {"optimized.hlo.txt": listings.hlo, "output_code.py": listings.output_code}
 
 
@@ -65,17 +67,14 @@ class _Record:
         return self.found.record.implementation if self.found.record else self.found.name
 
 
-def of_run(found: Sequence[GraphSource], folder: Path | None) -> Sources:
-    """Return the sources of all cases.
+def of_cases(found: Mapping[str, Sequence[GraphSource]], folder: Path | None) -> Sources:
+    """Return the sources of all cases. found: by case id.
 
     PTX and SASS are written to `folder`. When `BUDGET` is used up, compiled texts of less important records go there
     too. Without a folder they are left out. If a text cannot be read or written, its record has a note instead.
     """
-    cases: dict[str, list[_Record]] = defaultdict(list)
     installed = programs.Programs()
-    for each in found:
-        if each.record is not None:
-            cases[each.record.case.id].append(_read(each, installed, folder))
+    cases = {case: [_read(each, installed, folder) for each in sources] for case, sources in found.items()}
     within = _affordable(cases)
     shown: dict[str, dict[str, Any]] = {}
     packed = {case: _packed(records, within, folder, shown) for case, records in cases.items()}
@@ -90,6 +89,9 @@ def _read(found: GraphSource, installed: programs.Programs, folder: Path | None)
             record.documents.append(_Document(name, listing, spans, note, program=True))
         if found.record is not None and found.record.dumps is not None:
             _add_archive(record, recorded_file(found.path, found.record, found.record.dumps), folder)
+        elif found.record is None:
+            with reading_errors_as_usage(found.path):
+                _add_own_texts(record, folder)
     except (OSError, UsageError, ValueError) as problem:
         record.note = printable(str(problem), 400)
     # Compiled texts come first, then the program.
@@ -127,10 +129,45 @@ def _add(record: _Record, title: str, text: str) -> None:
             for index, lines in spans.items():
                 same.spans.setdefault(index, lines)
             return
+        _append(record, title, listing, spans)
     else:
-        listing = _KINDS[name.name](text)
-        spans = _in_hlo(listing, own) if listing.language == "hlo" else _in_code(listing, own)
+        _add_output(record, title, _KINDS[name.name](text), own)
+
+
+def _add_output(record: _Record, title: str, listing: Listing, own: Mapping[int, Kernel]) -> None:
+    """Add a compiler's output. own: its kernels, by launch index."""
+    _append(record, title, listing, _in_hlo(listing, own) if listing.language == "hlo" else _in_code(listing, own))
+
+
+def _append(record: _Record, title: str, listing: Listing, spans: Mapping[int, list[Span]]) -> None:
     record.documents.append(_Document(title, listing, {i: lines for i, lines in spans.items() if lines}))
+
+
+def _add_own_texts(record: _Record, folder: Path | None) -> None:
+    """Add the texts that a graph was read from. HLO as a proto and a graph's JSON have none."""
+    found, own = record.found, dict(enumerate(record.kernels))
+    if found.artifacts is not None:
+        if (file := found.artifacts.find("hlo")) is not None:
+            with file.open_binary() as stream:
+                _add_output(record, file.name, listings.hlo(_decoded(stream.read(MAX_BYTES + 1))), own)
+    elif zipfile.is_zipfile(found.path):
+        _add_archive(record, found.path, folder)
+    elif found.path.is_dir():
+        for path in sorted(found.path.rglob("output_code.py"))[:MOST_TEXTS]:
+            title = str(path.relative_to(found.path))
+            _add_output(record, title, listings.output_code(_decoded(read_bytes(path, MAX_BYTES))), own)
+    else:
+        data = read_bytes(found.path, MAX_BYTES)
+        if b"HloModule" in data[:4096] and b"\0" not in data[:4096]:
+            _add_output(record, found.path.name, listings.hlo(_decoded(data)), own)
+        elif found.path.suffix == ".py":
+            _add_output(record, found.path.name, listings.output_code(_decoded(data)), own)
+
+
+def _decoded(data: bytes) -> str:
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"the text is over {MAX_BYTES >> 20} MiB and is left out")
+    return data.decode(errors="replace")
 
 
 def _in_hlo(listing: Listing, kernels: Mapping[int, Kernel]) -> dict[int, list[Span]]:

@@ -15,7 +15,8 @@ xlafuse.kernels = (() => {
   }
 
   // Show a fold for each implementation with kernels; its table is made when it opens.
-  function show(slot, data, { timed }) {
+  // timed: the kernels have times. priced: their device's bandwidth is known, so they have roofline times.
+  function show(slot, data, { timed, priced }) {
     slot.replaceChildren();
     for (const [implementation, kernels] of kernelsOf(data)) {
       if (!kernels.length) continue;
@@ -23,7 +24,7 @@ xlafuse.kernels = (() => {
       fold.dataset.implementation = implementation;
       fold.append(make("summary", "", `${implementation}: ${count(kernels.length, "kernel")} as a table`));
       fold.addEventListener("toggle", () => fold.open && open(fold));
-      tables.set(fold, () => table(implementation, kernels, timed));
+      tables.set(fold, () => table(implementation, kernels, { timed, priced }));
       slot.append(fold);
     }
   }
@@ -35,9 +36,10 @@ xlafuse.kernels = (() => {
     fold.open = true;
   }
 
-  function table(implementation, kernels, timed) {
+  function table(implementation, kernels, { timed, priced }) {
     const heads = [["#", "num"], ["kernel"], ["kind"], ["stages"], ["source"], ["launches", "num"], ["reads", "num"], ["writes", "num"],
-      ["FLOPs", "num"], ...(timed ? [["µs", "num"]] : []), ["roofline µs", "num"], ...(timed ? [["recoverable µs", "num"]] : []), ["bound"]];
+      ["FLOPs", "num"], ...(timed ? [["µs", "num"]] : []), ...(priced ? [["roofline µs", "num"]] : []),
+      ...(timed && priced ? [["recoverable µs", "num"]] : []), ...(priced ? [["bound"]] : [])];
     const node = make("table", "plain");
     const head = node.createTHead().insertRow();
     for (const [text, className] of heads) head.append(make("th", className, text, { scope: "col" }));
@@ -55,8 +57,8 @@ xlafuse.kernels = (() => {
       const number = (text) => make("td", "num", text);
       row.append(number(index + 1), name, kind, make("td", "", kernel.stages),
         make("td", "mono path", kernel.lines.slice(0, MOST_LINES).join(", ")), number(kernel.launches), number(kernel.read), number(kernel.written),
-        number(kernel.flops), ...(timed ? [number(kernel.time)] : []), number(kernel.roofline_time || "?"),
-        ...(timed ? [number(kernel.roofline_time ? kernel.recoverable : "?")] : []), make("td", "", kernel.bound));
+        number(kernel.flops), ...(timed ? [number(kernel.time)] : []), ...(priced ? [number(kernel.roofline_time || "?")] : []),
+        ...(timed && priced ? [number(kernel.roofline_time ? kernel.recoverable : "?")] : []), ...(priced ? [make("td", "", kernel.bound)] : []));
     });
     const scroll = make("div", "scroll");
     scroll.append(node);

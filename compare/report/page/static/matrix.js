@@ -1,5 +1,5 @@
 "use strict";
-// The filter of the front page's matrix, by row and column.
+// The filter of the front page's matrix, by row and column. Columns of implementations without fusion are folded.
 (() => {
   const lines = () => [...document.querySelectorAll("#matrix tbody tr")];
   const heads = () => [...document.querySelectorAll("#matrix thead th")];
@@ -19,6 +19,7 @@
   }
 
   function filter(typed) {
+    const folded = (c) => heads()[c].classList.contains("unfused") && !unfused?.checked;
     const { columns, cases } = classify(typed.toLowerCase().split(/\s+/).filter(Boolean));
     const names = heads().map((head, c) => (c >= FIRST ? head.textContent.toLowerCase() : ""));
     const named = columns.map((word) => names.flatMap((name, c) =>
@@ -33,7 +34,7 @@
       if (row.hidden) continue;
       row.cells[0].classList.toggle("again", row.cells[0].textContent === block);
       block = row.cells[0].textContent;
-      for (let c = FIRST; c < row.cells.length; c++) if (has(row, c) && (!wanted.size || wanted.has(c))) filled.add(c);
+      for (let c = FIRST; c < row.cells.length; c++) if (has(row, c) && (wanted.size ? wanted.has(c) : !folded(c))) filled.add(c);
     }
     for (const row of document.querySelectorAll("#matrix tr")) {
       [...row.cells].forEach((cell, c) => { cell.hidden = c >= FIRST && !filled.has(c); });
@@ -42,5 +43,10 @@
     document.getElementById("matrix").hidden = none;
     document.getElementById("matrix-none").textContent = none ? `No row matches \u201c${typed.trim()}\u201d.` : "";
   }
-  document.getElementById("matrix-filter").addEventListener("input", (event) => filter(event.target.value));
+  const typed = document.getElementById("matrix-filter");
+  const unfused = document.getElementById("matrix-unfused"); // null if no implementation is without fusion
+  if (!typed) return; // a page without records
+  typed.addEventListener("input", () => filter(typed.value));
+  unfused?.addEventListener("change", () => filter(typed.value));
+  filter(typed.value);
 })();

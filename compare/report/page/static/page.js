@@ -5,10 +5,20 @@ window.xlafuse = {};
   const CASES_PER_ELEMENT = Number(document.body.dataset.casesPerElement);
   const values = new Map();
 
+  // Restore lists of objects that are stored by key (compare/report/page/embed.py).
+  function restored(value) {
+    if (value === null || typeof value !== "object") return value;
+    if (Array.isArray(value)) return value.map(restored);
+    const entries = Object.entries(value).map(([key, own]) => [key, restored(own)]);
+    if (entries.length !== 1 || entries[0][0] !== "=") return Object.fromEntries(entries.map(([key, own]) => [unescaped(key), own]));
+    const fields = Object.entries(entries[0][1]);
+    return fields[0][1].map((_, i) => Object.fromEntries(fields.map(([key, own]) => [key, own[i]])));
+  }
+  const unescaped = (key) => (key.startsWith("==") ? key.slice(1) : key);
   // Return the data of the run or of one case; null if there is none. compare/report/page/embed.py writes them.
   xlafuse.load = async (kind, number) => {
     const chunk = number === undefined ? kind : `${kind}-${Math.floor(number / CASES_PER_ELEMENT)}`;
-    if (!values.has(chunk)) values.set(chunk, xlafuse.loadText(chunk).then(JSON.parse));
+    if (!values.has(chunk)) values.set(chunk, xlafuse.loadText(chunk).then(JSON.parse).then(restored));
     const found = await values.get(chunk);
     return number === undefined ? found : found[number % CASES_PER_ELEMENT];
   };
@@ -76,7 +86,7 @@ window.xlafuse = {};
 
   async function route() {
     settings = settings || (await xlafuse.load("settings"));
-    const hash = location.hash || "#/";
+    const hash = location.hash || settings.home;
     if (!hash.startsWith("#/")) return; // an anchor within the page
     if (shown !== null) scrollPositions.set(shown, window.scrollY);
     const moved = shown !== null; // false when the file opens: Tab then starts at the top
@@ -110,10 +120,10 @@ window.xlafuse = {};
     const [data, drawing, sources] = await Promise.all(kinds.map((kind) => xlafuse.load(kind, number)));
     if (shown !== hash) return; // the address changed meanwhile
     views = { graphs: { script: "drawing", data: drawing }, sources: { script: "sources", data: sources } };
-    article.innerHTML = data.html; // templates/case.html escapes all values
+    article.innerHTML = Object.values(data.html).join(""); // templates/case.html escapes all values
     document.title = article.querySelector("h1").textContent;
     const tables = slot("kernels");
-    xlafuse.kernels.show(tables, drawing, { timed: "timed" in tables.dataset });
+    xlafuse.kernels.show(tables, drawing, { timed: "timed" in tables.dataset, priced: "priced" in tables.dataset });
     await Promise.all([xlafuse.charts(article, data.charts, xlafuse.kernels.values(data.bars, drawing), picked), openViews()]);
     article.removeAttribute("aria-busy");
     article.dataset.shown = hash;

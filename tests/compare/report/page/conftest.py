@@ -102,6 +102,18 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def restored(value: Any) -> Any:
+    """Reverse embed.by_key."""
+    if isinstance(value, list):
+        return [restored(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    found = {key: restored(each) for key, each in value.items()}
+    if list(found) != ["="]:
+        return {key[1:] if key.startswith("==") else key: each for key, each in found.items()}
+    return [dict(zip(found["="], row, strict=True)) for row in zip(*found["="].values(), strict=True)]
+
+
 @pytest.fixture(scope="session")
 def embedded() -> Callable[..., Any]:
     """Return a function that reads embedded data: (file, kind), or for one case (file, kind, number)."""
@@ -109,7 +121,7 @@ def embedded() -> Callable[..., Any]:
         id = kind if number is None else f"{kind}-{number // embed.CASES_PER_ELEMENT}"
         found = re.search(rf'<script type="{embed.TYPE}" id="{id}">([^<]*)</script>', file.read_text())
         assert found, id
-        data = json.loads(gzip.decompress(base64.b64decode(found[1])))
+        data = restored(json.loads(gzip.decompress(base64.b64decode(found[1]))))
         return data if number is None else data[number % embed.CASES_PER_ELEMENT]
 
     return read

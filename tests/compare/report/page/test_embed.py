@@ -18,6 +18,7 @@ from compare.report.page.content import charts
 
 # All kinds of values, and text that would end elements, lines or strings if unescaped.
 AWKWARD: list[Any] = [
+    {"=": [{"=": 1, "==a": 2}] * 2, "==": {"=": [{"=": []}]}},
     {"text": "</script><!-- \u00e9 \u2028 \U0001f600 \\ \" \n", "numbers": [1, -2.5, 1e300, None, True]},
     None,
     *({"rows": [{"a": i, "b": [i, "x"]}] * i, "__proto__": [], "pairs": [[1, {}], [2, {"k": [[]]}]]} for i in range(4)),
@@ -28,10 +29,10 @@ AWKWARD: list[Any] = [
 def written(folder: Path, elements: list[Markup]) -> Path:
     """Write a page with these elements and no content."""
     front = Markup('<input id="matrix-filter">')
-    values = {"front": front, "kinds": charts.KINDS, "version": "", "title": "", "styles": []}
+    values = {"front": front, "kinds": charts.KINDS, "version": "", "title": "", "styles": [], "recorded": True}
     values["cases_per_element"] = embed.CASES_PER_ELEMENT
     scripts = [Markup((Path(page.__file__).parent / "static" / "page.js").read_text())]
-    elements = [embed.element("settings", {"colours": {}, "cases": [], "links": []}), *elements]
+    elements = [embed.element("settings", {"colours": {}, "cases": [], "links": [], "home": "#/"}), *elements]
     (folder / "page.html").write_text(page.render("page.html", elements=elements, scripts=scripts, **values))
     return folder / "page.html"
 

@@ -169,7 +169,7 @@ def test_the_matrix_can_be_filtered_by_implementation(report: Path, visit: Any) 
     with visit(report) as page:
         heads = page.locator("#matrix thead th:visible")
         every = heads.all_inner_texts()
-        assert every[-2:] in (["xla-unfused", "eager"], ["eager", "xla-unfused"])
+        assert not {"xla-unfused", "eager"} & set(every)
         page.locator("#matrix-filter").fill("softmax")
         assert "sdpa-cudnn" in every and "sdpa-cudnn" not in heads.all_inner_texts()
         page.locator("#matrix-filter").fill("sdpa-cudnn fwd")
@@ -184,6 +184,43 @@ def test_the_matrix_can_be_filtered_by_implementation(report: Path, visit: Any) 
         assert "nonsense" in page.locator("#matrix-none").inner_text()
         page.locator("#matrix-filter").fill("")
         assert heads.all_inner_texts() == every and page.locator("#matrix-none").inner_text() == ""
+
+
+def test_implementations_without_fusion_are_folded(report: Path, visit: Any) -> None:
+    """A box or their name shows their columns, after all others."""
+    with visit(report) as page:
+        heads = page.locator("#matrix thead th:visible")
+        before = heads.all_inner_texts()
+        page.locator("#matrix-unfused").check()
+        shown = heads.all_inner_texts()
+        assert shown[: len(before)] == before and set(shown[len(before) :]) == {"xla-unfused", "eager"}
+        page.locator("#matrix-unfused").uncheck()
+        assert heads.all_inner_texts() == before
+        page.locator("#matrix-filter").fill("eager")
+        assert heads.all_inner_texts() == ["block", "case", "eager"]
+
+
+@pytest.mark.parametrize("width", [1400, 390])
+def test_heads_and_cases_stay_in_sight(report: Path, visit: Any, width: int) -> None:
+    with visit(report) as page:
+        page.set_viewport_size({"width": width, "height": 300})
+        page.locator("#matrix-unfused").check()
+        page.evaluate("document.querySelector('.scroll.tall').scrollTo(10000, 10000)")
+        page.locator("#matrix thead").scroll_into_view_if_needed()
+        box = page.locator(".scroll.tall").bounding_box()
+        head = page.locator("#matrix thead th").last.bounding_box()
+        last = page.locator("#matrix tbody tr").last.locator("th").nth(1).bounding_box()
+        assert abs(head["y"] - box["y"]) < 2
+        assert box["x"] <= last["x"] < box["x"] + box["width"] / 2
+
+
+def test_a_case_opens_on_times_and_graphs(report: Path, visit: Any, ready: Any) -> None:
+    """The first screen says which implementation is fastest and draws the graphs; tables are further down."""
+    with visit(report, CASE) as page:
+        ready(page)
+        parts = ("ul.choices", "#c-time", "#c-graphs", "#c-summary")
+        places = [page.locator(part).bounding_box()["y"] for part in parts]
+        assert places == sorted(places) and places[2] < 900
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

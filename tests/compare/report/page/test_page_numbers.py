@@ -49,7 +49,7 @@ def ceilings() -> dict[str, Any]:
 def case(report: Path, embedded: Any, tables: Any) -> tuple[dict[str, Any], list[list[list[str]]]]:
     """Return the case's embedded data and the tables of its page."""
     data = embedded(report, "case", number_of(report, embedded, CASE))
-    return data, tables(data["html"])
+    return data, tables("".join(data["html"].values()))
 
 
 def number_of(report: Path, embedded: Any, address: str) -> int:
@@ -198,7 +198,7 @@ def test_marks_are_explained_once(
     """Both tables of times show marks of rounds, and ? for unknown roofline times; a note explains each once."""
     lines = map(json.loads, (QUICK / "records.jsonl").read_text().splitlines())
     mine = {r["implementation"]: r for r in lines if r["id"].rsplit("/", 1)[0] == address}
-    html = embedded(report, "case", number_of(report, embedded, address))["html"]
+    html = "".join(embedded(report, "case", number_of(report, embedded, address))["html"].values())
     heads = ("largest array between kernels", "wall")
     glance, times = (next(t for t in tables(html) if head in t[0]) for head in heads)
     first, second = columns(glance, len(mine)), columns(times, len(mine))
@@ -217,7 +217,7 @@ def test_marks_are_explained_once(
 
 def test_ratios_and_their_intervals(case: Any, records: dict[str, Record]) -> None:
     values = case[0]["charts"]["ratios"]["data"]["values"]
-    assert {value["implementation"] for value in values} == records.keys() - {"xla"}
+    assert {value["implementation"] for value in values} == records.keys() - {"xla", *run_results.BASELINES}
     for value in values:
         pairs = zip(rounds(records[value["implementation"]]), rounds(records["xla"]), strict=True)
         ratio = math.exp(statistics.fmean(math.log(a / b) for a, b in pairs))
@@ -310,7 +310,7 @@ def test_the_command_for_unlisted_fusions_works(monkeypatch: pytest.MonkeyPatch)
     """The command on the page selects the case."""
     monkeypatch.setattr(case_page, "MOST_MISSED", 1)
     (shown,) = (each for each in run_results.read(QUICK, {"block": ["softmax"]}).cases if each.case.id == CASE)
-    html = page.render("case.html", **case_page.values(shown, []))
+    html = page.render("case.html", **case_page.values(shown), drawn_kernels=True)
     (command,) = (unescape(command) for command in re.findall("<code>(xlafuse .*?)</code>", html))
     done = CliRunner().invoke(main.cli, [str(QUICK) if word == "RUN" else word for word in shlex.split(command)[1:]])
     assert done.exit_code == 0, done.output

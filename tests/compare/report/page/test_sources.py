@@ -152,7 +152,7 @@ def train() -> list[GraphSource]:
 @pytest.fixture(scope="module")
 def kept(train: list[GraphSource], tmp_path_factory: pytest.TempPathFactory) -> tuple[sources.Sources, Path]:
     folder = tmp_path_factory.mktemp("page") / "a page's files"
-    return sources.of_run(train, folder), folder
+    return sources.of_cases({CASE: train}, folder), folder
 
 
 def test_every_compiled_kernel_has_lines(kept: tuple[sources.Sources, Path]) -> None:
@@ -190,7 +190,7 @@ def test_texts_beyond_the_budget_go_to_files(
 ) -> None:
     monkeypatch.setattr(sources, "BUDGET", 6_000)
     folder = tmp_path / "files"
-    records = {record["name"]: record for record in sources.of_run(train, folder).cases[CASE]["records"]}
+    records = {record["name"]: record for record in sources.of_cases({CASE: train}, folder).cases[CASE]["records"]}
     assert any("text" in document for document in records["xla"]["documents"])
     last = records["xla-remat"]
     assert not any("text" in document for document in last["documents"])
@@ -203,7 +203,7 @@ def test_without_a_folder_texts_beyond_the_budget_are_left_out(
     train: list[GraphSource], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "BUDGET", 6_000)
-    records = {record["name"]: record for record in sources.of_run(train, None).cases[CASE]["records"]}
+    records = {record["name"]: record for record in sources.of_cases({CASE: train}, None).cases[CASE]["records"]}
     assert not any(record["files"] for record in records.values())
     assert "are left out" in records["xla-remat"]["note"]
 
@@ -213,7 +213,8 @@ def test_files_that_cannot_be_written_leave_a_note(
 ) -> None:
     monkeypatch.setattr(sources, "BUDGET", 6_000)
     (tmp_path / "files").write_text("in the way")
-    records = {record["name"]: record for record in sources.of_run(train, tmp_path / "files").cases[CASE]["records"]}
+    found = sources.of_cases({CASE: train}, tmp_path / "files").cases[CASE]
+    records = {record["name"]: record for record in found["records"]}
     assert not any(record["files"] for record in records.values())
     assert "cannot be written" in records["xla"]["note"]
     note = records["xla-remat"]["note"]
@@ -233,7 +234,7 @@ def test_a_broken_archive_leaves_a_note(train: list[GraphSource], tmp_path: Path
     packed[60 : len(packed) // 2] = bytes(len(packed) // 2 - 60)
     (run / "dumps" / "1.zip").write_bytes(packed)
     records.append(replace(records[0], record=replace(records[0].record, dumps="../../etc/x.zip")))  # type: ignore
-    notes = [record["note"] for record in sources.of_run(records, tmp_path / "files").cases[CASE]["records"]]
+    notes = [record["note"] for record in sources.of_cases({CASE: records}, tmp_path / "files").cases[CASE]["records"]]
     assert "0.zip" in notes[0] and notes[1] and "has no 2.zip" in notes[2] and "not in the run's folder" in notes[3]
 
 

@@ -40,7 +40,7 @@ onBox:(kernel)=>xlafuse.drawing.show(g,D,{kernel,focus:true})});</script></html>
 
 
 def written(folder: Path, found: list[GraphSource], theme: str = "light") -> Path:
-    kept = sources.of_run(found, folder / "page-files")
+    kept = sources.of_cases({"case": found}, folder / "page-files")
     (case,) = kept.cases.values()
     values = {"DRAWING": drawing.of_case([f for f in found if f.read]), "SOURCES": case, "PROGRAMS": kept.programs}
     page = PAGE.replace("THEME", theme).replace("STYLES", _joined(views.styles()))

@@ -1,0 +1,151 @@
+"""The overall result of a run in one sentence: which implementation wins, by how much, over how many cases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..base.text import number, printable
+from ..graph import formats
+from ..graph.analyse.totals import tally
+from ..graph.findings.phrases import series
+from ..graph.findings.ranking import NEVER_LEADING
+from ..graph.findings.view import DISPLAY_NAMES
+from ..plan.speedup import TIE
+from .matrix import counts
+from .run_results import MAIN, Result, Run
+
+LEAST_SHARE = 0.5  # of the cases; an implementation of fewer is no candidate for the overall winner
+MOST_RIVALS = 3
+
+Costs = Sequence[Mapping[str, tuple[Any, float]]]  # by case and implementation: what must be equal to compare, and cost
+
+
+@dataclass(frozen=True)
+class Lead:
+    """The winner's lead over another implementation.
+
+    ratio: the geometric mean of the other's cost over the winner's. cases: the number of cases that both have.
+    """
+
+    winner: str
+    other: str
+    ratio: float
+    cases: int
+
+
+def overall(run: Run) -> str:
+    """Return the sentence; for a path without records, one about its kernels and bytes.
+
+    Candidates are the implementations that a user would choose (all but NEVER_LEADING) with a result in at least half
+    of the cases. Times are compared only within a segment and by one clock. Without times, declared bytes are compared.
+    """
+    if run.timed:
+        return _of_times(run)
+    return _of_bytes(run) if run.run is not None else _of_graphs(run)
+
+
+def leads(costs: Costs) -> list[Lead]:
+    """Return the winner's lead over each other candidate, smallest first; [] if no candidate is ahead of all others."""
+    candidates = _candidates(costs)
+    for winner in candidates:
+        found = [_lead(winner, other, costs) for other in candidates if other != winner]
+        known = [lead for lead in found if lead is not None and lead.ratio >= 1]
+        if known and len(known) == len(found):
+            return sorted(known, key=lambda lead: lead.ratio)
+    return []
+
+
+def _candidates(costs: Costs) -> list[str]:
+    least = LEAST_SHARE * sum(map(bool, costs))
+    names = dict.fromkeys(name for found in costs for name in found if name not in NEVER_LEADING)
+    return [name for name in names if sum(name in found for found in costs) >= least]
+
+
+def _lead(winner: str, other: str, costs: Costs) -> Lead | None:
+    both = [(found[winner], found[other]) for found in costs if winner in found and other in found]
+    logs = [math.log(its / own) for (own_key, own), (its_key, its) in both if own_key == its_key]
+    return Lead(winner, other, math.exp(sum(logs) / len(logs)), len(logs)) if logs else None
+
+
+def _of_times(run: Run) -> str:
+    found = leads([{r.name: (r.group, r.time_us) for r in case.results if r.time_us} for case in run.cases])
+    if not found:
+        return "No implementation is ahead of all others overall."
+    winner = found[0].winner
+    start = f"{_spelt(winner)} is the fastest overall"
+    if found[0].ratio < 1 + TIE:
+        start = f"{_spelt(winner)} and {_spelt(found[0].other)} tie overall, within {TIE:.0%}"
+    timed = [case for case in run.cases if case.timed]
+    wins = sum(any(case.best(r) is r for r in case.results if r.name == winner) for case in timed)
+    return (
+        f"{start}. By geometric means of device times it is "
+        f"{_listed(found, '{ratio} times as fast as {other}', 'ran')}. "
+        f"{_spelt(winner)} is the fastest of all in {wins} of {formats.count(len(timed), 'case')}."
+    )
+
+
+def _of_bytes(run: Run) -> str:
+    costs: Costs = [
+        {
+            r.name: (None, float(r.row["bytes_declared"]))
+            for r in case.results if counts(r.row) and r.row["bytes_declared"]
+        }
+        for case in run.cases
+    ]
+    nothing = "Nothing ran on a GPU, so there are no times."
+    if not (found := leads(costs)):
+        return nothing
+    shown = [found[0].winner, *(lead.other for lead in _rivals(found))]
+    cases = [case for case, known in zip(run.cases, costs, strict=True) if all(name in known for name in shown)]
+    kernels = [
+        f"{_spelt(name)} {sum(r.row['kernels'] for case in cases for r in case.results if r.name == name)}"
+        for name in shown
+    ]
+    return (
+        f"{_spelt(shown[0])} moves the fewest bytes. By geometric means of declared bytes, "
+        f"{_listed(found, '{other} moves {ratio} times as many', 'compiled')}. "
+        f"Kernels in the {formats.count(len(cases), 'case')} that all of them compiled: {series(kernels)}. {nothing}"
+    )
+
+
+def _of_graphs(run: Run) -> str:
+    made = [result for result in run.results if result.row["kernels"]]
+    if len(run.cases) == 1:
+        return " ".join(map(_kernels_and_bytes, made))
+    declared = tally(result.row["bytes_declared"] for result in made).exact
+    moving = "" if declared is None else f", which move {formats.size(declared)}"
+    kernels = formats.count(sum(result.row["kernels"] for result in made), "kernel")
+    return f"{formats.count(len(made), 'graph')} with {kernels}{moving}."
+
+
+def _kernels_and_bytes(result: Result) -> str:
+    """ "XLA makes 7 kernels, which move 302 MB: 2.1 times the 143 MB of inputs and outputs." """
+    row = result.row
+    text = f"{_spelt(result.name)} makes {formats.count(row['kernels'], 'kernel')}"
+    if row["bytes_declared"] and row["bytes_compulsory"]:
+        times = number(row["bytes_declared"] / row["bytes_compulsory"], 2)
+        moved, least = formats.size(row["bytes_declared"]), formats.size(row["bytes_compulsory"])
+        text += f", which move {moved}: {times} times the {least} of inputs and outputs"
+    return f"{text}."
+
+
+def _listed(found: Sequence[Lead], form: str, did: str) -> str:
+    """Return "1.4 times as fast as XLA and 1.2 times as fast as Inductor over the 241 cases that both ran"."""
+    shown = _rivals(found)
+    words = [form.format(ratio=number(lead.ratio), other=_spelt(lead.other)) for lead in shown]
+    if len({lead.cases for lead in shown}) == 1:
+        return f"{series(words)} over the {formats.count(shown[0].cases, 'case')} that both {did}"
+    return series([f"{text} ({formats.count(lead.cases, 'case')})" for text, lead in zip(words, shown, strict=True)])
+
+
+def _rivals(found: Sequence[Lead]) -> list[Lead]:
+    """Return the closest one and the main ones, closest first."""
+    first = sorted(found, key=lambda lead: (lead is not found[0], lead.other not in MAIN))
+    return sorted(first[:MOST_RIVALS], key=lambda lead: lead.ratio)
+
+
+def _spelt(name: str) -> str:
+    return printable(DISPLAY_NAMES.get(name, name), 60)

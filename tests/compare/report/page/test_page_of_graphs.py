@@ -1,0 +1,104 @@
+"""Pages about paths without records: HLO, folders and archives of dumps, Inductor's output, a saved result."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from compare.base.paths import PROJECT
+from compare.cli import main
+from compare.graph import store
+from compare.report import run_results
+from compare.report.page import page
+from compare.sources import graph_sources
+from compare.sources.explained import Explained
+
+DATA = PROJECT / "tests" / "data"
+HLO = DATA / "hlo" / "jax-0.11.2" / "h200-attention-fwd.hlo.txt.gz"
+INDUCTOR = DATA / "inductor" / "torch-2.13.0" / "debug"
+
+
+def written(path: Path, folder: Path) -> Path:
+    out = folder / "page.html"
+    page.write(path, out, {}, files=False)
+    return out
+
+
+def test_an_hlo_file_opens_on_its_graph(tmp_path: Path, visit: Any) -> None:
+    """No part about times, records or checks is there; the graph, the findings and the HLO are."""
+    graph = graph_sources.contents(HLO).graphs[0].graph()
+    with visit(written(HLO, tmp_path), ready="article[data-shown]") as it:
+        text = it.locator("#case").inner_text()
+        assert f"{len(graph.kernels or ())} kernels" in text and "xlafuse/blocks/attention.py:19" in text
+        assert it.locator("#c-graphs svg").count() or it.locator("#c-graphs [data-view] *").count()
+        assert it.locator("#c-findings li").count() and "What helps" in it.locator("#c-findings").inner_text()
+        it.locator("#c-sources").scroll_into_view_if_needed()
+        it.wait_for_function("document.querySelector('#c-sources').innerText.includes('HloModule')")
+        for part in ("#c-time", "#c-times", "#c-bytes", "#c-roofline", "#c-numerics", "figure.chart"):
+            assert it.locator(f"#case {part}").count() == 0, part
+        assert it.locator("nav a", has_text="records").count() == 0
+        it.locator("nav a", has_text="overview").click()
+        assert it.locator("#overview").is_visible() and it.locator("#matrix").count() == 0
+
+
+def test_a_folder_lists_its_modules(tmp_path: Path, visit: Any) -> None:
+    for name in ("h200-gelu-fwd.hlo.txt.gz", "h200-softmax-fwd.hlo.txt.gz"):
+        shutil.copy(HLO.parent / name, tmp_path)
+    out = tmp_path / "out"
+    out.mkdir()
+    with visit(written(tmp_path, out)) as it:
+        links = it.locator("#overview table a")
+        assert sorted(links.all_inner_texts()) == ["h200-gelu-fwd.hlo.txt.gz", "h200-softmax-fwd.hlo.txt.gz"]
+        links.first.click()
+        it.wait_for_selector("article[data-shown]")
+        assert it.locator("#case h1").inner_text().startswith("h200-")
+
+
+def test_only_the_largest_modules_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_results, "MOST_MODULES", 1)
+    shutil.copy(HLO, tmp_path / "a.hlo.txt.gz")
+    shutil.copy(HLO, tmp_path / "b.hlo.txt.gz")
+    run = run_results.read(tmp_path, {})
+    assert len(run.cases) == 1 and any("2 modules" in warning for warning in run.warnings)
+
+
+def test_inductors_output_and_its_code(tmp_path: Path, embedded: Any) -> None:
+    out = written(INDUCTOR, tmp_path)
+    sources = embedded(out, "sources", 0)
+    assert any("def call" in text["text"] for text in sources["texts"])
+    (record,) = sources["records"]
+    assert record["name"] == "inductor" and any(document["kernels"] for document in record["documents"])
+
+
+def test_graphs_of_one_file_are_side_by_side(tmp_path: Path, embedded: Any) -> None:
+    graph = graph_sources.contents(HLO).graphs[0].graph()
+    path = tmp_path / "explained.json"
+    Explained({"mine": graph, "theirs": replace(graph, name="other")}).save(path)
+    drawing = embedded(written(path, tmp_path), "drawing", 0)
+    assert [column["name"] for column in drawing["columns"]] == ["mine", "theirs"]
+
+
+def test_a_graph_with_times_but_no_record(tmp_path: Path, visit: Any) -> None:
+    graph = graph_sources.contents(HLO).graphs[0].graph()
+    timed = replace(graph, kernels=tuple(replace(kernel, device_time_us=7.5) for kernel in graph.kernels or ()))
+    store.save(timed, tmp_path / "graph.json")
+    with visit(written(tmp_path / "graph.json", tmp_path), ready="article[data-shown]") as it:
+        it.locator("#c-kernels details.kernels").click()
+        assert "7.5" in it.locator("#c-kernels table").inner_text()
+
+
+@pytest.mark.parametrize("path", [HLO, INDUCTOR], ids=["file", "folder"])
+def test_tables_need_records(path: Path) -> None:
+    for options in ([], ["--matrix"], ["--findings"], ["--json"]):
+        done = CliRunner().invoke(main.cli, ["report", str(path), *options])
+        assert done.exit_code == 2 and "xlafuse inspect" in done.output and "--html" in done.output
+
+
+def test_a_selection_needs_records(tmp_path: Path) -> None:
+    done = CliRunner().invoke(main.cli, ["report", str(HLO), "--html", str(tmp_path / "a.html"), "--block", "softmax"])
+    assert done.exit_code == 2 and "select in runs only" in done.output
