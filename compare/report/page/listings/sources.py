@@ -151,7 +151,7 @@ def _add_own_texts(record: _Record, folder: Path | None) -> None:
             with file.open_binary() as stream:
                 _add_output(record, file.name, listings.hlo(_decoded(stream.read(MAX_BYTES + 1))), own)
     elif zipfile.is_zipfile(found.path):
-        _add_archive(record, found.path, folder)
+        _add_archive(record, RunFile(found.path.parent, found.path.name), folder)
     elif found.path.is_dir():
         for path in sorted(found.path.rglob("output_code.py"))[:MOST_TEXTS]:
             title = str(path.relative_to(found.path))
