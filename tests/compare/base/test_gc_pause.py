@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from compare.base.usage import UsageError
 from compare.cli import report as report_cli
-from compare.record.run_folder import RunFolderError
 from xlafuse.hlo.gc_pause import collector_paused
 
 QUICK = Path(__file__).parents[2] / "data" / "runs" / "h200-small"
@@ -27,7 +27,7 @@ def test_the_collector_is_off_only_while_a_report_is_made(tmp_path: Path, monkey
     monkeypatch.setattr(report_cli, "warn", lambda warnings: seen.append(gc.isenabled()))
     report(QUICK)
     assert seen == [False] and gc.isenabled()
-    with pytest.raises(RunFolderError):
+    with pytest.raises(UsageError):
         report(tmp_path)
     assert gc.isenabled()
 
