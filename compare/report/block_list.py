@@ -4,27 +4,27 @@ from __future__ import annotations
 
 import json
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 from .. import targets
 from ..plan.plan import SUITES
 from ..spec.block import Block
-from ..spec.blocks import BLOCKS
 from ..spec.case import Shape
 from ..spec.dtype import DTYPES
 from ..spec.tensor import Tensor
 
 
-def as_json() -> str:
+def as_json(blocks: Sequence[Block]) -> str:
     """Return {"blocks": [...], "targets": [...]}, with every name that `xlafuse run` takes."""
-    return json.dumps({"blocks": [_block(block) for block in BLOCKS.values()], "targets": targets.names()}, indent=1)
+    return json.dumps({"blocks": [_block(block) for block in blocks], "targets": targets.names()}, indent=1)
 
 
-def as_text() -> str:
-    return "\n\n".join([*map(_block_text, BLOCKS.values()), f"targets: {', '.join(targets.names())}"])
+def as_text(blocks: Sequence[Block]) -> str:
+    return "\n\n".join([*map(_block_text, blocks), f"targets: {', '.join(targets.names())}"])
 
 
-def as_markdown() -> str:
+def as_markdown(blocks: Sequence[Block]) -> str:
     """Return a table with a line a block: its summary and its implementations."""
     from tabulate import tabulate
 
@@ -32,7 +32,7 @@ def as_markdown() -> str:
 
     rows = [
         [escaped(text) for text in (block.name, block.summary, ", ".join(i.name for i in block.implementations))]
-        for block in BLOCKS.values()
+        for block in blocks
     ]
     return tabulate(rows, headers=["block", "what it is", "implementations"], tablefmt="github")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 from ...base.text import number, printable
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from rich.tree import Tree
 
 MOST = 12  # records of a section, or trees of kernels, without --all
+LEAST_FOR_MEAN = 5  # records of an implementation, or of all, for a mean ratio
 
 # Sections of records whose times changed: the words of times.py, and the title.
 TIMED = (
@@ -67,6 +69,7 @@ def summary(diff: RunDiff) -> list[str]:
         f"{formats.count(len(shared), 'record')} in both runs; {formats.count(len(judged), 'time')} compared"
         + (f": {told}" if told else "") + f" (tolerance {percent(diff.tolerance)})"
         + (f"; {formats.count(refused, 'time')} could not be compared" if refused else ""),
+        *_mean_ratios(judged),
         f"{formats.count(len(diff.fused), 'record')} fused differently, {same} fused the same",
     ]
     if diff.regressed:
@@ -76,6 +79,24 @@ def summary(diff: RunDiff) -> list[str]:
     else:
         lines.append(f"no regression; checked: {', '.join(diff.fail_on)}")
     return lines
+
+
+def _mean_ratios(judged: Iterable[RecordChange]) -> list[str]:
+    """Return a line with the geometric means of the times' ratios; nothing below LEAST_FOR_MEAN records."""
+    ratios: dict[str, list[float]] = {}
+    for change in judged:
+        times, name = change.times, printable(change.id.rpartition("/")[2], 40)
+        if times and times.before_us and times.after_us:
+            ratios.setdefault(name, []).append(times.after_us / times.before_us)
+    every = [ratio for found in ratios.values() for ratio in found]
+    if len(every) < LEAST_FOR_MEAN:
+        return []
+    by_name = {name: geometric_mean(found) for name, found in ratios.items() if len(found) >= LEAST_FOR_MEAN}
+    listed = ", ".join(f"{name} {by_name[name]:.2f}" for name in sorted(by_name, key=lambda name: by_name[name]))
+    return [
+        f"device time after over before, geometric mean of {len(every)} records: {geometric_mean(every):.2f}"
+        + (f" ({listed})" if listed else "")
+    ]
 
 
 def percent(share: float) -> str:

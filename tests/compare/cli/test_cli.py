@@ -88,6 +88,7 @@ def test_run_passes_on_modes_and_restarts(
         (["run", "gelu", "--size", "rows"], "--size takes axes and their sizes"),
         (["run", "--size", "rows=3"], "--size needs a block"),
         (["run", "gelu", "--size", "rwos=3"], "did you mean rows"),
+        (["list", "atention"], "no block 'atention'; did you mean attention"),
         (["run", "--suite", "qick"], "no suite 'qick'; did you mean quick"),
         (["run", "--resume"], "--resume needs --out"),
         (["run", "--stop-after", "9"], "--stop-after takes a time"),

@@ -24,7 +24,7 @@ from compare.report import picture, rows
 from compare.report.columns import COLUMNS
 from compare.report.palette import PALETTE
 from compare.spec.blocks import BLOCKS
-from tools import report_columns
+from tools import tables
 
 RUN = PROJECT / "tests" / "data" / "runs" / "h200-small"
 DOCUMENT = PROJECT / "docs" / "report-data.md"
@@ -41,8 +41,8 @@ def columns(*words: str) -> list[str]:
 
 
 def test_the_document_is_generated_from_the_columns() -> None:
-    """`python -m tools.report_columns` writes it again."""
-    assert report_columns.with_tables(DOCUMENT.read_text()) == DOCUMENT.read_text()
+    """`python -m tools.tables` writes it again."""
+    assert tables.with_tables(DOCUMENT.read_text()) == DOCUMENT.read_text()
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_document_is_generated_from_the_columns() -> None:
     ],
 )
 def test_json_has_the_columns_of_the_table(table: str, words: list[str]) -> None:
-    assert columns(*words) == [column.name for column in report_columns.TABLES[table]]
+    assert columns(*words) == [column.name for column in tables.COLUMNS[table]]
 
 
 def test_units_are_those_of_the_names() -> None:

@@ -139,6 +139,15 @@ def test_sections_in_the_terminal(tmp_path: Path) -> None:
         assert part in text, part
 
 
+def test_the_mean_ratio_is_geometric_and_needs_several_records(tmp_path: Path) -> None:
+    names, after = ("a", "b", "c", "d", "e"), (200.0, 200.0, 200.0, 50.0, 100.0)
+    before = run(tmp_path / "a", *(named(name, 100.0) for name in names))
+    now = run(tmp_path / "b", *(named(name, us) for name, us in zip(names, after, strict=True)))
+    assert "geometric mean of 5 records: 1.32" in flat(diff(before, now).stdout)  # the fifth root of 4
+    few = run(tmp_path / "c", *(named(name, 200.0) for name in names[:4]))
+    assert "geometric mean" not in flat(diff(before, few).stdout)
+
+
 def test_slower_kernels_in_an_unresolved_call_give_no_factor(tmp_path: Path) -> None:
     a, b = (
         dataclasses.replace(named("noisy"), measurement=made.measurement)

@@ -1,0 +1,81 @@
+"""Write the generated tables of README.md and docs/: `python -m tools.tables`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from functools import partial
+
+from tabulate import tabulate
+
+from compare.base.paths import PROJECT
+from compare.base.text import number
+from compare.report import at_a_glance, authorship, block_list, columns, roofline, rows
+from compare.report.columns import Column, Row
+from compare.spec.blocks import BLOCKS
+
+COLUMNS = {
+    "records": columns.COLUMNS, "kernels": roofline.KERNEL_COLUMNS, "authorship": authorship.COLUMNS,
+    "findings": columns.FINDING_COLUMNS,
+}
+TOUR = PROJECT / "tests" / "data" / "runs" / "tour"
+FULL = PROJECT / "reports" / "h200-full"
+BEHIND, AHEAD = 0.95, 1.2  # the best other time over Triton's: the cases that the table of wins and losses shows
+
+
+def with_tables(text: str) -> str:
+    """Return the document with each table between its `<!-- table: NAME -->` and `<!-- end -->` written anew."""
+    return re.sub(
+        r"(<!-- table: ([\w ]+) -->\n).*?(<!-- end -->)",
+        lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text, flags=re.DOTALL,
+    )
+
+
+def wins_and_losses() -> list[tuple[str, str, str, str]]:
+    """Return the main cases of h200-full in which Triton is far ahead or behind: case, Triton's time, the best other.
+
+    Times are in µs: a call's device time, and in brackets the time in which kernels ran. The last value is the ratio.
+    """
+    main = {(name, block.shapes[0].name) for name, block in BLOCKS.items()}
+    cases: dict[str, dict[str, Row]] = {}
+    for row in rows.read(FULL).rows:
+        if (row["block"], row["case"]) in main and row["device_time_us"] is not None:
+            label = f"`{row['block']}`" + ("" if row["direction"] == "fwd" else f", {row['direction']}")
+            cases.setdefault(label, {})[row["implementation"]] = row
+    found = []
+    for label, times in cases.items():
+        own = times.pop("triton")
+        best = min(times, key=lambda name: times[name]["device_time_us"])
+        ratio = times[best]["device_time_us"] / own["device_time_us"]
+        if ratio <= BEHIND or ratio >= AHEAD:
+            found.append((ratio, (label, _both(own), f"{_both(times[best])} `{best}`", f"{ratio:.2f}")))
+    return [row for _, row in sorted(found, reverse=True)]
+
+
+def _both(row: Row) -> str:
+    return f"{number(row['device_time_us'])} ({number(row['busy_time_us'])}) {columns.marks(row)}".rstrip()
+
+
+def _markdown(headers: list[str], body: Iterable[Iterable[str]]) -> str:
+    return tabulate(body, headers=headers, tablefmt="github", disable_numparse=True)
+
+
+def _columns(of: Iterable[Column]) -> str:
+    lines = [f"| `{column.name}` | {column.unit} | {column.doc} |" for column in of]
+    return "\n".join(["| column | unit | meaning |", "|---|---|---|", *lines])
+
+
+def _tour() -> str:
+    return f"```\n{at_a_glance.render(rows.read(TOUR).rows, 'H200')}\n```"
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "tour": _tour,
+    "wins and losses": lambda: _markdown(["main case", "Triton", "best other", "ratio"], wins_and_losses()),
+    "blocks": lambda: block_list.as_markdown(list(BLOCKS.values())),
+    **{name: partial(_columns, of) for name, of in COLUMNS.items()},
+}
+
+if __name__ == "__main__":
+    for document in (PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))):
+        document.write_text(with_tables(document.read_text()))
