@@ -1,6 +1,6 @@
 # Two commands: `make run` and `make test`. Both set up .venv on first use (tools/setup_environment.py).
 #
-#   make run                        compile and check (and, with an NVIDIA GPU, time) the quick suite
+#   make run                        compile and check (and, with an NVIDIA GPU, time) a tour of six blocks
 #   make test                       the test suite
 #   make run SETUP=0 PYTHON=python3 install nothing, use that interpreter's own packages
 #   make run ARGS="softmax -i triton"

@@ -85,7 +85,8 @@ def _note_provenance(run: Path, pack: Path, parts: dict[str, int]) -> None:
     workers: dict[str, Any] = about["segments"][0]["environment"]["workers"]
     source = {
         "run": run.name, "created": about["created"], "device": workers["torch"]["device"],
-        "jax": workers["xla"]["jax"], "torch": workers["torch"]["torch"], "triton": workers["torch"]["triton"],
+        "jax": workers.get("xla", {}).get("jax"),
+        "torch": workers["torch"]["torch"], "triton": workers["torch"]["triton"],
     }
     known |= {part: {"entries": entries, **source} for part, entries in parts.items()}
     atomic_write.write(path, f"{json.dumps(known, indent=1, sort_keys=True)}\n".encode())

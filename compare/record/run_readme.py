@@ -9,7 +9,7 @@ from typing import Any
 
 from ..base.text import printable
 from ..spec.case import Case
-from .record import STATUSES, Record, record_id
+from .record import BAD, STATUSES, Record, record_id
 from .run_files import ARCHIVES, archived
 from .run_folder import read_records, read_run
 
@@ -85,7 +85,7 @@ def _missing(run: Mapping[str, Any], records: Iterable[Record]) -> dict[str, lis
 def _errors(records: Iterable[Record]) -> list[str]:
     return [
         f"{record.id}: {record.status}: {printable(record.detail or '', 160)}"
-        for record in records if record.status not in ("ok", "compiled", "skipped")
+        for record in records if record.status in BAD
     ]
 
 

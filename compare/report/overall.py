@@ -14,8 +14,9 @@ from ..graph.findings.phrases import series
 from ..graph.findings.ranking import NEVER_LEADING
 from ..graph.findings.view import DISPLAY_NAMES
 from ..plan.speedup import TIE
+from ..spec.block import MAIN_IMPLEMENTATIONS
 from .matrix import counts
-from .run_results import MAIN, Result, Run
+from .run_results import Result, Run
 
 LEAST_SHARE = 0.5  # of the cases; an implementation of fewer is no candidate for the overall winner
 MOST_RIVALS = 3
@@ -143,7 +144,7 @@ def _listed(found: Sequence[Lead], form: str, did: str) -> str:
 
 def _rivals(found: Sequence[Lead]) -> list[Lead]:
     """Return the closest one and the main ones, closest first."""
-    first = sorted(found, key=lambda lead: (lead is not found[0], lead.other not in MAIN))
+    first = sorted(found, key=lambda lead: (lead is not found[0], lead.other not in MAIN_IMPLEMENTATIONS))
     return sorted(first[:MOST_RIVALS], key=lambda lead: lead.ratio)
 
 

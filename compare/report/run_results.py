@@ -32,7 +32,6 @@ from .columns import BY_NAME, Row
 
 # These implementations run without fusion on purpose, so findings and missed fusions leave them out.
 BASELINES = frozenset(UNFUSED.values())
-MAIN = ("xla", "inductor", "triton", "cuda")  # the implementations that are shown first
 MOST_MODULES = 50  # of a folder of dumps, largest first
 
 

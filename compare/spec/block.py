@@ -11,7 +11,7 @@ from .implementation import Implementation
 from .tensor import Arrays, Tensor
 
 CPU_ELEMENTS = 250_000  # over all tensors; a CPU and Triton's interpreter compute such a case in seconds
-TOUR_IMPLEMENTATIONS = ("xla", "inductor", "triton", "cuda")
+MAIN_IMPLEMENTATIONS = ("xla", "inductor", "triton", "cuda")  # of suite `tour`; reports show them first
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Block:
         if suite == "check":
             return True
         if suite == "tour":
-            return implementation.name in TOUR_IMPLEMENTATIONS
+            return implementation.name in MAIN_IMPLEMENTATIONS
         if implementation.backend.autotunes_for_minutes:
             if case.name != self.shapes[0].name:
                 return False

@@ -15,16 +15,17 @@ from ....graph import formats
 from ....graph.findings.ranking import NEVER_LEADING
 from ....plan import paired_rounds
 from ....plan.speedup import DEPENDS
+from ....spec.block import MAIN_IMPLEMENTATIONS
 from ...columns import marks
 from ...matrix import counts, outcome
 from ...record_values import ratio
-from ...run_results import BASELINES, MAIN, CaseResults, Result, Run
+from ...run_results import BASELINES, CaseResults, Result, Run
 
 # Bounds of the colour levels, by ratio to the best; ratios beyond the last bound have one more level.
 BOUNDS = (1.02, 1.1, 1.3, 2.0, 4.0)
 
 
-LEADING = [name for name in MAIN if name not in NEVER_LEADING]
+LEADING = [name for name in MAIN_IMPLEMENTATIONS if name not in NEVER_LEADING]
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ from ....graph.buffer_edges import buffer_edges
 from ....graph.model import PHASES, FusionGraph
 from ....plan import paired_rounds
 from ....sources.graph_sources import GraphSource
-from ...run_results import BASELINES, MAIN
+from ....spec.block import MAIN_IMPLEMENTATIONS
+from ...run_results import BASELINES
 from .bands import Band, computed, grouped
 from .bands import of_graphs as bands_of
 from .boxes import buffers, bytes_of, costs, operations
@@ -96,14 +97,15 @@ def _layout(
 
 
 def ordered(sources: Iterable[GraphSource]) -> list[GraphSource]:
-    """Return the columns in order: `MAIN`, then others from fastest to slowest, then baselines."""
+    """Return the columns in order: the main ones, then others from fastest to slowest, then baselines."""
     return sorted(sources, key=_rank)
 
 
 def _rank(found: GraphSource) -> tuple[bool, int, float]:
     name = _implementation(found)
     time = paired_rounds.device_time_us(found.record) if found.record else None
-    return name in BASELINES, MAIN.index(name) if name in MAIN else len(MAIN), time or float("inf")
+    main = MAIN_IMPLEMENTATIONS
+    return name in BASELINES, main.index(name) if name in main else len(main), time or float("inf")
 
 
 def _shown(found: Sequence[GraphSource]) -> list[int]:

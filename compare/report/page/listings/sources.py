@@ -23,7 +23,7 @@ from ....base.usage import UsageError
 from ....graph.model import Kernel
 from ....record.run_files import RunFile, recorded_file
 from ....sources.graph_sources import GraphSource, read_bytes, reading_errors_as_usage
-from ...run_results import MAIN
+from ....spec.block import MAIN_IMPLEMENTATIONS
 from . import extra_files, programs
 from . import listing as listings
 from .listing import Listing, Span
@@ -187,12 +187,12 @@ def _in_code(listing: Listing, kernels: Mapping[int, Kernel]) -> dict[int, list[
 
 
 def _affordable(cases: Mapping[str, Iterable[_Record]]) -> set[int]:
-    """Return the records (by identity) whose texts the page embeds: `MAIN` first, then in the order of the run."""
+    """Return the records (by identity) whose texts the page embeds, the main implementations first."""
     records = [record for case in cases.values() for record in case]
     left = BUDGET
     within: set[int] = set()
     sizes: dict[int, int] = {}
-    for record in sorted(records, key=lambda record: record.implementation not in MAIN):
+    for record in sorted(records, key=lambda record: record.implementation not in MAIN_IMPLEMENTATIONS):
         left -= sum(_size(document.listing, sizes) for document in record.documents if not document.program)
         if left >= 0:
             within.add(id(record))
