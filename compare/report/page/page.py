@@ -6,7 +6,6 @@ it is embedded as data and shown when its address (#/case/...) is opened.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -32,11 +31,6 @@ if TYPE_CHECKING:
 
 _FOLDER = Path(__file__).parent
 _STYLES = ("page.css",)
-# The sections of templates/case.html, in its order. Stored apart, similar text of several cases compresses better.
-_SECTIONS = (
-    "", "c-time", "c-graphs", "c-findings", "c-sources", "c-summary", "c-kernels", "c-times", "c-bytes", "c-why",
-    "c-roofline", "c-numerics",
-)
 _SCRIPTS = ("page.js", "matrix.js", "charts.js", "records.js")
 
 
@@ -86,16 +80,8 @@ def document(run: Run, packages: libraries.Libraries, files: Path | None) -> str
 
 def _case(shown: CaseResults, palette: Mapping[str, str]) -> dict[str, Any]:
     bars = kernels.bars(shown)
-    html = _sections(render("case.html", **case.values(shown), drawn_kernels=bool(bars)))
+    html = render("case.html", **case.values(shown), drawn_kernels=bool(bars))
     return {"html": html, "charts": case.chart_specs(shown, palette, bars), "bars": bars}
-
-
-def _sections(html: str) -> dict[str, str]:
-    """Return the text of each section of a case's page by id, with all that follows it; under "" the text before."""
-    found = dict.fromkeys(_SECTIONS, "")
-    for part in re.split(r'(?=<section id=")', html):
-        found[part.partition('"')[2].partition('"')[0] if part.startswith("<section") else ""] = part
-    return found
 
 
 def _front(run: Run, title: str) -> Markup:

@@ -120,7 +120,7 @@ window.xlafuse = {};
     const [data, drawing, sources] = await Promise.all(kinds.map((kind) => xlafuse.load(kind, number)));
     if (shown !== hash) return; // the address changed meanwhile
     views = { graphs: { script: "drawing", data: drawing }, sources: { script: "sources", data: sources } };
-    article.innerHTML = Object.values(data.html).join(""); // templates/case.html escapes all values
+    article.innerHTML = data.html; // templates/case.html escapes all values
     document.title = article.querySelector("h1").textContent;
     const tables = slot("kernels");
     xlafuse.kernels.show(tables, drawing, { timed: "timed" in tables.dataset, priced: "priced" in tables.dataset });

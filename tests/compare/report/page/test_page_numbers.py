@@ -49,7 +49,7 @@ def ceilings() -> dict[str, Any]:
 def case(report: Path, embedded: Any, tables: Any) -> tuple[dict[str, Any], list[list[list[str]]]]:
     """Return the case's embedded data and the tables of its page."""
     data = embedded(report, "case", number_of(report, embedded, CASE))
-    return data, tables("".join(data["html"].values()))
+    return data, tables(data["html"])
 
 
 def number_of(report: Path, embedded: Any, address: str) -> int:
@@ -198,7 +198,7 @@ def test_marks_are_explained_once(
     """Both tables of times show marks of rounds, and ? for unknown roofline times; a note explains each once."""
     lines = map(json.loads, (QUICK / "records.jsonl").read_text().splitlines())
     mine = {r["implementation"]: r for r in lines if r["id"].rsplit("/", 1)[0] == address}
-    html = "".join(embedded(report, "case", number_of(report, embedded, address))["html"].values())
+    html = embedded(report, "case", number_of(report, embedded, address))["html"]
     heads = ("largest array between kernels", "wall")
     glance, times = (next(t for t in tables(html) if head in t[0]) for head in heads)
     first, second = columns(glance, len(mine)), columns(times, len(mine))
