@@ -20,7 +20,6 @@ import shutil
 import zipfile
 import zlib
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -132,6 +131,8 @@ def pack_files(folder: Path) -> None:
 
 def write(archive: Path, files: Iterable[RunFile]) -> None:
     """Write or replace an archive in one step. The last of files with one name is kept. Raises OSError."""
+    from concurrent.futures import ThreadPoolExecutor  # readers start faster without it
+
     members = {file.member: file for file in files}
     archive.parent.mkdir(parents=True, exist_ok=True)
     fresh = archive.with_name(f"{archive.name}.new")

@@ -273,7 +273,7 @@ def test_xla_dumps_show_module_numbers(tmp_path: Path) -> None:
         (["{file}", "--passes"], "no XLA dump of swiglu_mlp"),
         (["{file}", "--kernel", "lop_add_fusion"], "did you mean loop_add_fusion"),
         (["{file}", "--stage", "actt"], "did you mean act"),
-        (["{file}", "--why", "--target", "h100"], "no target 'h100'; did you mean h200"),
+        (["{file}", "--why", "--target", "h20"], "no target 'h20'; did you mean h200"),
         (["{file}", "{file}", "--why"], "one graph at a time"),
         (["{run}", "--module", "1"], "--module selects in a folder of dumps"),
         (["{run}", "--align", "xla", "cuda"], "no case has graphs of several of xla, cuda"),

@@ -192,14 +192,14 @@ def test_a_resumed_run_is_timed_as_it_was() -> None:
 def test_targets_come_from_the_folders() -> None:
     assert selection.resolve_target("h200") == "h200"
     assert selection.resolve_target(None) is None
-    with pytest.raises(UsageError, match="no target 'h100'; did you mean h200"):
-        selection.resolve_target("h100")
+    with pytest.raises(UsageError, match="no target 'h20'; did you mean h200"):
+        selection.resolve_target("h20")
 
 
 @pytest.mark.parametrize(
     ("device", "target"),
     [
-        ("NVIDIA H200", "h200"), ("h200", "h200"), ("H200", "h200"), ("", None), ("NVIDIA H100 80GB HBM3", None),
+        ("NVIDIA H200", "h200"), ("h200", "h200"), ("H200", "h200"), ("", None), ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H100 PCIe", None),
         ("NVIDIA GH200 480GB", None), ("NVIDIA H200 MIG 1g.18gb", None),
     ],
 )
