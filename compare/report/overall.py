@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..base.text import number, printable
+from ..base.text import number
 from ..graph import formats
 from ..graph.analyse.totals import tally
 from ..graph.findings.phrases import series
 from ..graph.findings.ranking import NEVER_LEADING
-from ..graph.findings.view import DISPLAY_NAMES
+from ..graph.findings.view import display_name
 from ..plan.speedup import TIE
 from ..spec.block import MAIN_IMPLEMENTATIONS
 from .matrix import counts
@@ -76,15 +76,16 @@ def _of_times(run: Run) -> str:
     if not found:
         return "No implementation is ahead of all others overall."
     winner = found[0].winner
-    start = f"{_spelt(winner)} is the fastest overall"
+    name = display_name(winner)
+    start, subject = f"{name} is the fastest overall", "it"
     if found[0].ratio < 1 + TIE:
-        start = f"{_spelt(winner)} and {_spelt(found[0].other)} tie overall, within {TIE:.0%}"
+        start, subject = f"{name} and {display_name(found[0].other)} tie overall, within {TIE:.0%}", name
     timed = [case for case in run.cases if case.timed]
     wins = sum(any(case.best(r) is r for r in case.results if r.name == winner) for case in timed)
     return (
-        f"{start}. By geometric means of device times it is "
+        f"{start}. By geometric means of device times {subject} is "
         f"{_listed(found, '{ratio} times as fast as {other}', 'ran')}. "
-        f"{_spelt(winner)} is the fastest of all in {wins} of {formats.count(len(timed), 'case')}."
+        f"{name} is the fastest of all in {wins} of {formats.count(len(timed), 'case')}."
     )
 
 
@@ -102,41 +103,44 @@ def _of_bytes(run: Run) -> str:
     shown = [found[0].winner, *(lead.other for lead in _rivals(found))]
     cases = [case for case, known in zip(run.cases, costs, strict=True) if all(name in known for name in shown)]
     kernels = [
-        f"{_spelt(name)} {sum(r.row['kernels'] for case in cases for r in case.results if r.name == name)}"
+        f"{display_name(name)} {sum(r.row['kernels'] for case in cases for r in case.results if r.name == name)}"
         for name in shown
     ]
     return (
-        f"{_spelt(shown[0])} moves the fewest bytes. By geometric means of declared bytes, "
+        f"{display_name(shown[0])} moves the fewest bytes. By geometric means of declared bytes, "
         f"{_listed(found, '{other} moves {ratio} times as many', 'compiled')}. "
         f"Kernels in the {formats.count(len(cases), 'case')} that all of them compiled: {series(kernels)}. {nothing}"
     )
 
 
 def _of_graphs(run: Run) -> str:
-    made = [result for result in run.results if result.row["kernels"]]
     if len(run.cases) == 1:
-        return " ".join(map(_kernels_and_bytes, made))
+        return " ".join(f"{text}." for result in run.results if (text := kernels_and_bytes(result)))
+    made = [result for result in run.results if result.row["kernels"]]
     declared = tally(result.row["bytes_declared"] for result in made).exact
     moving = "" if declared is None else f", which move {formats.size(declared)}"
     kernels = formats.count(sum(result.row["kernels"] for result in made), "kernel")
     return f"{formats.count(len(made), 'graph')} with {kernels}{moving}."
 
 
-def _kernels_and_bytes(result: Result) -> str:
-    """ "XLA makes 7 kernels, which move 302 MB: 2.1 times the 143 MB of inputs and outputs." """
+def kernels_and_bytes(result: Result) -> str:
+    """Return "XLA makes 7 kernels, which move 302 MB (2.1 times the fewest possible)"; "" without kernels."""
     row = result.row
-    text = f"{_spelt(result.name)} makes {formats.count(row['kernels'], 'kernel')}"
-    if row["bytes_declared"] and row["bytes_compulsory"]:
-        times = number(row["bytes_declared"] / row["bytes_compulsory"], 2)
-        moved, least = formats.size(row["bytes_declared"]), formats.size(row["bytes_compulsory"])
-        text += f", which move {moved}: {times} times the {least} of inputs and outputs"
-    return f"{text}."
+    if result.graph is None or not result.graph.kernels:
+        return ""
+    made = len(result.graph.kernels)
+    text = f"{display_name(result.name)} makes {formats.count(made, 'kernel')}"
+    if row["bytes_declared"]:
+        text += f", which {'moves' if made == 1 else 'move'} {formats.size(row['bytes_declared'])}"
+        if row["bytes_compulsory"]:
+            text += f" ({number(row['bytes_declared'] / row['bytes_compulsory'], 2)} times the fewest possible)"
+    return text
 
 
 def _listed(found: Sequence[Lead], form: str, did: str) -> str:
     """Return "1.4 times as fast as XLA and 1.2 times as fast as Inductor over the 241 cases that both ran"."""
     shown = _rivals(found)
-    words = [form.format(ratio=number(lead.ratio), other=_spelt(lead.other)) for lead in shown]
+    words = [form.format(ratio=number(lead.ratio), other=display_name(lead.other)) for lead in shown]
     if len({lead.cases for lead in shown}) == 1:
         return f"{series(words)} over the {formats.count(shown[0].cases, 'case')} that both {did}"
     return series([f"{text} ({formats.count(lead.cases, 'case')})" for text, lead in zip(words, shown, strict=True)])
@@ -146,7 +150,3 @@ def _rivals(found: Sequence[Lead]) -> list[Lead]:
     """Return the closest one and the main ones, closest first."""
     first = sorted(found, key=lambda lead: (lead is not found[0], lead.other not in MAIN_IMPLEMENTATIONS))
     return sorted(first[:MOST_RIVALS], key=lambda lead: lead.ratio)
-
-
-def _spelt(name: str) -> str:
-    return printable(DISPLAY_NAMES.get(name, name), 60)

@@ -141,7 +141,7 @@ def kernels(sources: Sequence[GraphSource], rows: Iterable[Row]) -> Iterator[Row
 def kernels_of_graph(
     graph: FusionGraph, ceilings: Ceilings | None, alone: Mapping[int, int] = _NONE, call: Mapping[int, int] = _NONE
 ) -> Iterator[Row]:
-    """Return a row for each kernel of a graph, in launch order, without the columns about a record.
+    """Yield a row for each kernel of a graph, in launch order, without the columns about a record.
 
     alone, call: ncu's bytes by launch index, of each kernel alone and within the call.
     """

@@ -219,7 +219,7 @@ def _read_graphs(path: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
     sources, warnings = opened.graphs, list(opened.warnings)
     if len(sources) > MOST_MODULES:
         warnings.append(f"{path}: {len(sources)} modules; the {MOST_MODULES} largest are shown")
-        sources = sources[:MOST_MODULES]
+        sources = tuple(sorted(sources, key=lambda each: -(each.cost or 0))[:MOST_MODULES])
     groups: list[tuple[str, Sequence[GraphSource]]] = [(each.name, [each]) for each in sources]
     if opened.kind == "file":  # graphs that one file holds are of one program
         groups = [(path.name, sources)]

@@ -14,7 +14,7 @@ from ..graph import formats
 from ..graph.analyse.causes import cause
 from ..graph.findings.finding import Finding
 from ..graph.findings.ranking import rank
-from ..graph.findings.view import DISPLAY_NAMES
+from ..graph.findings.view import display_name
 from ..graph.model import Buffer, FusionGraph
 from ..plan import paired_rounds
 from .run_results import CaseResults, Result, Run
@@ -93,7 +93,7 @@ class _FindingInRun:
 
     @property
     def name(self) -> str:
-        return _spelt(self.worse)
+        return display_name(self.worse.name)
 
     @property
     def call_us(self) -> float | None:
@@ -141,7 +141,7 @@ class _FindingInRun:
                 text = f"{self.finding.text} {self._priced()}".rstrip()
         if self.call_us is None:
             return text
-        faster = f", {_spelt(self.fastest)} {span(self.fastest.time_us or 0.0)}" if self.fastest else ""
+        faster = f", {display_name(self.fastest.name)} {span(self.fastest.time_us or 0.0)}" if self.fastest else ""
         return f"{text} {self.name} takes {span(self.call_us)}{faster}."
 
     def _priced(self) -> str:
@@ -162,7 +162,8 @@ class _FindingInRun:
         # Without times, the last one is the one that keeps least.
         rival = self.fastest if self.call_us is not None or not self.better else self.better[-1]
         if rival is not None and rival.graph is not None:
-            text += f"; {_spelt(rival)} {verb} {formats.size(sum(b.bytes for b in _kept(rival.graph, saved)))}"
+            rivals = sum(buffer.bytes for buffer in _kept(rival.graph, saved))
+            text += f"; {display_name(rival.name)} {verb} {formats.size(rivals)}"
         largest = f" The largest array is {self._described(kept[0])}." if kept else ""
         return f"{text}.{largest}" + ("" if self.call_us is not None else f" {self._priced()}")
 
@@ -178,10 +179,6 @@ def _kept(graph: FusionGraph, saved: bool) -> list[Buffer]:
     if saved:
         return sorted(graph.saved, key=lambda buffer: -buffer.bytes)
     return [b for b in graph.materialized if b.role == "intermediate" and graph.consumers.get(b.name)]
-
-
-def _spelt(result: Result) -> str:
-    return DISPLAY_NAMES.get(result.name, formats.name(result.name))
 
 
 def span(us: float) -> str:

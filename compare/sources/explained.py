@@ -91,8 +91,9 @@ class Explained:
             if found := list(map(str, self.findings()[:MOST_FINDINGS])):
                 yield text_view.plain("")
                 yield text_view.titled("what stands out", found)
-            yield text_view.plain("")
-            yield text_view.plain("\n".join(self._configurations()))
+            if configurations := self._configurations():
+                yield text_view.plain("")
+                yield text_view.plain("\n".join(configurations))
         else:
             ceilings, _ = own_ceilings(first)
             notes, remarks = text_view.totals_lines(first, ceilings), text_view.finding_lines(first, ceilings)

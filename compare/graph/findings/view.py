@@ -16,7 +16,7 @@ from ..model import PHASES, Buffer, FusionGraph, Phase, SourceOp
 from ..operations import MOVEMENT, is_product, token
 from .phrases import series
 
-DISPLAY_NAMES = {
+_DISPLAY_NAMES = {
     "xla": "XLA", "inductor": "Inductor", "triton": "Triton", "cuda": "CUDA", "eager": "Eager PyTorch",
     "library": "PyTorch's library call",
 }
@@ -25,12 +25,17 @@ _SIGNIFICANT = 0.01  # of a graph's traffic; less makes no finding
 _PARAMETER = re.compile(r"[A-Za-z]\w*?__([A-Za-z]\w*?)__(?:\.\d+)?$")
 
 
+def display_name(name: str) -> str:
+    """Return an implementation's name as sentences spell it."""
+    return _DISPLAY_NAMES.get(name) or formats.name(name)
+
+
 class View:
     """A graph and the words that findings use for its stages, kernels and buffers."""
 
     def __init__(self, name: str, graph: FusionGraph, shorten: Callable[[str], str]) -> None:
         self.key = name
-        self.name = DISPLAY_NAMES.get(name, formats.name(name))
+        self.name = display_name(name)
         self.graph = graph
         self.kernels = graph.kernels or ()
         self._shorten = shorten

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 
 from compare.base.paths import PROJECT
+from compare.graph import formats
 from compare.report import run_results
 from compare.report.overall import Lead, leads, overall
 
@@ -55,11 +55,23 @@ def test_a_committed_run() -> None:
     assert overall(run).startswith("Triton is the fastest overall.")
 
 
-def test_without_times_bytes_and_kernels_are_compared(tmp_path: Path) -> None:
+def test_without_times_bytes_and_kernels_are_compared() -> None:
+    run = run_results.read(PROJECT / "tests" / "data" / "runs" / "tour", {})
+    rows = [{result.name: result.row for result in case.results if result.row["bytes_declared"]} for case in run.cases]
+    rows = [found for found in rows if {"triton", "inductor", "xla"} <= found.keys()]
+    logs = [math.log(found["xla"]["bytes_declared"] / found["triton"]["bytes_declared"]) for found in rows]
+    text = overall(run)
+    assert text.startswith("Triton moves the fewest bytes.") and text.endswith("there are no times.")
+    assert f"XLA moves {math.exp(sum(logs) / len(logs)):.2f} times as many" in text
+    assert f"Triton {sum(found['triton']['kernels'] for found in rows)}, " in text
+
+
+def test_one_implementation_without_times() -> None:
     run = run_results.read(PROJECT / "tests" / "data" / "runs" / "jax-0.11", {})
-    assert "no times" in overall(run)
+    assert overall(run) == "Nothing ran on a GPU, so there are no times."
 
 
 def test_one_graph() -> None:
-    text = overall(run_results.read(PROJECT / "tests" / "data" / "xla" / "softmax.hlo.txt", {}))
-    assert "XLA makes" in text and "B" in text
+    run = run_results.read(PROJECT / "tests" / "data" / "xla" / "softmax.hlo.txt", {})
+    moved = formats.size(run.results[0].row["bytes_declared"])
+    assert overall(run) == f"XLA makes 1 kernel, which moves {moved} (1.0 times the fewest possible)."

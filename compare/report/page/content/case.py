@@ -126,7 +126,7 @@ def _slow_kernel(result: Result, row: Row) -> dict[str, Any]:
 
 
 def _findings(case: CaseResults) -> list[dict[str, str]]:
-    """Return the findings in words; the first of a kind with its remedy."""
+    """Return the findings in words. The first one that a remedy helps against has it."""
     shown: list[dict[str, str]] = []
     said: set[str] = set()
     for finding in case.findings[:MOST_FINDINGS]:

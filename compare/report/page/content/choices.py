@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from ....base.text import number, printable
 from ....graph import formats
 from ....graph.analyse.causes import cause_text
-from ....graph.findings.view import DISPLAY_NAMES
+from ....graph.findings.view import display_name
 from ....plan import paired_rounds
 from ....spec.blocks import BLOCKS
 from ....spec.implementation import Implementation
+from ...overall import kernels_and_bytes
 from ...run_results import BASELINES, CaseResults, Result
 from ...strongest_findings import span
 
@@ -23,9 +24,10 @@ def choices(case: CaseResults) -> list[str]:
 
     Without times, and without records, the sentences are about kernels and bytes.
     """
-    if not case.timed:
-        return [_made(result) for result in case.results if result.name not in BASELINES and result.row["kernels"]]
-    found = [_fastest(case), *(_in_framework(case, *framework) for framework in _FRAMEWORKS)]
+    if case.timed:
+        found = [_fastest(case), *(_in_framework(case, *framework) for framework in _FRAMEWORKS)]
+    else:
+        found = [_made(result) for result in case.results if result.name not in BASELINES]
     return [printable(each, 800) for each in found if each]
 
 
@@ -33,7 +35,8 @@ def _fastest(case: CaseResults) -> str:
     best = case.best(case.ranked[0])
     if best is None or len(case.comparable(best)) < 2:
         return ""
-    ties = [name for name, judged in case.judged.items() if judged is not None and judged.word == "tie"]
+    judged = {display_name(each.name): case.judged.get(each.name) for each in case.comparable(best)}
+    ties = [name for name, comparison in judged.items() if comparison is not None and comparison.word == "tie"]
     tied = f" ({', '.join(ties)}: a tie)" if ties else ""
     return f"{_called(case, best)} is the fastest: {span(best.time_us or 0.0)}{tied}."
 
@@ -48,24 +51,17 @@ def _in_framework(case: CaseResults, framework: str, worker: str, default: str) 
     judged = None if best is own else paired_rounds.compare_rounds(own.rounds, best.rounds)
     own_us, best_us = own.time_us or 0.0, best.time_us or 1.0
     if best is own or (judged is not None and judged.word == "tie"):
-        return f"In {framework}, nothing is faster than {_spelt(own)}, {span(own_us)}. {_made(own)}"
+        return f"In {framework}, nothing is faster than {display_name(own.name)}, {span(own_us)}. {_made(own)}"
     return (
-        f"In {framework}, {_called(case, best)} takes {span(best_us)}; {_spelt(own)} takes {span(own_us)}, "
+        f"In {framework}, {_called(case, best)} takes {span(best_us)}; {display_name(own.name)} takes {span(own_us)}, "
         f"{number(own_us / best_us)} times as long. {_made(own)}"
     )
 
 
 def _made(result: Result) -> str:
     """ "XLA makes 7 kernels, which move 302 MB; the largest array between them is bf16[64,64], 8 kB (loss.py:19)." """
-    row = result.row
-    if result.graph is None or result.graph.kernels is None:
+    if not (text := kernels_and_bytes(result)):
         return ""
-    text = f"{_spelt(result)} makes {formats.count(len(result.graph.kernels), 'kernel')}"
-    if row["bytes_declared"]:
-        text += f", which move {formats.size(row['bytes_declared'])}"
-        if row["bytes_compulsory"]:
-            times = number(row["bytes_declared"] / row["bytes_compulsory"], 2)
-            text += f" ({times} times the fewest possible)"
     if (array := largest(result)) not in ("", "none"):
         text += f"; the largest array between them is {array}"
     return printable(f"{text}.", 600)
@@ -83,11 +79,10 @@ def largest(result: Result) -> str:
     return f"{formats.shape(passed)}, {formats.size(passed.bytes)}{f' ({formats.place(where)})' if where else ''}"
 
 
-
 def _called(case: CaseResults, result: Result) -> str:
     """ "xla-cudnn (jax.nn.dot_product_attention(implementation="cudnn"))": its name, and what a user calls. """
     row = _implementation(case.block, result.name)
-    return _spelt(result) if row is None else f"{_spelt(result)} ({row.summary})"
+    return display_name(result.name) if row is None else f"{display_name(result.name)} ({row.summary})"
 
 
 def _worker(case: CaseResults, result: Result) -> str:
@@ -98,7 +93,3 @@ def _worker(case: CaseResults, result: Result) -> str:
 def _implementation(block: str, name: str) -> Implementation | None:
     rows: Sequence[Implementation] = BLOCKS[block].implementations if block in BLOCKS else ()
     return next((each for each in rows if each.name == name), None)
-
-
-def _spelt(result: Result) -> str:
-    return DISPLAY_NAMES.get(result.name, formats.name(result.name))

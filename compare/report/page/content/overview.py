@@ -23,8 +23,6 @@ from ...run_results import BASELINES, CaseResults, Result, Run
 
 # Bounds of the colour levels, by ratio to the best; ratios beyond the last bound have one more level.
 BOUNDS = (1.02, 1.1, 1.3, 2.0, 4.0)
-
-
 LEADING = [name for name in MAIN_IMPLEMENTATIONS if name not in NEVER_LEADING]
 
 
@@ -57,16 +55,12 @@ class Line:
 
 @dataclass(frozen=True)
 class Matrix:
-    """The matrix. unfused: which columns are of implementations without fusion; the page folds them."""
+    """The matrix. unfused: the columns of implementations without fusion; the page folds them."""
 
     columns: tuple[str, ...]
-    unfused: tuple[bool, ...]
+    unfused: tuple[str, ...]
     lines: tuple[Line, ...]
     timed: bool
-
-    @property
-    def unfused_names(self) -> list[str]:
-        return [name for name, unfused in zip(self.columns, self.unfused, strict=True) if unfused]
 
 
 def graphs(run: Run) -> list[dict[str, Any]]:
@@ -93,7 +87,7 @@ def matrix(run: Run) -> Matrix:
         for case, cells in zip(run.cases, found, strict=True)
     ]
     names = tuple(printable(name, 40) for name in columns)
-    return Matrix(names, tuple(name in BASELINES for name in columns), tuple(lines), run.timed)
+    return Matrix(names, tuple(name for name in names if name in BASELINES), tuple(lines), run.timed)
 
 
 def href(case_id: str) -> str:

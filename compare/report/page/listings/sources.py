@@ -1,8 +1,8 @@
 """The source texts of a run with the lines of each kernel, which `static/sources.js` shows.
 
 Each record has its optimized HLO, Inductor's output code and compiled CUDA; a graph without a record has the text that
-it was read from. The program and its Triton kernels come
-from the installed project, since runs do not keep them. A case embeds equal texts once.
+it was read from. The program and its Triton kernels come from the installed project, since runs do not keep them. A
+case embeds equal texts once.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def _add_archive(record: _Record, file: RunFile, folder: Path | None) -> None:
         record.note = f"no compiled text: the run's folder has no {printable(PurePosixPath(file.name).name)}"
         return
     try:
-        with reading_errors_as_usage(file.folder), zipfile.ZipFile(io.BytesIO(packed)) as archive:
+        with reading_errors_as_usage(file.folder / file.name), zipfile.ZipFile(io.BytesIO(packed)) as archive:
             for info in archive.infolist():
                 name = PurePosixPath(info.filename)
                 if info.file_size <= MAX_BYTES and (name.name in _KINDS or name.suffix == ".cu"):

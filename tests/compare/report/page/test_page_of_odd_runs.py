@@ -16,8 +16,10 @@ from compare.graph.analyse.summary import summary
 from compare.graph.model import Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
 from compare.record import run_folder
 from compare.record.record import Record
+from compare.report import run_results
+from compare.report.overall import overall
 from compare.report.page import page
-from compare.report.page.content import libraries
+from compare.report.page.content import choices, libraries
 from compare.spec.case import Case
 
 SCRIPT = "<script>window.broken = true</script>"
@@ -173,6 +175,23 @@ def test_ties_and_flips_are_marked(tmp_path: Path, visit: Any) -> None:
         assert [cells.nth(i).locator(".mark").all_inner_texts() for i in range(3)] == [[], ["≈"], ["⇄"]]
         assert "depends on the timer" in (cells.nth(2).get_attribute("title") or "")
         assert cells.nth(0).get_attribute("class") == "level0 best"
+
+
+def test_a_tie_names_the_implementations_of_its_segment(tmp_path: Path) -> None:
+    case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
+    fast, slow = timed(case, "triton", 100.0), timed(case, "xla", 150.0)
+    elsewhere = [replace(timed(case, name, us), segment="s2") for name, us in (("flex", 200.0), ("fa4", 200.2))]
+    run = run_results.read(run_of(tmp_path / "run", [fast, slow, *elsewhere]), {})
+    assert choices.choices(run.cases[0])[0].endswith("is the fastest: 100 µs.")
+    near = run_results.read(run_of(tmp_path / "near", [fast, timed(case, "xla", 100.2), *elsewhere]), {})
+    assert choices.choices(near.cases[0])[0].endswith("is the fastest: 100 µs (XLA: a tie).")
+
+
+def test_a_tie_overall_names_the_one_that_it_compares(tmp_path: Path) -> None:
+    case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
+    folder = run_of(tmp_path / "run", [timed(case, "triton", 100.0), timed(case, "xla", 100.2)])
+    text = overall(run_results.read(folder, {}))
+    assert text.startswith("Triton and XLA tie overall, within 1%. By geometric means of device times Triton is 1.00")
 
 
 @pytest.mark.parametrize("planned", [5_000_000, None])
