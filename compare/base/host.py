@@ -10,14 +10,14 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from xlafuse.compile.environment import gpu_present
-
 from .paths import PROJECT
 
-__all__ = [
-    "distribution", "gpu_present", "host", "installed", "interpreter_problem", "missing", "requirement_problem",
-    "scratch_root", "usable_cores", "versions", "xlafuse_version",
-]
+
+def gpu_present() -> bool:
+    """Return whether CUDA's driver is installed and sees at least one device."""
+    from xlafuse.compile import environment
+
+    return environment.gpu_present()
 
 
 def xlafuse_version() -> str:

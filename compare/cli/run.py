@@ -40,7 +40,7 @@ def _sizes(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...
 @click.option(
     "--suite", metavar="tour|quick|full|check",
     help="tour: the main size of six blocks, or of each BLOCK, by xla, inductor, triton and cuda (default without a "
-    "BLOCK). quick: one to three sizes a block (default with a BLOCK). full: every dtype and size. check: small odd "
+    "BLOCK). quick: one to four sizes a block (default with a BLOCK). full: every dtype and size. check: small odd "
     "sizes.",
 )
 @names_option("-i", "--implementation", "implementations", metavar="NAME", help="Only these (repeat it, or a,b,c).")

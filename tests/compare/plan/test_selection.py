@@ -199,7 +199,8 @@ def test_targets_come_from_the_folders() -> None:
 @pytest.mark.parametrize(
     ("device", "target"),
     [
-        ("NVIDIA H200", "h200"), ("h200", "h200"), ("H200", "h200"), ("", None), ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H100 PCIe", None),
+        ("NVIDIA H200", "h200"), ("h200", "h200"), ("H200", "h200"), ("", None),
+        ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H100 PCIe", None),
         ("NVIDIA GH200 480GB", None), ("NVIDIA H200 MIG 1g.18gb", None),
     ],
 )
