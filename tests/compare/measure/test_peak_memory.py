@@ -58,7 +58,7 @@ def number(peak: dict[str, Any], implementation: str) -> int:
 MEASURED = [pytest.param(name, marks=pytest.mark.gpu) for name in ("eager", "inductor", "triton", "cuda")]
 
 
-@pytest.mark.parametrize("elements", [3 * MIB, 33_000_001])
+@pytest.mark.parametrize("elements", [3 * MIB, pytest.param(33_000_001, marks=pytest.mark.gpu)])
 @pytest.mark.parametrize("implementation", ["xla", *MEASURED])
 def test_vector_add_needs_only_its_output(
     pool: WorkerPool, tmp_path: Path, implementation: str, elements: int

@@ -176,11 +176,11 @@ def test_a_folder_is_not_replaced_by_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_twenty_kills_lose_no_finished_record(begin_runs: Callable[[], Runs], tmp_path: Path) -> None:
+def test_kills_lose_no_finished_record(begin_runs: Callable[[], Runs], tmp_path: Path) -> None:
     runs, chance = begin_runs(), random.Random(50)
     kills = midway = repaired = 0
     folders = [tmp_path / "run"]
-    while kills < 20:
+    while kills < 12:
         folder = folders[-1]
         arguments = resume_or_begin(folder)
         known = runs.acknowledged()
