@@ -127,7 +127,7 @@ def of_triton(kernel: Any) -> Artifacts:
     metadata = kernel.metadata
     if metadata.target.backend != "cuda":
         raise ValueError(f"{metadata.name} was compiled for {metadata.target.backend}; only NVIDIA targets are read")
-    texts = {suffix: kernel.asm[suffix] for suffix in TRITON_TEXTS}
+    texts = {suffix: kernel.asm[suffix] for suffix in TRITON_TEXTS if suffix in kernel.asm}  # Gluon has no TTIR
     arch = f"sm_{metadata.target.arch}"
     return Artifacts(metadata.name, arch, texts, kernel.asm["cubin"], metadata.num_warps, metadata.shared)
 

@@ -131,7 +131,7 @@ def _computing(operations: tuple[Computed, ...], names: Mapping[str, str]) -> It
 
 def name_of(parameter: str) -> str:
     """Return the current caller's name of the tensor that the kernel takes as `parameter`."""
-    return _names.get(parameter, parameter.removesuffix("_ptr"))
+    return _names.get(parameter, parameter.removesuffix("_ptr").removesuffix("_descriptor"))
 
 
 def current_stage() -> str:

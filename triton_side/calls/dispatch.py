@@ -37,6 +37,7 @@ from triton_side.calls.artifacts import disassemble
 from triton_side.calls.declare import current_stage
 from triton_side.calls.flops import grouped_product_flops
 from triton_side.calls.launches import Launch, Storages, TensorArgument, record_launches
+from triton_side.calls.stages import preparing
 
 Kind = Literal["elementwise", "reduction", "gemm", "attention", "copy", "scatter", "library", "memset"]
 Call = Callable[[Any], Mapping[str, torch.Tensor]]
@@ -244,7 +245,7 @@ class _Recorder(TorchDispatchMode):
         before = len(self._events)
         result = function(*args, **(kwargs or {}))
         # A custom operation may launch hand-written kernels, which are recorded instead of it.
-        if not isinstance(function, torch._ops.OpOverload) or len(self._events) > before:
+        if not isinstance(function, torch._ops.OpOverload) or len(self._events) > before or preparing():
             return result
         site = self._site()
         written = _written(function, args, kwargs or {})

@@ -1,5 +1,7 @@
 """Find the pointer parameters that a compiled kernel reads and writes, from Triton's TTIR or from PTX.
 
+Gluon has no TTIR. Its kernels are read from their TTGIR, in which partitions of warps take values from around them.
+
 Both readers follow each pointer parameter to its loads and stores; nothing is executed. A parameter counts as read or
 written if any path through the code reads or writes it. Tested with the TTIR of the series of Triton in versions.py and
 with the PTX of NVRTC 13.
@@ -14,9 +16,10 @@ from dataclasses import dataclass, field
 Parameters = frozenset[int]  # positions of parameters that a value may point into
 NONE: Parameters = frozenset()
 
-READING = ("tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.atomic_rmw", "tt.atomic_cas")
+READING = ("tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.atomic_rmw", "tt.atomic_cas",
+           "ttng.async_tma_copy_global_to_local")
 WRITING = ("tt.store", "tt.descriptor_store", "tt.descriptor_scatter", "tt.descriptor_reduce",
-           "tt.atomic_rmw", "tt.atomic_cas")
+           "tt.atomic_rmw", "tt.atomic_cas", "ttng.async_tma_copy_local_to_global")
 
 _LOCATION = re.compile(r'\s*loc\((?:"(?:[^"\\]|\\.)*"|\((?:"[^"]*"|[^()])*\)|[^()"])*\)')
 _VALUE = re.compile(r"%[\w$.-]+(?:#\d+)?")
@@ -25,6 +28,7 @@ _FUNCTION = re.compile(
 )
 _PARAMETER = re.compile(r"(%[\w$.-]+): (!tt\.(?:ptr|tensordesc)|tensor<[^>]*!tt\.ptr)?")
 _CARRIED = re.compile(r"(?:iter_args|scf\.while) ?\(([^)]*)\)")
+_PARTITION = re.compile(r"(?:default|partition\d+\((.*)\) num_warps\(\d+\)) \{$")
 _OPERATION = re.compile(r'(?:(%[\w$.-]+)(?::(\d+))? = )?"?([a-z_]+\.[\w.]+)"?\b')
 
 
@@ -109,11 +113,16 @@ class _Body:
             name: frozenset({index}) for index, (name, pointer) in enumerate(self._parameters) if pointer
         }
         self._found = _Summary()
+        self._captured: list[Parameters] = []  # by the partitions of warps
         regions: list[_Region] = [_Region()]
         for number, raw in enumerate(self._lines):
             line = raw.strip()
             if line.startswith("^"):
                 self._enter_block(line)
+            elif partition := _PARTITION.match(line):
+                arguments = re.findall(r"(%[\w$.-]+):", partition[1] or "")
+                self._values.update(zip(arguments, self._captured, strict=True) if arguments else ())
+                regions.append(_Region())
             elif line.startswith("}"):
                 region = regions.pop()
                 if line.endswith("{"):  # "} else {", "} do {": the next block of the same operation
@@ -139,7 +148,9 @@ class _Body:
             self._found.reads |= operands[0]
         if operation in WRITING and operands:
             self._found.writes |= operands[0]
-        if operation in ("scf.for", "scf.while"):
+        if operation == "ttg.warp_specialize":
+            self._captured = operands
+        elif operation in ("scf.for", "scf.while"):
             carried = _CARRIED.search(line)
             pairs = re.findall(r"(%[\w$.-]+) = (%[\w$.-]+(?:#\d+)?)", carried.group(1) if carried else "")
             for index, (argument, start) in enumerate(pairs):

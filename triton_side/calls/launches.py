@@ -15,6 +15,7 @@ kernels of triton_side.cuda, but not PyTorch's own launches (a GEMM, a copy); tr
 from __future__ import annotations
 
 import contextlib
+import copy
 import ctypes
 import functools
 import inspect
@@ -29,8 +30,10 @@ from typing import Any, Literal
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from triton_side.calls import cuda_program, declare, effects, stages
 from triton_side.calls.artifacts import Artifacts, Resources, check_triton, of_cuda, of_triton
@@ -39,6 +42,9 @@ CUDA_SCALARS = {ctypes.c_int: "i32", ctypes.c_longlong: "i64", ctypes.c_float: "
 CUDA_POINTERS = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32",
 }
+
+
+DESCRIPTORS = (TensorDescriptor, GluonDescriptor)  # of a tensor, made on the host; an argument that stands for it
 
 
 @dataclass(frozen=True)
@@ -146,8 +152,12 @@ class Launch:
         """Positions, among all arguments, of the tensors that the kernel's code reads and writes."""
         if self.kind == "cuda":
             return effects.of_ptx(self.artifacts.texts["ptx"], self.name)
-        left = [position for position, kind in enumerate(self.signature) if kind != "constexpr"]
-        found = effects.of_ttir(self.artifacts.texts["ttir"], self.name)
+        left = [
+            position for position, kind in enumerate(self.signature) if kind != "constexpr"
+            for _ in range(_parameters_of(kind))
+        ]
+        texts = self.artifacts.texts
+        found = effects.of_ttir(texts.get("ttir", texts["ttgir"]), self.name)
         return effects.Effects(*(frozenset(left[i] for i in side) for side in (found.reads, found.writes)))
 
     @property
@@ -317,9 +327,10 @@ class _Recorder:
         )
 
     def _tensors(self, arguments: Iterable[Any], names: Sequence[str]) -> tuple[TensorArgument, ...]:
+        values = (value.base if isinstance(value, DESCRIPTORS) else value for value in arguments)
         return tuple(
             self._storages.describe(value, position, name)
-            for position, (value, name) in enumerate(zip(arguments, names, strict=True))
+            for position, (value, name) in enumerate(zip(values, names, strict=True))
             if isinstance(value, torch.Tensor)
         )
 
@@ -359,6 +370,12 @@ def _cuda_definition(source: Path, template: str) -> tuple[int, tuple[str, ...]]
     return line, tuple(re.findall(r"(\w+)\s*(?:,|$)", heads[0][2]))
 
 
+def _parameters_of(kind: str) -> int:
+    """Return how many parameters of the IR an argument has: a descriptor's shape and strides follow it."""
+    block = re.match(r"tensordesc<[^\[]*\[([^\]]*)\]", kind)
+    return 1 + 2 * len(block[1].split(",")) if block else 1
+
+
 class _Pointer:
     """A fake tensor's dtype and address alignment, for a launch that only compiles."""
 
@@ -372,6 +389,9 @@ class _Pointer:
 
 
 def _as_pointer(value: Any) -> Any:
+    if isinstance(value, DESCRIPTORS) and isinstance(value.base, FakeTensor):
+        value = copy.copy(value)
+        value.base = _Pointer(value.base)
     return _Pointer(value) if isinstance(value, FakeTensor) else value
 
 

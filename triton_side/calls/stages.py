@@ -101,6 +101,24 @@ def recording() -> bool:
     return _open is not None
 
 
+_preparing = False
+
+
+def preparing() -> bool:
+    return _preparing
+
+
+@contextlib.contextmanager
+def preparation() -> Iterator[None]:
+    """Leave the operations within the context out of recordings: they happen once in a process, not once a call."""
+    global _preparing
+    outer, _preparing = _preparing, True
+    try:
+        yield
+    finally:
+        _preparing = outer
+
+
 def current(inner: str = "") -> str:
     """Return the open stages, outermost first, and the stage `inner` inside them, joined by "/"; "" if none is open."""
     around = _open or []

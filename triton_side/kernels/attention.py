@@ -4,6 +4,8 @@ The kernel tiles with an online softmax (Dao et al., "FlashAttention-2", arXiv 2
 query rows and loops over the keys visible to them. It keeps the running maximum, the running sum and the unnormalised
 output, so no sequence x sequence matrix exists anywhere. Exponentials are base 2 with log2(e) folded into the scale.
 
+On a Hopper GPU the kernels of `hopper/` compute the same from 16-bit operands (`hopper_problem` names the conditions).
+
 The gradient is in `attention_backward.py`. From the forward pass it needs only `out` and one number a row:
 logsumexp2[row] = log2(sum_j exp(score[row, j])).
 
@@ -27,15 +29,16 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
-from triton_side.calls.declare import computing, declare, forward
+from triton_side.calls.declare import computing, declare
 from triton_side.kernels.attention_backward import (
     launch_dbias,
     launch_delta,
     launch_dk_dv,
     launch_dq,
-    operations_by_case,
-    products_flops,
 )
+from triton_side.kernels.hopper import attention_backward as hopper_backward
+from triton_side.kernels.hopper import attention_forward as hopper_forward
+from triton_side.kernels.hopper.parts import is_hopper
 from triton_side.kernels.shared.attention_configs import (
     HEAD_DIMS,
     TileConfig,
@@ -45,6 +48,7 @@ from triton_side.kernels.shared.attention_configs import (
     dq_config,
     forward_config,
 )
+from triton_side.kernels.shared.attention_operations import FORWARD, FORWARD_BY_CASE, products_flops
 from triton_side.kernels.shared.attention_tiles import (
     bias_strides,
     empty_output,
@@ -60,21 +64,15 @@ from triton_side.kernels.shared.attention_tiles import (
     visible_keys,
 )
 from triton_side.kernels.shared.constants import LOG2_E, LOWEST
-from triton_side.kernels.shared.launch import check_tensors, device_of
+from triton_side.kernels.shared.launch import INTERPRETED, check_tensors, device_of
 from triton_side.kernels.shared.tiles import (
     add_product,
+    fits_descriptor,
     load_rows,
     product,
     product_precision,
     provide_descriptor_memory,
 )
-
-FORWARD = (
-    forward("dot", "scores"), forward("div", "scores"), forward("add", "bias"), forward("select", "mask"),
-    forward("reduce_max", "softmax/max"), forward("sub", "softmax/exp"), forward("exp", "softmax/exp"),
-    forward("reduce_sum", "softmax/sum"), forward("div", "softmax/divide"), forward("dot", "values"),
-)
-FORWARD_BY_CASE = operations_by_case(*FORWARD)
 
 
 @triton.jit
@@ -216,53 +214,104 @@ def launch_forward(
     return out, logsumexp2
 
 
+def hopper_problem(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None) -> str | None:
+    """Return why the kernels of `hopper/` cannot take the operands, or None."""
+    if INTERPRETED or not is_hopper(q.device):
+        return "they run on GPUs of compute capability 9.0 only"
+    if q.dtype == torch.float32 or q.shape[-1] not in hopper_forward.STAGES or bias is not None:
+        dims = " or ".join(map(str, sorted(hopper_forward.STAGES)))
+        return f"they take bfloat16 and float16, head_dim {dims}, and no bias"
+    if not all(map(fits_descriptor, (q, k, v))):
+        return "TMA reads rows of whole 16 bytes, 16 bytes aligned"
+    return None
+
+
+def forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, save_logsumexp: bool, *, hopper: bool, causal: bool = True,
+    window: int = 0, offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return out and, with save_logsumexp, logsumexp2. hopper: by the kernel of `hopper/`.
+
+    offsets: of packed sequences. out: memory for the result, with last stride 1.
+    """
+    if hopper:
+        return hopper_forward.launch_forward(q, k, v, save_logsumexp, causal, window, offsets, out)
+    config = choose_attention_config(forward_config, q, k, v, windowed=window > 0, biased=bias is not None)
+    return launch_forward(q, k, v, config, save_logsumexp, causal, window, offsets, bias, out)
+
+
+def backward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, dout: torch.Tensor,
+    logsumexp2: torch.Tensor, *, hopper: bool, causal: bool = True, window: int = 0,
+    offsets: torch.Tensor | None = None, gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return dq, dk and dv of attention without a bias, from its results. hopper: by the kernels of `hopper/`.
+
+    offsets: of packed sequences. gradients: memory for the results, with last stride 1. dk and dv have equal strides.
+    """
+    if hopper:
+        dout = dout if fits_descriptor(dout) else dout.contiguous()
+        return hopper_backward.launch_backward(q, k, v, out, dout, logsumexp2, causal, window, offsets, gradients)
+    operands = (q, k, v, dout, logsumexp2, launch_delta(out, dout))
+    facts = {"shared": q.shape[1] != k.shape[1], "windowed": window > 0, "packed": offsets is not None}
+    config = choose_attention_config(dk_dv_config, q, dout, **facts)
+    dk, dv = launch_dk_dv(*operands, config, causal, window, offsets, out=gradients and gradients[1:])
+    config = choose_attention_config(dq_config, k, v, **facts)
+    dq = launch_dq(*operands, config, causal, window, offsets, out=gradients and gradients[0])
+    return dq, dk, dv
+
+
+def _biased_backward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, dout: torch.Tensor,
+    logsumexp2: torch.Tensor, bias: torch.Tensor, with_dbias: bool,
+) -> tuple[torch.Tensor | None, ...]:
+    """Return dq, dk, dv, and dbias or None, of attention with a bias and without a mask."""
+    operands = (q, k, v, dout, logsumexp2, launch_delta(out, dout))
+    facts = {"shared": q.shape[1] != k.shape[1], "biased": True}
+    dk, dv = launch_dk_dv(*operands, choose_attention_config(dk_dv_config, q, dout, **facts), False, bias=bias)
+    dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device) if with_dbias else None
+    # With batch size 1, ds equals dbias, and the dq kernel stores it. Rows of a length that 16 does not divide are
+    # stored number by number; those addresses would make the dq kernel spill up to 304 bytes.
+    dq_stores_dbias = len(q) == 1 and q.shape[2] % 16 == 0
+    config = choose_attention_config(dq_config, k, v, **facts)
+    dq = launch_dq(*operands, config, False, bias=bias, dbias=dbias if dq_stores_dbias else None)
+    if dbias is not None and not dq_stores_dbias:
+        launch_dbias(*operands, bias, dbias, choose_attention_config(dbias_config, q, k, v, dout))
+    return dq, dk, dv, dbias
+
+
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None, causal: bool,
-        window: int, offsets: torch.Tensor | None,
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None,
+        offsets: torch.Tensor | None, options: dict[str, Any],
     ) -> torch.Tensor:
-        config = choose_attention_config(forward_config, q, k, v, windowed=window > 0, biased=bias is not None)
-        out, logsumexp2 = launch_forward(q, k, v, config, True, causal, window, offsets, bias)
+        out, logsumexp2 = forward(q, k, v, True, offsets=offsets, bias=bias, **options)
         ctx.save_for_backward(q, k, v, out, logsumexp2, offsets, bias)
-        ctx.mask = causal, window
+        ctx.options = options
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out, logsumexp2, offsets, bias = ctx.saved_tensors
-        causal, window = ctx.mask
         if q.numel() == 0:
-            return *(None if x is None else torch.zeros_like(x) for x in (q, k, v, bias)), None, None, None
-        if bias is None and (q.shape[2] == 1 or window == 1):
+            return *(None if x is None else torch.zeros_like(x) for x in (q, k, v, bias)), None, None
+        if bias is not None:
+            with_dbias = ctx.needs_input_grad[3]
+            return *_biased_backward(q, k, v, out, dout, logsumexp2, bias, with_dbias), None, None
+        if q.shape[2] == 1 or ctx.options["window"] == 1:
             # A lone key has weight 1 whatever q and k are, so these zeros are exact. dp - delta would have rounding
             # errors.
             dv = dout.unflatten(1, (k.shape[1], -1)).sum(dim=2)
-            return torch.zeros_like(q), torch.zeros_like(k), dv, None, None, None, None
-        delta = launch_delta(out, dout)
-        operands = (q, k, v, dout, logsumexp2, delta)
-        facts = {
-            "shared": q.shape[1] != k.shape[1], "windowed": window > 0, "packed": offsets is not None,
-            "biased": bias is not None,
-        }
-        config = choose_attention_config(dk_dv_config, q, dout, **facts)
-        dk, dv = launch_dk_dv(*operands, config, causal, window, offsets, bias)
-        dbias = None
-        if bias is not None and ctx.needs_input_grad[3]:
-            dbias = torch.empty(bias.shape, dtype=bias.dtype, device=bias.device)
-        # With batch size 1, ds equals dbias, and the dq kernel stores it. Rows of a length that 16 does not divide are
-        # stored number by number; those addresses would make the dq kernel spill up to 304 bytes.
-        dq_stores_dbias = len(q) == 1 and q.shape[2] % 16 == 0
-        config = choose_attention_config(dq_config, k, v, **facts)
-        dq = launch_dq(*operands, config, causal, window, offsets, bias, dbias if dq_stores_dbias else None)
-        if dbias is not None and not dq_stores_dbias:
-            launch_dbias(*operands, bias, dbias, choose_attention_config(dbias_config, q, k, v, dout))
-        return dq, dk, dv, dbias, None, None, None
+            return torch.zeros_like(q), torch.zeros_like(k), dv, None, None, None
+        return *backward(q, k, v, out, dout, logsumexp2, offsets=offsets, **ctx.options), None, None, None
 
 
 def attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = True, window: int = 0
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = True, window: int = 0,
+    kernels: str = "auto",
 ) -> torch.Tensor:
     """Return softmax(masked(q k^T / sqrt(head_dim))) v, differentiable once in q, k and v.
 
@@ -274,14 +323,16 @@ def attention(
         k, v: [batch, kv_heads, sequence, head_dim], kv_heads a divisor of heads, in q's dtype.
         causal: only the keys at a query's own position and before are visible to it; otherwise all are.
         window: with causal, only the latest `window` of these keys are visible, its own included; 0 leaves all.
+        kernels: "hopper" for those of `hopper/`, "portable" for those of this file and `attention_backward.py`, or
+            "auto" for the first where they can take the operands.
 
     Returns:
         out [batch, heads, sequence, head_dim], contiguous, in the inputs' dtype.
 
     Raises:
         ValueError: the shapes do not fit, head_dim is not one of HEAD_DIMS, a window is negative or not causal, a
-            tensor is on another device or not on a GPU (outside the interpreter), or float32 products are set to
-            "medium".
+            tensor is on another device or not on a GPU (outside the interpreter), float32 products are set to
+            "medium", or the kernels asked for cannot take the operands.
         TypeError: a dtype is not supported, or they differ.
     """
     check_tensors(q=q, k=k, v=v)
@@ -289,19 +340,23 @@ def attention(
     if window < 0 or window and not causal:
         raise ValueError(f"window must be 0 (none) or a number of keys under a causal mask, got {window=}, {causal=}")
     window = 0 if window >= q.shape[2] else int(window)
-    return run(q, k, v, bool(causal), window)
+    return run(q, k, v, bool(causal), window, kernels=kernels)
 
 
 def run(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: int,
-    offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None, kernels: str = "auto",
 ) -> torch.Tensor:
     """Run attention on checked arguments; packed sequences come as [1, heads, tokens, head_dim] with `offsets`."""
+    if kernels not in ("auto", "hopper", "portable"):
+        raise ValueError(f"kernels must be 'auto', 'hopper' or 'portable', got {kernels!r}")
+    problem = hopper_problem(q, k, v, bias)
+    if kernels == "hopper" and problem:
+        raise ValueError(f"the kernels for Hopper GPUs cannot take these operands: {problem}")
+    options: dict[str, Any] = {"causal": causal, "window": window, "hopper": kernels != "portable" and problem is None}
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, bias)):
-        return _Attention.apply(q, k, v, bias, causal, window, offsets)
-    config = choose_attention_config(forward_config, q, k, v, windowed=window > 0, biased=bias is not None)
-    out, _ = launch_forward(q, k, v, config, False, causal, window, offsets, bias)
-    return out
+        return _Attention.apply(q, k, v, bias, offsets, options)
+    return forward(q, k, v, False, offsets=offsets, bias=bias, **options)[0]
 
 
 def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

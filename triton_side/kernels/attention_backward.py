@@ -22,14 +22,24 @@ Shapes and dtypes as in `attention.py`; delta [batch, heads, sequence], float32.
 """
 
 import math
-from collections.abc import Callable
 
 import torch
 import triton
 import triton.language as tl
 
-from triton_side.calls.declare import Computed, Shapes, again, computing, declare, gradient
+from triton_side.calls.declare import computing, declare
 from triton_side.kernels.shared.attention_configs import TileConfig
+from triton_side.kernels.shared.attention_operations import (
+    DBIAS,
+    DBIAS_BY_CASE,
+    DELTA,
+    DK_DV,
+    DK_DV_BY_CASE,
+    DQ,
+    DQ_BY_CASE,
+    DQ_DBIAS_BY_CASE,
+    products_flops,
+)
 from triton_side.kernels.shared.attention_tiles import (
     bias_strides,
     empty_output,
@@ -44,7 +54,6 @@ from triton_side.kernels.shared.attention_tiles import (
     store_scores,
     tile_of_program,
     visible_keys,
-    visible_pairs,
     visible_queries,
 )
 from triton_side.kernels.shared.constants import LOG2_E
@@ -56,48 +65,6 @@ from triton_side.kernels.shared.tiles import (
     product_precision,
     provide_descriptor_memory,
 )
-
-DELTA = (gradient("mul", "softmax/divide", "delta"), gradient("reduce_sum", "softmax/sum", "delta"))
-# The dk, dv kernel and the dq kernel both recompute the weights from q, k and logsumexp2, and then ds.
-SHARED = (
-    again("dot", "scores"), again("div", "scores"), again("add", "bias"), again("select", "mask"),
-    again("sub", "softmax/exp"), again("exp", "softmax/exp"), again("div", "softmax/divide"),
-    gradient("dot", "values", "dweights"), gradient("mul", "softmax/exp", "dscores"),
-)
-DK_DV = (*SHARED, gradient("dot", "values", "dv"), gradient("dot", "scores", "dk"))
-DQ = (*SHARED, gradient("dot", "scores", "dq"))
-BATCH_SUM = gradient("reduce_sum", "bias", "dbias")
-DBIAS = (*SHARED, BATCH_SUM)
-
-
-def operations_by_case(*operations: Computed) -> dict[tuple[bool, bool], tuple[Computed, ...]]:
-    """Return the block's operations by (causal, biased); without causality only a last tile is masked."""
-
-    def present(*absent: str) -> tuple[Computed, ...]:
-        return tuple(operation for operation in operations if operation.stage not in absent)
-
-    return {
-        (True, True): present(), (True, False): present("bias"), (False, True): present("mask"),
-        (False, False): present("mask", "bias"),
-    }
-
-
-DK_DV_BY_CASE, DQ_BY_CASE = operations_by_case(*DK_DV), operations_by_case(*DQ)
-DQ_DBIAS_BY_CASE, DBIAS_BY_CASE = operations_by_case(*DQ, BATCH_SUM), operations_by_case(*DBIAS)
-
-
-def products_flops(count: int) -> Callable[[Shapes], float | None]:
-    """Return a function for the FLOPs of `count` products of sequence x sequence x head_dim in every head.
-
-    Only visible pairs count. The function returns None for packed sequences, whose lengths are data.
-    """
-
-    def flops(shapes: Shapes) -> float | None:
-        batch, heads, sequence, head_dim = shapes["q_ptr"]
-        pairs = visible_pairs(sequence, shapes["CAUSAL"], shapes["WINDOW"])
-        return None if shapes["PACKED"] else count * 2 * batch * heads * pairs * head_dim
-
-    return flops
 
 
 @declare(*DELTA, flops=lambda shapes: 2 * math.prod(shapes["out_ptr"]))

@@ -11,7 +11,9 @@ from triton_side.kernels.attention import check_shapes, run
 from triton_side.kernels.shared.launch import check_tensors
 
 
-def attention_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor) -> torch.Tensor:
+def attention_packed(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqlens: torch.Tensor, *, kernels: str = "auto"
+) -> torch.Tensor:
     """Return softmax(masked(q k^T / sqrt(head_dim))) v of each sequence, differentiable once in q, k and v.
 
     Tensors of any strides are read without a copy. Heads are shared as in `attention`.
@@ -21,6 +23,7 @@ def attention_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqle
         k, v: [tokens, kv_heads, head_dim], kv_heads a divisor of heads, in q's dtype.
         cu_seqlens: int32 [sequences + 1], contiguous, rising from 0 to tokens; sequences may be empty. Its numbers are
             not checked: wrong ones read and write outside the tensors.
+        kernels: as in `attention`.
 
     Returns:
         out [tokens, heads, head_dim], contiguous, in the inputs' dtype.
@@ -43,7 +46,7 @@ def attention_packed(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, cu_seqle
         )
     q, k, v = (x.transpose(0, 1).unsqueeze(0) for x in (q, k, v))
     check_shapes(q, k, v)
-    return run(q, k, v, True, 0, offsets=cu_seqlens).squeeze(0).transpose(0, 1)
+    return run(q, k, v, True, 0, offsets=cu_seqlens, kernels=kernels).squeeze(0).transpose(0, 1)
 
 
 def apply(inputs: dict[str, torch.Tensor], longest: int) -> dict[str, torch.Tensor]:

@@ -45,15 +45,8 @@ import torch
 from triton_side.calls.declare import Computed, computing
 from triton_side.calls.stages import stage
 from triton_side.kernels import attention, gelu, linear_gelu, swiglu_mlp
-from triton_side.kernels.attention_backward import launch_delta, launch_dk_dv, launch_dq
 from triton_side.kernels.matmul import choose_config, launch_bias_gelu, launch_matmul, matmul_config
 from triton_side.kernels.shared import gated_unit
-from triton_side.kernels.shared.attention_configs import (
-    choose_attention_config,
-    dk_dv_config,
-    dq_config,
-    forward_config,
-)
 from triton_side.kernels.shared.launch import cdiv, multiprocessors
 from triton_side.kernels.shared.matmul_tiles import operands_fit_descriptors
 from triton_side.kernels.swiglu import swiglu_forward_kernel
@@ -72,8 +65,8 @@ def attention_forward(
     batch, heads, sequence, head_dim = q.shape
     merged = torch.empty((batch * sequence, heads * head_dim), dtype=q.dtype, device=q.device)
     with stage("attention"):
-        config = choose_attention_config(forward_config, q, k, v)
-        _, logsumexp2 = attention.launch_forward(q, k, v, config, save, out=_split_heads(merged, q))
+        hopper = attention.hopper_problem(q, k, v, None) is None
+        _, logsumexp2 = attention.forward(q, k, v, save, hopper=hopper, out=_split_heads(merged, q))
     return merged, logsumexp2
 
 
@@ -94,7 +87,6 @@ def attention_backward(
     """
     dq, dk, dv = gradients
     out, dout = _split_heads(merged, q), _split_heads(dmerged, q)
-    shared = q.shape[1] != k.shape[1]
     with stage("attention"):
         if q.shape[2] == 1:
             # A single key has weight 1, so dq and dk are exactly 0. Triton 3.7.1 also fails to compile the dk, dv
@@ -103,9 +95,8 @@ def attention_backward(
             dk.zero_()
             torch.sum(dout.unflatten(1, (k.shape[1], -1)), dim=2, out=dv)
             return
-        operands = (q, k, v, dout, logsumexp2, launch_delta(out, dout))
-        launch_dk_dv(*operands, choose_attention_config(dk_dv_config, q, dout, shared=shared), out=(dk, dv))
-        launch_dq(*operands, choose_attention_config(dq_config, k, v, shared=shared), out=dq)
+        hopper = attention.hopper_problem(q, k, v, None) is None
+        attention.backward(q, k, v, out, dout, logsumexp2, hopper=hopper, gradients=gradients)
 
 
 def fused_epilogue_wins(a: torch.Tensor, b: torch.Tensor) -> bool:

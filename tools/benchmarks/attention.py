@@ -1,0 +1,121 @@
+"""Time attention, forward and backward, by our kernels and cuDNN in turns on an NVIDIA GPU.
+
+    python tools/benchmarks/attention.py [SHAPE ...] [--rounds N]
+
+Each round times every kernel once with triton.testing.do_bench (CUDA events, cold L2, median). The GPU's power limit
+moves all times by 5 to 10%, so only times of one round are comparable. The table shows TFLOP/s of each round, by the FLOPs of
+visible pairs, with 2.5 times as many for backward. Use `xlafuse run` for times in reports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from tabulate import tabulate
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from triton.testing import do_bench
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from triton_side.kernels import attention
+from triton_side.kernels.attention_packed import attention_packed
+from triton_side.kernels.shared.attention_tiles import visible_pairs
+
+# batch, heads, kv_heads, sequence, head_dim, causal, window
+SHAPES = {
+    "llama-8b": (2, 32, 32, 4096, 128, True, 0), "llama-3-8b-8k": (1, 32, 8, 8192, 128, True, 0),
+    "16k": (1, 32, 32, 16384, 128, True, 0), "window-16k": (1, 16, 8, 16384, 128, True, 4096),
+    "gqa-window": (1, 32, 8, 4096, 128, True, 1024), "gemma-2-9b": (1, 16, 8, 2048, 256, True, 0),
+    "full": (4, 16, 16, 2048, 64, False, 0), "gpt2": (8, 12, 12, 1024, 64, True, 0),
+    "full-128": (2, 32, 32, 4096, 128, False, 0), "d64": (2, 32, 32, 4096, 64, True, 0),
+}
+# tokens, heads, kv_heads, head_dim, sequences
+PACKED = {"packed": (4096, 32, 8, 128, 8), "packed-16k": (16384, 32, 8, 128, 8)}
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+
+
+def calls(name: str) -> tuple[float, dict[str, Callable[[], Any]]]:
+    """Return the FLOPs of forward, and the calls by name."""
+    batch, heads, kv_heads, sequence, head_dim, causal, window = SHAPES[name]
+    q, k, v = (normal(batch, n, sequence, head_dim) for n in (heads, kv_heads, kv_heads))
+    flops = 4 * batch * heads * head_dim * visible_pairs(sequence, causal, window)
+    found: dict[str, Callable[[], Any]] = {}
+    for kernels in ("hopper", "portable"):
+        hopper = kernels == "hopper"
+        if hopper and attention.hopper_problem(q, k, v, None):
+            continue
+        mask: dict[str, Any] = {"hopper": hopper, "causal": causal, "window": window}
+        out, logsumexp2 = attention.forward(q, k, v, True, **mask)
+        assert logsumexp2 is not None
+        found[f"{kernels} fwd"] = lambda mask=mask: attention.forward(q, k, v, True, **mask)
+        found[f"{kernels} bwd"] = lambda mask=mask, out=out, logsumexp2=logsumexp2: attention.backward(
+            q, k, v, out, out, logsumexp2, **mask
+        )
+    if not window:
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+
+        def cudnn(*x: torch.Tensor) -> torch.Tensor:
+            with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+                return F.scaled_dot_product_attention(*x, is_causal=causal, enable_gqa=heads != kv_heads)
+
+        result = cudnn(*leaves)
+        found["cudnn fwd"] = lambda: cudnn(q, k, v)
+        found["cudnn bwd"] = lambda: torch.autograd.grad(result, leaves, q, retain_graph=True)
+    return flops, found
+
+
+def packed_calls(name: str) -> tuple[float, dict[str, Callable[[], Any]]]:
+    """As `calls`, for sequences of random lengths, packed one after the other."""
+    tokens, heads, kv_heads, head_dim, sequences = PACKED[name]
+    inner = torch.randperm(tokens - 1, generator=torch.Generator().manual_seed(0))[: sequences - 1].sort().values + 1
+    offsets = [0, *inner.tolist(), tokens]
+    lengths = [b - a for a, b in zip(offsets, offsets[1:], strict=False)]
+    cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device="cuda")
+    q, k, v = (normal(tokens, n, head_dim) for n in (heads, kv_heads, kv_heads))
+    flops = sum(4 * heads * head_dim * visible_pairs(length, True, 0) for length in lengths)
+    found: dict[str, Callable[[], Any]] = {}
+    for kernels in ("hopper", "portable"):
+        leaves = [x.clone().requires_grad_() for x in (q, k, v)]
+        result = attention_packed(*leaves, cu_seqlens, kernels=kernels)
+        found[f"{kernels} fwd"] = lambda kernels=kernels: attention_packed(q, k, v, cu_seqlens, kernels=kernels)
+        found[f"{kernels} bwd"] = lambda result=result, leaves=leaves: torch.autograd.grad(
+            result, leaves, q, retain_graph=True
+        )
+    return flops, found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    known = [*SHAPES, *PACKED]
+    parser.add_argument("shapes", nargs="*", metavar="SHAPE", help=f"of {', '.join(known)}; all if none is named")
+    parser.add_argument("--rounds", type=int, default=2, metavar="N", help="how often each kernel is timed")
+    options = parser.parse_args()
+    if unknown := [name for name in options.shapes if name not in known]:
+        parser.error(f"no shape {unknown[0]!r}: choose from {', '.join(known)}")
+    for name in options.shapes or known:
+        flops, found = calls(name) if name in SHAPES else packed_calls(name)
+        times: dict[str, list[float]] = {call: [] for call in found}
+        for _ in range(options.rounds):
+            for call, function in found.items():
+                times[call].append(do_bench(function, 5, 30, return_mode="median"))
+        rows = [
+            [name, call, *(f"{ms * 1e3:.0f}" for ms in each),
+             *(f"{flops * (2.5 if call.endswith('bwd') else 1) / ms / 1e9:.0f}" for ms in each)]
+            for call, each in times.items()
+        ]
+        rounds = range(options.rounds)
+        headers = ["shape", "call", *(f"us {i}" for i in rounds), *(f"TFLOP/s {i}" for i in rounds)]
+        print(tabulate(rows, headers=headers), flush=True)
+
+
+if __name__ == "__main__":
+    main()

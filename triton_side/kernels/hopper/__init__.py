@@ -1,0 +1,1 @@
+"""Kernels in Gluon for Hopper GPUs (sm_90a): TMA loads, asynchronous tensor-core products, warp specialisation."""

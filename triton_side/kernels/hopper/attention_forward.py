@@ -1,0 +1,445 @@
+"""Attention for Hopper GPUs: out = softmax(masked(q k^T / sqrt(head_dim))) v, and the logsumexp of each row.
+
+The formula, shapes and tiling are those of `kernels/attention.py`; "FlashAttention-3" (Shah et al., arXiv 2407.08608)
+describes the division of work. One program runs on each multiprocessor:
+
+- A producer warp loads tiles of q, k and v by TMA into rings of buffers in shared memory.
+- Two consumers of four warps own 64 rows of queries each. A consumer starts the product of the next tile's scores and
+  the product of this tile's weights with v together. The tensor cores work while it computes its softmax.
+- Programs take tiles of 128 queries from a counter in memory, tiles with many visible keys first. The first scores of
+  the next tile of queries start before the last product of this one has ended.
+
+Tiles of keys are visited from the latest to the first. A row's own key is then in its first tile, so its maximum is
+finite from the start, and only the first tile needs the causal mask.
+
+Shapes: q, out [batch, heads, sequence, head_dim]; k, v [batch, kv_heads, sequence, head_dim]; logsumexp2 [batch, heads,
+sequence], float32. dtypes: bfloat16, float16. head_dim: 64, 128.
+"""
+
+import functools
+
+import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma as mma
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait as mma_wait
+
+from triton_side.calls.declare import computing, declare
+from triton_side.calls.stages import preparation
+from triton_side.kernels.hopper.parts import (
+    L2_BYTES,
+    barriers,
+    buffers,
+    halves,
+    joined,
+    matrix,
+    packed_place,
+    per_row,
+    rows_descriptor,
+    store_rows,
+    thread_barrier,
+)
+from triton_side.kernels.shared.attention_operations import FORWARD, FORWARD_BY_CASE, products_flops
+from triton_side.kernels.shared.attention_tiles import empty_output, packed_sizes
+from triton_side.kernels.shared.constants import LOG2_E
+from triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors
+
+STAGES = {128: (2, 3), 64: (4, 4)}  # buffers for tiles of k and of v, by head_dim
+ROWS = gl.constexpr(64)  # queries of one consumer
+KEYS = gl.constexpr(128)  # keys of a tile, and queries of both consumers
+
+
+@gluon.jit
+def _tile(t, sizes, first, length, slot, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr):
+    """Return the place of tile t: head, tile of queries, first row, length, and its latest and earliest tile of keys.
+
+    A few heads, whose keys and values fit in L2, come together, and within them the tiles with the most keys first.
+    sizes: heads of all batches, heads at a time, tiles of a head, and the sequence. first, length, slot: of a packed
+    sequence.
+    """
+    heads, group, tiles, sequence = sizes
+    if PACKED:
+        head = t // tiles
+        q_tile = gl.cdiv(length, KEYS) - 1 - slot
+    else:
+        begin = t // (group * tiles) * group
+        rest = t - begin * tiles
+        together = gl.minimum(group, heads - begin)
+        head = begin + rest % together
+        q_tile = tiles - 1 - rest // together
+        first = 0
+        length = sequence
+    latest = q_tile if CAUSAL else gl.cdiv(length, KEYS) - 1
+    earliest = gl.maximum(q_tile * KEYS - WINDOW + 1, 0) // KEYS if WINDOW else 0
+    return head, q_tile, first, length, latest, earliest
+
+
+@gluon.jit
+def _load(descriptor, full, empty, ring, g, batch, head, row):
+    """Load tile number g of k or v into its place in the ring, once both consumers have left that place."""
+    i = g % ring.shape[0]
+    mbarrier.wait(empty.index(i), (g // ring.shape[0] & 1) ^ 1)
+    mbarrier.expect(full.index(i), descriptor.block_type.nbytes)
+    tma.async_copy_global_to_shared(descriptor, [batch, head, row, 0], full.index(i), ring.index(i))
+
+
+@gluon.jit
+def _number(places, i):
+    return gl.max(places.index(i).load(gl.BlockedLayout([1], [32], [gl.num_warps()], [0])), 0)
+
+
+@gluon.jit
+def _next_tile(t, counter, total, sizes, offsets_ptr, sequences, PACKED: gl.constexpr):
+    """Return a tile's number from the counter, and the place of a packed one; slots without rows are skipped."""
+    first = 0
+    length = 0
+    slot = 0
+    if PACKED:
+        tiles = sizes[2]
+        searching = t < total
+        while searching:
+            first, length, slot, base = packed_place(t % tiles, offsets_ptr, sequences, KEYS, 1, PACKED)
+            searching = slot * KEYS >= length
+            if searching:
+                t = gl.num_programs(0) + gl.atomic_add(counter, 1)
+                searching = t < total
+    return t, first, length, slot
+
+
+@gluon.jit
+def _announce(
+    t, first, length, slot, n, more, sizes, q_descriptor, smem, bars, heads,
+    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
+):
+    """Tell the consumers that their n-th tile is t, and load its queries."""
+    head, q_tile, first, length, latest, earliest = _tile(t, sizes, first, length, slot, CAUSAL, WINDOW, PACKED)
+    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
+    for part in gl.static_range(2):
+        full = bars[0].index(part)
+        mbarrier.wait(bars[1].index(part), (n & 1) ^ 1)
+        smem[4].index(4 * part).store(gl.full([1], t, gl.int32, layout))
+        if PACKED:
+            smem[4].index(4 * part + 1).store(gl.full([1], first, gl.int32, layout))
+            smem[4].index(4 * part + 2).store(gl.full([1], length, gl.int32, layout))
+            smem[4].index(4 * part + 3).store(gl.full([1], slot, gl.int32, layout))
+        mbarrier.expect(full, q_descriptor.block_type.nbytes, pred=more)
+        row = first + (q_tile * 2 + part) * ROWS
+        tma.async_copy_global_to_shared(
+            q_descriptor, [head // heads, head % heads, row, 0], full, smem[0].index(part), pred=more
+        )
+        mbarrier.arrive(full, count=1, pred=not more)
+    return head, first, latest, earliest
+
+
+@gluon.jit
+def _produce(
+    total, sizes, smem, bars, q_descriptor, k_descriptor, v_descriptor, counter, offsets_ptr, sequences, heads,
+    sharing, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
+):
+    programs = gl.num_programs(0)
+    t, first, length, slot = _next_tile(gl.program_id(0), counter, total, sizes, offsets_ptr, sequences, PACKED)
+    head, first, latest, earliest = _announce(
+        t, first, length, slot, 0, t < total, sizes, q_descriptor, smem, bars, heads, CAUSAL, WINDOW, PACKED
+    )
+    g = 0  # number of the next tile of keys
+    n = 0  # number of the tile of queries
+    while t < total:
+        batch = head // heads
+        kv_head = head % heads // sharing
+        kv_first = first + latest * KEYS
+        steps = latest - earliest
+        for j in range(steps + 2):
+            if j <= steps:
+                _load(k_descriptor, bars[2], bars[3], smem[1], g + j, batch, kv_head, kv_first - j * KEYS)
+            if j == steps:  # early enough for the next queries to arrive in time, late enough for even loads
+                n += 1
+                t = programs + gl.atomic_add(counter, 1)
+                t, first, length, slot = _next_tile(t, counter, total, sizes, offsets_ptr, sequences, PACKED)
+                head, first, latest, earliest = _announce(
+                    t, first, length, slot, n, t < total, sizes, q_descriptor, smem, bars, heads,
+                    CAUSAL, WINDOW, PACKED,
+                )
+            if j > 0:
+                _load(v_descriptor, bars[4], bars[5], smem[2], g + j - 1, batch, kv_head, kv_first - (j - 1) * KEYS)
+        g += steps + 1
+    if gl.atomic_add(counter + 1, 1) == programs - 1:  # the last program prepares the counters for the next launch
+        gl.store(counter, 0)
+        gl.store(counter + 1, 0)
+
+
+@gluon.jit
+def _row_max(x, layout: gl.constexpr):
+    for _ in gl.static_range(2):  # as a tree, because gl.max is one chain of dependent instructions
+        x = gl.maximum(*halves(x))
+    return gl.convert_layout(gl.max(x, 1), layout, assert_trivial=True)
+
+
+@gluon.jit
+def _row_sums(x):
+    """Return four sums a row, each of one thread's columns. They are added at the end of a tile of queries."""
+    return gl.sum(gl.sum(x.reshape([x.shape[0], x.shape[1] // 8, 4, 2]), 1), 2)
+
+
+@gluon.jit
+def _outside_window(x, distance, WINDOW: gl.constexpr):
+    """Return x with -inf where the key lies WINDOW or more before the query. distance: of row 0 from column 0."""
+    row = gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))[:, None]
+    column = gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))[None, :]
+    return gl.where(column > row + (distance - WINDOW), x, float("-inf"))
+
+
+@gluon.jit
+def _first_weights(
+    scores, scale, keys, PART: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, rows: gl.constexpr,
+    p_layout: gl.constexpr, dtype: gl.constexpr,
+):
+    """Return maximum, sums and weights of a row tile's first scores, the only ones with a causal or an end mask.
+
+    keys: how many keys of the tile exist.
+    """
+    LEFT: gl.constexpr = scores.shape[1] == ROWS  # the right half is invisible to these queries
+    if LEFT:
+        a = scores
+        b = scores
+    else:
+        a, b = halves(scores)
+    row = gl.arange(0, ROWS, gl.SliceLayout(1, a.type.layout))[:, None]
+    column = gl.arange(0, ROWS, gl.SliceLayout(0, a.type.layout))[None, :]
+    if LEFT:
+        a = gl.where(column <= row, a, float("-inf"))
+    elif CAUSAL:
+        b = gl.where(column <= row, b, float("-inf"))
+    else:
+        a = gl.where(column < keys, a, float("-inf"))
+        b = gl.where(column < keys - ROWS, b, float("-inf"))
+    if WINDOW and WINDOW < KEYS:
+        a = _outside_window(a, PART * ROWS, WINDOW)
+        if not LEFT:
+            b = _outside_window(b, PART * ROWS - ROWS, WINDOW)
+    m = _row_max(a if LEFT else gl.maximum(a, b), rows) * scale
+    a = gl.exp2(a * scale - per_row(m, a))
+    b = gl.zeros_like(a) if LEFT else gl.exp2(b * scale - per_row(m, b))
+    return m, _row_sums(a if LEFT else a + b), joined(a, b, p_layout, dtype)
+
+
+@gluon.jit
+def _queries(PART: gl.constexpr, n, smem, bars, layout: gl.constexpr, PACKED: gl.constexpr):
+    """Return the n-th tile's number, the place of a packed one, and its queries as an operand in registers.
+
+    Queries in registers save energy, and their buffer is free at once.
+    """
+    mbarrier.wait(bars[0].index(PART), n & 1)
+    t = _number(smem[4], 4 * PART)
+    first = 0
+    length = 0
+    slot = 0
+    if PACKED:
+        first = _number(smem[4], 4 * PART + 1)
+        length = _number(smem[4], 4 * PART + 2)
+        slot = _number(smem[4], 4 * PART + 3)
+    q = matrix(smem[0].index(PART)).load(layout)
+    mbarrier.arrive(bars[1].index(PART), count=1)
+    return t, first, length, slot, q
+
+
+@gluon.jit
+def _scores(q, g, more, smem, bars, WIDTH: gl.constexpr):
+    """Start the product of q with the first WIDTH keys of tile g."""
+    ring = smem[1]
+    i = g % ring.shape[0]
+    mbarrier.wait(bars[2].index(i), g // ring.shape[0] & 1, pred=more)
+    k = matrix(ring.index(i)).slice(0, WIDTH)
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    return mma(q, k.permute((1, 0)), gl.zeros([ROWS, WIDTH], gl.float32, layout), use_acc=False, is_async=True)
+
+
+@gluon.jit
+def _products(q, p, o, g, more, smem, bars, WIDTH: gl.constexpr):
+    """Return the scores of tile g + 1, and o with tile g's product, which still runs."""
+    ring = smem[2]
+    s = _scores(q, g + 1, more, smem, bars, WIDTH)
+    i = g % ring.shape[0]
+    mbarrier.wait(bars[4].index(i), g // ring.shape[0] & 1)
+    o = mma(p, matrix(ring.index(i)), o, is_async=True)
+    s = mma_wait(1, deps=[s])
+    mbarrier.arrive(bars[3].index((g + 1) % smem[1].shape[0]), count=1, pred=more)
+    return s, o, i
+
+
+@gluon.jit
+def _consume(
+    PART: gl.constexpr, total, sizes, smem, bars, o_descriptor, out_ptr, logsumexp2_ptr, stride_oh, stride_os, heads,
+    scale, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
+):
+    HEAD_DIM: gl.constexpr = smem[0].shape[4]
+    # Keys that a tile of queries sees of its first tile of keys.
+    FIRST: gl.constexpr = ROWS if CAUSAL and PART == 0 else KEYS
+    dtype: gl.constexpr = o_descriptor.dtype
+    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
+    o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
+    q_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
+    p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
+    rows: gl.constexpr = gl.SliceLayout(1, s_layout)
+    sequence = sizes[3]
+    t, first, length, slot, q = _queries(PART, 0, smem, bars, q_layout, PACKED)
+    head, q_tile, first, length, latest, earliest = _tile(t, sizes, first, length, slot, CAUSAL, WINDOW, PACKED)
+    s0 = mma_wait(0, deps=[_scores(q, 0, t < total, smem, bars, FIRST)])
+    mbarrier.arrive(bars[3].index(0), count=1)
+    m, sums, p = _first_weights(s0, scale, length - latest * KEYS, PART, CAUSAL, WINDOW, rows, p_layout, dtype)
+    g = 0  # number of the tile of keys that p is of
+    n = 0  # number of the tile of queries
+    while t < total:
+        o = gl.zeros([ROWS, HEAD_DIM], gl.float32, o_layout)
+        for j in range(latest - earliest):
+            s, o, i = _products(q, p, o, g, True, smem, bars, KEYS)
+            a, b = halves(s)
+            if WINDOW:
+                distance = (q_tile - latest + 1 + j) * KEYS + PART * ROWS
+                if distance + ROWS > WINDOW:
+                    a = _outside_window(a, distance, WINDOW)
+                    b = _outside_window(b, distance - ROWS, WINDOW)
+            m_new = gl.maximum(m, _row_max(gl.maximum(a, b), rows) * scale)
+            alpha = gl.exp2(m - m_new)
+            a = gl.exp2(a * scale - per_row(m_new, a))
+            # This phase ended long ago. The wait ends a basic block; without it ptxas would wait for o before the
+            # exponentials.
+            mbarrier.wait(bars[4].index(i), g // smem[2].shape[0] & 1)
+            o = mma_wait(0, deps=[o])
+            mbarrier.arrive(bars[5].index(i), count=1)
+            o = o * per_row(alpha, o)
+            b = gl.exp2(b * scale - per_row(m_new, b))
+            sums = sums * per_row(alpha, sums) + _row_sums(a + b)
+            p = joined(a, b, p_layout, dtype)
+            m = m_new
+            g += 1
+        n += 1
+        t, next_first, next_length, next_slot, q = _queries(PART, n, smem, bars, q_layout, PACKED)
+        next_head, next_q_tile, next_first, next_length, next_latest, next_earliest = _tile(
+            t, sizes, next_first, next_length, next_slot, CAUSAL, WINDOW, PACKED
+        )
+        s0, o, i = _products(q, p, o, g, t < total, smem, bars, FIRST)
+        l_row = gl.convert_layout(gl.sum(sums, 1), rows, assert_trivial=True)
+        start = (q_tile * 2 + PART) * ROWS
+        row = start + gl.arange(0, ROWS, rows)
+        if logsumexp2_ptr is not None:
+            pointer = logsumexp2_ptr + head.to(gl.int64) * sequence + first
+            gl.store(pointer + row, m + gl.log2(l_row), mask=row < length)
+        m, sums, p = _first_weights(
+            s0, scale, next_length - next_latest * KEYS, PART, CAUSAL, WINDOW, rows, p_layout, dtype
+        )
+        o = mma_wait(0, deps=[o])
+        mbarrier.arrive(bars[5].index(i), count=1)
+        o = o * per_row(1.0 / l_row, o)
+        buffer = smem[3].index(PART)
+        if not PACKED:
+            tma.store_wait(0)
+        thread_barrier()
+        matrix(buffer).store(o.to(dtype))
+        if PACKED:
+            thread_barrier()
+            pointer = out_ptr + head.to(gl.int64) * stride_oh + first.to(gl.int64) * stride_os
+            store_rows(buffer, pointer, stride_os, start, length)
+        else:
+            fence_async_shared()
+            thread_barrier()
+            tma.async_copy_shared_to_global(o_descriptor, [head // heads, head % heads, start, 0], buffer)
+        g += 1
+        head, q_tile, first, length = next_head, next_q_tile, next_first, next_length
+        latest, earliest = next_latest, next_earliest
+    if not PACKED:
+        tma.store_wait(0)
+
+
+@declare(*FORWARD, flops=products_flops(2))
+@gluon.jit(do_not_specialize=["sequence", "all_heads", "group", "tiles", "heads", "sharing", "sequences"])
+def hopper_attention_forward_kernel(
+    q_descriptor, k_descriptor, v_descriptor, out_descriptor, out_ptr, logsumexp2_ptr, counter_ptr, offsets_ptr,
+    stride_oh, stride_os, sequence, all_heads, group, tiles, heads, sharing, sequences, scale_log2e,
+    K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
+):
+    """Compute out, and logsumexp2 if given; `sharing` heads of q share a head of k and v.
+
+    Descriptors are of [batch, heads, sequence, head_dim] with blocks of ROWS (q, out) or KEYS (k, v) rows. counter_ptr:
+    two zeros, zero again at the end. group: heads that programs work on together. tiles: of one head.
+    """
+    places = gl.allocate_shared_memory(gl.int32, [8, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    smem = (
+        buffers(q_descriptor, 2), buffers(k_descriptor, K_STAGES), buffers(v_descriptor, V_STAGES),
+        buffers(out_descriptor, 2), places,
+    )
+    # Full and empty barriers: of q and the tile's number, of k, of v.
+    bars = (
+        barriers(2, 1), barriers(2, 1), barriers(K_STAGES, 1), barriers(K_STAGES, 2), barriers(V_STAGES, 1),
+        barriers(V_STAGES, 2),
+    )
+    fence_async_shared()
+    total = all_heads * tiles
+    sizes = (all_heads, group, tiles, sequence)
+    # A constexpr in these tuples must be written here: from a variable it arrives as a tensor.
+    gl.warp_specialize(
+        [
+            (_consume, (
+                0, total, sizes, smem, bars, out_descriptor, out_ptr, logsumexp2_ptr, stride_oh, stride_os, heads,
+                scale_log2e, CAUSAL, WINDOW, PACKED,
+            )),
+            (_consume, (
+                1, total, sizes, smem, bars, out_descriptor, out_ptr, logsumexp2_ptr, stride_oh, stride_os, heads,
+                scale_log2e, CAUSAL, WINDOW, PACKED,
+            )),
+            (_produce, (
+                total, sizes, smem, bars, q_descriptor, k_descriptor, v_descriptor, counter_ptr, offsets_ptr,
+                sequences, heads, sharing, CAUSAL, WINDOW, PACKED,
+            )),
+        ],
+        [4, 1],
+        [240, 24],  # warps and registers of the second consumer and the producer
+    )
+
+
+def launch_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, save_logsumexp: bool, causal: bool, window: int,
+    offsets: torch.Tensor | None, out: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return out, made by `empty_output`, and with save_logsumexp logsumexp2.
+
+    offsets: of packed sequences. out: memory for the result, which fits a descriptor.
+    """
+    batch, heads, sequence, head_dim = q.shape
+    out = empty_output(q, offsets) if out is None else out
+    logsumexp2 = torch.empty(q.shape[:3], dtype=torch.float32, device=q.device) if save_logsumexp else None
+    if q.numel() == 0:
+        return out, logsumexp2
+    sequences, packed = packed_sizes(offsets)
+    tiles = sequence // KEYS.value + sequences if packed else cdiv(sequence, KEYS.value)
+    sharing = heads // k.shape[1]
+    together = max(1, L2_BYTES // (2 * k.element_size() * sequence * head_dim)) * sharing
+    k_stages, v_stages = STAGES[head_dim]
+    with device_of(q), computing(*FORWARD_BY_CASE[causal, False]):
+        hopper_attention_forward_kernel[(min(multiprocessors(q.device), batch * heads * tiles),)](
+            rows_descriptor(q, ROWS.value), rows_descriptor(k, KEYS.value), rows_descriptor(v, KEYS.value),
+            rows_descriptor(out, ROWS.value), out if packed else None, logsumexp2, _counters(q), offsets,
+            out.stride(1), out.stride(2), sequence, batch * heads, together, tiles, heads, sharing, sequences,
+            head_dim**-0.5 * LOG2_E.value, K_STAGES=k_stages, V_STAGES=v_stages, CAUSAL=causal, WINDOW=window,
+            PACKED=packed, num_warps=4,
+        )
+    return out, logsumexp2
+
+
+def _counters(like: torch.Tensor) -> torch.Tensor:
+    """Return the two zeros of this stream. Each launch leaves them zero for the next.
+
+    A CUDA graph that is being captured gets its own, because it may be replayed beside launches of this stream.
+    """
+    if isinstance(like, FakeTensor):
+        return torch.empty(2, dtype=torch.int32, device=like.device)
+    if torch.cuda.is_current_stream_capturing():
+        return torch.zeros(2, dtype=torch.int32, device=like.device)
+    return _counters_of(like.device, torch.cuda.current_stream(like.device).cuda_stream)
+
+
+@functools.cache
+def _counters_of(device: torch.device, stream: int) -> torch.Tensor:
+    with preparation():
+        return torch.zeros(2, dtype=torch.int32, device=device)
