@@ -3,8 +3,8 @@
     python tools/benchmarks/attention.py [SHAPE ...] [--rounds N]
 
 Each round times every kernel once with triton.testing.do_bench (CUDA events, cold L2, median). The GPU's power limit
-moves all times by 5 to 10%, so only times of one round are comparable. The table shows TFLOP/s of each round, by the FLOPs of
-visible pairs, with 2.5 times as many for backward. Use `xlafuse run` for times in reports.
+moves all times by 5 to 10%, so only times of one round are comparable. The table shows TFLOP/s of each round, by the
+FLOPs of visible pairs, with 2.5 times as many for backward. Use `xlafuse run` for times in reports.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,20 +57,17 @@ def calls(name: str) -> tuple[float, dict[str, Callable[[], Any]]]:
         mask: dict[str, Any] = {"hopper": hopper, "causal": causal, "window": window}
         out, logsumexp2 = attention.forward(q, k, v, True, **mask)
         assert logsumexp2 is not None
-        found[f"{kernels} fwd"] = lambda mask=mask: attention.forward(q, k, v, True, **mask)
-        found[f"{kernels} bwd"] = lambda mask=mask, out=out, logsumexp2=logsumexp2: attention.backward(
-            q, k, v, out, out, logsumexp2, **mask
-        )
+        found[f"{kernels} fwd"] = partial(attention.forward, q, k, v, True, **mask)
+        found[f"{kernels} bwd"] = partial(attention.backward, q, k, v, out, out, logsumexp2, **mask)
     if not window:
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
 
-        def cudnn(*x: torch.Tensor) -> torch.Tensor:
+        def cudnn(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
             with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-                return F.scaled_dot_product_attention(*x, is_causal=causal, enable_gqa=heads != kv_heads)
+                return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=heads != kv_heads)
 
-        result = cudnn(*leaves)
-        found["cudnn fwd"] = lambda: cudnn(q, k, v)
-        found["cudnn bwd"] = lambda: torch.autograd.grad(result, leaves, q, retain_graph=True)
+        found["cudnn fwd"] = partial(cudnn, q, k, v)
+        found["cudnn bwd"] = partial(torch.autograd.grad, cudnn(*leaves), leaves, q, retain_graph=True)
     return flops, found
 
 
@@ -85,11 +83,9 @@ def packed_calls(name: str) -> tuple[float, dict[str, Callable[[], Any]]]:
     found: dict[str, Callable[[], Any]] = {}
     for kernels in ("hopper", "portable"):
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
-        result = attention_packed(*leaves, cu_seqlens, kernels=kernels)
-        found[f"{kernels} fwd"] = lambda kernels=kernels: attention_packed(q, k, v, cu_seqlens, kernels=kernels)
-        found[f"{kernels} bwd"] = lambda result=result, leaves=leaves: torch.autograd.grad(
-            result, leaves, q, retain_graph=True
-        )
+        function = partial(attention_packed, cu_seqlens=cu_seqlens, kernels=kernels)
+        found[f"{kernels} fwd"] = partial(function, q, k, v)
+        found[f"{kernels} bwd"] = partial(torch.autograd.grad, function(*leaves), leaves, q, retain_graph=True)
     return flops, found
 
 

@@ -218,8 +218,8 @@ def hopper_problem(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torc
     """Return why the kernels of `hopper/` cannot take the operands, or None."""
     if INTERPRETED or not is_hopper(q.device):
         return "they run on GPUs of compute capability 9.0 only"
-    if q.dtype == torch.float32 or q.shape[-1] not in hopper_forward.STAGES or bias is not None:
-        dims = " or ".join(map(str, sorted(hopper_forward.STAGES)))
+    if q.dtype == torch.float32 or q.shape[-1] not in hopper_forward.TILES or bias is not None:
+        dims = " or ".join(map(str, sorted(hopper_forward.TILES)))
         return f"they take bfloat16 and float16, head_dim {dims}, and no bias"
     if not all(map(fits_descriptor, (q, k, v))):
         return "TMA reads rows of whole 16 bytes, 16 bytes aligned"
@@ -248,9 +248,10 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return dq, dk and dv of attention without a bias, from its results. hopper: by the kernels of `hopper/`.
 
-    offsets: of packed sequences. gradients: memory for the results, with last stride 1. dk and dv have equal strides.
+    The kernels of `hopper/` have no gradient of head_dim 256; then the portable ones compute it. offsets: of packed
+    sequences. gradients: memory for the results, with last stride 1. dk and dv have equal strides.
     """
-    if hopper:
+    if hopper and q.shape[-1] in hopper_backward.HEAD_DIMS:
         dout = dout if fits_descriptor(dout) else dout.contiguous()
         return hopper_backward.launch_backward(q, k, v, out, dout, logsumexp2, causal, window, offsets, gradients)
     operands = (q, k, v, dout, logsumexp2, launch_delta(out, dout))
@@ -330,9 +331,9 @@ def attention(
         out [batch, heads, sequence, head_dim], contiguous, in the inputs' dtype.
 
     Raises:
-        ValueError: the shapes do not fit, head_dim is not one of HEAD_DIMS, a window is negative or not causal, a
-            tensor is on another device or not on a GPU (outside the interpreter), float32 products are set to
-            "medium", or the kernels asked for cannot take the operands.
+        ValueError: the shapes do not fit, head_dim is not one of HEAD_DIMS, or a window is negative or not causal. A
+            tensor is on another device or not on a GPU (outside the interpreter). float32 products are set to "medium".
+            The kernels asked for cannot take the operands.
         TypeError: a dtype is not supported, or they differ.
     """
     check_tensors(q=q, k=k, v=v)

@@ -36,7 +36,7 @@ def packed(head_dim: int) -> str:
     [
         (dense(128, 1, 0), 0), (dense(64, 1, 0), 0), (dense(128, 0, 0), 0), (dense(64, 0, 0), 0),
         (dense(128, 1, 200), 0),
-        # What a packed sequence adds is read once a tile of queries, except for some 100 bytes in the backward loop.
+        # The place of a packed sequence takes registers.
         (packed(128), 128), (packed(64), 128),
     ],
 )

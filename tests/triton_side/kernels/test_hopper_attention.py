@@ -26,7 +26,7 @@ BFLOAT16 = torch.bfloat16
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize(("causal", "window"), MASKS)
 @pytest.mark.parametrize("sequence", [2, 40, 129, 777, 1024])
 def test_agrees_with_float64(sequence: int, causal: bool, window: int, head_dim: int, dtype: torch.dtype) -> None:
@@ -84,7 +84,7 @@ def test_repeated_calls_give_equal_results() -> None:
 LENGTHS = [[37], [1, 133, 16, 5], [128, 128, 256, 1, 1], [0, 200, 0, 0, 340, 0], [64] * 40]
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_a_packed_sequence_is_computed_as_if_alone(lengths: list[int], head_dim: int) -> None:
     q, k, v, dout = packed_tensors(sum(lengths), 4, 2, head_dim, BFLOAT16)

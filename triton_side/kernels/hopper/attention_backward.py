@@ -46,13 +46,15 @@ from triton_side.kernels.hopper.parts import (
 from triton_side.kernels.shared.attention_operations import BACKWARD, BACKWARD_BY_CASE, DELTA, products_flops
 from triton_side.kernels.shared.attention_tiles import empty_output, packed_sizes, rows_of_head, tile_of_program
 from triton_side.kernels.shared.constants import LOG2_E
-from triton_side.kernels.shared.launch import cdiv, device_of
+from triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors
 from triton_side.kernels.shared.tiles import load_rows
 
+HEAD_DIMS = (64, 128)
 QUERIES = gl.constexpr(64)  # of a tile
 ROWS = gl.constexpr(64)  # keys of one consumer
 KEYS = gl.constexpr(128)  # keys of a program
 COLUMNS = gl.constexpr(64)  # of dq that a consumer computes at a time
+PROGRAMS = 8  # on each multiprocessor, among which the longest are chosen first
 STATS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)
 SCALED = gradient("div", "scores", "dq")
 
@@ -388,7 +390,7 @@ def hopper_attention_backward_kernel(
     mbarrier.init(kv_full.index(0), count=1)
     mbarrier.init(kv_full.index(1), count=1)
     mbarrier.init(kv_full.index(2), count=2)
-    # Of q with its numbers, of dout, of both being read, and of each consumer's ds.
+    # Barriers for q with its numbers, for dout, for both being read, and for each consumer's ds.
     bars = (kv_full, barriers(2, 1), barriers(2, 1), barriers(2, 2), barriers(2, 1), barriers(2, 1))
     fence_async_shared()
     gl.warp_specialize(
@@ -428,8 +430,10 @@ def launch_backward(
     tiles = 2 * batch * heads * kv_tiles
     stats = torch.empty((tiles, 2, QUERIES.value), dtype=torch.float32, device=q.device)
     dq_sum = torch.empty((tiles, QUERIES.value, head_dim), dtype=torch.float32, device=q.device)
-    # A head's q and dout, and what is added to dq in float32.
-    together = max(1, L2_BYTES // (4 * q.element_size() * sequence * head_dim * (heads // kv_heads)))
+    # The q and dout of these heads, and what is added to dq in float32, fit in L2. More heads make more programs to
+    # choose the long ones from, which counts more where there are few.
+    in_l2 = L2_BYTES // (4 * q.element_size() * sequence * head_dim * (heads // kv_heads))
+    together = max(1, in_l2, PROGRAMS * multiprocessors(q.device) // kv_tiles)
     scale = head_dim**-0.5
     with device_of(q):
         hopper_attention_before_kernel[(tiles,)](

@@ -13,7 +13,7 @@ Tiles of keys are visited from the latest to the first. A row's own key is then 
 finite from the start, and only the first tile needs the causal mask.
 
 Shapes: q, out [batch, heads, sequence, head_dim]; k, v [batch, kv_heads, sequence, head_dim]; logsumexp2 [batch, heads,
-sequence], float32. dtypes: bfloat16, float16. head_dim: 64, 128.
+sequence], float32. dtypes: bfloat16, float16. head_dim: 64, 128, 256.
 """
 
 import functools
@@ -46,23 +46,27 @@ from triton_side.kernels.shared.attention_tiles import empty_output, packed_size
 from triton_side.kernels.shared.constants import LOG2_E
 from triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors
 
-STAGES = {128: (2, 3), 64: (4, 4)}  # buffers for tiles of k and of v, by head_dim
 ROWS = gl.constexpr(64)  # queries of one consumer
-KEYS = gl.constexpr(128)  # keys of a tile, and queries of both consumers
+QUERIES = gl.constexpr(128)  # of a tile: those of both consumers
+# By head_dim: keys of a tile, and buffers for tiles of k and of v.
+TILES = {64: (128, 4, 4), 128: (128, 2, 3), 256: (64, 2, 3)}
 
 
 @gluon.jit
-def _tile(t, sizes, first, length, slot, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr):
+def _tile(
+    t, sizes, first, length, slot,
+    KEYS: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
+):
     """Return the place of tile t: head, tile of queries, first row, length, and its latest and earliest tile of keys.
 
     A few heads, whose keys and values fit in L2, come together, and within them the tiles with the most keys first.
     sizes: heads of all batches, heads at a time, tiles of a head, and the sequence. first, length, slot: of a packed
     sequence.
     """
-    heads, group, tiles, sequence = sizes
+    heads, group, tiles, sequence, _ = sizes
     if PACKED:
         head = t // tiles
-        q_tile = gl.cdiv(length, KEYS) - 1 - slot
+        q_tile = gl.cdiv(length, QUERIES) - 1 - slot
     else:
         begin = t // (group * tiles) * group
         rest = t - begin * tiles
@@ -71,8 +75,8 @@ def _tile(t, sizes, first, length, slot, CAUSAL: gl.constexpr, WINDOW: gl.conste
         q_tile = tiles - 1 - rest // together
         first = 0
         length = sequence
-    latest = q_tile if CAUSAL else gl.cdiv(length, KEYS) - 1
-    earliest = gl.maximum(q_tile * KEYS - WINDOW + 1, 0) // KEYS if WINDOW else 0
+    latest = (q_tile + 1) * (QUERIES // KEYS) - 1 if CAUSAL else gl.cdiv(length, KEYS) - 1
+    earliest = gl.maximum(q_tile * QUERIES - WINDOW + 1, 0) // KEYS if WINDOW else 0
     return head, q_tile, first, length, latest, earliest
 
 
@@ -100,8 +104,8 @@ def _next_tile(t, counter, total, sizes, offsets_ptr, sequences, PACKED: gl.cons
         tiles = sizes[2]
         searching = t < total
         while searching:
-            first, length, slot, base = packed_place(t % tiles, offsets_ptr, sequences, KEYS, 1, PACKED)
-            searching = slot * KEYS >= length
+            first, length, slot, base = packed_place(t % tiles, offsets_ptr, sequences, QUERIES, 1, PACKED)
+            searching = slot * QUERIES >= length
             if searching:
                 t = gl.num_programs(0) + gl.atomic_add(counter, 1)
                 searching = t < total
@@ -111,10 +115,12 @@ def _next_tile(t, counter, total, sizes, offsets_ptr, sequences, PACKED: gl.cons
 @gluon.jit
 def _announce(
     t, first, length, slot, n, more, sizes, q_descriptor, smem, bars, heads,
-    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
+    KEYS: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
 ):
     """Tell the consumers that their n-th tile is t, and load its queries."""
-    head, q_tile, first, length, latest, earliest = _tile(t, sizes, first, length, slot, CAUSAL, WINDOW, PACKED)
+    head, q_tile, first, length, latest, earliest = _tile(
+        t, sizes, first, length, slot, KEYS, CAUSAL, WINDOW, PACKED
+    )
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     for part in gl.static_range(2):
         full = bars[0].index(part)
@@ -138,10 +144,13 @@ def _produce(
     total, sizes, smem, bars, q_descriptor, k_descriptor, v_descriptor, counter, offsets_ptr, sequences, heads,
     sharing, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
 ):
+    KEYS: gl.constexpr = smem[1].shape[3]
+    # Queries in shared memory stay there until the last scores, which need the v before the last.
+    LATE: gl.constexpr = 1 if smem[0].shape[4] == 256 else 0
     programs = gl.num_programs(0)
     t, first, length, slot = _next_tile(gl.program_id(0), counter, total, sizes, offsets_ptr, sequences, PACKED)
     head, first, latest, earliest = _announce(
-        t, first, length, slot, 0, t < total, sizes, q_descriptor, smem, bars, heads, CAUSAL, WINDOW, PACKED
+        t, first, length, slot, 0, t < total, sizes, q_descriptor, smem, bars, heads, KEYS, CAUSAL, WINDOW, PACKED
     )
     g = 0  # number of the next tile of keys
     n = 0  # number of the tile of queries
@@ -153,16 +162,16 @@ def _produce(
         for j in range(steps + 2):
             if j <= steps:
                 _load(k_descriptor, bars[2], bars[3], smem[1], g + j, batch, kv_head, kv_first - j * KEYS)
-            if j == steps:  # early enough for the next queries to arrive in time, late enough for even loads
+            if j > 0:
+                _load(v_descriptor, bars[4], bars[5], smem[2], g + j - 1, batch, kv_head, kv_first - (j - 1) * KEYS)
+            if j == steps + LATE:  # early enough for the next queries to arrive in time
                 n += 1
                 t = programs + gl.atomic_add(counter, 1)
                 t, first, length, slot = _next_tile(t, counter, total, sizes, offsets_ptr, sequences, PACKED)
                 head, first, latest, earliest = _announce(
                     t, first, length, slot, n, t < total, sizes, q_descriptor, smem, bars, heads,
-                    CAUSAL, WINDOW, PACKED,
+                    KEYS, CAUSAL, WINDOW, PACKED,
                 )
-            if j > 0:
-                _load(v_descriptor, bars[4], bars[5], smem[2], g + j - 1, batch, kv_head, kv_first - (j - 1) * KEYS)
         g += steps + 1
     if gl.atomic_add(counter + 1, 1) == programs - 1:  # the last program prepares the counters for the next launch
         gl.store(counter, 0)
@@ -192,43 +201,46 @@ def _outside_window(x, distance, WINDOW: gl.constexpr):
 
 @gluon.jit
 def _first_weights(
-    scores, scale, keys, PART: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, rows: gl.constexpr,
-    p_layout: gl.constexpr, dtype: gl.constexpr,
+    scores, scale, keys, PART: gl.constexpr, KEYS: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
+    rows: gl.constexpr, p_layout: gl.constexpr, dtype: gl.constexpr,
 ):
     """Return maximum, sums and weights of a row tile's first scores, the only ones with a causal or an end mask.
 
-    keys: how many keys of the tile exist.
+    Narrow scores lack the right half of the tile, which is invisible. keys: how many keys of the tile exist.
     """
-    LEFT: gl.constexpr = scores.shape[1] == ROWS  # the right half is invisible to these queries
-    if LEFT:
+    NARROW: gl.constexpr = scores.shape[1] < KEYS
+    HALF: gl.constexpr = KEYS // 2
+    DISTANCE: gl.constexpr = PART * ROWS if KEYS > ROWS else 0  # of the first row from the first key
+    if NARROW:
         a = scores
         b = scores
     else:
         a, b = halves(scores)
     row = gl.arange(0, ROWS, gl.SliceLayout(1, a.type.layout))[:, None]
-    column = gl.arange(0, ROWS, gl.SliceLayout(0, a.type.layout))[None, :]
-    if LEFT:
-        a = gl.where(column <= row, a, float("-inf"))
-    elif CAUSAL:
-        b = gl.where(column <= row, b, float("-inf"))
+    column = gl.arange(0, HALF, gl.SliceLayout(0, a.type.layout))[None, :]
+    if CAUSAL:
+        if DISTANCE < HALF:
+            a = gl.where(column <= row + DISTANCE, a, float("-inf"))
+        if not NARROW:
+            b = gl.where(column + HALF <= row + DISTANCE, b, float("-inf"))
     else:
         a = gl.where(column < keys, a, float("-inf"))
-        b = gl.where(column < keys - ROWS, b, float("-inf"))
+        b = gl.where(column < keys - HALF, b, float("-inf"))
     if WINDOW and WINDOW < KEYS:
-        a = _outside_window(a, PART * ROWS, WINDOW)
-        if not LEFT:
-            b = _outside_window(b, PART * ROWS - ROWS, WINDOW)
-    m = _row_max(a if LEFT else gl.maximum(a, b), rows) * scale
+        a = _outside_window(a, DISTANCE, WINDOW)
+        if not NARROW:
+            b = _outside_window(b, DISTANCE - HALF, WINDOW)
+    m = _row_max(a if NARROW else gl.maximum(a, b), rows) * scale
     a = gl.exp2(a * scale - per_row(m, a))
-    b = gl.zeros_like(a) if LEFT else gl.exp2(b * scale - per_row(m, b))
-    return m, _row_sums(a if LEFT else a + b), joined(a, b, p_layout, dtype)
+    b = gl.zeros_like(a) if NARROW else gl.exp2(b * scale - per_row(m, b))
+    return m, _row_sums(a if NARROW else a + b), joined(a, b, p_layout, dtype)
 
 
 @gluon.jit
 def _queries(PART: gl.constexpr, n, smem, bars, layout: gl.constexpr, PACKED: gl.constexpr):
-    """Return the n-th tile's number, the place of a packed one, and its queries as an operand in registers.
+    """Return the n-th tile's number, the place of a packed one, and its queries.
 
-    Queries in registers save energy, and their buffer is free at once.
+    Queries in registers save energy, and their buffer is free at once. With head_dim 256 they stay in shared memory.
     """
     mbarrier.wait(bars[0].index(PART), n & 1)
     t = _number(smem[4], 4 * PART)
@@ -239,9 +251,19 @@ def _queries(PART: gl.constexpr, n, smem, bars, layout: gl.constexpr, PACKED: gl
         first = _number(smem[4], 4 * PART + 1)
         length = _number(smem[4], 4 * PART + 2)
         slot = _number(smem[4], 4 * PART + 3)
-    q = matrix(smem[0].index(PART)).load(layout)
-    mbarrier.arrive(bars[1].index(PART), count=1)
+    q = matrix(smem[0].index(PART))
+    if q.shape[1] < 256:
+        q = q.load(layout)
+        mbarrier.arrive(bars[1].index(PART), count=1)
     return t, first, length, slot, q
+
+
+@gluon.jit
+def _pass(full, empty, ring, g, more):
+    """Leave tile number g of a ring unused: all its keys are invisible."""
+    i = g % ring.shape[0]
+    mbarrier.wait(full.index(i), g // ring.shape[0] & 1, pred=more)
+    mbarrier.arrive(empty.index(i), count=1, pred=more)
 
 
 @gluon.jit
@@ -256,27 +278,30 @@ def _scores(q, g, more, smem, bars, WIDTH: gl.constexpr):
 
 
 @gluon.jit
-def _products(q, p, o, g, more, smem, bars, WIDTH: gl.constexpr):
-    """Return the scores of tile g + 1, and o with tile g's product, which still runs."""
+def _products(q, p, o, g, next_g, more, smem, bars, WIDTH: gl.constexpr):
+    """Return the scores of tile next_g, and o with tile g's product, which still runs."""
     ring = smem[2]
-    s = _scores(q, g + 1, more, smem, bars, WIDTH)
+    s = _scores(q, next_g, more, smem, bars, WIDTH)
     i = g % ring.shape[0]
     mbarrier.wait(bars[4].index(i), g // ring.shape[0] & 1)
     o = mma(p, matrix(ring.index(i)), o, is_async=True)
     s = mma_wait(1, deps=[s])
-    mbarrier.arrive(bars[3].index((g + 1) % smem[1].shape[0]), count=1, pred=more)
+    mbarrier.arrive(bars[3].index(next_g % smem[1].shape[0]), count=1, pred=more)
     return s, o, i
 
 
 @gluon.jit
 def _consume(
-    PART: gl.constexpr, total, sizes, smem, bars, o_descriptor, out_ptr, logsumexp2_ptr, stride_oh, stride_os, heads,
+    PART: gl.constexpr, total, sizes, smem, bars, out_descriptor, out_ptr, logsumexp2_ptr, stride_oh, stride_os, heads,
     scale, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
 ):
     HEAD_DIM: gl.constexpr = smem[0].shape[4]
-    # Keys that a tile of queries sees of its first tile of keys.
+    KEYS: gl.constexpr = smem[1].shape[3]
+    # The first consumer sees the left half of its latest tile of keys, or nothing.
     FIRST: gl.constexpr = ROWS if CAUSAL and PART == 0 else KEYS
-    dtype: gl.constexpr = o_descriptor.dtype
+    SKIPPED: gl.constexpr = 1 if CAUSAL and PART == 0 and KEYS == ROWS else 0
+    Q_IN_REGISTERS: gl.constexpr = HEAD_DIM < 256
+    dtype: gl.constexpr = out_descriptor.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     q_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
@@ -284,22 +309,33 @@ def _consume(
     rows: gl.constexpr = gl.SliceLayout(1, s_layout)
     sequence = sizes[3]
     t, first, length, slot, q = _queries(PART, 0, smem, bars, q_layout, PACKED)
-    head, q_tile, first, length, latest, earliest = _tile(t, sizes, first, length, slot, CAUSAL, WINDOW, PACKED)
-    s0 = mma_wait(0, deps=[_scores(q, 0, t < total, smem, bars, FIRST)])
-    mbarrier.arrive(bars[3].index(0), count=1)
-    m, sums, p = _first_weights(s0, scale, length - latest * KEYS, PART, CAUSAL, WINDOW, rows, p_layout, dtype)
-    g = 0  # number of the tile of keys that p is of
+    head, q_tile, first, length, latest, earliest = _tile(
+        t, sizes, first, length, slot, KEYS, CAUSAL, WINDOW, PACKED
+    )
+    more = t < total
+    if SKIPPED:
+        _pass(bars[2], bars[3], smem[1], 0, more)
+        _pass(bars[4], bars[5], smem[2], 0, more)
+    s0 = mma_wait(0, deps=[_scores(q, SKIPPED, more, smem, bars, FIRST)])
+    mbarrier.arrive(bars[3].index(SKIPPED), count=1)
+    m, sums, p = _first_weights(
+        s0, scale, length - latest * KEYS, PART, KEYS, CAUSAL, WINDOW, rows, p_layout, dtype
+    )
+    g = 0 + SKIPPED  # number of the tile of keys that p is of
     n = 0  # number of the tile of queries
     while t < total:
         o = gl.zeros([ROWS, HEAD_DIM], gl.float32, o_layout)
-        for j in range(latest - earliest):
-            s, o, i = _products(q, p, o, g, True, smem, bars, KEYS)
+        steps = latest - SKIPPED - earliest
+        for j in range(steps):
+            s, o, i = _products(q, p, o, g, g + 1, True, smem, bars, KEYS)
+            if not Q_IN_REGISTERS:
+                mbarrier.arrive(bars[1].index(PART), count=1, pred=j == steps - 1)
             a, b = halves(s)
             if WINDOW:
-                distance = (q_tile - latest + 1 + j) * KEYS + PART * ROWS
+                distance = q_tile * QUERIES + PART * ROWS - (latest - SKIPPED - 1 - j) * KEYS
                 if distance + ROWS > WINDOW:
                     a = _outside_window(a, distance, WINDOW)
-                    b = _outside_window(b, distance - ROWS, WINDOW)
+                    b = _outside_window(b, distance - KEYS // 2, WINDOW)
             m_new = gl.maximum(m, _row_max(gl.maximum(a, b), rows) * scale)
             alpha = gl.exp2(m - m_new)
             a = gl.exp2(a * scale - per_row(m_new, a))
@@ -314,41 +350,57 @@ def _consume(
             p = joined(a, b, p_layout, dtype)
             m = m_new
             g += 1
+        if not Q_IN_REGISTERS:
+            mbarrier.arrive(bars[1].index(PART), count=1, pred=steps == 0)
         n += 1
         t, next_first, next_length, next_slot, q = _queries(PART, n, smem, bars, q_layout, PACKED)
         next_head, next_q_tile, next_first, next_length, next_latest, next_earliest = _tile(
-            t, sizes, next_first, next_length, next_slot, CAUSAL, WINDOW, PACKED
+            t, sizes, next_first, next_length, next_slot, KEYS, CAUSAL, WINDOW, PACKED
         )
-        s0, o, i = _products(q, p, o, g, t < total, smem, bars, FIRST)
-        l_row = gl.convert_layout(gl.sum(sums, 1), rows, assert_trivial=True)
-        start = (q_tile * 2 + PART) * ROWS
+        more = t < total
+        if SKIPPED:
+            _pass(bars[2], bars[3], smem[1], g + 1, more)
+        s0, o, i = _products(q, p, o, g, g + 1 + SKIPPED, more, smem, bars, FIRST)
+        row_sum = gl.convert_layout(gl.sum(sums, 1), rows, assert_trivial=True)
+        start = q_tile * QUERIES + PART * ROWS
         row = start + gl.arange(0, ROWS, rows)
         if logsumexp2_ptr is not None:
             pointer = logsumexp2_ptr + head.to(gl.int64) * sequence + first
-            gl.store(pointer + row, m + gl.log2(l_row), mask=row < length)
+            gl.store(pointer + row, m + gl.log2(row_sum), mask=row < length)
         m, sums, p = _first_weights(
-            s0, scale, next_length - next_latest * KEYS, PART, CAUSAL, WINDOW, rows, p_layout, dtype
+            s0, scale, next_length - next_latest * KEYS, PART, KEYS, CAUSAL, WINDOW, rows, p_layout, dtype
         )
         o = mma_wait(0, deps=[o])
         mbarrier.arrive(bars[5].index(i), count=1)
-        o = o * per_row(1.0 / l_row, o)
-        buffer = smem[3].index(PART)
-        if not PACKED:
-            tma.store_wait(0)
-        thread_barrier()
-        matrix(buffer).store(o.to(dtype))
-        if PACKED:
-            thread_barrier()
-            pointer = out_ptr + head.to(gl.int64) * stride_oh + first.to(gl.int64) * stride_os
-            store_rows(buffer, pointer, stride_os, start, length)
+        if SKIPPED:
+            _pass(bars[4], bars[5], smem[2], g + 1, more)
+        o = (o * per_row(1.0 / row_sum, o)).to(dtype)
+        if not Q_IN_REGISTERS:
+            # No shared memory is left for o, so each thread stores its own pairs of numbers.
+            batch_offset = (head // heads).to(gl.int64) * sizes[4] + (head % heads).to(gl.int64) * stride_oh
+            o_row = start + gl.arange(0, ROWS, gl.SliceLayout(1, o_layout))
+            o_column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, o_layout))
+            offset = (first + o_row).to(gl.int64) * stride_os
+            pointers = out_ptr + batch_offset + offset[:, None] + o_column[None, :]
+            gl.store(pointers, o, mask=(o_row < length)[:, None])
         else:
-            fence_async_shared()
+            buffer = smem[3].index(PART)
+            if not PACKED:
+                tma.store_wait(0)
             thread_barrier()
-            tma.async_copy_shared_to_global(o_descriptor, [head // heads, head % heads, start, 0], buffer)
-        g += 1
+            matrix(buffer).store(o)
+            if PACKED:
+                thread_barrier()
+                pointer = out_ptr + head.to(gl.int64) * stride_oh + first.to(gl.int64) * stride_os
+                store_rows(buffer, pointer, stride_os, start, length)
+            else:
+                fence_async_shared()
+                thread_barrier()
+                tma.async_copy_shared_to_global(out_descriptor, [head // heads, head % heads, start, 0], buffer)
+        g += 1 + SKIPPED
         head, q_tile, first, length = next_head, next_q_tile, next_first, next_length
         latest, earliest = next_latest, next_earliest
-    if not PACKED:
+    if Q_IN_REGISTERS and not PACKED:
         tma.store_wait(0)
 
 
@@ -356,19 +408,21 @@ def _consume(
 @gluon.jit(do_not_specialize=["sequence", "all_heads", "group", "tiles", "heads", "sharing", "sequences"])
 def hopper_attention_forward_kernel(
     q_descriptor, k_descriptor, v_descriptor, out_descriptor, out_ptr, logsumexp2_ptr, counter_ptr, offsets_ptr,
-    stride_oh, stride_os, sequence, all_heads, group, tiles, heads, sharing, sequences, scale_log2e,
+    stride_ob, stride_oh, stride_os, sequence, all_heads, group, tiles, heads, sharing, sequences, scale_log2e,
     K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
 ):
     """Compute out, and logsumexp2 if given; `sharing` heads of q share a head of k and v.
 
-    Descriptors are of [batch, heads, sequence, head_dim] with blocks of ROWS (q, out) or KEYS (k, v) rows. counter_ptr:
-    two zeros, zero again at the end. group: heads that programs work on together. tiles: of one head.
+    Descriptors are of [batch, heads, sequence, head_dim], with blocks of ROWS rows of q and out, and a tile of k and v.
+    out_ptr: out, where TMA does not write it. counter_ptr: two zeros, zero again at the end. group: heads that programs
+    work on together. tiles: of one head.
     """
     places = gl.allocate_shared_memory(gl.int32, [8, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    smem = (
-        buffers(q_descriptor, 2), buffers(k_descriptor, K_STAGES), buffers(v_descriptor, V_STAGES),
-        buffers(out_descriptor, 2), places,
-    )
+    q_smem = buffers(q_descriptor, 2)
+    out_smem = q_smem
+    if q_descriptor.block_type.shape[3] < 256:
+        out_smem = buffers(out_descriptor, 2)
+    smem = (q_smem, buffers(k_descriptor, K_STAGES), buffers(v_descriptor, V_STAGES), out_smem, places)
     # Full and empty barriers: of q and the tile's number, of k, of v.
     bars = (
         barriers(2, 1), barriers(2, 1), barriers(K_STAGES, 1), barriers(K_STAGES, 2), barriers(V_STAGES, 1),
@@ -376,7 +430,7 @@ def hopper_attention_forward_kernel(
     )
     fence_async_shared()
     total = all_heads * tiles
-    sizes = (all_heads, group, tiles, sequence)
+    sizes = (all_heads, group, tiles, sequence, stride_ob)
     # A constexpr in these tuples must be written here: from a variable it arrives as a tensor.
     gl.warp_specialize(
         [
@@ -412,15 +466,16 @@ def launch_forward(
     if q.numel() == 0:
         return out, logsumexp2
     sequences, packed = packed_sizes(offsets)
-    tiles = sequence // KEYS.value + sequences if packed else cdiv(sequence, KEYS.value)
+    tiles = sequence // QUERIES.value + sequences if packed else cdiv(sequence, QUERIES.value)
     sharing = heads // k.shape[1]
     together = max(1, L2_BYTES // (2 * k.element_size() * sequence * head_dim)) * sharing
-    k_stages, v_stages = STAGES[head_dim]
+    keys, k_stages, v_stages = TILES[head_dim]
+    by_tma = head_dim < 256 and not packed
     with device_of(q), computing(*FORWARD_BY_CASE[causal, False]):
         hopper_attention_forward_kernel[(min(multiprocessors(q.device), batch * heads * tiles),)](
-            rows_descriptor(q, ROWS.value), rows_descriptor(k, KEYS.value), rows_descriptor(v, KEYS.value),
-            rows_descriptor(out, ROWS.value), out if packed else None, logsumexp2, _counters(q), offsets,
-            out.stride(1), out.stride(2), sequence, batch * heads, together, tiles, heads, sharing, sequences,
+            rows_descriptor(q, ROWS.value), rows_descriptor(k, keys), rows_descriptor(v, keys),
+            rows_descriptor(out, ROWS.value), None if by_tma else out, logsumexp2, _counters(q), offsets,
+            *out.stride()[:3], sequence, batch * heads, together, tiles, heads, sharing, sequences,
             head_dim**-0.5 * LOG2_E.value, K_STAGES=k_stages, V_STAGES=v_stages, CAUSAL=causal, WINDOW=window,
             PACKED=packed, num_warps=4,
         )
