@@ -248,10 +248,9 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return dq, dk and dv of attention without a bias, from its results. hopper: by the kernels of `hopper/`.
 
-    The kernels of `hopper/` have no gradient of head_dim 256; then the portable ones compute it. offsets: of packed
-    sequences. gradients: memory for the results, with last stride 1. dk and dv have equal strides.
+    offsets: of packed sequences. gradients: memory for the results, with last stride 1. dk and dv have equal strides.
     """
-    if hopper and q.shape[-1] in hopper_backward.HEAD_DIMS:
+    if hopper:
         dout = dout if fits_descriptor(dout) else dout.contiguous()
         return hopper_backward.launch_backward(q, k, v, out, dout, logsumexp2, causal, window, offsets, gradients)
     operands = (q, k, v, dout, logsumexp2, launch_delta(out, dout))

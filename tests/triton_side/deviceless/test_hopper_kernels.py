@@ -35,7 +35,7 @@ def packed(head_dim: int) -> str:
     ("code", "spills"),
     [
         (dense(128, 1, 0), 0), (dense(64, 1, 0), 0), (dense(128, 0, 0), 0), (dense(64, 0, 0), 0),
-        (dense(128, 1, 200), 0),
+        (dense(128, 1, 200), 0), (dense(256, 1, 0), 32),
         # The place of a packed sequence takes registers.
         (packed(128), 128), (packed(64), 128),
     ],

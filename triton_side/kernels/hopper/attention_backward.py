@@ -17,7 +17,7 @@ dq into its order and dtype.
 Rows past the end need no masks. TMA loads zeros, and their logsumexp2 is infinite, so their weights are zero.
 
 Shapes: q, out, dout, dq [batch, heads, sequence, head_dim]; k, v, dk, dv [batch, kv_heads, sequence, head_dim]. dtypes:
-bfloat16, float16. head_dim: 64, 128.
+bfloat16, float16. head_dim: 64, 128, 256.
 """
 
 import math
@@ -40,6 +40,7 @@ from triton_side.kernels.hopper.parts import (
     matrix,
     packed_place,
     rows_descriptor,
+    store_pairs,
     store_rows,
     thread_barrier,
 )
@@ -49,10 +50,10 @@ from triton_side.kernels.shared.constants import LOG2_E
 from triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors
 from triton_side.kernels.shared.tiles import load_rows
 
-HEAD_DIMS = (64, 128)
+KEYS = {64: 128, 128: 128, 256: 64}  # of a program, by head_dim
 QUERIES = gl.constexpr(64)  # of a tile
 ROWS = gl.constexpr(64)  # keys of one consumer
-KEYS = gl.constexpr(128)  # keys of a program
+SLOT = gl.constexpr(128)  # keys, or two tiles of queries, by which tiles are numbered
 COLUMNS = gl.constexpr(64)  # of dq that a consumer computes at a time
 PROGRAMS = 8  # on each multiprocessor, among which the longest are chosen first
 STATS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)
@@ -99,11 +100,13 @@ def _produce(
     kv_heads, sharing, tiles_of_head = sizes
     k_smem, v_smem, q_smem, dout_smem, stats_smem, ds0, ds1, numbers = smem
     kv_full, q_full, dout_full, empty, ds_full0, ds_full1 = bars
+    BLOCKS: gl.constexpr = k_smem.shape[0]
     batch = kv_index // kv_heads
     kv_head = kv_index % kv_heads
-    key = first_row + n * KEYS
-    for j in gl.static_range(2):
-        mbarrier.expect(kv_full.index(j), 2 * k_descriptor.block_type.nbytes)
+    key = first_row + n * (BLOCKS * ROWS)
+    mbarrier.expect(kv_full.index(0), BLOCKS * k_descriptor.block_type.nbytes)
+    mbarrier.expect(kv_full.index(1), BLOCKS * k_descriptor.block_type.nbytes)
+    for j in gl.static_range(BLOCKS):
         tma.async_copy_global_to_shared(
             k_descriptor, [batch, kv_head, key + j * ROWS, 0], kv_full.index(0), k_smem.index(j)
         )
@@ -119,7 +122,7 @@ def _produce(
         number = (kv_index * sharing + shared) * tiles_of_head + first_tile + tile
         tma.async_copy_global_to_shared(stats_descriptor, [number, 0, 0], q_full.index(i), stats_smem.index(i))
         if g == 0:
-            for j in gl.static_range(2):
+            for j in gl.static_range(BLOCKS):
                 tma.async_copy_global_to_shared(
                     v_descriptor, [batch, kv_head, key + j * ROWS, 0], kv_full.index(1), v_smem.index(j)
                 )
@@ -141,7 +144,8 @@ def _scores(PART: gl.constexpr, PLACE: gl.constexpr, zero, phase, more, smem, ba
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, QUERIES, 16])
     q = matrix(smem[2].index(PLACE + zero)).permute((1, 0))
     scores = gl.zeros([ROWS, QUERIES], gl.float32, layout)
-    return mma(matrix(smem[0].index(PART + zero)), q, scores, use_acc=False, is_async=True)
+    BLOCK: gl.constexpr = PART if smem[0].shape[0] == 2 else 0
+    return mma(matrix(smem[0].index(BLOCK + zero)), q, scores, use_acc=False, is_async=True)
 
 
 @gluon.jit
@@ -157,13 +161,15 @@ def _step(
     k_smem, v_smem, q_smem, dout_smem, stats_smem, ds0, ds1, numbers = smem
     kv_full, q_full, dout_full, empty, ds_full0, ds_full1 = bars
     HEAD_DIM: gl.constexpr = k_smem.shape[4]
-    # Each consumer computes half of dq's columns, or with a single half, all of it for every other tile of queries.
-    HALVES: gl.constexpr = HEAD_DIM // COLUMNS
-    WITH_DQ: gl.constexpr = HALVES == 2 or PART == PLACE
-    COLUMN: gl.constexpr = PART * COLUMNS if HALVES == 2 else 0
+    OWN_KEYS: gl.constexpr = HEAD_DIM < 256
+    WIDTH: gl.constexpr = HEAD_DIM if OWN_KEYS else HEAD_DIM // 2  # of dk and dv
+    BLOCK: gl.constexpr = PART if OWN_KEYS else 0  # of k and v
+    # With head_dim 128 each consumer computes half of dq's columns; with 64, all of them for every other tile.
+    WITH_DQ: gl.constexpr = HEAD_DIM == 128 or PART == PLACE
+    COLUMN: gl.constexpr = PART * COLUMNS if HEAD_DIM == 128 else 0
     dtype: gl.constexpr = k_smem.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, QUERIES, 16])
-    a_layout: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16]), 2)
+    a_layout: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16]), 2)
     dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
     columns: gl.constexpr = gl.SliceLayout(0, s_layout)
     stats = stats_smem._reinterpret(gl.float32, [4, QUERIES], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -172,43 +178,61 @@ def _step(
     dout = matrix(dout_smem.index(PLACE + zero))
     mbarrier.wait(dout_full.index(PLACE), phase)
     dp = gl.zeros([ROWS, QUERIES], gl.float32, s_layout)
-    dp = mma(matrix(v_smem.index(PART + zero)), dout.permute((1, 0)), dp, use_acc=False, is_async=True)
+    dp = mma(matrix(v_smem.index(BLOCK + zero)), dout.permute((1, 0)), dp, use_acc=False, is_async=True)
     p = _exp2(s * scale - stats.index(2 * PLACE).load(columns)[None, :])
     if CAUSAL:
-        masked = distance < KEYS
+        masked = distance < k_smem.shape[0] * ROWS
         if WINDOW:
-            masked = masked | (distance + QUERIES - PART * ROWS > WINDOW)
+            masked = masked | (distance + QUERIES - BLOCK * ROWS > WINDOW)
         if masked:
             # The queries' numbers come from memory. Computed, they would stay in registers during the loop.
-            key = gl.arange(0, ROWS, gl.SliceLayout(1, s_layout))[:, None] + PART * ROWS
+            key = gl.arange(0, ROWS, gl.SliceLayout(1, s_layout))[:, None] + BLOCK * ROWS
             query = numbers.load(columns)[None, :] + distance
             visible = key <= query
             if WINDOW:
                 visible = visible & (query < key + WINDOW)
             p = gl.where(visible, p, 0.0)
     p = _pack(p, dtype)
-    dv = mma(gl.convert_layout(p, a_layout, assert_trivial=True), dout, dv, is_async=True)
+    own_q = q
+    own_dout = dout
+    if not OWN_KEYS:
+        own_q = q.slice(PART * WIDTH, WIDTH, 1)
+        own_dout = dout.slice(PART * WIDTH, WIDTH, 1)
+    dv = mma(gl.convert_layout(p, a_layout, assert_trivial=True), own_dout, dv, is_async=True)
     dp = mma_wait(1, deps=[dp])
     ds = _pack(_unpack(p) * (dp - stats.index(2 * PLACE + 1).load(columns)[None, :]), dtype)
     ds_smem.index(PART).store(ds)
     fence_async_shared()
     thread_barrier()
-    mbarrier.arrive((ds_full1 if PART else ds_full0).index(PLACE), count=1)
+    if OWN_KEYS:
+        mbarrier.arrive((ds_full1 if PART else ds_full0).index(PLACE), count=1)
     dv = mma_wait(0, deps=[dv])
-    if WITH_DQ:
+    dq = gl.zeros([QUERIES, COLUMNS], gl.float32, dq_layout)
+    if not OWN_KEYS:
+        k = matrix(k_smem.index(zero)).slice(PART * WIDTH, COLUMNS, 1)
+        dq = mma(ds_smem.index(PART + zero).permute((1, 0)), k, dq, use_acc=False, is_async=True)
+        dk = mma(gl.convert_layout(ds, a_layout, assert_trivial=True), own_q, dk, is_async=True)
+        dq = mma_wait(1, deps=[dq])
+        _add_dq(dq, dq_ptr + (PLACE * HEAD_DIM + PART * WIDTH) * QUERIES)
+        k = matrix(k_smem.index(zero)).slice(PART * WIDTH + COLUMNS, COLUMNS, 1)
+        dq = mma(ds_smem.index(PART + zero).permute((1, 0)), k, dq, use_acc=False, is_async=True)
+    elif WITH_DQ:
         k = matrix(k_smem.index(PART + zero)).slice(COLUMN, COLUMNS, 1)
-        dq = gl.zeros([QUERIES, COLUMNS], gl.float32, dq_layout)
         dq = mma(ds_smem.index(PART + zero).permute((1, 0)), k, dq, use_acc=False, is_async=True)
         mbarrier.wait((ds_full0 if PART else ds_full1).index(PLACE), phase)  # the other consumer's ds
         k = matrix(k_smem.index(1 - PART + zero)).slice(COLUMN, COLUMNS, 1)
         dq = mma(ds_smem.index(1 - PART + zero).permute((1, 0)), k, dq, is_async=True)
-        dk = mma(gl.convert_layout(ds, a_layout, assert_trivial=True), q, dk, is_async=True)
+        dk = mma(gl.convert_layout(ds, a_layout, assert_trivial=True), own_q, dk, is_async=True)
         dq = mma_wait(1, deps=[dq])
         _add_dq(dq, dq_ptr + (PLACE * HEAD_DIM + COLUMN) * QUERIES)
     else:
-        dk = mma(gl.convert_layout(ds, a_layout, assert_trivial=True), q, dk, is_async=True)
+        dk = mma(gl.convert_layout(ds, a_layout, assert_trivial=True), own_q, dk, is_async=True)
     s = _scores(PART, 1 - PLACE, zero, phase ^ PLACE, more, smem, bars)
-    dk = mma_wait(1, deps=[dk])
+    if OWN_KEYS:
+        dk = mma_wait(1, deps=[dk])
+    else:
+        dk, dq = mma_wait(1, deps=[dk, dq])
+        _add_dq(dq, dq_ptr + (PLACE * HEAD_DIM + PART * WIDTH + COLUMNS) * QUERIES)
     mbarrier.arrive(empty.index(PLACE), count=1)
     s = mma_wait(0, deps=[s])
     return s, dk, dv
@@ -216,18 +240,20 @@ def _step(
 
 @gluon.jit
 def _consume(
-    PART: gl.constexpr, place, sizes, smem, bars, dq_ptr, dk_descriptor, dv_descriptor, dk_ptr, dv_ptr, stride_dh,
-    stride_ds, offsets_ptr, sequences, scale_log2e, scale, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
-    PACKED: gl.constexpr,
+    PART: gl.constexpr, place, sizes, smem, bars, dq_ptr, dk_descriptor, dv_descriptor, dk_ptr, dv_ptr, stride_db,
+    stride_dh, stride_ds, sequence, offsets_ptr, sequences, scale_log2e, scale,
+    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
 ):
     kv_index, n, first_row, first_tile, begin, per_head = place
     kv_heads, sharing, tiles_of_head = sizes
     k_smem, v_smem = smem[0], smem[1]
     kv_full = bars[0]
     HEAD_DIM: gl.constexpr = k_smem.shape[4]
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
-    dk = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout)
-    dv = gl.zeros([ROWS, HEAD_DIM], gl.float32, layout)
+    BLOCKS: gl.constexpr = k_smem.shape[0]
+    WIDTH: gl.constexpr = HEAD_DIM * BLOCKS // 2
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    dk = gl.zeros([ROWS, WIDTH], gl.float32, layout)
+    dv = gl.zeros([ROWS, WIDTH], gl.float32, layout)
     pairs = per_head // 2  # of tiles of queries of one head
     tile = (kv_index * sharing).to(gl.int64) * tiles_of_head + first_tile + begin
     dq_ptr += tile * (QUERIES * HEAD_DIM)
@@ -238,7 +264,7 @@ def _consume(
     j = 0
     for t in range(pairs * sharing):
         more = t + 1 < pairs * sharing
-        distance = j * (2 * QUERIES)
+        distance = (begin + 2 * j) * QUERIES - n * (BLOCKS * ROWS)
         s, dk, dv = _step(
             PART, 0, t >> 30, s, dk, dv, phase, True, dq_ptr, smem, bars, scale_log2e, distance, CAUSAL, WINDOW
         )
@@ -252,33 +278,40 @@ def _consume(
         if j == pairs:
             j = 0
             dq_ptr += (tiles_of_head - per_head) * (QUERIES * HEAD_DIM)
-    mbarrier.arrive(kv_full.index(2), count=1)
-    matrix(v_smem.index(PART)).store(dv.to(k_smem.dtype))
-    row = n * KEYS + PART * ROWS
     batch = kv_index // kv_heads
     kv_head = kv_index % kv_heads
-    if PACKED:
-        first_row, length, n, _ = packed_place(
-            gl.program_id(0) % (tiles_of_head // 2), offsets_ptr, sequences, KEYS, 4, PACKED
+    if PACKED:  # read again, because they would take registers during the loop
+        first_row, length, slot, _ = packed_place(
+            gl.program_id(0) // (2 // BLOCKS) % (tiles_of_head // 2), offsets_ptr, sequences, SLOT, 4, PACKED
         )
-        row = n * KEYS + PART * ROWS
-        thread_barrier()
-        offset = kv_head.to(gl.int64) * stride_dh + first_row.to(gl.int64) * stride_ds
-        store_rows(v_smem.index(PART), dv_ptr + offset, stride_ds, row, length)
-        mbarrier.wait(kv_full.index(2), 0)  # the other consumer has read its last k
-        matrix(k_smem.index(PART)).store((dk * scale).to(k_smem.dtype))
-        thread_barrier()
-        store_rows(k_smem.index(PART), dk_ptr + offset, stride_ds, row, length)
     else:
-        fence_async_shared()
-        thread_barrier()
-        tma.async_copy_shared_to_global(dv_descriptor, [batch, kv_head, row, 0], v_smem.index(PART))
-        mbarrier.wait(kv_full.index(2), 0)  # the other consumer has read its last k
-        matrix(k_smem.index(PART)).store((dk * scale).to(k_smem.dtype))
-        fence_async_shared()
-        thread_barrier()
-        tma.async_copy_shared_to_global(dk_descriptor, [batch, kv_head, row, 0], k_smem.index(PART))
-        tma.store_wait(0)
+        length = sequence
+    row = n * (BLOCKS * ROWS) + (PART * ROWS if BLOCKS == 2 else 0)
+    offset = batch.to(gl.int64) * stride_db + kv_head.to(gl.int64) * stride_dh + first_row.to(gl.int64) * stride_ds
+    if BLOCKS == 1:
+        # Each consumer has half of the columns, and stores its threads' pairs of numbers.
+        store_pairs(dv.to(k_smem.dtype), dv_ptr + offset + PART * WIDTH, stride_ds, row, length)
+        store_pairs((dk * scale).to(k_smem.dtype), dk_ptr + offset + PART * WIDTH, stride_ds, row, length)
+    else:
+        mbarrier.arrive(kv_full.index(2), count=1)
+        matrix(v_smem.index(PART)).store(dv.to(k_smem.dtype))
+        if PACKED:
+            thread_barrier()
+            store_rows(v_smem.index(PART), dv_ptr + offset, stride_ds, row, length)
+            mbarrier.wait(kv_full.index(2), 0)  # the other consumer has read its last k
+            matrix(k_smem.index(PART)).store((dk * scale).to(k_smem.dtype))
+            thread_barrier()
+            store_rows(k_smem.index(PART), dk_ptr + offset, stride_ds, row, length)
+        else:
+            fence_async_shared()
+            thread_barrier()
+            tma.async_copy_shared_to_global(dv_descriptor, [batch, kv_head, row, 0], v_smem.index(PART))
+            mbarrier.wait(kv_full.index(2), 0)  # the other consumer has read its last k
+            matrix(k_smem.index(PART)).store((dk * scale).to(k_smem.dtype))
+            fence_async_shared()
+            thread_barrier()
+            tma.async_copy_shared_to_global(dk_descriptor, [batch, kv_head, row, 0], k_smem.index(PART))
+            tma.store_wait(0)
 
 
 @declare(*DELTA, flops=lambda shapes: 2 * math.prod(shapes["out_ptr"]))
@@ -343,38 +376,42 @@ def hopper_attention_after_kernel(
 @gluon.jit(do_not_specialize=["sequence", "all_kv_heads", "kv_heads", "sharing", "group", "kv_tiles", "sequences"])
 def hopper_attention_backward_kernel(
     q_descriptor, k_descriptor, v_descriptor, dout_descriptor, stats_descriptor, dq_sum_ptr, dk_descriptor,
-    dv_descriptor,
-    dk_ptr, dv_ptr, offsets_ptr, stride_dh, stride_ds, sequence, all_kv_heads, kv_heads, sharing, group, kv_tiles,
-    sequences, scale_log2e, scale, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
+    dv_descriptor, dk_ptr, dv_ptr, offsets_ptr, stride_db, stride_dh, stride_ds, sequence, all_kv_heads, kv_heads,
+    sharing, group, kv_tiles, sequences, scale_log2e, scale,
+    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
 ):
-    """Compute dk and dv of KEYS rows of a head of k and v, and add their part of dq to the buffer at dq_sum_ptr.
+    """Compute dk and dv of some rows of a head of k and v, and add their part of dq to the buffer at dq_sum_ptr.
 
     stats_descriptor, dq_sum_ptr: as `hopper_attention_before_kernel` writes them. group: heads that programs work on
     together. kv_tiles: of one head.
     """
+    BLOCKS: gl.constexpr = 2 if k_descriptor.block_type.shape[3] < 256 else 1
+    KEYS: gl.constexpr = BLOCKS * ROWS
+    programs = kv_tiles * (2 // BLOCKS)  # of one head
     if PACKED:
-        kv_index = gl.program_id(0) // kv_tiles
-        first_row, length, n, base = packed_place(
-            gl.program_id(0) % kv_tiles, offsets_ptr, sequences, KEYS, 4, PACKED
-        )
+        kv_index = gl.program_id(0) // programs
+        rest = gl.program_id(0) % programs
+        first_row, length, slot, base = packed_place(rest // (2 // BLOCKS), offsets_ptr, sequences, SLOT, 4, PACKED)
+        n = slot * (2 // BLOCKS) + rest % (2 // BLOCKS)
         if n * KEYS >= length:
             return
         first_tile = 2 * base
     else:
         # A few heads, whose queries fit in L2, come together, and within them the first keys, visible to the most
         # queries, first.
-        begin_head = gl.program_id(0) // (group * kv_tiles) * group
-        rest = gl.program_id(0) - begin_head * kv_tiles
+        begin_head = gl.program_id(0) // (group * programs) * group
+        rest = gl.program_id(0) - begin_head * programs
         together = gl.minimum(group, all_kv_heads - begin_head)
         kv_index = begin_head + rest % together
         n = rest // together
         first_row = 0
         first_tile = 0
         length = sequence
-    begin = 2 * n if CAUSAL else 0
-    end = 2 * gl.cdiv(length, KEYS)
+    # Tiles of queries come in pairs.
+    begin = n * KEYS // SLOT * 2 if CAUSAL else 0
+    end = 2 * gl.cdiv(length, SLOT)
     if WINDOW:
-        end = gl.minimum(end, begin + 2 * gl.cdiv(KEYS - 1 + WINDOW, KEYS))
+        end = gl.minimum(end, begin + 2 * gl.cdiv((n + 1) * KEYS - 1 + WINDOW - begin * QUERIES, SLOT))
     place = (kv_index, n, first_row, first_tile, begin, end - begin)
     sizes = (kv_heads, sharing, 2 * kv_tiles)
     numbers = gl.allocate_shared_memory(gl.int32, [QUERIES], gl.SwizzledSharedLayout(1, 1, 1, [0]))
@@ -383,7 +420,8 @@ def hopper_attention_backward_kernel(
     ds0 = gl.allocate_shared_memory(k_descriptor.dtype, [2, ROWS, QUERIES], ds_layout)
     ds1 = gl.allocate_shared_memory(k_descriptor.dtype, [2, ROWS, QUERIES], ds_layout)
     smem = (
-        buffers(k_descriptor, 2), buffers(v_descriptor, 2), buffers(q_descriptor, 2), buffers(dout_descriptor, 2),
+        buffers(k_descriptor, BLOCKS), buffers(v_descriptor, BLOCKS), buffers(q_descriptor, 2),
+        buffers(dout_descriptor, 2),
         buffers(stats_descriptor, 2), ds0, ds1, numbers,
     )
     kv_full = gl.allocate_shared_memory(gl.int64, [3, 1], mbarrier.MBarrierLayout())  # of k, of v, and of the end
@@ -396,12 +434,12 @@ def hopper_attention_backward_kernel(
     gl.warp_specialize(
         [
             (_consume, (
-                0, place, sizes, smem, bars, dq_sum_ptr, dk_descriptor, dv_descriptor, dk_ptr, dv_ptr, stride_dh,
-                stride_ds, offsets_ptr, sequences, scale_log2e, scale, CAUSAL, WINDOW, PACKED,
+                0, place, sizes, smem, bars, dq_sum_ptr, dk_descriptor, dv_descriptor, dk_ptr, dv_ptr, stride_db,
+                stride_dh, stride_ds, sequence, offsets_ptr, sequences, scale_log2e, scale, CAUSAL, WINDOW, PACKED,
             )),
             (_consume, (
-                1, place, sizes, smem, bars, dq_sum_ptr, dk_descriptor, dv_descriptor, dk_ptr, dv_ptr, stride_dh,
-                stride_ds, offsets_ptr, sequences, scale_log2e, scale, CAUSAL, WINDOW, PACKED,
+                1, place, sizes, smem, bars, dq_sum_ptr, dk_descriptor, dv_descriptor, dk_ptr, dv_ptr, stride_db,
+                stride_dh, stride_ds, sequence, offsets_ptr, sequences, scale_log2e, scale, CAUSAL, WINDOW, PACKED,
             )),
             (_produce, (
                 place, sizes, smem, bars, q_descriptor, k_descriptor, v_descriptor, dout_descriptor, stats_descriptor,
@@ -426,7 +464,8 @@ def launch_backward(
     kv_heads = k.shape[1]
     dq, dk, dv = gradients or tuple(empty_output(x, offsets) for x in (q, k, v))
     sequences, packed = packed_sizes(offsets)
-    kv_tiles = sequence // KEYS.value + sequences if packed else cdiv(sequence, KEYS.value)
+    keys = KEYS[head_dim]
+    kv_tiles = sequence // SLOT.value + sequences if packed else cdiv(sequence, SLOT.value)
     tiles = 2 * batch * heads * kv_tiles
     stats = torch.empty((tiles, 2, QUERIES.value), dtype=torch.float32, device=q.device)
     dq_sum = torch.empty((tiles, QUERIES.value, head_dim), dtype=torch.float32, device=q.device)
@@ -435,19 +474,20 @@ def launch_backward(
     in_l2 = L2_BYTES // (4 * q.element_size() * sequence * head_dim * (heads // kv_heads))
     together = max(1, in_l2, PROGRAMS * multiprocessors(q.device) // kv_tiles)
     scale = head_dim**-0.5
+    dk_dv = (dk, dv)
     with device_of(q):
         hopper_attention_before_kernel[(tiles,)](
             out, dout, logsumexp2, stats, dq_sum, offsets, *out.stride()[:3], *dout.stride()[:3], heads, sequence,
             sequences, HEAD_DIM=head_dim, PACKED=packed, num_warps=4,
         )
         with computing(*BACKWARD_BY_CASE[causal, False]):
-            hopper_attention_backward_kernel[(batch * kv_heads * kv_tiles,)](
+            hopper_attention_backward_kernel[(batch * kv_heads * kv_tiles * (SLOT.value // keys),)](
                 *(rows_descriptor(x, ROWS.value) for x in (q, k, v, dout)),
                 descriptor(stats, [1, 2, QUERIES.value], STATS_LAYOUT), dq_sum,
-                *(rows_descriptor(x, ROWS.value) for x in (dk, dv)), *((dk, dv) if packed else (None, None)), offsets,
-                dk.stride(1), dk.stride(2), sequence, batch * kv_heads, kv_heads, heads // kv_heads, together,
-                kv_tiles, sequences, scale * LOG2_E.value, scale, CAUSAL=causal, WINDOW=window, PACKED=packed,
-                num_warps=4,
+                *(rows_descriptor(x, ROWS.value) for x in dk_dv),
+                *(dk_dv if packed or keys == ROWS.value else (None, None)), offsets, *dk.stride()[:3], sequence,
+                batch * kv_heads, kv_heads, heads // kv_heads, together, kv_tiles, sequences, scale * LOG2_E.value,
+                scale, CAUSAL=causal, WINDOW=window, PACKED=packed, num_warps=4,
             )
         hopper_attention_after_kernel[(tiles,)](
             dq_sum, dq, offsets, *dq.stride()[:3], heads, sequence, sequences, scale, HEAD_DIM=head_dim, PACKED=packed,

@@ -38,6 +38,7 @@ from triton_side.kernels.hopper.parts import (
     packed_place,
     per_row,
     rows_descriptor,
+    store_pairs,
     store_rows,
     thread_barrier,
 )
@@ -376,13 +377,9 @@ def _consume(
             _pass(bars[4], bars[5], smem[2], g + 1, more)
         o = (o * per_row(1.0 / row_sum, o)).to(dtype)
         if not Q_IN_REGISTERS:
-            # No shared memory is left for o, so each thread stores its own pairs of numbers.
-            batch_offset = (head // heads).to(gl.int64) * sizes[4] + (head % heads).to(gl.int64) * stride_oh
-            o_row = start + gl.arange(0, ROWS, gl.SliceLayout(1, o_layout))
-            o_column = gl.arange(0, HEAD_DIM, gl.SliceLayout(0, o_layout))
-            offset = (first + o_row).to(gl.int64) * stride_os
-            pointers = out_ptr + batch_offset + offset[:, None] + o_column[None, :]
-            gl.store(pointers, o, mask=(o_row < length)[:, None])
+            offset = (head // heads).to(gl.int64) * sizes[4] + (head % heads).to(gl.int64) * stride_oh
+            pointer = out_ptr + offset + first.to(gl.int64) * stride_os
+            store_pairs(o, pointer, stride_os, start, length)
         else:
             buffer = smem[3].index(PART)
             if not PACKED:

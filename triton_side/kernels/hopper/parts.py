@@ -74,6 +74,18 @@ def store_rows(block, pointer, stride_row, start, length):
 
 
 @gluon.jit
+def store_pairs(x, pointer, stride_row, start, length):
+    """Store a tensor core's result from registers, rows start .. of which those less than `length` exist.
+
+    Each thread stores pairs of numbers. Where shared memory is left, `store_rows` and TMA store wider.
+    """
+    row = start + gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
+    column = gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
+    offset = row.to(gl.int64) * stride_row
+    gl.store(pointer + offset[:, None] + column[None, :], x, mask=(row < length)[:, None])
+
+
+@gluon.jit
 def packed_place(slot, offsets_ptr, sequences, BLOCK: gl.constexpr, WARPS: gl.constexpr, PACKED: gl.constexpr):
     """Return the packed sequence of a slot: its first row, its length, its tile in this slot, and its first slot.
 
