@@ -40,6 +40,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -83,7 +84,7 @@ def cases(device: str) -> Iterator[tuple[str, Call]]:
                 yield f"{folder} {block} {sizes} {given}{dtype}", _training(apply, shapes, dtype, device, **attributes)
 
 
-def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
+def _operations() -> list[tuple[str, list[Shapes], dict[str, Any]]]:
     """Return (module, shapes of its inputs, attributes) for each operation."""
     rows: list[Shapes] = [{"x": (7, 131)}]
     gated: list[Shapes] = [{"gate": (7, 131), "up": (7, 131)}]
@@ -143,6 +144,11 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
     heads: list[Shapes] = [dict.fromkeys("qkv", (1, 2, 67, head_dim)) for head_dim in (16, 128)]
     shared: list[Shapes] = [
         {"q": (1, 4, 67, head_dim), "k": (1, 2, 67, head_dim), "v": (1, 2, 67, head_dim)} for head_dim in (64, 256)
+    ]
+    # On a Hopper GPU these take its own kernels, with several tiles in each loop.
+    long: list[Shapes] = [
+        {"q": (1, 2, 400, head_dim), "k": (1, 1, 400, head_dim), "v": (1, 1, 400, head_dim)}
+        for head_dim in (128, 64, 256)
     ]
     under_bias: list[Shapes] = [
         {**dict.fromkeys("qkv", (2, 2, 67, head_dim)), "bias": (2, 67, 67)} for head_dim in (64, 128)
@@ -206,6 +212,8 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, float]]]:
         ("cuda.dropout_residual_norm", chains_of_cuda, {"p": 0.1, "eps": EPS}),
         ("kernels.rope", rotated, {"theta": 500000.0}), ("kernels.attention", heads, {}),
         ("kernels.attention", shared, {"causal": 1, "window": 19}), ("kernels.attention", shared, {"causal": 0}),
+        ("kernels.attention", long, {}), ("kernels.attention", long, {"causal": 1, "window": 150}),
+        ("kernels.attention", heads, {"kernels": "portable"}), ("kernels.attention", shared, {"kernels": "portable"}),
         ("kernels.attention_bias", under_bias, {}), ("kernels.attention_packed", packed, {"longest": 39}),
         ("kernels.decode_attention", decoded, {}), ("kernels.decode_attention_paged", decoded_from_pages, {}),
         ("kernels.decoder_block", decoder, {"heads": 2, "kv_heads": 1, "eps": EPS, "theta": 500000.0}),
@@ -223,7 +231,7 @@ def _chain(rows: int, columns: int) -> Shapes:
 
 
 def _training(
-    apply: Callable[..., dict[str, torch.Tensor]], shapes: Shapes, dtype: torch.dtype, device: str, **attributes: float
+    apply: Callable[..., dict[str, torch.Tensor]], shapes: Shapes, dtype: torch.dtype, device: str, **attributes: Any
 ) -> Call:
     def made(given: tuple[int, ...] | torch.Tensor) -> torch.Tensor:
         if isinstance(given, torch.Tensor):

@@ -248,9 +248,11 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return dq, dk and dv of attention without a bias, from its results. hopper: by the kernels of `hopper/`.
 
-    offsets: of packed sequences. gradients: memory for the results, with last stride 1. dk and dv have equal strides.
+    Where `torch.use_deterministic_algorithms` asks for it, the portable kernels compute them, because those of `hopper/`
+    add up dq in an order that varies. offsets: of packed sequences. gradients: memory for the results, with last stride
+    1. dk and dv have equal strides.
     """
-    if hopper:
+    if hopper and not torch.are_deterministic_algorithms_enabled():
         dout = dout if fits_descriptor(dout) else dout.contiguous()
         return hopper_backward.launch_backward(q, k, v, out, dout, logsumexp2, causal, window, offsets, gradients)
     operands = (q, k, v, dout, logsumexp2, launch_delta(out, dout))
@@ -374,6 +376,9 @@ def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
         )
 
 
-def apply(inputs: dict[str, torch.Tensor], causal: int = 1, window: int = 0) -> dict[str, torch.Tensor]:
-    """Run the block `attention`: q, k, v -> out."""
-    return {"out": attention(inputs["q"], inputs["k"], inputs["v"], causal=bool(causal), window=window)}
+def apply(
+    inputs: dict[str, torch.Tensor], causal: int = 1, window: int = 0, kernels: str = "auto"
+) -> dict[str, torch.Tensor]:
+    """Run the block `attention`: q, k, v -> out. kernels: as in `attention`."""
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    return {"out": attention(q, k, v, causal=bool(causal), window=window, kernels=kernels)}

@@ -81,6 +81,18 @@ def test_repeated_calls_give_equal_results() -> None:
         assert ((dq - first[1]).abs() <= 2**-7 * first[1].abs() + 1e-5).all()
 
 
+def test_deterministic_gradients_on_request() -> None:
+    q, k, v, dout = tensors(1, 4, 3000, 128, BFLOAT16)
+    torch.use_deterministic_algorithms(True)
+    try:
+        first = with_gradients(FUNCTION, q, k, v, dy=dout)
+        for _ in range(10):
+            again = with_gradients(FUNCTION, q, k, v, dy=dout)
+            assert all(torch.equal(a, b) for a, b in zip(again, first, strict=True))
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 LENGTHS = [[37], [1, 133, 16, 5], [128, 128, 256, 1, 1], [0, 200, 0, 0, 340, 0], [64] * 40]
 
 

@@ -55,7 +55,7 @@ QUERIES = gl.constexpr(64)  # of a tile
 ROWS = gl.constexpr(64)  # keys of one consumer
 SLOT = gl.constexpr(128)  # keys, or two tiles of queries, by which tiles are numbered
 COLUMNS = gl.constexpr(64)  # of dq that a consumer computes at a time
-PROGRAMS = 8  # on each multiprocessor, among which the longest are chosen first
+PROGRAMS = 2  # of each multiprocessor that should be in the last group of heads, so that long ones start first
 STATS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)
 SCALED = gradient("div", "scores", "dq")
 
@@ -329,6 +329,9 @@ def hopper_attention_before_kernel(
     head_index, slot, _, first, length = tile_of_program(
         tl.program_id(0) // 2, sequence, offsets_ptr, sequences, 2 * QUERIES, PACKED
     )
+    if PACKED:
+        if slot * 2 * QUERIES >= length:
+            return
     start = slot * 2 * QUERIES + tl.program_id(0) % 2 * QUERIES
     batch = head_index // heads
     head = head_index % heads
@@ -359,6 +362,9 @@ def hopper_attention_after_kernel(
     head_index, slot, _, first, length = tile_of_program(
         tl.program_id(0) // 2, sequence, offsets_ptr, sequences, 2 * QUERIES, PACKED
     )
+    if PACKED:
+        if slot * 2 * QUERIES >= length:
+            return
     start = slot * 2 * QUERIES + tl.program_id(0) % 2 * QUERIES
     dq_ptr = rows_of_head(
         dq_ptr, (stride_qb, stride_qh, stride_qs), head_index // heads, head_index % heads, first, PACKED
@@ -469,8 +475,8 @@ def launch_backward(
     tiles = 2 * batch * heads * kv_tiles
     stats = torch.empty((tiles, 2, QUERIES.value), dtype=torch.float32, device=q.device)
     dq_sum = torch.empty((tiles, QUERIES.value, head_dim), dtype=torch.float32, device=q.device)
-    # The q and dout of these heads, and what is added to dq in float32, fit in L2. More heads make more programs to
-    # choose the long ones from, which counts more where there are few.
+    # The q and dout of a group of heads, and their dq in float32, fit in L2. But a group has enough programs for a few
+    # long ones at its end to leave no multiprocessor idle.
     in_l2 = L2_BYTES // (4 * q.element_size() * sequence * head_dim * (heads // kv_heads))
     together = max(1, in_l2, PROGRAMS * multiprocessors(q.device) // kv_tiles)
     scale = head_dim**-0.5
