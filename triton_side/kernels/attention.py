@@ -248,8 +248,8 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return dq, dk and dv of attention without a bias, from its results. hopper: by the kernels of `hopper/`.
 
-    Where `torch.use_deterministic_algorithms` asks for it, the portable kernels compute them, because those of `hopper/`
-    add up dq in an order that varies. offsets: of packed sequences. gradients: memory for the results, with last stride
+    Under `torch.use_deterministic_algorithms` the portable kernels compute them, because those of `hopper/` sum dq in
+    an order that varies. offsets: of packed sequences. gradients: memory for the results, with last stride
     1. dk and dv have equal strides.
     """
     if hopper and not torch.are_deterministic_algorithms_enabled():

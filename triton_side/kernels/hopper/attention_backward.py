@@ -55,7 +55,6 @@ QUERIES = gl.constexpr(64)  # of a tile
 ROWS = gl.constexpr(64)  # keys of one consumer
 SLOT = gl.constexpr(128)  # keys, or two tiles of queries, by which tiles are numbered
 COLUMNS = gl.constexpr(64)  # of dq that a consumer computes at a time
-PROGRAMS = 2  # of each multiprocessor that should be in the last group of heads, so that long ones start first
 STATS_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=32, rank=3)
 SCALED = gradient("div", "scores", "dq")
 
@@ -475,10 +474,10 @@ def launch_backward(
     tiles = 2 * batch * heads * kv_tiles
     stats = torch.empty((tiles, 2, QUERIES.value), dtype=torch.float32, device=q.device)
     dq_sum = torch.empty((tiles, QUERIES.value, head_dim), dtype=torch.float32, device=q.device)
-    # The q and dout of a group of heads, and their dq in float32, fit in L2. But a group has enough programs for a few
-    # long ones at its end to leave no multiprocessor idle.
+    # The q and dout of a group of heads, and their dq in float32, fit in L2. But a group has a program for each
+    # multiprocessor, because the long ones of a smaller last group would start too late.
     in_l2 = L2_BYTES // (4 * q.element_size() * sequence * head_dim * (heads // kv_heads))
-    together = max(1, in_l2, PROGRAMS * multiprocessors(q.device) // kv_tiles)
+    together = max(1, in_l2, multiprocessors(q.device) // kv_tiles)
     scale = head_dim**-0.5
     dk_dv = (dk, dv)
     with device_of(q):
