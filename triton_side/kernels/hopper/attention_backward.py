@@ -239,8 +239,8 @@ def _step(
 
 @gluon.jit
 def _consume(
-    PART: gl.constexpr, place, sizes, smem, bars, dq_ptr, dk_descriptor, dv_descriptor, dk_ptr, dv_ptr, stride_db,
-    stride_dh, stride_ds, sequence, offsets_ptr, sequences, scale_log2e, scale,
+    PART: gl.constexpr, place, sizes, smem, bars, dq_ptr, dk_ptr, dv_ptr, stride_db, stride_dh, stride_ds, sequence,
+    offsets_ptr, sequences, scale_log2e, scale,
     CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
 ):
     kv_index, n, first_row, first_tile, begin, per_head = place
@@ -294,23 +294,12 @@ def _consume(
     else:
         mbarrier.arrive(kv_full.index(2), count=1)
         matrix(v_smem.index(PART)).store(dv.to(k_smem.dtype))
-        if PACKED:
-            thread_barrier()
-            store_rows(v_smem.index(PART), dv_ptr + offset, stride_ds, row, length)
-            mbarrier.wait(kv_full.index(2), 0)  # the other consumer has read its last k
-            matrix(k_smem.index(PART)).store((dk * scale).to(k_smem.dtype))
-            thread_barrier()
-            store_rows(k_smem.index(PART), dk_ptr + offset, stride_ds, row, length)
-        else:
-            fence_async_shared()
-            thread_barrier()
-            tma.async_copy_shared_to_global(dv_descriptor, [batch, kv_head, row, 0], v_smem.index(PART))
-            mbarrier.wait(kv_full.index(2), 0)  # the other consumer has read its last k
-            matrix(k_smem.index(PART)).store((dk * scale).to(k_smem.dtype))
-            fence_async_shared()
-            thread_barrier()
-            tma.async_copy_shared_to_global(dk_descriptor, [batch, kv_head, row, 0], k_smem.index(PART))
-            tma.store_wait(0)
+        thread_barrier()
+        store_rows(v_smem.index(PART), dv_ptr + offset, stride_ds, row, length)
+        mbarrier.wait(kv_full.index(2), 0)  # the other consumer has read its last k
+        matrix(k_smem.index(PART)).store((dk * scale).to(k_smem.dtype))
+        thread_barrier()
+        store_rows(k_smem.index(PART), dk_ptr + offset, stride_ds, row, length)
 
 
 @declare(*DELTA, flops=lambda shapes: 2 * math.prod(shapes["out_ptr"]))
@@ -380,10 +369,9 @@ def hopper_attention_after_kernel(
 @declare(*BACKWARD, flops=products_flops(5))
 @gluon.jit(do_not_specialize=["sequence", "all_kv_heads", "kv_heads", "sharing", "group", "kv_tiles", "sequences"])
 def hopper_attention_backward_kernel(
-    q_descriptor, k_descriptor, v_descriptor, dout_descriptor, stats_descriptor, dq_sum_ptr, dk_descriptor,
-    dv_descriptor, dk_ptr, dv_ptr, offsets_ptr, stride_db, stride_dh, stride_ds, sequence, all_kv_heads, kv_heads,
-    sharing, group, kv_tiles, sequences, scale_log2e, scale,
-    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
+    q_descriptor, k_descriptor, v_descriptor, dout_descriptor, stats_descriptor, dq_sum_ptr, dk_ptr, dv_ptr,
+    offsets_ptr, stride_db, stride_dh, stride_ds, sequence, all_kv_heads, kv_heads, sharing, group, kv_tiles,
+    sequences, scale_log2e, scale, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
 ):
     """Compute dk and dv of some rows of a head of k and v, and add their part of dq to the buffer at dq_sum_ptr.
 
@@ -439,12 +427,12 @@ def hopper_attention_backward_kernel(
     gl.warp_specialize(
         [
             (_consume, (
-                0, place, sizes, smem, bars, dq_sum_ptr, dk_descriptor, dv_descriptor, dk_ptr, dv_ptr, stride_db,
-                stride_dh, stride_ds, sequence, offsets_ptr, sequences, scale_log2e, scale, CAUSAL, WINDOW, PACKED,
+                0, place, sizes, smem, bars, dq_sum_ptr, dk_ptr, dv_ptr, stride_db, stride_dh, stride_ds, sequence,
+                offsets_ptr, sequences, scale_log2e, scale, CAUSAL, WINDOW, PACKED,
             )),
             (_consume, (
-                1, place, sizes, smem, bars, dq_sum_ptr, dk_descriptor, dv_descriptor, dk_ptr, dv_ptr, stride_db,
-                stride_dh, stride_ds, sequence, offsets_ptr, sequences, scale_log2e, scale, CAUSAL, WINDOW, PACKED,
+                1, place, sizes, smem, bars, dq_sum_ptr, dk_ptr, dv_ptr, stride_db, stride_dh, stride_ds, sequence,
+                offsets_ptr, sequences, scale_log2e, scale, CAUSAL, WINDOW, PACKED,
             )),
             (_produce, (
                 place, sizes, smem, bars, q_descriptor, k_descriptor, v_descriptor, dout_descriptor, stats_descriptor,
@@ -463,7 +451,7 @@ def launch_backward(
     """Return dq, dk and dv, made by `empty_output`.
 
     q, k, v, dout fit descriptors; the last stride of out is 1. offsets: of packed sequences. gradients: memory for the
-    results, which fits descriptors; dk and dv have the same strides.
+    results, with last stride 1; dk and dv have the same strides.
     """
     batch, heads, sequence, head_dim = q.shape
     kv_heads = k.shape[1]
@@ -479,7 +467,6 @@ def launch_backward(
     in_l2 = L2_BYTES // (4 * q.element_size() * sequence * head_dim * (heads // kv_heads))
     together = max(1, in_l2, multiprocessors(q.device) // kv_tiles)
     scale = head_dim**-0.5
-    dk_dv = (dk, dv)
     with device_of(q):
         hopper_attention_before_kernel[(tiles,)](
             out, dout, logsumexp2, stats, dq_sum, offsets, *out.stride()[:3], *dout.stride()[:3], heads, sequence,
@@ -489,8 +476,7 @@ def launch_backward(
             hopper_attention_backward_kernel[(batch * kv_heads * kv_tiles * (SLOT.value // keys),)](
                 *(rows_descriptor(x, ROWS.value) for x in (q, k, v, dout)),
                 descriptor(stats, [1, 2, QUERIES.value], STATS_LAYOUT), dq_sum,
-                *(rows_descriptor(x, ROWS.value) for x in dk_dv),
-                *(dk_dv if packed or keys == ROWS.value else (None, None)), offsets, *dk.stride()[:3], sequence,
+                dk, dv, offsets, *dk.stride()[:3], sequence,
                 batch * kv_heads, kv_heads, heads // kv_heads, together, kv_tiles, sequences, scale * LOG2_E.value,
                 scale, CAUSAL=causal, WINDOW=window, PACKED=packed, num_warps=4,
             )
