@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from triton_side.calls import stages
+from triton_side.calls.direct_launch import launched_directly
 
 Shapes = Mapping[str, Any]  # a launch's arguments by parameter name: shapes of tensors, values of others
 _Kernel = TypeVar("_Kernel")
@@ -78,11 +79,14 @@ def declare(
     flops: Callable[[Shapes], float | None],
     reads: Mapping[str, Callable[[Shapes], int]] | None = None,
 ) -> Callable[[_Kernel], _Kernel]:
-    """Return a decorator for a @triton.jit function; it stands above `triton.jit`."""
+    """Return a decorator for a @triton.jit function; it stands above `triton.jit`.
+
+    It also makes the kernel's launches cheap for the host (triton_side.calls.direct_launch).
+    """
 
     def attach(kernel: _Kernel) -> _Kernel:
         kernel.declaration = Declaration(operations, flops, reads or {})  # type: ignore[attr-defined]
-        return kernel
+        return launched_directly(kernel)
 
     return attach
 
