@@ -14,6 +14,7 @@ that stage. For a kernel that serves several purposes, such as a matrix product,
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -134,8 +135,8 @@ def _computing(operations: tuple[Computed, ...], names: Mapping[str, str]) -> It
 
 
 def name_of(parameter: str) -> str:
-    """Return the current caller's name of the tensor that the kernel takes as `parameter`."""
-    return _names.get(parameter, parameter.removesuffix("_ptr"))
+    """Return the current caller's name of the tensor that the kernel takes as `parameter`, or as an item of it."""
+    return _names.get(parameter, re.sub(r"_ptr(?=\.|$)", "", parameter))
 
 
 def current_stage() -> str:

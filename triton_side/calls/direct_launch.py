@@ -9,7 +9,7 @@ Triton compiles one kernel for all of them. A dictionary needs no specialisation
 ordinary launch. The compiled kernel's own launcher then takes the arguments, with tensors as addresses.
 
 Triton launches in its own way, in each of these cases:
-- the first launch for such arguments, or an argument that is no tensor, number, string, dtype or None;
+- the first launch for such arguments, or an argument that is no tensor, number, string, dtype, None or tuple of these;
 - a positional float for a constexpr, a keyword for another parameter, or a grid that is a function;
 - a hook that wants to see launches, and `record_launches`, which replaces `JITFunction.run`;
 - the interpreter, a Gluon kernel, and a Triton that lacks a name below.
@@ -74,17 +74,7 @@ def _launch(kernel: DirectKernel, grid: Any, /, *args: Any, **constants: Any) ->
     active = driver.active
     device = active.get_current_device()
     known = [device, knobs.runtime.debug, knobs.compilation.instrumentation_mode, *constants, *constants.values()]
-    passed = []
-    for value in args:
-        kind = type(value)
-        if kind in _TENSORS:
-            address = value.data_ptr()
-            # Triton rejects a tensor in the host's memory, but it does not check an address.
-            known += (value.dtype, value.is_cuda, address % 16 == 0)
-            passed.append(address)
-        else:
-            known += (kind, None if kind is float else value)
-            passed.append(value)
+    passed = _pass(args, known)
     key = tuple(known)
     try:
         bound = kernel.bound.get(key)
@@ -98,6 +88,25 @@ def _launch(kernel: DirectKernel, grid: Any, /, *args: Any, **constants: Any) ->
     stream = active.get_current_stream(device)
     bound.run(x, y, z, stream, bound.function, bound.metadata, None, None, None, *passed, *bound.constants)
     return bound.compiled
+
+
+def _pass(args: tuple[Any, ...], known: list[Any]) -> list[Any]:
+    """Return the arguments with addresses for tensors, and add to `known` what Triton's choice depends on."""
+    passed: list[Any] = []
+    for value in args:
+        kind = type(value)
+        if kind in _TENSORS:
+            address = value.data_ptr()
+            # Triton rejects a tensor in the host's memory, but it does not check an address.
+            known += (value.dtype, value.is_cuda, address % 16 == 0)
+            passed.append(address)
+        elif kind is tuple:
+            known.append(len(value))
+            passed.append(tuple(_pass(value, known)))
+        else:
+            known += (kind, None if kind is float else value)
+            passed.append(value)
+    return passed
 
 
 def _is_observed(kernel: DirectKernel) -> bool:
@@ -145,6 +154,8 @@ def _bind(
 def _is_distinguished(parameter: Any, value: Any) -> bool:
     if type(value) in _TENSORS:
         return is_on_gpu(value)
+    if type(value) is tuple:
+        return not parameter.is_constexpr and all(_is_distinguished(parameter, item) for item in value)
     return type(value) in _SCALARS and not (parameter.is_constexpr and type(value) is float)
 
 
