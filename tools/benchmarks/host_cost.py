@@ -1,12 +1,14 @@
 """Measure the host time of a hand-written Triton call for each block, at small shapes where host time dominates.
 
-    python tools/benchmarks/host_cost.py [BLOCK ...] [--profile]
+    python tools/benchmarks/host_cost.py [BLOCK ...] [--launcher triton] [--repeats N] [--profile]
 
 On an NVIDIA GPU the calls run one after the other, with one wait at the end. Without a GPU, kernels are compiled for an
 H200 and not launched (tested with triton 3.6 and 3.7). A call is then Python, PyTorch and Triton up to the driver, on
-CPU tensors. Its results are wrong, and PyTorch's own operations count with their CPU time, in the last column, too.
-The table shows the best of fifty averages over 10 ms. `lm_step` has no small shape and is left out. `--profile` prints
-where the time goes.
+CPU tensors. Its results are wrong, and PyTorch's own operations count with their CPU time.
+
+Columns: the Triton kernels that a call launches; the host time of a call, and of its launches alone, each the best of
+N averages over 10 ms. `--launcher triton` launches as Triton does, without triton_side/calls/direct_launch.py.
+`--profile` prints where the time goes.
 """
 
 from __future__ import annotations
@@ -33,33 +35,18 @@ from compare.spec.blocks import BLOCKS
 from compare.spec.case import Case
 from compare.workers.pytorch.worker import TorchBackend
 
-SECONDS, REPEATS = 0.01, 50  # many short ones, because other processes slow some of them
+SECONDS = 0.01  # of an average; many short ones, because other processes slow some of them
 SMALL = 64 << 20  # bytes of inputs
 
 
-class Launches:
-    """Counts launches, and skips them if there is no GPU."""
+def _skip_launches() -> None:
+    """Let Triton compile kernels without a GPU, and launch none."""
+    from triton.compiler.compiler import CompiledKernel
 
-    def __init__(self) -> None:
-        from triton.compiler.compiler import CompiledKernel
-
-        self.count = 0
-        if not torch.cuda.is_available():
-            _compile_for_an_h200()
-            CompiledKernel._init_handles = lambda kernel: None
-            CompiledKernel.function = None
-            CompiledKernel.run = property(lambda kernel: self._launch)
-            return
-        launch = CompiledKernel.run.fget
-
-        def counted(kernel: CompiledKernel) -> Any:
-            self.count += 1
-            return launch(kernel)
-
-        CompiledKernel.run = property(counted)
-
-    def _launch(self, *arguments: Any) -> None:
-        self.count += 1
+    _compile_for_an_h200()
+    CompiledKernel._init_handles = lambda kernel: None
+    CompiledKernel.function = None
+    CompiledKernel.run = property(lambda kernel: lambda *arguments: None)
 
 
 def _compile_for_an_h200() -> None:
@@ -67,6 +54,7 @@ def _compile_for_an_h200() -> None:
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
+    from triton_side.calls import direct_launch
     from triton_side.kernels.shared import launch
 
     class Driver:
@@ -80,6 +68,7 @@ def _compile_for_an_h200() -> None:
             return 0
 
     driver.set_active(Driver())
+    direct_launch.is_on_gpu = lambda tensor: True
     launch.INTERPRETED = True
     launch.INTERPRETED_MULTIPROCESSORS = 132
 
@@ -87,20 +76,21 @@ def _compile_for_an_h200() -> None:
 def smallest(block: Block) -> list[Case]:
     """Return the forward and train cases of the smallest check shape above those that a CPU checks.
 
-    There are none if its inputs take more than SMALL bytes.
+    A block without such a shape has its largest check shape, in bfloat16. There are none if its inputs take more than
+    SMALL bytes.
     """
 
     def input_bytes(case: Case) -> int:
         return sum(tensor.bytes(case) for tensor in block.inputs)
 
-    tiny = block.cpu_check_cases()
-    cases = [case for case in block.cases("check") if case.direction != "joint" and case not in tiny]
-    if not cases:
+    tiny, cases = block.cpu_check_cases(), [case for case in block.cases("check") if case.direction != "joint"]
+    larger = [case for case in cases if case not in tiny]
+    if not larger:
+        larger = [max((case for case in cases if case.dtype == "bfloat16"), key=input_bytes)]
+    chosen = min(larger, key=input_bytes)
+    if input_bytes(chosen) > SMALL:
         return []
-    smallest_case = min(cases, key=input_bytes)
-    if input_bytes(smallest_case) > SMALL:
-        return []
-    return [case for case in cases if case.name == smallest_case.name]
+    return [case for case in cases if (case.name, case.dtype) == (chosen.name, chosen.dtype)]
 
 
 def call_of(case: Case, backend: TorchBackend, folder: Path) -> Callable[[], Any]:
@@ -118,6 +108,34 @@ def call_of(case: Case, backend: TorchBackend, folder: Path) -> Callable[[], Any
     return step if cotangents else partial(apply, inputs)
 
 
+def launches_of(call: Callable[[], Any]) -> list[Callable[[], Any]]:
+    """Return the launches of Triton kernels in one call, in order, to be repeated. They keep their tensors alive."""
+    from triton.runtime.jit import KernelInterface
+
+    from triton_side.calls.direct_launch import DirectKernel
+
+    launches: list[Callable[[], Any]] = []
+    getitems = {owner: owner.__getitem__ for owner in (KernelInterface, DirectKernel)}
+
+    def noted(kernel: Any, grid: Any) -> Callable[..., Any]:
+        launch = getitems.get(type(kernel), getitems[KernelInterface])
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            launches.append(lambda: launch(kernel, grid)(*args, **kwargs))
+            return launches[-1]()
+
+        return run
+
+    for owner in getitems:
+        owner.__getitem__ = noted  # type: ignore[method-assign]
+    try:
+        call()
+    finally:
+        for owner, getitem in getitems.items():
+            owner.__getitem__ = getitem  # type: ignore[method-assign]
+    return launches
+
+
 def seconds(call: Callable[[], Any], count: int) -> float:
     """Return the seconds per call of `count` consecutive calls."""
     started = time.perf_counter()
@@ -128,16 +146,32 @@ def seconds(call: Callable[[], Any], count: int) -> float:
     return (time.perf_counter() - started) / count
 
 
+def best(call: Callable[[], Any], repeats: int) -> float:
+    """Return the microseconds of a call: the best of `repeats` averages."""
+    count = max(3, int(SECONDS / seconds(call, 1)))
+    return min(seconds(call, count) for _ in range(repeats)) * 1e6
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("blocks", nargs="*", metavar="BLOCK", help=f"of {', '.join(BLOCKS)}; all if none is named")
+    parser.add_argument("--launcher", choices=("direct", "triton"), default="direct", help="how kernels are launched")
+    parser.add_argument("--repeats", type=int, default=50, metavar="N", help="averages, of which the best counts")
     parser.add_argument("--profile", action="store_true", help="where the time goes, too")
     options = parser.parse_args()
     if unknown := [name for name in options.blocks if name not in BLOCKS]:
         parser.error(f"no block {unknown[0]!r}: choose from {', '.join(BLOCKS)}")
     if os.environ.get("TRITON_INTERPRET") == "1":
         parser.error("TRITON_INTERPRET=1 is set, under which kernels are not launched: unset it")
-    launches, backend = Launches(), TorchBackend()  # in this order: importing kernels fixes INTERPRETED
+    if not torch.cuda.is_available():
+        _skip_launches()  # before kernels are imported, which fixes INTERPRETED
+    if options.launcher == "triton":
+        from triton.runtime.jit import JITFunction
+
+        from triton_side.calls.direct_launch import DirectKernel
+
+        DirectKernel.__getitem__ = JITFunction.__getitem__  # type: ignore[method-assign]
+    backend = TorchBackend()
     print(f"{'case':50}{'launches':>8}{'us a call':>12}{'us a launch':>14}")
     for name in options.blocks or BLOCKS:
         cases = smallest(BLOCKS[name])
@@ -145,19 +179,22 @@ def main() -> None:
             print(f"{name:50}no small shape")
         for case in cases:
             with tempfile.TemporaryDirectory() as folder:
-                _report(case.id, call_of(case, backend, Path(folder) / "0"), launches, options.profile)
+                _report(case.id, call_of(case, backend, Path(folder) / "0"), options.repeats, options.profile)
 
 
-def _report(case: str, call: Callable[[], Any], launches: Launches, profiled: bool) -> None:
+def _report(case: str, call: Callable[[], Any], repeats: int, profiled: bool) -> None:
     call()  # compiles
-    launches.count = 0
-    count = max(3, int(SECONDS / seconds(call, 1)))
-    each = launches.count
-    took = min(seconds(call, count) for _ in range(REPEATS)) * 1e6
-    print(f"{case:50}{each:>8}{took:>12.1f}{took / max(1, each):>14.1f}", flush=True)
+    launches = launches_of(call)
+
+    def launch_all() -> None:
+        for launch in launches:
+            launch()
+
+    took, launching = best(call, repeats), best(launch_all, repeats) / max(1, len(launches))
+    print(f"{case:50}{len(launches):>8}{took:>12.1f}{launching:>14.1f}", flush=True)
     if profiled:
         with cProfile.Profile() as profile:
-            seconds(call, count)
+            seconds(call, max(3, int(SECONDS * 1e6 / took)))
         pstats.Stats(profile).sort_stats("tottime").print_stats(30)
 
 

@@ -14,11 +14,13 @@ that stage. For a kernel that serves several purposes, such as a matrix product,
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from triton_side.calls import stages
+from triton_side.calls.direct_launch import launched_directly
 
 Shapes = Mapping[str, Any]  # a launch's arguments by parameter name: shapes of tensors, values of others
 _Kernel = TypeVar("_Kernel")
@@ -78,11 +80,14 @@ def declare(
     flops: Callable[[Shapes], float | None],
     reads: Mapping[str, Callable[[Shapes], int]] | None = None,
 ) -> Callable[[_Kernel], _Kernel]:
-    """Return a decorator for a @triton.jit function; it stands above `triton.jit`."""
+    """Return a decorator for a @triton.jit function; it stands above `triton.jit`.
+
+    It also makes the kernel's launches cheap for the host (triton_side.calls.direct_launch).
+    """
 
     def attach(kernel: _Kernel) -> _Kernel:
         kernel.declaration = Declaration(operations, flops, reads or {})  # type: ignore[attr-defined]
-        return kernel
+        return launched_directly(kernel)
 
     return attach
 
@@ -130,8 +135,8 @@ def _computing(operations: tuple[Computed, ...], names: Mapping[str, str]) -> It
 
 
 def name_of(parameter: str) -> str:
-    """Return the current caller's name of the tensor that the kernel takes as `parameter`."""
-    return _names.get(parameter, parameter.removesuffix("_ptr").removesuffix("_descriptor"))
+    """Return the current caller's name of the tensor that the kernel takes as `parameter`, or as an item of it."""
+    return _names.get(parameter, re.sub(r"_(ptr|descriptor)(?=\.|$)", "", parameter))
 
 
 def current_stage() -> str:

@@ -30,21 +30,17 @@ from typing import Any, Literal
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from triton_side.calls import cuda_program, declare, effects, stages
 from triton_side.calls.artifacts import Artifacts, Resources, check_triton, of_cuda, of_triton
+from triton_side.calls.direct_launch import DESCRIPTORS
 
 CUDA_SCALARS = {ctypes.c_int: "i32", ctypes.c_longlong: "i64", ctypes.c_float: "fp32"}
 CUDA_POINTERS = {
     torch.float32: "*fp32", torch.float16: "*fp16", torch.bfloat16: "*bf16", torch.int32: "*i32",
 }
-
-
-DESCRIPTORS = (TensorDescriptor, GluonDescriptor)  # of a tensor, made on the host; an argument that stands for it
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,7 @@ class Launch:
     signature: Triton's type of each argument in order ("*bf16", "i32", "constexpr").
     constants: compile-time values by parameter name: constexprs, and integers that Triton specialised to 1.
     scalars: the numbers among the other arguments, by parameter name.
-    parameters: the kernel's names for its arguments.
+    parameters: the kernel's names for its arguments. A tuple's items are arguments, named "x_ptr.0" and so on.
     tensors: the arguments that are tensors.
     operations: the declared operations (triton_side.calls.declare), inside the stages that are open at the launch.
     flops: as declared; None for a kernel that declares none, or whose work depends on data.
@@ -252,11 +248,17 @@ class _Recorder:
         self, function: JITFunction, kernel: Any, blocks: tuple[int, ...], bound: inspect.BoundArguments
     ) -> Launch:
         source = kernel.src
-        names = function.arg_names
         metadata = kernel.metadata
         declaration = declare.of_kernel(function)
-        tensors = _used(declaration, self._tensors(bound.arguments.values(), names))
-        constants = {names[path[0]]: value for path, value in source.constants.items() if len(path) == 1}
+        kinds = [source.signature[name] for name in function.arg_names]
+        names, signature, values, paths = zip(
+            *_without_tuples(function.arg_names, kinds, bound.arguments.values()), strict=True
+        )
+        arguments = dict(zip(names, values, strict=True))
+        tensors = _used(declaration, self._tensors(values, names))
+        constants = {
+            name: source.constants[path] for name, path in zip(names, paths, strict=True) if path in source.constants
+        }
         return Launch(
             name=metadata.name,
             label=function.fn.__name__,
@@ -267,16 +269,16 @@ class _Recorder:
             block=(metadata.num_warps * metadata.target.warp_size, 1, 1),
             num_warps=metadata.num_warps,
             num_stages=metadata.num_stages,
-            signature=tuple(source.signature[name] for name in names),
+            signature=signature,
             constants=constants,
             scalars={
-                name: value for name, value in bound.arguments.items()
+                name: value for name, value in arguments.items()
                 if isinstance(value, (int, float)) and name not in constants
             },
-            parameters=tuple(names),
+            parameters=names,
             tensors=tensors,
             operations=declare.operations_of(declaration),
-            flops=_flops(declaration, tensors, bound.arguments),
+            flops=_flops(declaration, tensors, arguments),
             _artifacts=lambda: of_triton(kernel),
         )
 
@@ -392,7 +394,24 @@ def _as_pointer(value: Any) -> Any:
     if isinstance(value, DESCRIPTORS) and isinstance(value.base, FakeTensor):
         value = copy.copy(value)
         value.base = _Pointer(value.base)
+    if isinstance(value, tuple):
+        return tuple(map(_as_pointer, value))
     return _Pointer(value) if isinstance(value, FakeTensor) else value
+
+
+def _without_tuples(
+    names: Sequence[str], kinds: Iterable[Any], values: Iterable[Any], path: tuple[int, ...] = ()
+) -> Iterator[tuple[str, str, Any, tuple[int, ...]]]:
+    """Yield name, Triton's type, value and path of each argument, and of each item of a tuple instead of the tuple.
+
+    The items of a tuple "x_ptr" are "x_ptr.0", "x_ptr.1" and so on; a single item has the tuple's name.
+    """
+    for index, (name, kind, value) in enumerate(zip(names, kinds, values, strict=True)):
+        if isinstance(kind, tuple):
+            items = [name] if len(kind) == 1 else [f"{name}.{item}" for item in range(len(kind))]
+            yield from _without_tuples(items, kind, value, (*path, index))
+        else:
+            yield name, kind, value, (*path, index)
 
 
 def _three(grid: tuple[int, ...]) -> tuple[int, int, int]:

@@ -1,4 +1,4 @@
-"""One step of AdamW with bias correction: a parameter and its two moments, each read and written once.
+"""One step of AdamW with bias correction: parameters and their two moments, each read and written once.
 
     mu'    = beta1 mu + (1 - beta1) g
     nu'    = beta2 nu + (1 - beta2) g^2
@@ -10,8 +10,10 @@ can be replayed with another step.
 """
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -19,7 +21,7 @@ import triton.language as tl
 
 from triton_side.calls import declare
 from triton_side.kernels.gelu import divide
-from triton_side.kernels.shared.launch import FlatConfig, cdiv, check_tensors, device_of
+from triton_side.kernels.shared.launch import FLOAT_DTYPES, INTERPRETED, FlatConfig, cdiv, check_tensors, device_of
 
 Updated = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -27,6 +29,33 @@ OPERATIONS = (
     declare.forward("add", "mu", "mu"), declare.forward("add", "nu", "nu"), declare.forward("pow", "update"),
     declare.forward("sqrt", "update"), declare.forward("div", "update"), declare.forward("sub", "update", "param"),
 )
+
+# The most parameters of one launch. The addresses and sizes of 32 take half of the 4 KB that a kernel's arguments have.
+MOST_PARAMETERS = 32
+
+# Blocks of one parameter that a program updates, one after another, in a launch for several parameters. Finding a
+# program's parameter takes some ten instructions for each parameter, about as many as a block.
+STEPS = 8
+
+
+class Update(NamedTuple):
+    """A parameter, its gradient and moments, and memory for the new parameter and moments. All have one shape.
+
+    mu, nu and their results are float32; param and gradient have one dtype. The results are contiguous, and either the
+    same tensors as param, mu and nu or disjoint from all.
+    """
+
+    param: torch.Tensor
+    gradient: torch.Tensor
+    mu: torch.Tensor
+    nu: torch.Tensor
+    new_param: torch.Tensor
+    new_mu: torch.Tensor
+    new_nu: torch.Tensor
+
+
+def flops(shapes: declare.Shapes) -> int:
+    return 16 * sum(math.prod(shape) for name, shape in shapes.items() if name.startswith("param_ptr"))
 
 
 @triton.jit
@@ -38,45 +67,66 @@ def square_root(x, ACCURATE: tl.constexpr):
         return tl.sqrt(x)
 
 
-@declare.declare(*OPERATIONS, flops=lambda shapes: 16 * math.prod(shapes["param_ptr"]))
+@triton.jit
+def of_program(values, starts, COUNT: tl.constexpr):
+    """Return the value for this program's parameter, the last one that starts at this program or before."""
+    value = values[0]
+    for index in tl.static_range(1, COUNT):
+        value = tl.where(tl.program_id(0) >= starts[index], values[index], value)
+    return value
+
+
+@declare.declare(*OPERATIONS, flops=flops)
 @triton.jit
 def adamw_kernel(
-    param_ptr, gradient_ptr, mu_ptr, nu_ptr, step_ptr, new_param_ptr, new_mu_ptr, new_nu_ptr, elements,
-    rate, eps, decay, beta1, beta2, one_minus_beta1, one_minus_beta2, log2_beta1, log2_beta2, BLOCK: tl.constexpr,
+    param_ptr, gradient_ptr, mu_ptr, nu_ptr, new_param_ptr, new_mu_ptr, new_nu_ptr, elements, starts, step_ptr,
+    rate, eps, decay, beta1, beta2, one_minus_beta1, one_minus_beta2, log2_beta1, log2_beta2,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):
-    """Update one program's block; the host computes 1 - beta in fp64, because fp32 betas would leave few digits."""
+    """Update one program's blocks of one of COUNT parameters.
+
+    The first arguments are tuples with an item for each parameter; `starts` has its first program. The host computes
+    1 - beta in fp64, because fp32 betas would leave few digits.
+    """
+    param_ptr, gradient_ptr = of_program(param_ptr, starts, COUNT), of_program(gradient_ptr, starts, COUNT)
+    mu_ptr, nu_ptr = of_program(mu_ptr, starts, COUNT), of_program(nu_ptr, starts, COUNT)
+    new_param_ptr = of_program(new_param_ptr, starts, COUNT)
+    new_mu_ptr, new_nu_ptr = of_program(new_mu_ptr, starts, COUNT), of_program(new_nu_ptr, starts, COUNT)
+    elements = of_program(elements, starts, COUNT)
     accurate: tl.constexpr = new_param_ptr.dtype.element_ty == tl.float32
-    start = tl.program_id(0).to(tl.int64) * BLOCK
-    offset = start + tl.arange(0, BLOCK)
-    mask = offset < elements
-    # Unless `elements` is a multiple of 16, a mask prevents 16-byte accesses. Only the last block is masked.
-    whole = start + BLOCK <= elements
-    if whole:
-        param = tl.load(param_ptr + offset).to(tl.float32)
-        gradient = tl.load(gradient_ptr + offset).to(tl.float32)
-        mu = tl.load(mu_ptr + offset)
-        nu = tl.load(nu_ptr + offset)
-    else:
-        param = tl.load(param_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-        gradient = tl.load(gradient_ptr + offset, mask=mask, other=0.0).to(tl.float32)
-        mu = tl.load(mu_ptr + offset, mask=mask, other=0.0)
-        nu = tl.load(nu_ptr + offset, mask=mask, other=0.0)
+    first = (tl.program_id(0) - of_program(starts, starts, COUNT)).to(tl.int64) * (BLOCK * STEPS)
     t = tl.load(step_ptr).to(tl.float32)
     # These depend only on the step: once a program, not once an element.
     scaled_rate = divide(rate, 1.0 - tl.exp2(t * log2_beta1), True)
     root_scale = divide(1.0, tl.sqrt_rn(1.0 - tl.exp2(t * log2_beta2)), True)
-    mu = beta1 * mu + one_minus_beta1 * gradient
-    nu = beta2 * nu + one_minus_beta2 * gradient * gradient  # in this order, because the square alone overflows earlier
-    change = divide(scaled_rate * mu, square_root(nu, accurate) * root_scale + eps, accurate)
-    param = (param - (change + rate * decay * param)).to(new_param_ptr.dtype.element_ty)
-    if whole:
-        tl.store(new_param_ptr + offset, param)
-        tl.store(new_mu_ptr + offset, mu)
-        tl.store(new_nu_ptr + offset, nu)
-    else:
-        tl.store(new_param_ptr + offset, param, mask=mask)
-        tl.store(new_mu_ptr + offset, mu, mask=mask)
-        tl.store(new_nu_ptr + offset, nu, mask=mask)
+    for start in tl.range(first, tl.minimum(first + BLOCK * STEPS, elements), BLOCK):
+        offset = start + tl.arange(0, BLOCK)
+        mask = offset < elements
+        # Unless `elements` is a multiple of 16, a mask prevents 16-byte accesses. Only the last block is masked.
+        whole = start + BLOCK <= elements
+        if whole:
+            param = tl.load(param_ptr + offset).to(tl.float32)
+            gradient = tl.load(gradient_ptr + offset).to(tl.float32)
+            mu = tl.load(mu_ptr + offset)
+            nu = tl.load(nu_ptr + offset)
+        else:
+            param = tl.load(param_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+            gradient = tl.load(gradient_ptr + offset, mask=mask, other=0.0).to(tl.float32)
+            mu = tl.load(mu_ptr + offset, mask=mask, other=0.0)
+            nu = tl.load(nu_ptr + offset, mask=mask, other=0.0)
+        mu = beta1 * mu + one_minus_beta1 * gradient
+        # In this order, because the square alone overflows earlier.
+        nu = beta2 * nu + one_minus_beta2 * gradient * gradient
+        change = divide(scaled_rate * mu, square_root(nu, accurate) * root_scale + eps, accurate)
+        param = (param - (change + rate * decay * param)).to(new_param_ptr.dtype.element_ty)
+        if whole:
+            tl.store(new_param_ptr + offset, param)
+            tl.store(new_mu_ptr + offset, mu)
+            tl.store(new_nu_ptr + offset, nu)
+        else:
+            tl.store(new_param_ptr + offset, param, mask=mask)
+            tl.store(new_mu_ptr + offset, mu, mask=mask)
+            tl.store(new_nu_ptr + offset, nu, mask=mask)
 
 
 @lru_cache
@@ -113,43 +163,70 @@ def adamw(
             contiguous, or the tensors are not on a GPU.
         TypeError: a dtype is not one of those above.
     """
-    check_tensors(param=param, gradient=gradient)
-    check_tensors(mu=mu, nu=nu)
-    if mu.dtype != torch.float32:
-        raise TypeError(f"mu and nu must be float32, got {mu.dtype}; cast them with .float()")
-    results = dict(zip(("out of param", "out of mu", "out of nu"), out or (), strict=False))
-    shapes = {name: tuple(x.shape) for name, x in {"gradient": gradient, "mu": mu, "nu": nu, **results}.items()}
-    if different := [f"{name} {shape}" for name, shape in shapes.items() if shape != tuple(param.shape)]:
-        raise ValueError(f"all must have param's shape {tuple(param.shape)}, got {', '.join(different)}")
-    if out:
-        _check_out(out, param)
-    if mu.device != param.device or step.device != param.device:
-        raise ValueError(f"all must be on {param.device}, got mu on {mu.device} and step on {step.device}")
-    if step.numel() != 1 or step.is_floating_point():
-        raise ValueError(f"step must be one integer, got {step.dtype} of shape {tuple(step.shape)}")
+    results = out or tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (param, mu, nu))
+    update = Update(param, gradient, mu, nu, *results)
+    update_all([update], step, rate=rate, beta1=beta1, beta2=beta2, eps=eps, decay=decay, config=config)
+    return update[4:]
+
+
+def update_all(
+    updates: Sequence[Update], step: torch.Tensor,
+    *, rate: float, beta1: float, beta2: float, eps: float, decay: float, config: FlatConfig | None = None,
+) -> None:
+    """Do one step for several parameters of one dtype and device, in one launch for each MOST_PARAMETERS of them.
+
+    Args and Raises: as in `adamw`.
+    """
     if not (0 < beta1 < 1 and 0 < beta2 < 1):
         raise ValueError(f"beta1 and beta2 must be between 0 and 1, got {beta1} and {beta2}")
-    param, gradient, mu, nu = (x.contiguous() for x in (param, gradient, mu, nu))
-    new_param, new_mu, new_nu = out or (torch.empty_like(param), torch.empty_like(mu), torch.empty_like(nu))
-    if param.numel() == 0:
-        return new_param, new_mu, new_nu
+    for update in updates:
+        _check(update, updates[0].param, step)
     config = config or configure()
-    with device_of(param):
-        adamw_kernel[(cdiv(param.numel(), config.block),)](
-            param, gradient, mu, nu, step, new_param, new_mu, new_nu, param.numel(), rate, eps, decay, beta1, beta2,
-            1 - beta1, 1 - beta2, math.log2(beta1), math.log2(beta2), BLOCK=config.block, num_warps=config.num_warps,
+    settings = (rate, eps, decay, beta1, beta2, 1 - beta1, 1 - beta2, math.log2(beta1), math.log2(beta2))
+    filled = [update for update in updates if update.param.numel() > 0]
+    for first in range(0, len(filled), MOST_PARAMETERS):
+        _launch(filled[first : first + MOST_PARAMETERS], step, settings, config)
+
+
+def _launch(updates: Sequence[Update], step: torch.Tensor, settings: tuple[float, ...], config: FlatConfig) -> None:
+    steps = 1 if len(updates) == 1 else STEPS
+    elements = tuple(update.param.numel() for update in updates)
+    *starts, programs = accumulate((cdiv(count, config.block * steps) for count in elements), initial=0)
+    columns = zip(*updates, strict=True)
+    tensors = [tuple(x.contiguous() for x in column) for column in columns]
+    with device_of(step):
+        adamw_kernel[(programs,)](
+            *tensors, elements, tuple(starts), step, *settings,
+            COUNT=len(updates), BLOCK=config.block, STEPS=steps, num_warps=config.num_warps,
         )
-    return new_param, new_mu, new_nu
 
 
-def _check_out(out: Updated, param: torch.Tensor) -> None:
-    new_param, new_mu, new_nu = out
-    check_tensors(param=param, **{"out of param": new_param})
-    check_tensors(**{"out of mu": new_mu, "out of nu": new_nu})
-    if new_mu.dtype != torch.float32:
-        raise TypeError(f"out of mu and nu must be float32, got {new_mu.dtype}")
-    if new_mu.device != param.device or not all(x.is_contiguous() for x in out):
-        raise ValueError(f"out must be contiguous and on {param.device}; leave it out to have new tensors")
+def _check(update: Update, first: torch.Tensor, step: torch.Tensor) -> None:
+    """Raise unless the update is as its class says, and on the device and of the dtype of `first`."""
+    param, gradient, mu, nu, *results = update
+    dtype, single = first.dtype, torch.float32
+    if (
+        [x.dtype for x in update] == [dtype, dtype, single, single, dtype, single, single]
+        and len({x.shape for x in update}) == len({x.device for x in (*update, first, step)}) == 1
+        and (first.is_cuda or INTERPRETED) and dtype in FLOAT_DTYPES and all(x.is_contiguous() for x in results)
+        and step.numel() == 1 and not step.is_floating_point()
+    ):
+        return  # at a third of the time that the checks below take to find which one fails
+    named = dict(zip(("param", "gradient", "mu", "nu", "out of param", "out of mu", "out of nu"), update, strict=True))
+    check_tensors(**{"the first param": first}, **{name: named[name] for name in ("param", "gradient", "out of param")})
+    moments = {name: x for name, x in named.items() if name.endswith(("mu", "nu"))}
+    for name, x in moments.items():
+        if x.dtype != torch.float32:
+            kind = "out of mu and nu" if name.startswith("out") else "mu and nu"
+            raise TypeError(f"{kind} must be float32, got {x.dtype}; cast them with .float()")
+    for name, x in {**moments, "step": step}.items():
+        if x.device != param.device:
+            raise ValueError(f"all must be on {param.device}, got {name} on {x.device}")
+    if different := [f"{name} {tuple(x.shape)}" for name, x in named.items() if x.shape != param.shape]:
+        raise ValueError(f"all must have param's shape {tuple(param.shape)}, got {', '.join(different)}")
+    if step.numel() != 1 or step.is_floating_point():
+        raise ValueError(f"step must be one integer, got {step.dtype} of shape {tuple(step.shape)}")
+    raise ValueError("out must be contiguous; leave it out to have new tensors")
 
 
 def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:

@@ -4,18 +4,20 @@
     loss = mean(logsumexp(logits) - logit[label])
 
 PyTorch's autograd calls the kernels' backward passes in turn. linear_cross_entropy computes the head: it takes four
-products instead of three, but the logits are never in memory, and their gradients only one workspace at a time. Each
-layer's parameters are updated separately, directly in the stacked results, so their gradients need not be stacked.
+products instead of three, but the logits are never in memory, and their gradients only one workspace at a time. One
+launch updates all parameters, each layer's directly in the stacked results, so their gradients need not be stacked.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from triton_side.blocks.lm_step import LAYER_PARAMETERS, PARAMETERS
+from triton_side.calls.declare import computing
 from triton_side.calls.stages import stage
-from triton_side.kernels.adamw import adamw
+from triton_side.kernels.adamw import OPERATIONS, Update, update_all
 from triton_side.kernels.decoder_block import decoder_block
 from triton_side.kernels.embedding import embedding
 from triton_side.kernels.linear_cross_entropy import linear_cross_entropy
@@ -23,17 +25,19 @@ from triton_side.kernels.rmsnorm import rmsnorm
 
 PREFIXES = ("", "mu_", "nu_")  # of a parameter and its moments
 
+UPDATES = tuple(replace(each, stage=f"{name}/{each.stage}") for name in PARAMETERS for each in OPERATIONS)
+
 ParameterKey = tuple[str, int | None]  # a parameter's name, and the layer of a stacked one
 
 
-def parameter_keys(layers: int) -> Iterator[ParameterKey]:
+def parameters_of(tensors: Mapping[str, torch.Tensor], prefix: str = "") -> dict[ParameterKey, torch.Tensor]:
+    """Return each parameter, and a view of each layer's of the stacked ones."""
+    found: dict[ParameterKey, torch.Tensor] = {}
     for name in PARAMETERS:
-        yield from ((name, layer) for layer in range(layers)) if name in LAYER_PARAMETERS else [(name, None)]
-
-
-def parameter(tensors: Mapping[str, torch.Tensor], key: ParameterKey, prefix: str = "") -> torch.Tensor:
-    name, layer = key
-    return tensors[prefix + name] if layer is None else tensors[prefix + name][layer]
+        tensor = tensors[prefix + name]
+        layers = enumerate(tensor.unbind()) if name in LAYER_PARAMETERS else [(None, tensor)]
+        found |= {(name, layer): each for layer, each in layers}
+    return found
 
 
 def compute_loss(
@@ -67,17 +71,18 @@ def lm_step(
     Raises:
         ValueError, TypeError: a kernel raises it.
     """
-    layers = len(inputs["w_qkv"])
-    parameters = {key: parameter(inputs, key).detach().requires_grad_() for key in parameter_keys(layers)}
+    parameters = {key: each.detach().requires_grad_() for key, each in parameters_of(inputs).items()}
     with torch.enable_grad():
-        loss = compute_loss(parameters, inputs, layers, sizes)
+        loss = compute_loss(parameters, inputs, len(inputs["w_qkv"]), sizes)
         gradients = torch.autograd.grad(loss, list(parameters.values()))
     new = {f"new_{prefix}{name}": torch.empty_like(inputs[prefix + name]) for prefix in PREFIXES for name in PARAMETERS}
-    for key, gradient in zip(parameters, gradients, strict=True):
-        param, mu, nu = (parameter(inputs, key, prefix) for prefix in PREFIXES)
-        out = parameter(new, key, "new_"), parameter(new, key, "new_mu_"), parameter(new, key, "new_nu_")
-        with stage("adamw"), stage(key[0]):
-            adamw(param, gradient, mu, nu, inputs["step"], **optimizer, out=out)
+    mu, nu, new_param, new_mu, new_nu = (
+        parameters_of(tensors, prefix).values()
+        for tensors, prefix in ((inputs, "mu_"), (inputs, "nu_"), (new, "new_"), (new, "new_mu_"), (new, "new_nu_"))
+    )
+    updates = zip(parameters.values(), gradients, mu, nu, new_param, new_mu, new_nu, strict=True)
+    with stage("adamw"), computing(*UPDATES):
+        update_all([Update(*update) for update in updates], inputs["step"], **optimizer)
     return {"loss": loss.detach(), **new}
 
 

@@ -6,6 +6,7 @@ Launches are compiled for an H200 in a separate process, on a machine that need 
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import shutil
@@ -420,6 +421,16 @@ def test_rope_rotates_queries_and_keys_in_one_launch() -> None:
 def test_adamw_reads_and_writes_a_parameter_and_its_moments_once() -> None:
     (launch,) = recorded()["adamw"]["forward"]
     assert launch["names"] == ["new_param", "new_mu", "new_nu"] and launch["bytes"] == 7 * 4 * 4096 + 4
+
+
+def test_a_step_updates_all_parameters_in_one_launch_that_moves_each_once() -> None:
+    (update,) = (event for event in recorded()["lm_step"]["forward"] if event.get("label") == "adamw_kernel")
+    elements = sum(math.prod(shape) for shape in PARAMETERS.values())
+    assert update["flops"] == 16 * elements
+    assert update["bytes"] == (3 * 2 + 4 * 4) * elements + 4  # bfloat16 parameters and gradients, float32 moments
+    assert {operation["stage"] for operation in update["operations"]} == {
+        f"adamw/{name}/{stage}" for name in PARAMETERS for stage in ("mu", "nu", "update")
+    }
 
 
 def test_a_lookup_reads_as_much_as_it_returns_and_its_gradient_writes_the_table_once() -> None:

@@ -68,6 +68,35 @@ def test_non_contiguous_and_empty() -> None:
     assert [x.shape for x in adamw.adamw(**operands(0), **SETTINGS)] == [(0,)] * 3
 
 
+def test_several_parameters_in_one_call_get_what_each_gets_alone() -> None:
+    # More than one launch takes, with sizes around a block's and a program's, one in place, one empty and one strided.
+    sizes = [1, 511, 512, 513, 0, 4096, 4097, 9000, *range(3, 33)]
+    step, updates, expected = operands(1)["step"], [], []
+    for seed, size in enumerate(sizes):
+        names = ("param", "gradient", "mu", "nu")
+        given = {name: random(size, seed=4 * seed + i).abs() for i, name in enumerate(names)}
+        if size == 513:
+            given["gradient"] = random(2 * size, seed=seed)[::2]
+        expected.append(adamw.adamw(**given, step=step, **SETTINGS))
+        results = [given[name] if size == 512 else torch.empty_like(given[name]) for name in ("param", "mu", "nu")]
+        updates.append(adamw.Update(*given.values(), *results))
+    adamw.update_all(updates, step, **SETTINGS)
+    for update, right in zip(updates, expected, strict=True):
+        for y, z in zip(update[4:], right, strict=True):
+            assert torch.equal(y, z)
+
+
+def test_rejects_a_parameter_unlike_the_first() -> None:
+    first, other = (adamw.Update(*(random(size) for _ in range(7))) for size in (3, 4))
+    step = operands(1)["step"]
+    with pytest.raises(TypeError, match="all tensors must have one dtype"):
+        half = other._replace(**{name: getattr(other, name).half() for name in ("param", "gradient", "new_param")})
+        adamw.update_all([first, half], step, **SETTINGS)
+    with pytest.raises(ValueError, match=r"param's shape \(4,\), got out of nu \(3,\)"):
+        adamw.update_all([first, other._replace(new_nu=first.nu)], step, **SETTINGS)
+    adamw.update_all([], step, **SETTINGS)
+
+
 def test_rejects() -> None:
     given = operands(4)
     with pytest.raises(ValueError, match=r"param's shape \(4,\), got mu \(1,\)"):

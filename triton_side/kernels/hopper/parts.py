@@ -109,7 +109,7 @@ def descriptor(x: torch.Tensor, block: list[int], layout: gl.NVMMASharedLayout) 
     """
     made = object.__new__(TensorDescriptor)
     made.base, made.shape, made.strides = x, list(x.shape), list(x.stride())
-    made.block_shape, made.layout = block, layout
+    made.block_shape, made.layout, made.padding = block, layout, "zero"
     return made
 
 
