@@ -68,6 +68,7 @@ def _compile_for_an_h200() -> None:
             return 0
 
     driver.set_active(Driver())
+    direct_launch.current_device = lambda: 0
     direct_launch.is_on_gpu = lambda tensor: True
     launch.INTERPRETED = True
     launch.INTERPRETED_MULTIPROCESSORS = 132

@@ -73,12 +73,12 @@ def test_several_parameters_in_one_call_get_what_each_gets_alone() -> None:
     sizes = [1, 511, 512, 513, 0, 4096, 4097, 9000, *range(3, 33)]
     step, updates, expected = operands(1)["step"], [], []
     for seed, size in enumerate(sizes):
-        given = {name: random(size, seed=4 * seed + i).abs() for i, name in enumerate(("param", "gradient", "mu", "nu"))}
+        param, gradient, mu, nu = (random(size, seed=4 * seed + i).abs() for i in range(4))
         if size == 513:
-            given["gradient"] = random(2 * size, seed=seed)[::2]
-        expected.append(adamw.adamw(**given, step=step, **SETTINGS))
-        results = map(torch.empty_like, expected[-1]) if size != 512 else (given[name] for name in ("param", "mu", "nu"))
-        updates.append(adamw.Update(*given.values(), *results))
+            gradient = random(2 * size, seed=seed)[::2]
+        expected.append(adamw.adamw(param, gradient, mu, nu, step, **SETTINGS))
+        results = (param, mu, nu) if size == 512 else map(torch.empty_like, expected[-1])
+        updates.append(adamw.Update(param, gradient, mu, nu, *results))
     adamw.update_all(updates, step, **SETTINGS)
     for update, right in zip(updates, expected, strict=True):
         for y, z in zip(update[4:], right, strict=True):
