@@ -72,8 +72,9 @@ def lm_step(
         ValueError, TypeError: a kernel raises it.
     """
     parameters = {key: each.detach().requires_grad_() for key, each in parameters_of(inputs).items()}
-    with torch.enable_grad():
-        loss = compute_loss(parameters, inputs, len(inputs["w_qkv"]), sizes)
+    # In this thread the backward pass needs no wait for autograd's thread of the GPU.
+    with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
+        loss = compute_loss(parameters, inputs, inputs["w_qkv"].shape[0], sizes)
         gradients = torch.autograd.grad(loss, list(parameters.values()))
     new = {f"new_{prefix}{name}": torch.empty_like(inputs[prefix + name]) for prefix in PREFIXES for name in PARAMETERS}
     mu, nu, new_param, new_mu, new_nu = (
