@@ -5,7 +5,7 @@
 
 Triton binds, specialises and formats the arguments of every launch to find the compiled kernel. Here a dictionary finds
 it, by what Triton's choice depends on: tensors by dtype and alignment, floats by type, everything else by value. An
-integer's value distinguishes more than Triton does, so a launch with a new integer is one of Triton's own.
+integer's value distinguishes more than Triton does, so the first launch with another integer is Triton's own.
 
 Triton launches in its own way, in each of these cases:
 - the first launch for such arguments;
@@ -33,7 +33,6 @@ import triton
 from torch import Tensor
 from torch.nn import Parameter
 from triton import knobs
-from triton.backends.nvidia.driver import CudaLauncher
 from triton.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
@@ -193,6 +192,8 @@ def is_on_gpu(tensor: Tensor) -> bool:
 
 def _launcher(compiled: CompiledKernel) -> tuple[Callable[..., None], tuple[Any, ...], bool]:
     """Return `launch`, `leading` and `packs` of _Bound, with Triton's C function if a launch needs nothing else."""
+    from triton.backends.nvidia.driver import CudaLauncher  # not imported before a kernel of a tested series needs it
+
     run, metadata, no_hooks = compiled.run, compiled.packed_metadata, (None, None, None)
     if (
         not isinstance(run, CudaLauncher) or run.global_scratch_size or run.profile_scratch_size
