@@ -10,7 +10,7 @@ can be replayed with another step.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -72,10 +72,13 @@ def square_root(x, ACCURATE: tl.constexpr):
 @triton.jit
 def of_program(values, starts, COUNT: tl.constexpr):
     """Return the value of this program: that of the last of COUNT items that starts at this program or before."""
-    value = values[0]
-    for index in tl.static_range(1, COUNT):
-        value = tl.where(tl.program_id(0) >= starts[index], values[index], value)
-    return value
+    if COUNT == 1:
+        return values
+    else:
+        value = values[0]
+        for index in tl.static_range(1, COUNT):
+            value = tl.where(tl.program_id(0) >= starts[index], values[index], value)
+        return value
 
 
 @declare.declare(*OPERATIONS, flops=flops)
@@ -88,9 +91,9 @@ def adamw_kernel(
 ):
     """Update the part of a parameter that belongs to one program's blocks of a gradient.
 
-    The first two lines of arguments are tuples. The first line has an item for each parameter, the second, up to
-    `starts`, for each gradient: its elements, where its part of the parameter begins, and its first program. The host
-    computes 1 - beta in fp64, because fp32 betas would leave few digits.
+    The first line of arguments are tuples with an item for each parameter. The second line, up to `starts`, has one for
+    each gradient: its elements, where its part of the parameter begins, and its first program. A single item stands for
+    its tuple. The host computes 1 - beta in fp64, because fp32 betas would leave few digits.
     """
     base = tl.cast(of_program(bases, starts, GRADIENTS), tl.int64)
     param_ptr = of_program(param_ptr, param_starts, PARAMS) + base
@@ -221,10 +224,15 @@ def _launch(updates: Sequence[Update], step: torch.Tensor, settings: tuple[float
             starts.append(programs)
             programs += cdiv(elements, config.block * steps)
     param, _, *others = zip(*updates, strict=True)
+
+    def packed(values: Iterable[Any]) -> Any:
+        items = tuple(values)
+        return items if len(items) > 1 else items[0]
+
     with device_of(step):
         adamw_kernel[(programs,)](
-            *(tuple(x.contiguous() for x in tensors) for tensors in (param, *others)), tuple(param_starts),
-            tuple(gradients), tuple(x.numel() for x in gradients), tuple(bases), tuple(starts), step, *settings,
+            *(packed(x.contiguous() for x in tensors) for tensors in (param, *others)), packed(param_starts),
+            packed(gradients), packed(x.numel() for x in gradients), packed(bases), packed(starts), step, *settings,
             PARAMS=len(updates), GRADIENTS=len(gradients), BLOCK=config.block, STEPS=steps, num_warps=config.num_warps,
         )
 
