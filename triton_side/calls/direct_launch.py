@@ -18,7 +18,7 @@ These names are not public API:
 - `JITFunction.run`, `params`, `pre_run_hooks` and `used_global_vals`, `triton.runtime.driver.active`;
 - `CompiledKernel.run`, `function` and `packed_metadata`;
 - `CudaLauncher` and the arguments of its `launch`, which differ between Triton 3.6 and 3.7;
-- `torch._C._cuda_getDevice`, which `torch.cuda.current_device` calls after five times as long in Python.
+- `torch._C._cuda_getDevice`, which `torch.cuda.current_device` calls after three Python functions.
 """
 
 from __future__ import annotations

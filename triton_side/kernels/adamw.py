@@ -33,7 +33,7 @@ OPERATIONS = (
 MOST_GRADIENTS = 32
 
 # Blocks that a program updates, one after another, in a launch with several gradients. A program finds its tensors in
-# some eight instructions for each gradient, which is about as much work as a block.
+# up to eight instructions for each gradient, so one block would be little work for it. Not measured.
 STEPS = 8
 
 MOMENTS = (torch.float32, torch.float32)  # the dtypes of mu and nu
@@ -251,7 +251,7 @@ def _check(update: Update, first: torch.Tensor, step: torch.Tensor) -> None:
         dtype in FLOAT_DTYPES and step.device == device and step.numel() == 1 and not step.is_floating_point()
         and all(x.is_contiguous() for x in others[2:])
     ):
-        return  # in a third of the time of the checks below, which find what does not fit
+        return  # the checks below, which take longer, find what does not fit
     named = dict(zip(("mu", "nu", "out of param", "out of mu", "out of nu"), others, strict=True))
     of_dtype = {"first param": first, "param": param, **{f"gradient{i or ''}": x for i, x in enumerate(gradients)}}
     check_tensors(**of_dtype, **{"out of param": named["out of param"]})

@@ -67,7 +67,7 @@ def split_qkv(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return views q, k and v, each [batch, its heads, sequence, head_dim], of qkv [batch sequence, columns]."""
     by_head = qkv.view(batch, sequence, heads + 2 * kv_heads, -1).transpose(1, 2)
-    q, k, v = by_head.split_with_sizes((heads, kv_heads, kv_heads), 1)  # `split` takes twice as long, in Python
+    q, k, v = by_head.split_with_sizes((heads, kv_heads, kv_heads), 1)  # `split` calls it from Python
     return q, k, v
 
 
