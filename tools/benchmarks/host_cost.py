@@ -1,26 +1,28 @@
 """Measure the host time of a hand-written Triton call for each block, at small shapes where host time dominates.
 
-    python tools/benchmarks/host_cost.py [BLOCK ...] [--launcher triton] [--repeats N] [--profile]
+    python tools/benchmarks/host_cost.py [BLOCK ...] [--repeats N] [--profile]
 
 On an NVIDIA GPU the calls run one after the other, with one wait at the end. Without a GPU, kernels are compiled for an
 H200 and not launched (tested with triton 3.6 and 3.7). A call is then Python, PyTorch and Triton up to the driver, on
 CPU tensors. Its results are wrong, and PyTorch's own operations count with their CPU time.
 
-Columns: the Triton kernels that a call launches; the host time of a call, and of its launches alone, each the best of
-N averages over 10 ms. `--launcher triton` launches as Triton does, without triton_side/calls/direct_launch.py.
-`--profile` prints where the time goes.
+A row has the number of Triton kernels that a call launches, the time of the call, and the time of one of its launches
+alone. The last two columns are the same times if Triton makes every launch in its own way, without
+triton_side/calls/direct_launch.py. Each time is the best of N averages over 10 ms. `--profile` prints where the time of
+a call goes.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import cProfile
 import os
 import pstats
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,7 @@ def _compile_for_an_h200() -> None:
             return 0
 
     driver.set_active(Driver())
+    direct_launch.current_device = lambda: 0
     direct_launch.is_on_gpu = lambda tensor: True
     launch.INTERPRETED = True
     launch.INTERPRETED_MULTIPROCESSORS = 132
@@ -108,31 +111,38 @@ def call_of(case: Case, backend: TorchBackend, folder: Path) -> Callable[[], Any
     return step if cotangents else partial(apply, inputs)
 
 
-def launches_of(call: Callable[[], Any]) -> list[Callable[[], Any]]:
-    """Return the launches of Triton kernels in one call, in order, to be repeated. They keep their tensors alive."""
-    from triton.runtime.jit import KernelInterface
-
+@contextlib.contextmanager
+def launched_by(getitem: Callable[[Any, Any], Any]) -> Iterator[None]:
+    """Make `kernel[grid]` call `getitem`(kernel, grid) for the kernels that can be launched directly."""
     from triton_side.calls.direct_launch import DirectKernel
 
+    original = DirectKernel.__getitem__
+    DirectKernel.__getitem__ = getitem  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        DirectKernel.__getitem__ = original  # type: ignore[method-assign]
+
+
+def triton_launch(kernel: Any, grid: Any) -> Callable[..., Any]:
+    from triton.runtime.jit import JITFunction
+
+    return JITFunction.__getitem__(kernel, grid)
+
+
+def launches_of(call: Callable[[], Any]) -> list[Callable[[], Any]]:
+    """Return the launches of Triton kernels in one call, in order, to be repeated. They keep their tensors alive."""
     launches: list[Callable[[], Any]] = []
-    getitems = {owner: owner.__getitem__ for owner in (KernelInterface, DirectKernel)}
 
     def noted(kernel: Any, grid: Any) -> Callable[..., Any]:
-        launch = getitems.get(type(kernel), getitems[KernelInterface])
-
         def run(*args: Any, **kwargs: Any) -> Any:
-            launches.append(lambda: launch(kernel, grid)(*args, **kwargs))
-            return launches[-1]()
+            launches.append(lambda: kernel[grid](*args, **kwargs))
+            return triton_launch(kernel, grid)(*args, **kwargs)
 
         return run
 
-    for owner in getitems:
-        owner.__getitem__ = noted  # type: ignore[method-assign]
-    try:
+    with launched_by(noted):
         call()
-    finally:
-        for owner, getitem in getitems.items():
-            owner.__getitem__ = getitem  # type: ignore[method-assign]
     return launches
 
 
@@ -155,7 +165,6 @@ def best(call: Callable[[], Any], repeats: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("blocks", nargs="*", metavar="BLOCK", help=f"of {', '.join(BLOCKS)}; all if none is named")
-    parser.add_argument("--launcher", choices=("direct", "triton"), default="direct", help="how kernels are launched")
     parser.add_argument("--repeats", type=int, default=50, metavar="N", help="averages, of which the best counts")
     parser.add_argument("--profile", action="store_true", help="where the time goes, too")
     options = parser.parse_args()
@@ -165,14 +174,9 @@ def main() -> None:
         parser.error("TRITON_INTERPRET=1 is set, under which kernels are not launched: unset it")
     if not torch.cuda.is_available():
         _skip_launches()  # before kernels are imported, which fixes INTERPRETED
-    if options.launcher == "triton":
-        from triton.runtime.jit import JITFunction
-
-        from triton_side.calls.direct_launch import DirectKernel
-
-        DirectKernel.__getitem__ = JITFunction.__getitem__  # type: ignore[method-assign]
     backend = TorchBackend()
-    print(f"{'case':50}{'launches':>8}{'us a call':>12}{'us a launch':>14}")
+    print(f"{'':82}{'us, by Triton':>20}")
+    print(f"{'case':50}{'launches':>8}{'us a call':>11}{'us a launch':>13}{'a call':>10}{'a launch':>10}")
     for name in options.blocks or BLOCKS:
         cases = smallest(BLOCKS[name])
         if not cases:
@@ -190,8 +194,14 @@ def _report(case: str, call: Callable[[], Any], repeats: int, profiled: bool) ->
         for launch in launches:
             launch()
 
-    took, launching = best(call, repeats), best(launch_all, repeats) / max(1, len(launches))
-    print(f"{case:50}{len(launches):>8}{took:>12.1f}{launching:>14.1f}", flush=True)
+    def times() -> tuple[float, float]:
+        return best(call, repeats), best(launch_all, repeats) / max(1, len(launches))
+
+    took, launching = times()
+    with launched_by(triton_launch):
+        by_triton = times()
+    numbers = f"{took:>11.1f}{launching:>13.1f}{by_triton[0]:>10.1f}{by_triton[1]:>10.1f}"
+    print(f"{case:50}{len(launches):>8}{numbers}", flush=True)
     if profiled:
         with cProfile.Profile() as profile:
             seconds(call, max(3, int(SECONDS * 1e6 / took)))

@@ -1,1 +1,1 @@
-"""Recording a call's operations and kernel launches, with what each kernel declares, reads and writes, and its code."""
+"""Cheap launches of kernels, and recordings of a call: its launches, and what each kernel declares and accesses."""

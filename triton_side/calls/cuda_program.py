@@ -153,6 +153,7 @@ def _load_builtins() -> None:
         ctypes.CDLL(str(path))
 
 
+@functools.cache
 def device_arch(device: torch.device) -> str:
     """Return the architecture of a CUDA device as NVRTC names it, such as "sm_90"."""
     major, minor = torch.cuda.get_device_capability(device)
@@ -183,8 +184,13 @@ def run(request: LaunchRequest) -> None:
     values = [a.data_ptr() if isinstance(a, torch.Tensor) else a for a in request.arguments]
     with torch.cuda.device(request.device):
         core.Device(request.device.index).set_current()
-        config = core.LaunchConfig(grid=request.grid, block=request.block)
-        core.launch(_Stream(torch.cuda.current_stream().cuda_stream), config, request.kernel.handle, *values)
+        stream = _Stream(torch.cuda.current_stream().cuda_stream)
+        core.launch(stream, _launch_config(request.grid, request.block), request.kernel.handle, *values)
+
+
+@functools.lru_cache(1024)
+def _launch_config(grid: tuple[int, int, int], block: tuple[int, int, int]) -> Any:
+    return _cuda_core().LaunchConfig(grid=grid, block=block)
 
 
 @dataclass(frozen=True)

@@ -404,11 +404,11 @@ def _without_tuples(
 ) -> Iterator[tuple[str, str, Any, tuple[int, ...]]]:
     """Yield name, Triton's type, value and path of each argument, and of each item of a tuple instead of the tuple.
 
-    The items of a tuple "x_ptr" are "x_ptr.0", "x_ptr.1" and so on; a single item has the tuple's name.
+    The items of a tuple "x_ptr" are "x_ptr.0", "x_ptr.1" and so on.
     """
     for index, (name, kind, value) in enumerate(zip(names, kinds, values, strict=True)):
         if isinstance(kind, tuple):
-            items = [name] if len(kind) == 1 else [f"{name}.{item}" for item in range(len(kind))]
+            items = [f"{name}.{item}" for item in range(len(kind))]
             yield from _without_tuples(items, kind, value, (*path, index))
         else:
             yield name, kind, value, (*path, index)

@@ -10,9 +10,8 @@ can be replayed with another step.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -30,23 +29,26 @@ OPERATIONS = (
     declare.forward("sqrt", "update"), declare.forward("div", "update"), declare.forward("sub", "update", "param"),
 )
 
-# The most parameters of one launch. The addresses and sizes of 32 take half of the 4 KB that a kernel's arguments have.
-MOST_PARAMETERS = 32
+# The most gradients of one launch. Addresses and sizes of 32 take 2.5 of the 4 KB that a kernel's arguments may have.
+MOST_GRADIENTS = 32
 
-# Blocks of one parameter that a program updates, one after another, in a launch for several parameters. Finding a
-# program's parameter takes some ten instructions for each parameter, about as many as a block.
+# Blocks that a program updates, one after another, in a launch with several gradients. A program finds its tensors in
+# up to eight instructions for each gradient, so one block would be little work for it. Not measured.
 STEPS = 8
+
+MOMENTS = (torch.float32, torch.float32)  # the dtypes of mu and nu
 
 
 class Update(NamedTuple):
-    """A parameter, its gradient and moments, and memory for the new parameter and moments. All have one shape.
+    """A parameter, its gradients and moments, and memory for the new parameter and moments.
 
-    mu, nu and their results are float32; param and gradient have one dtype. The results are contiguous, and either the
-    same tensors as param, mu and nu or disjoint from all.
+    gradients: one of the parameter's shape, or one for each index of its first axis. param and gradients have one
+    dtype, and mu, nu and their results are float32. The results are contiguous, and either param, mu and nu or
+    disjoint from all.
     """
 
     param: torch.Tensor
-    gradient: torch.Tensor
+    gradients: tuple[torch.Tensor, ...]
     mu: torch.Tensor
     nu: torch.Tensor
     new_param: torch.Tensor
@@ -69,32 +71,40 @@ def square_root(x, ACCURATE: tl.constexpr):
 
 @triton.jit
 def of_program(values, starts, COUNT: tl.constexpr):
-    """Return the value for this program's parameter, the last one that starts at this program or before."""
-    value = values[0]
-    for index in tl.static_range(1, COUNT):
-        value = tl.where(tl.program_id(0) >= starts[index], values[index], value)
-    return value
+    """Return the value of this program: that of the last of COUNT items that starts at this program or before."""
+    if COUNT == 1:
+        return values
+    else:
+        value = values[0]
+        for index in tl.static_range(1, COUNT):
+            value = tl.where(tl.program_id(0) >= starts[index], values[index], value)
+        return value
 
 
 @declare.declare(*OPERATIONS, flops=flops)
 @triton.jit
 def adamw_kernel(
-    param_ptr, gradient_ptr, mu_ptr, nu_ptr, new_param_ptr, new_mu_ptr, new_nu_ptr, elements, starts, step_ptr,
+    param_ptr, mu_ptr, nu_ptr, new_param_ptr, new_mu_ptr, new_nu_ptr, param_starts,
+    gradient_ptr, elements, bases, starts, step_ptr,
     rate, eps, decay, beta1, beta2, one_minus_beta1, one_minus_beta2, log2_beta1, log2_beta2,
-    COUNT: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
+    PARAMS: tl.constexpr, GRADIENTS: tl.constexpr, BLOCK: tl.constexpr, STEPS: tl.constexpr,
 ):
-    """Update one program's blocks of one of COUNT parameters.
+    """Update the part of a parameter that belongs to one program's blocks of a gradient.
 
-    The first arguments are tuples with an item for each parameter; `starts` has its first program. The host computes
-    1 - beta in fp64, because fp32 betas would leave few digits.
+    The first line of arguments are tuples with an item for each parameter. The second line, up to `starts`, has one for
+    each gradient: its elements, where its part of the parameter begins, and its first program. A single item stands for
+    its tuple. The host computes 1 - beta in fp64, because fp32 betas would leave few digits.
     """
-    param_ptr, gradient_ptr = of_program(param_ptr, starts, COUNT), of_program(gradient_ptr, starts, COUNT)
-    mu_ptr, nu_ptr = of_program(mu_ptr, starts, COUNT), of_program(nu_ptr, starts, COUNT)
-    new_param_ptr = of_program(new_param_ptr, starts, COUNT)
-    new_mu_ptr, new_nu_ptr = of_program(new_mu_ptr, starts, COUNT), of_program(new_nu_ptr, starts, COUNT)
-    elements = of_program(elements, starts, COUNT)
+    base = tl.cast(of_program(bases, starts, GRADIENTS), tl.int64)
+    param_ptr = of_program(param_ptr, param_starts, PARAMS) + base
+    mu_ptr, nu_ptr = of_program(mu_ptr, param_starts, PARAMS) + base, of_program(nu_ptr, param_starts, PARAMS) + base
+    new_param_ptr = of_program(new_param_ptr, param_starts, PARAMS) + base
+    new_mu_ptr = of_program(new_mu_ptr, param_starts, PARAMS) + base
+    new_nu_ptr = of_program(new_nu_ptr, param_starts, PARAMS) + base
+    gradient_ptr = of_program(gradient_ptr, starts, GRADIENTS)
+    elements = of_program(elements, starts, GRADIENTS)
     accurate: tl.constexpr = new_param_ptr.dtype.element_ty == tl.float32
-    first = (tl.program_id(0) - of_program(starts, starts, COUNT)).to(tl.int64) * (BLOCK * STEPS)
+    first = (tl.program_id(0) - of_program(starts, starts, GRADIENTS)).to(tl.int64) * (BLOCK * STEPS)
     t = tl.load(step_ptr).to(tl.float32)
     # These depend only on the step: once a program, not once an element.
     scaled_rate = divide(rate, 1.0 - tl.exp2(t * log2_beta1), True)
@@ -164,7 +174,7 @@ def adamw(
         TypeError: a dtype is not one of those above.
     """
     results = out or tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (param, mu, nu))
-    update = Update(param, gradient, mu, nu, *results)
+    update = Update(param, (gradient,), mu, nu, *results)
     update_all([update], step, rate=rate, beta1=beta1, beta2=beta2, eps=eps, decay=decay, config=config)
     return update[4:]
 
@@ -173,7 +183,7 @@ def update_all(
     updates: Sequence[Update], step: torch.Tensor,
     *, rate: float, beta1: float, beta2: float, eps: float, decay: float, config: FlatConfig | None = None,
 ) -> None:
-    """Do one step for several parameters of one dtype and device, in one launch for each MOST_PARAMETERS of them.
+    """Do one step for several parameters of one dtype and device, in one launch for MOST_GRADIENTS gradients.
 
     Args and Raises: as in `adamw`.
     """
@@ -181,52 +191,87 @@ def update_all(
         raise ValueError(f"beta1 and beta2 must be between 0 and 1, got {beta1} and {beta2}")
     for update in updates:
         _check(update, updates[0].param, step)
-    config = config or configure()
     settings = (rate, eps, decay, beta1, beta2, 1 - beta1, 1 - beta2, math.log2(beta1), math.log2(beta2))
-    filled = [update for update in updates if update.param.numel() > 0]
-    for first in range(0, len(filled), MOST_PARAMETERS):
-        _launch(filled[first : first + MOST_PARAMETERS], step, settings, config)
+    for batch in _batches(updates):
+        _launch(batch, step, settings, config or configure())
+
+
+def _batches(updates: Sequence[Update]) -> Iterator[list[Update]]:
+    """Yield the updates that are not empty, in lists of at most MOST_GRADIENTS gradients. Longer ones are split."""
+    batch: list[Update] = []
+    for update in updates:
+        count = len(update.gradients)
+        for first in range(0, count if update.param.numel() else 0, MOST_GRADIENTS):
+            part = slice(first, first + MOST_GRADIENTS)
+            piece = update if count <= MOST_GRADIENTS else Update._make(tensors[part] for tensors in update)
+            if sum(len(other.gradients) for other in batch) + len(piece.gradients) > MOST_GRADIENTS:
+                yield batch
+                batch = []
+            batch.append(piece)
+    if batch:
+        yield batch
 
 
 def _launch(updates: Sequence[Update], step: torch.Tensor, settings: tuple[float, ...], config: FlatConfig) -> None:
-    steps = 1 if len(updates) == 1 else STEPS
-    elements = tuple(update.param.numel() for update in updates)
-    *starts, programs = accumulate((cdiv(count, config.block * steps) for count in elements), initial=0)
-    columns = zip(*updates, strict=True)
-    tensors = [tuple(x.contiguous() for x in column) for column in columns]
+    gradients = [gradient.contiguous() for update in updates for gradient in update.gradients]
+    steps = 1 if len(gradients) == 1 else STEPS
+    bases, starts, param_starts, programs = [], [], [], 0
+    for update in updates:
+        param_starts.append(programs)
+        elements = update.param.numel() // len(update.gradients)
+        for index in range(len(update.gradients)):
+            bases.append(index * elements)
+            starts.append(programs)
+            programs += cdiv(elements, config.block * steps)
+    param, _, *others = zip(*updates, strict=True)
+
+    def packed(values: Iterable[Any]) -> Any:
+        items = tuple(values)
+        return items if len(items) > 1 else items[0]
+
     with device_of(step):
         adamw_kernel[(programs,)](
-            *tensors, elements, tuple(starts), step, *settings,
-            COUNT=len(updates), BLOCK=config.block, STEPS=steps, num_warps=config.num_warps,
+            *(packed(x.contiguous() for x in tensors) for tensors in (param, *others)), packed(param_starts),
+            packed(gradients), packed(x.numel() for x in gradients), packed(bases), packed(starts), step, *settings,
+            PARAMS=len(updates), GRADIENTS=len(gradients), BLOCK=config.block, STEPS=steps, num_warps=config.num_warps,
         )
 
 
 def _check(update: Update, first: torch.Tensor, step: torch.Tensor) -> None:
     """Raise unless the update is as its class says, and on the device and of the dtype of `first`."""
-    param, gradient, mu, nu, *results = update
-    dtype, single = first.dtype, torch.float32
-    if (
-        [x.dtype for x in update] == [dtype, dtype, single, single, dtype, single, single]
-        and len({x.shape for x in update}) == len({x.device for x in (*update, first, step)}) == 1
-        and (first.is_cuda or INTERPRETED) and dtype in FLOAT_DTYPES and all(x.is_contiguous() for x in results)
-        and step.numel() == 1 and not step.is_floating_point()
+    param, gradients, *others = update
+    dtype, device, shape = first.dtype, first.device, param.shape
+    fits = [
+        x.dtype == expected and x.shape == shape and x.device == device
+        for x, expected in zip((param, *others), (dtype, *MOMENTS, dtype, *MOMENTS), strict=True)
+    ]
+    part = shape if gradients[0].shape == shape else shape[1:]
+    fits += [x.dtype == dtype and x.shape == part and x.device == device for x in gradients]
+    if all(fits) and len(gradients) * part.numel() == param.numel() and (first.is_cuda or INTERPRETED) and (
+        dtype in FLOAT_DTYPES and step.device == device and step.numel() == 1 and not step.is_floating_point()
+        and all(x.is_contiguous() for x in others[2:])
     ):
-        return  # at a third of the time that the checks below take to find which one fails
-    named = dict(zip(("param", "gradient", "mu", "nu", "out of param", "out of mu", "out of nu"), update, strict=True))
-    check_tensors(**{"the first param": first}, **{name: named[name] for name in ("param", "gradient", "out of param")})
-    moments = {name: x for name, x in named.items() if name.endswith(("mu", "nu"))}
-    for name, x in moments.items():
-        if x.dtype != torch.float32:
+        return  # the checks below, which take longer, find what does not fit
+    named = dict(zip(("mu", "nu", "out of param", "out of mu", "out of nu"), others, strict=True))
+    of_dtype = {"first param": first, "param": param, **{f"gradient{i or ''}": x for i, x in enumerate(gradients)}}
+    check_tensors(**of_dtype, **{"out of param": named["out of param"]})
+    for name in ("mu", "nu", "out of mu", "out of nu"):
+        if named[name].dtype != torch.float32:
             kind = "out of mu and nu" if name.startswith("out") else "mu and nu"
-            raise TypeError(f"{kind} must be float32, got {x.dtype}; cast them with .float()")
-    for name, x in {**moments, "step": step}.items():
-        if x.device != param.device:
-            raise ValueError(f"all must be on {param.device}, got {name} on {x.device}")
-    if different := [f"{name} {tuple(x.shape)}" for name, x in named.items() if x.shape != param.shape]:
-        raise ValueError(f"all must have param's shape {tuple(param.shape)}, got {', '.join(different)}")
+            raise TypeError(f"{kind} must be float32, got {named[name].dtype}; cast them with .float()")
+    for name, x in {**named, "step": step}.items():
+        if x.device != device:
+            raise ValueError(f"all must be on {device}, got {name} on {x.device}")
+    if different := [f"{name} {tuple(x.shape)}" for name, x in named.items() if x.shape != shape]:
+        raise ValueError(f"all must have param's shape {tuple(shape)}, got {', '.join(different)}")
     if step.numel() != 1 or step.is_floating_point():
         raise ValueError(f"step must be one integer, got {step.dtype} of shape {tuple(step.shape)}")
-    raise ValueError("out must be contiguous; leave it out to have new tensors")
+    if not all(x.is_contiguous() for x in others[2:]):
+        raise ValueError("out must be contiguous; leave it out to have new tensors")
+    raise ValueError(
+        f"there must be one gradient of param's shape {tuple(shape)}, or one for each index of its first axis, got "
+        f"{[tuple(x.shape) for x in gradients]}"
+    )
 
 
 def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:

@@ -38,7 +38,6 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from triton_side.blocks.decoder_block import split_heads
 from triton_side.calls.declare import computing, forward
 from triton_side.calls.stages import stage
 from triton_side.kernels import rmsnorm, rope, swiglu_mlp
@@ -49,6 +48,7 @@ from triton_side.kernels.transformer_layer import (
     attention_forward,
     gate_up_activation,
     product_plus_residual,
+    split_qkv,
 )
 
 WEIGHTS = ("attention_norm", "w_qkv", "w_o", "mlp_norm", "w_gate", "w_up", "w_down")
@@ -70,7 +70,7 @@ class Settings:
 
     def split(self, qkv: torch.Tensor, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return q, k and v as views of qkv, each [batch, heads or kv_heads, sequence, head_dim]."""
-        return split_heads(qkv.view(*positions.shape, -1), self.heads, self.kv_heads)
+        return split_qkv(qkv, positions.shape[0], positions.shape[1], self.heads, self.kv_heads)
 
 
 def _forward(

@@ -33,13 +33,17 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from triton_side.blocks.decoder_block import split_heads
 from triton_side.calls.declare import computing
 from triton_side.calls.stages import stage
 from triton_side.kernels import dropout_residual_norm, layernorm, linear_gelu
 from triton_side.kernels.shared.attention_configs import HEAD_DIMS
 from triton_side.kernels.shared.launch import check_tensors
-from triton_side.kernels.transformer_layer import attention_backward, attention_forward, product_bias_gelu
+from triton_side.kernels.transformer_layer import (
+    attention_backward,
+    attention_forward,
+    product_bias_gelu,
+    split_qkv,
+)
 
 WEIGHTS = (
     "attention_norm_weight", "attention_norm_bias", "w_qkv", "b_qkv", "w_o", "b_o", "mlp_norm_weight", "mlp_norm_bias",
@@ -49,7 +53,7 @@ WEIGHTS = (
 
 def _split_qkv(qkv: torch.Tensor, shape: torch.Size, heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return q, k and v, each [batch, heads, sequence, head_dim], of all rows; shape: [batch, sequence, ...]."""
-    return split_heads(qkv.view(*shape[:2], -1), heads, heads)
+    return split_qkv(qkv, shape[0], shape[1], heads, heads)
 
 
 def _forward(

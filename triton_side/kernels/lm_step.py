@@ -5,11 +5,12 @@
 
 PyTorch's autograd calls the kernels' backward passes in turn. linear_cross_entropy computes the head: it takes four
 products instead of three, but the logits are never in memory, and their gradients only one workspace at a time. One
-launch updates all parameters, each layer's directly in the stacked results, so their gradients need not be stacked.
+launch updates all parameters. It takes a stacked parameter with one gradient a layer, so they need not be stacked.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -27,34 +28,22 @@ PREFIXES = ("", "mu_", "nu_")  # of a parameter and its moments
 
 UPDATES = tuple(replace(each, stage=f"{name}/{each.stage}") for name in PARAMETERS for each in OPERATIONS)
 
-ParameterKey = tuple[str, int | None]  # a parameter's name, and the layer of a stacked one
-
-
-def parameters_of(tensors: Mapping[str, torch.Tensor], prefix: str = "") -> dict[ParameterKey, torch.Tensor]:
-    """Return each parameter, and a view of each layer's of the stacked ones."""
-    found: dict[ParameterKey, torch.Tensor] = {}
-    for name in PARAMETERS:
-        tensor = tensors[prefix + name]
-        layers = enumerate(tensor.unbind()) if name in LAYER_PARAMETERS else [(None, tensor)]
-        found |= {(name, layer): each for layer, each in layers}
-    return found
-
-
 def compute_loss(
-    parameters: Mapping[ParameterKey, torch.Tensor], inputs: Mapping[str, torch.Tensor], layers: int,
+    parts: Mapping[str, Sequence[torch.Tensor]], inputs: Mapping[str, torch.Tensor], layers: int,
     sizes: Mapping[str, Any],
 ) -> torch.Tensor:
+    """Return the loss. `parts` has one tensor for a parameter, and one for each layer for a layer's parameter."""
     tokens = inputs["tokens"]
     with stage("embedding"):
-        x = embedding(parameters["table", None], tokens.flatten()).unflatten(0, tokens.shape)
+        x = embedding(parts["table"][0], tokens.flatten()).unflatten(0, tokens.shape)
     for layer in range(layers):
         with stage("layer"):
-            weights = {name: parameters[name, layer] for name in LAYER_PARAMETERS}
+            weights = {name: parts[name][layer] for name in LAYER_PARAMETERS}
             x = decoder_block(x, weights, inputs["positions"], **sizes)
     with stage("final_norm"):
-        h = rmsnorm(x.flatten(0, 1), parameters["final_norm", None], sizes["eps"])
+        h = rmsnorm(x.flatten(0, 1), parts["final_norm"][0], sizes["eps"])
     with stage("loss", product="head"):
-        return linear_cross_entropy(h, parameters["w_head", None], inputs["labels"].flatten())
+        return linear_cross_entropy(h, parts["w_head"][0], inputs["labels"].flatten())
 
 
 def lm_step(
@@ -71,18 +60,26 @@ def lm_step(
     Raises:
         ValueError, TypeError: a kernel raises it.
     """
-    parameters = {key: each.detach().requires_grad_() for key, each in parameters_of(inputs).items()}
-    with torch.enable_grad():
-        loss = compute_loss(parameters, inputs, len(inputs["w_qkv"]), sizes)
-        gradients = torch.autograd.grad(loss, list(parameters.values()))
-    new = {f"new_{prefix}{name}": torch.empty_like(inputs[prefix + name]) for prefix in PREFIXES for name in PARAMETERS}
-    mu, nu, new_param, new_mu, new_nu = (
-        parameters_of(tensors, prefix).values()
-        for tensors, prefix in ((inputs, "mu_"), (inputs, "nu_"), (new, "new_"), (new, "new_mu_"), (new, "new_nu_"))
-    )
-    updates = zip(parameters.values(), gradients, mu, nu, new_param, new_mu, new_nu, strict=True)
+    layers = inputs["w_qkv"].shape[0]
+    parts = {
+        name: inputs[name].detach().unbind() if name in LAYER_PARAMETERS else (inputs[name].detach(),)
+        for name in PARAMETERS
+    }
+    leaves = [part.requires_grad_() for each in parts.values() for part in each]
+    # In this thread the backward pass needs no wait for autograd's thread of the GPU.
+    with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
+        loss = compute_loss(parts, inputs, layers, sizes)
+        gradients = iter(torch.autograd.grad(loss, leaves))
+    new = {f"new_{prefix}{name}": torch.empty_like(inputs[prefix + name]) for name in PARAMETERS for prefix in PREFIXES}
+    updates = [
+        Update(
+            inputs[name], tuple(islice(gradients, len(parts[name]))), inputs[f"mu_{name}"], inputs[f"nu_{name}"],
+            new[f"new_{name}"], new[f"new_mu_{name}"], new[f"new_nu_{name}"],
+        )
+        for name in PARAMETERS
+    ]
     with stage("adamw"), computing(*UPDATES):
-        update_all([Update(*update) for update in updates], inputs["step"], **optimizer)
+        update_all(updates, inputs["step"], **optimizer)
     return {"loss": loss.detach(), **new}
 
 

@@ -265,7 +265,7 @@ def forward_with_residual(
 
 
 def _empty_rstd(x: torch.Tensor) -> torch.Tensor:
-    return torch.empty(len(x), dtype=torch.float32, device=x.device)
+    return torch.empty(x.shape[0], dtype=torch.float32, device=x.device)
 
 
 def _launch_forward(

@@ -55,6 +55,15 @@ from triton_side.kernels.swiglu import swiglu_forward_kernel
 MIN_BUSY_SHARE = 0.9
 
 
+def split_qkv(
+    qkv: torch.Tensor, batch: int, sequence: int, heads: int, kv_heads: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return views q, k and v, each [batch, its heads, sequence, head_dim], of qkv [batch sequence, columns]."""
+    by_head = qkv.view(batch, sequence, heads + 2 * kv_heads, -1).transpose(1, 2)
+    q, k, v = by_head.split_with_sizes((heads, kv_heads, kv_heads), 1)  # `split` calls it from Python
+    return q, k, v
+
+
 def attention_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, save: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -82,6 +82,7 @@ OWN_DTYPES = {  # independent of the case's dtype
     **dict.fromkeys(("lengths", "page_table", "cu_seqlens"), "int32"),
     **dict.fromkeys(("a_scale", "b_scale", *(name for name in STEP if name.startswith(("mu_", "nu_")))), "float32"),
 }
+UPDATED = {"counter_ptr", "dq_sum_ptr"}  # by atomic operations
 EPS = {"eps": 1e-6}
 LLAMA = {"heads": 4, "kv_heads": 2, "theta": 500000.0} | EPS
 OPTIMIZER = {"rate": 0.1, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8, "decay": 0.1}
@@ -132,11 +133,14 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "gpt2_block": ("kernels", "gpt2_block", gpt2_layer(4096, 1024), {"heads": 2, "p": 0.1} | EPS, "bfloat16"),
     "gpt2_block, few tiles": ("kernels", "gpt2_block", gpt2_layer(64, 128), {"heads": 2, "p": 0.1} | EPS, "bfloat16"),
     "attention": ("kernels", "attention", ATTENTION, {}, "bfloat16"),
+    "attention, portable": ("kernels", "attention", ATTENTION, {"kernels": "portable"}, "bfloat16"),
     "attention, pointers": ("kernels", "attention", ATTENTION, {}, "float32"),
     "attention, window": ("kernels", "attention", SHARED, {"causal": 1, "window": 32}, "bfloat16"),
     "attention_bias": ("kernels", "attention_bias", BIASED, {}, "bfloat16"),
     "attention_bias, batch": ("kernels", "attention_bias", BIASED_BATCH, {}, "bfloat16"),
+    "attention, wide heads": ("kernels", "attention", dict.fromkeys("qkv", (1, 2, 128, 256)), {}, "bfloat16"),
     "attention_packed": ("kernels", "attention_packed", PACKED, {"longest": 90}, "bfloat16"),
+    "attention_packed, pointers": ("kernels", "attention_packed", PACKED, {"longest": 90}, "float32"),
     "decode_attention": ("kernels", "decode_attention", DECODE, {}, "bfloat16"),
     "decode_attention, one chunk": ("kernels", "decode_attention", SHORT, {}, "bfloat16"),
     "decode_attention_paged": ("kernels", "decode_attention_paged", PAGED, {}, "bfloat16"),
@@ -283,7 +287,7 @@ def test_a_repeated_operation_exists_in_the_forward_pass(case: str) -> None:
 
 def test_attention_declares_operations_that_backward_kernels_repeat() -> None:
     _, keys, queries = (
-        {o["site"] for o in event["operations"]} for event in recorded()["attention"]["backward"]
+        {o["site"] for o in event["operations"]} for event in recorded()["attention, portable"]["backward"]
     )
     assert len(keys & queries) == 8
     assert {site.rpartition(":")[2] for site in keys - queries} == {"dk", "dv"}
@@ -326,11 +330,11 @@ def test_cuda_kernels_write_their_non_const_parameters(case: str) -> None:
 def test_triton_kernels_read_or_write_every_tensor_argument(case: str) -> None:
     for launch in launches(case):
         assert set(launch["reads"]) | set(launch["writes"]) == set(launch["tensors"]), launch["label"]
-        assert not set(launch["reads"]) & set(launch["writes"]), launch["label"]
+        assert set(launch["reads"]) & set(launch["writes"]) <= UPDATED, launch["label"]
 
 
 def test_reads_and_writes_through_descriptors_helpers_and_loops() -> None:
-    found = {launch["label"]: (launch["reads"], launch["writes"]) for launch in launches("attention")}
+    found = {launch["label"]: (launch["reads"], launch["writes"]) for launch in launches("attention, portable")}
     assert found["attention_forward_kernel"] == (["q_ptr", "k_ptr", "v_ptr"], ["out_ptr", "logsumexp2_ptr"])
     inputs = ["q_ptr", "k_ptr", "v_ptr", "dout_ptr", "logsumexp2_ptr", "delta_ptr"]
     assert found["attention_dk_dv_kernel"] == (inputs, ["dk_ptr", "dv_ptr"])
@@ -339,8 +343,8 @@ def test_reads_and_writes_through_descriptors_helpers_and_loops() -> None:
     assert (gate_up["reads"], gate_up["writes"]) == (
         ["a_ptr", "b_ptr", "b2_ptr"], ["c_ptr", "c2_ptr", "activated_ptr"]
     )
-    for case in ("swiglu_mlp", "attention"):
-        pointers = {launch["label"]: (launch["reads"], launch["writes"]) for launch in launches(f"{case}, pointers")}
+    for case, of_pointers in (("swiglu_mlp", "swiglu_mlp, pointers"), ("attention, portable", "attention, pointers")):
+        pointers = {launch["label"]: (launch["reads"], launch["writes"]) for launch in launches(of_pointers)}
         through = {launch["label"]: (launch["reads"], launch["writes"]) for launch in launches(case)}
         assert pointers == through
 
@@ -401,8 +405,9 @@ def test_a_layer_fuses_residuals_and_rotation_into_other_kernels() -> None:
     assert copies == []  # attention's kernels write rows of tokens, so nothing is copied
     names = [n for event in (*forward, *backward) for n in event.get("names", ())]
     assert names == [
-        "h1", "rstd", "q_out", "k_out", "out", "logsumexp2", "h2", "x1", "rstd", "act", "y",
-        "dgate", "dup", "act", "dh2", "dx1", "partial", "dweight", "delta", "dk", "dv", "dq", "dq", "dk", "dx",
+        "h1", "rstd", "q_out", "k_out", "out", "logsumexp2", "counter", "h2", "x1", "rstd", "act", "y",
+        "dgate", "dup", "act", "dh2", "dx1", "partial", "dweight", "stats", "dq_sum", "dq_sum", "dk", "dv", "dq",
+        "dq", "dk", "dx",
         "partial", "dweight",
     ]
     tokens = 2 * 4096 * 2048 * 2  # bytes of x
@@ -460,12 +465,13 @@ def test_flops_are_those_of_the_products() -> None:
         return sum(event.get("flops", 0) for event in recorded()[case][part])
 
     causal = 2 * 2 * 1 * 2 * 128 * 128 * 64 / 2
-    assert declared("attention", "forward") == causal
-    # Backward has seven products, forward two; plus delta.
-    assert declared("attention", "backward") == pytest.approx(3.5 * causal, rel=0.01)
+    assert declared("attention", "forward") == declared("attention, portable", "forward") == causal
+    # Forward has two products. Backward has five on a Hopper GPU, and seven in the portable kernels; plus delta.
+    assert declared("attention", "backward") == pytest.approx(2.5 * causal, rel=0.01)
+    assert declared("attention, portable", "backward") == pytest.approx(3.5 * causal, rel=0.01)
     windowed = 2 * 2 * 1 * 4 * (128 * 32 - 32 * 32 / 2) * 64
     assert declared("attention, window", "forward") == windowed
-    assert declared("attention, window", "backward") == pytest.approx(3.5 * windowed, rel=0.03)
+    assert declared("attention, window", "backward") == pytest.approx(2.5 * windowed, rel=0.03)
     products = 3 * 2 * 64 * 128 * 256
     assert declared("swiglu_mlp", "forward") == pytest.approx(products, rel=0.02)
     assert declared("swiglu_mlp", "backward") == pytest.approx(2 * products, rel=0.03)

@@ -73,27 +73,46 @@ def test_several_parameters_in_one_call_get_what_each_gets_alone() -> None:
     sizes = [1, 511, 512, 513, 0, 4096, 4097, 9000, *range(3, 33)]
     step, updates, expected = operands(1)["step"], [], []
     for seed, size in enumerate(sizes):
-        names = ("param", "gradient", "mu", "nu")
-        given = {name: random(size, seed=4 * seed + i).abs() for i, name in enumerate(names)}
+        param, gradient, mu, nu = (random(size, seed=4 * seed + i).abs() for i in range(4))
         if size == 513:
-            given["gradient"] = random(2 * size, seed=seed)[::2]
-        expected.append(adamw.adamw(**given, step=step, **SETTINGS))
-        results = [given[name] if size == 512 else torch.empty_like(given[name]) for name in ("param", "mu", "nu")]
-        updates.append(adamw.Update(*given.values(), *results))
+            gradient = random(2 * size, seed=seed)[::2]
+        expected.append(adamw.adamw(param, gradient, mu, nu, step, **SETTINGS))
+        results = (param, mu, nu) if size == 512 else map(torch.empty_like, expected[-1])
+        updates.append(adamw.Update(param, (gradient,), mu, nu, *results))
     adamw.update_all(updates, step, **SETTINGS)
     for update, right in zip(updates, expected, strict=True):
         for y, z in zip(update[4:], right, strict=True):
             assert torch.equal(y, z)
 
 
+@pytest.mark.parametrize("layers", [1, 2, 70])
+def test_a_parameter_with_a_gradient_for_each_layer(layers: int) -> None:
+    """As many layers as one launch takes, and more; the update is that of the stacked gradients."""
+    given = [operands(3, 2), operands(layers, 5, 7)]
+    expected = [adamw.adamw(**each, **SETTINGS) for each in given]
+    updates = [
+        adamw.Update(each["param"], each["gradient"].unbind(), each["mu"], each["nu"], *map(torch.empty_like, right))
+        for each, right in zip(given, expected, strict=True)
+    ]
+    adamw.update_all(updates, given[0]["step"], **SETTINGS)
+    for update, right in zip(updates, expected, strict=True):
+        assert all(map(torch.equal, update[4:], right))
+
+
 def test_rejects_a_parameter_unlike_the_first() -> None:
-    first, other = (adamw.Update(*(random(size) for _ in range(7))) for size in (3, 4))
+    def update(*shape: int, dtype: torch.dtype = torch.float32) -> adamw.Update:
+        param, gradient, new_param = (random(*shape, dtype=dtype) for _ in range(3))
+        mu, nu, new_mu, new_nu = (random(*shape) for _ in range(4))
+        return adamw.Update(param, (gradient,), mu, nu, new_param, new_mu, new_nu)
+
     step = operands(1)["step"]
     with pytest.raises(TypeError, match="all tensors must have one dtype"):
-        half = other._replace(**{name: getattr(other, name).half() for name in ("param", "gradient", "new_param")})
-        adamw.update_all([first, half], step, **SETTINGS)
+        adamw.update_all([update(3), update(4, dtype=torch.float16)], step, **SETTINGS)
     with pytest.raises(ValueError, match=r"param's shape \(4,\), got out of nu \(3,\)"):
-        adamw.update_all([first, other._replace(new_nu=first.nu)], step, **SETTINGS)
+        adamw.update_all([update(3), update(4)._replace(new_nu=random(3))], step, **SETTINGS)
+    for gradients in ([random(5)], [random(5)] * 3, [random(2, 5), random(5)]):
+        with pytest.raises(ValueError, match=r"one gradient of param's shape \(2, 5\), or one for each index"):
+            adamw.update_all([update(2, 5)._replace(gradients=gradients)], step, **SETTINGS)
     adamw.update_all([], step, **SETTINGS)
 
 

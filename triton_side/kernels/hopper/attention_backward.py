@@ -21,6 +21,7 @@ bfloat16, float16. head_dim: 64, 128, 256.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import triton
@@ -31,7 +32,7 @@ from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared,
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma as mma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait as mma_wait
 
-from triton_side.calls.declare import computing, declare, gradient
+from triton_side.calls.declare import Shapes, computing, declare, gradient
 from triton_side.kernels.hopper.parts import (
     L2_BYTES,
     barriers,
@@ -302,7 +303,12 @@ def _consume(
         store_rows(k_smem.index(PART), dk_ptr + offset, stride_ds, row, length)
 
 
-@declare(*DELTA, flops=lambda shapes: 2 * math.prod(shapes["out_ptr"]))
+def _flops_per_number(count: int, name: str) -> Callable[[Shapes], float | None]:
+    """Return a function for `count` FLOPs a number of the tensor, or None where the sequences' lengths are data."""
+    return lambda shapes: None if shapes["PACKED"] else count * math.prod(shapes[name])
+
+
+@declare(*DELTA, flops=_flops_per_number(2, "out_ptr"))
 @triton.jit
 def hopper_attention_before_kernel(
     out_ptr, dout_ptr, logsumexp2_ptr, stats_ptr, dq_sum_ptr, offsets_ptr, stride_ob, stride_oh, stride_os, stride_gb,
@@ -338,7 +344,7 @@ def hopper_attention_before_kernel(
     tl.store(dq_sum_ptr + tile * (QUERIES * HEAD_DIM) + number, zeros)
 
 
-@declare(SCALED, flops=lambda shapes: math.prod(shapes["dq_ptr"]))
+@declare(SCALED, flops=_flops_per_number(1, "dq_ptr"))
 @triton.jit
 def hopper_attention_after_kernel(
     dq_sum_ptr, dq_ptr, offsets_ptr, stride_qb, stride_qh, stride_qs, heads, sequence, sequences, scale,

@@ -302,7 +302,7 @@ def _consume(
     FIRST: gl.constexpr = ROWS if CAUSAL and PART == 0 else KEYS
     SKIPPED: gl.constexpr = 1 if CAUSAL and PART == 0 and KEYS == ROWS else 0
     Q_IN_REGISTERS: gl.constexpr = HEAD_DIM < 256
-    dtype: gl.constexpr = out_descriptor.dtype
+    dtype: gl.constexpr = smem[0].dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
     q_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
@@ -411,14 +411,14 @@ def hopper_attention_forward_kernel(
     """Compute out, and logsumexp2 if given; `sharing` heads of q share a head of k and v.
 
     Descriptors are of [batch, heads, sequence, head_dim], with blocks of ROWS rows of q and out, and a tile of k and v.
-    out_ptr: out, where TMA does not write it. counter_ptr: two zeros, zero again at the end. group: heads that programs
+    Either out_descriptor or out_ptr is given. counter_ptr: two zeros, zero again at the end. group: heads that programs
     work on together. tiles: of one head.
     """
     places = gl.allocate_shared_memory(gl.int32, [8, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
     q_smem = buffers(q_descriptor, 2)
     out_smem = q_smem
     if q_descriptor.block_type.shape[3] < 256:
-        out_smem = buffers(out_descriptor, 2)
+        out_smem = buffers(q_descriptor, 2)
     smem = (q_smem, buffers(k_descriptor, K_STAGES), buffers(v_descriptor, V_STAGES), out_smem, places)
     # Full and empty barriers: of q and the tile's number, of k, of v.
     bars = (
@@ -471,7 +471,7 @@ def launch_forward(
     with device_of(q), computing(*FORWARD_BY_CASE[causal, False]):
         hopper_attention_forward_kernel[(min(multiprocessors(q.device), batch * heads * tiles),)](
             rows_descriptor(q, ROWS.value), rows_descriptor(k, keys), rows_descriptor(v, keys),
-            rows_descriptor(out, ROWS.value), None if by_tma else out, logsumexp2, _counters(q), offsets,
+            *((rows_descriptor(out, ROWS.value), None) if by_tma else (None, out)), logsumexp2, _counters(q), offsets,
             *out.stride()[:3], sequence, batch * heads, together, tiles, heads, sharing, sequences,
             head_dim**-0.5 * LOG2_E.value, K_STAGES=k_stages, V_STAGES=v_stages, CAUSAL=causal, WINDOW=window,
             PACKED=packed, num_warps=4,

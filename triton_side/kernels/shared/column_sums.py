@@ -96,4 +96,4 @@ def sum_vectors(partial: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor
 
 def sum_columns(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Return `sum_vectors` of one vector: partial [partials, columns] -> [columns]."""
-    return sum_vectors(partial[:, None], dtype)[0]
+    return sum_vectors(partial.unsqueeze(1), dtype)[0]
