@@ -17,6 +17,8 @@ def load(target: str) -> Callable[..., Any]:
     loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return loaded
 
+_OWN_KERNELS = ("triton_side.kernels.", "triton_side.cuda.", "xlafuse.pallas.")
+
 
 @dataclass(frozen=True)
 class Implementation:
@@ -50,6 +52,16 @@ class Implementation:
     @property
     def backend(self) -> Backend:
         return BACKENDS[self.backend_name]
+
+    @property
+    def is_peer(self) -> bool:
+        """Whether this project did not write its kernels by hand."""
+        return not self.target.startswith(_OWN_KERNELS)
+
+    @property
+    def is_stock(self) -> bool:
+        """Whether it is a peer that comes with JAX or PyTorch, without a special library."""
+        return self.is_peer and all(each.startswith(("jax", "torch")) for each in self.requires)
 
     def load(self) -> Callable[..., Any]:
         """Import the target function and its framework; only a worker calls this."""
