@@ -17,7 +17,7 @@ NAMES = {"": "device time", "_by_kernels": "kernels alone"}
 LEGEND = (
     "A ratio is the best peer's time over its own: above 1 is faster than every peer. Edge cases do not count.",
     "peers: all are the implementations that this project did not write; stock ones come with JAX or PyTorch.",
-    "own: whose time is compared; the fastest of them is chosen case by case. dtype: of the cases; products in fp8 count",
+    "own: whose time is compared; the fastest of them is chosen case by case. dtype: of the cases; fp8 products count",
     "as bfloat16.",
 )
 COLUMNS = (

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 def rmsnorm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     """Normalise over the last axis in float32; cast to x's dtype before multiplying by the weight, as in Llama.
 
-    MaxText and Hugging Face's Flax Llama do the same (docs/opponents.md). The weight's gradient is a sum in x's dtype.
+    MaxText and Hugging Face's Llama do the same (docs/opponents.md). The weight's gradient is a sum in x's dtype.
     """
     with jax.named_scope("mean_square"):
         wide = x.astype(jnp.float32)

@@ -29,15 +29,29 @@ def rounded_once(values: torch.Tensor) -> torch.Tensor:
 
 
 def in_partial_sums(values: torch.Tensor, rows: int) -> torch.Tensor:
-    """Sum as XLA does for an H200: groups of rows in float32, each group's sum rounded, then these in float32."""
+    """Sum groups of rows in float32, round each group's sum, and add these in float32."""
     return rounded_once(torch.stack([rounded_once(group) for group in values.split(rows)]))
 
 
-def test_a_sum_is_rounded_after_each_pairwise_addition() -> None:
-    values = torch.tensor([[1.0], [2.0**-8], [2.0**-8], [2.0**-8]], dtype=torch.bfloat16)
-    assert rounded_sums.sum_pairwise(values).item() == 1 + 2.0**-7  # 1 + 2^-8 is rounded to 1
-    assert rounded_once(values).item() == 1 + 2.0**-6
-    assert rounded_sums.sum_pairwise(values[:1]).item() == 1
+def test_a_sum_is_rounded_after_each_addition_in_the_order_of_lanes() -> None:
+    ones = torch.zeros(2 * rounded_sums.LANES + 3, 1, dtype=torch.bfloat16)
+    ones[0], ones[rounded_sums.LANES], ones[2 * rounded_sums.LANES] = 1.0, 2.0**-8, 2.0**-8  # all three in one lane
+    assert rounded_sums.sum_over_rows(ones).item() == 1.0
+    # Two lanes with as much: these are added to each other first.
+    ones[2] = ones[3] = 2.0**-8
+    assert rounded_sums.sum_over_rows(ones).item() == 1.0 + 2.0**-7
+    assert rounded_once(ones).item() > 1.0 + 2.0**-7
+
+
+@pytest.mark.parametrize("rows", [1, 31, 32, 33, 4096, 4097, 20000])
+def test_a_sum_has_all_rows_once(rows: int) -> None:
+    values = torch.zeros(rows, rows if rows < 50 else 2, dtype=torch.bfloat16)
+    if rows < 50:
+        values.fill_diagonal_(3.0)
+        assert rounded_sums.sum_over_rows(values).tolist() == [3.0] * rows
+    else:
+        values[-1] = values[rows // 2] = 1.0
+        assert rounded_sums.sum_over_rows(values).tolist() == [2.0, 2.0]
 
 
 def test_a_scatter_adds_the_terms_of_a_row_in_order() -> None:
@@ -70,14 +84,14 @@ def test_partial_sums_in_bfloat16_have_a_tolerance_of_their_own(linear: Any) -> 
         assert error_of(in_partial_sums(dy, rows), exact, scale) <= own
 
 
-@pytest.mark.parametrize("mistake", ["lost tile", "a row twice", "rounded one by one", "zeros"])
+@pytest.mark.parametrize("mistake", ["lost tile", "a tile twice", "rounded one by one", "zeros"])
 def test_a_wrong_sum_is_caught(linear: Any, mistake: str) -> None:
     dy, exact, scale = linear
     match mistake:
         case "lost tile":
             found = rounded_once(dy[:-32])
-        case "a row twice":
-            found = rounded_once(torch.cat([dy, dy[:1]]))
+        case "a tile twice":
+            found = rounded_once(torch.cat([dy, dy[:32]]))
         case "rounded one by one":  # 4096 additions, each rounded: no program that sums so is sound
             found = dy[0]
             for row in dy[1:]:
