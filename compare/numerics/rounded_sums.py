@@ -2,11 +2,11 @@
 
 JAX adds the rows of a broadcast vector's gradient in the vector's dtype, and scatters an embedding's gradient in the
 table's. XLA compiles these types as they are, so every addition rounds (`bf16[] add` in the optimized HLO of jax 0.10.2
-and 0.11.2). That error is a property of the program, and its tolerance is twice the error of an evaluation that rounds
-after each addition, in the order of a reduction on a GPU:
+and 0.11.2). The error is a property of the program. Its tolerance is twice the error of an evaluation that rounds after
+each addition, in the order of a reduction on a GPU:
 
-- A sum over rows has LANES threads for each column. Each adds its rows one after the other, and the threads' sums are
-  added pairwise. Of more than MOST_ROWS rows, groups of about their square root are added first, each in this way
+- A sum over rows has THREADS threads for each column. Each adds its rows one after the other, and the threads' sums are
+  added pairwise. Above MOST_ROWS rows, groups of about their square root are added first, each in this way
   (xla/service/gpu/reduction_utils.cc, xla/service/gpu/transforms/tree_reduction_rewriter.cc).
 - A scatter adds each row's terms one after the other, as atomic additions do. The evaluation is repeated in ORDERS
   random orders, and the largest error of a row counts: with few terms the error depends on their order.
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-LANES, MOST_ROWS = 32, 4096
+THREADS, MOST_ROWS = 32, 4096
 ORDERS = 4
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -67,16 +67,16 @@ def sum_over_rows(values: torch.Tensor) -> torch.Tensor:
 def _sums_of_groups(values: torch.Tensor, groups: int) -> torch.Tensor:
     """Return the sum of each of `groups` equal groups of rows; rows of zeros fill the last one, which add exactly."""
     rows, columns = values.shape
-    each = -(-rows // (groups * LANES))
-    filled = values.new_zeros(groups * each * LANES, columns)
+    each = -(-rows // (groups * THREADS))
+    filled = values.new_zeros(groups * each * THREADS, columns)
     filled[:rows] = values
-    grouped = filled.view(groups, each, LANES, columns)
-    lanes = grouped[:, 0]
+    grouped = filled.view(groups, each, THREADS, columns)
+    sums = grouped[:, 0]
     for number in range(1, each):
-        lanes = lanes + grouped[:, number]
-    while lanes.shape[1] > 1:
-        lanes = lanes[:, 0::2] + lanes[:, 1::2]
-    return lanes[:, 0]
+        sums = sums + grouped[:, number]
+    while sums.shape[1] > 1:
+        sums = sums[:, 0::2] + sums[:, 1::2]
+    return sums[:, 0]
 
 
 def scatter_in_order(start: torch.Tensor, ids: torch.Tensor, terms: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

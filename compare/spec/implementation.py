@@ -55,12 +55,12 @@ class Implementation:
 
     @property
     def is_peer(self) -> bool:
-        """Whether this project did not write its kernels by hand."""
+        """True for kernels that this project did not write by hand."""
         return not self.target.startswith(_OWN_KERNELS)
 
     @property
     def is_stock(self) -> bool:
-        """Whether it is a peer that comes with JAX or PyTorch, without a special library."""
+        """True for a peer that comes with JAX or PyTorch, without a special library."""
         return self.is_peer and all(each.startswith(("jax", "torch")) for each in self.requires)
 
     def load(self) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ def rmsnorm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     """
     with jax.named_scope("mean_square"):
         wide = x.astype(jnp.float32)
-        mean_square = jnp.mean(jax.lax.square(wide), axis=-1, keepdims=True)
+        mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
     with jax.named_scope("normalize"):
         normalized = (wide * jax.lax.rsqrt(mean_square + eps)).astype(x.dtype)
     with jax.named_scope("weight"):

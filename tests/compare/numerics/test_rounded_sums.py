@@ -33,11 +33,11 @@ def in_partial_sums(values: torch.Tensor, rows: int) -> torch.Tensor:
     return rounded_once(torch.stack([rounded_once(group) for group in values.split(rows)]))
 
 
-def test_a_sum_is_rounded_after_each_addition_in_the_order_of_lanes() -> None:
-    ones = torch.zeros(2 * rounded_sums.LANES + 3, 1, dtype=torch.bfloat16)
-    ones[0], ones[rounded_sums.LANES], ones[2 * rounded_sums.LANES] = 1.0, 2.0**-8, 2.0**-8  # all three in one lane
+def test_a_sum_is_rounded_after_each_addition_in_the_order_of_threads() -> None:
+    ones = torch.zeros(2 * rounded_sums.THREADS + 3, 1, dtype=torch.bfloat16)
+    ones[0], ones[rounded_sums.THREADS], ones[2 * rounded_sums.THREADS] = 1.0, 2.0**-8, 2.0**-8  # all three in one thread
     assert rounded_sums.sum_over_rows(ones).item() == 1.0
-    # Two lanes with as much: these are added to each other first.
+    # The sums of two other threads are added to each other first.
     ones[2] = ones[3] = 2.0**-8
     assert rounded_sums.sum_over_rows(ones).item() == 1.0 + 2.0**-7
     assert rounded_once(ones).item() > 1.0 + 2.0**-7
