@@ -35,7 +35,7 @@ def in_partial_sums(values: torch.Tensor, rows: int) -> torch.Tensor:
 
 def test_a_sum_is_rounded_after_each_addition_in_the_order_of_threads() -> None:
     ones = torch.zeros(2 * rounded_sums.THREADS + 3, 1, dtype=torch.bfloat16)
-    ones[0], ones[rounded_sums.THREADS], ones[2 * rounded_sums.THREADS] = 1.0, 2.0**-8, 2.0**-8  # all three in one thread
+    ones[0], ones[rounded_sums.THREADS], ones[2 * rounded_sums.THREADS] = 1.0, 2.0**-8, 2.0**-8  # in one thread
     assert rounded_sums.sum_over_rows(ones).item() == 1.0
     # The sums of two other threads are added to each other first.
     ones[2] = ones[3] = 2.0**-8
