@@ -281,15 +281,16 @@ class MeasuredProgram:
     def _error_check(
         self, label: str, name: str, values: Any, reference: Any, scale: Scale, folder: Path
     ) -> ErrorCheck:
+        """Return the check; the tolerance is that of rounded sums where the program declares them."""
         dtype = BLOCKS[self.case.block].tensor(name).dtype_in(self.case)
-        rounded = label == f"d_{name}" and name in self.rounded_sums and dtype != "float32"
-        by_row = input_arrays.path_of(folder, "tolerance", name)
         error = relative_error(values, reference, scale.rms, self.backend.largest_difference)
-        if rounded and by_row.exists():
+        declared = label == f"d_{name}" and name in self.rounded_sums
+        by_row = input_arrays.path_of(folder, "tolerance", name)
+        if declared and by_row.exists():
             differences = self.backend.largest_differences_by_row(values, reference)
             error, tolerance = worst_row(differences, np.load(by_row).tolist(), scale.rms)
             return ErrorCheck(label, error, tolerance, dtype)
-        rounded = rounded and scale.rounded_error is not None
+        rounded = declared and scale.rounded_error is not None
         return ErrorCheck(label, error, scale.tolerance(DTYPES[dtype].eps, rounded), dtype if rounded else None)
 
     def _before_call(self, program: Program, phase: str) -> list[Extent]:
