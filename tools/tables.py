@@ -10,13 +10,13 @@ from tabulate import tabulate
 
 from compare.base.paths import PROJECT
 from compare.base.text import number
-from compare.report import at_a_glance, authorship, block_list, columns, roofline, rows
+from compare.report import at_a_glance, authorship, block_list, columns, peers, roofline, rows
 from compare.report.columns import Column, Row
 from compare.spec.blocks import BLOCKS
 
 COLUMNS = {
     "records": columns.COLUMNS, "kernels": roofline.KERNEL_COLUMNS, "authorship": authorship.COLUMNS,
-    "findings": columns.FINDING_COLUMNS,
+    "findings": columns.FINDING_COLUMNS, "peers": peers.COLUMNS,
 }
 TOUR = PROJECT / "tests" / "data" / "runs" / "tour"
 FULL = PROJECT / "reports" / "h200-full"

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..report.strongest_findings import StrongFinding
 
 Filters = Mapping[str, list[str]]  # fields of rows -> names
-VIEWS = ("findings", "matrix", "roofline", "traffic", "authorship")
+VIEWS = ("findings", "matrix", "roofline", "traffic", "authorship", "peers")
 
 
 @click.command("report")
@@ -38,6 +38,7 @@ VIEWS = ("findings", "matrix", "roofline", "traffic", "authorship")
 @click.option("--kernels", is_flag=True, help="With --roofline: one line a kernel.")
 @click.option("--traffic", is_flag=True, help="Compulsory, declared and measured bytes.")
 @click.option("--authorship", is_flag=True, help="Lines of kernel code and the speed that they bring.")
+@click.option("--peers", is_flag=True, help="The project's own kernels against the best peer of each case, summed up.")
 @click.option(
     "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Write everything to FILE as one page for a browser.",
@@ -195,6 +196,10 @@ def _view(view: str, kernels: bool, run: Path, selected: list[Row]) -> tuple[lis
         from ..report import authorship
 
         return authorship.of(selected), authorship.render
+    if view == "peers":
+        from ..report import peers
+
+        return peers.of(selected), peers.render
     if view == "roofline":
         from ..report import roofline
 

@@ -11,7 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..numerics.errors import ErrorCheck, relative_error
+import numpy as np
+
+from ..numerics import input_arrays
+from ..numerics.errors import ErrorCheck, relative_error, worst_row
 from ..numerics.tolerance import Scale
 from ..spec.blocks import BLOCKS
 from ..spec.case import Case
@@ -42,17 +45,18 @@ class MeasuredProgram:
     """A program on its case's data.
 
     folders: two input sets, so that a cached result is caught. scales: for each set, the scale of each reference.
+    rounded_sums: as in compare.spec.implementation.Implementation.
     """
 
     def __init__(
         self, backend: WorkerBackend, program: Program, case: Case, folders: list[Path],
-        scales: list[dict[str, dict[str, float]]],
+        scales: list[dict[str, dict[str, Any]]], rounded_sums: tuple[str, ...] = (),
     ) -> None:
         self.backend, self.program, self.case = backend, program, case
-        self.folders = folders
+        self.folders, self.rounded_sums = folders, rounded_sums
         self.set_scales(scales)
 
-    def set_scales(self, scales: list[dict[str, dict[str, float]]]) -> None:
+    def set_scales(self, scales: list[dict[str, dict[str, Any]]]) -> None:
         """Take the scales of the references that are stored for each input set."""
         self.scales = [{name: Scale(**scale) for name, scale in group.items()} for group in scales]
 
@@ -266,15 +270,28 @@ class MeasuredProgram:
                 raise WrongResult(f"no {role} {name!r}; got {sorted(arrays)}")
             reference = self.backend.reference(folder, role, name)
             try:
-                error = relative_error(arrays[name], reference, scales[label].rms, self.backend.largest_difference)
+                checks.append(self._error_check(label, name, arrays[name], reference, scales[label], folder))
             except ValueError as problem:
                 raise WrongResult(f"{role} {name!r}: {problem}") from problem
-            dtype = BLOCKS[self.case.block].tensor(name).dtype_in(self.case)
-            checks.append(ErrorCheck(label, error, scales[label].tolerance(DTYPES[dtype].eps)))
         changed = self.backend.changed_inputs(inputs, folder, self.case)
         if changed:
             raise WrongResult(f"the call changed its inputs: {', '.join(changed)}")
         return checks
+
+    def _error_check(
+        self, label: str, name: str, values: Any, reference: Any, scale: Scale, folder: Path
+    ) -> ErrorCheck:
+        """Return the check; the tolerance is that of rounded sums where the program declares them."""
+        dtype = BLOCKS[self.case.block].tensor(name).dtype_in(self.case)
+        error = relative_error(values, reference, scale.rms, self.backend.largest_difference)
+        declared = label == f"d_{name}" and name in self.rounded_sums
+        by_row = input_arrays.path_of(folder, "tolerance", name)
+        if declared and by_row.exists():
+            differences = self.backend.largest_differences_by_row(values, reference)
+            error, tolerance = worst_row(differences, np.load(by_row).tolist(), scale.rms)
+            return ErrorCheck(label, error, tolerance, dtype)
+        rounded = declared and scale.rounded_error is not None
+        return ErrorCheck(label, error, scale.tolerance(DTYPES[dtype].eps, rounded), dtype if rounded else None)
 
     def _before_call(self, program: Program, phase: str) -> list[Extent]:
         filled = (program.poison or partial(self.backend.poison, program))(phase)

@@ -125,6 +125,10 @@ class WorkerBackend(Protocol):
         """Return max|values - reference| in float64, nan where a value is."""
         ...
 
+    def largest_differences_by_row(self, values: Any, reference: Any) -> list[float]:
+        """Return max|values - reference| of each row of a matrix in float64, nan where a value is."""
+        ...
+
     def poisoned_allocations(self, program: Program) -> AbstractContextManager[Any]:
         """Fill uninitialised memory that the framework's Python code asks for with NaN.
 

@@ -6,7 +6,7 @@ The error is absolute where the reference is zero throughout. compare.numerics.t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,11 +15,16 @@ LargestDifference = Callable[[Any, Any], float]
 
 @dataclass(frozen=True)
 class ErrorCheck:
-    """The error of one output or gradient, and its tolerance."""
+    """The error of one output or gradient, and its tolerance.
+
+    sums: the dtype to which the program rounds the sums that it consists of, where the tolerance is derived from that
+    (compare.numerics.rounded_sums); None for the tolerance of everybody.
+    """
 
     name: str
     error: float
     tolerance: float
+    sums: str | None = None
 
     @property
     def passes(self) -> bool:
@@ -36,7 +41,7 @@ class ErrorCheck:
         return not self.passes, self.error / self.tolerance if self.tolerance else self.error
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "sums" or value is not None}
 
 
 def relative_error(values: Any, reference: Any, rms: float, largest_difference: LargestDifference) -> float:
@@ -53,6 +58,17 @@ def relative_error(values: Any, reference: Any, rms: float, largest_difference: 
     if not math.isfinite(error):
         return math.inf
     return error / rms if rms else error
+
+
+def worst_row(differences: Sequence[float], tolerances: Sequence[float], rms: float) -> tuple[float, float]:
+    """Return (error, tolerance) of the row whose error is largest against its own tolerance, both relative to rms.
+
+    differences: the largest difference in each row; tolerances: the largest that it may have.
+    """
+    if not all(map(math.isfinite, differences)):
+        return math.inf, tolerances[0] / rms
+    difference, tolerance = max(zip(differences, tolerances, strict=True), key=lambda row: row[0] / row[1])
+    return difference / rms, tolerance / rms
 
 
 def describe(checks: list[ErrorCheck]) -> str | None:

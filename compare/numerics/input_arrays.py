@@ -54,5 +54,8 @@ def draw(case: Case, tensor: Tensor, seed: int) -> NDArray[Any]:
 
 
 def path_of(folder: Path, role: str, name: str) -> Path:
-    """Return the file of an array. role: input or cotangent; output or gradient for references."""
+    """Return the file of an array. role: input or cotangent; output or gradient for references.
+
+    Role tolerance: the tolerance of each row of a gradient (compare.numerics.rounded_sums).
+    """
     return folder / f"{role}.{name}.npy"

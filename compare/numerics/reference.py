@@ -22,6 +22,7 @@ from ..spec.dtype import DTYPES
 from ..spec.tensor import Tensor
 from . import input_arrays
 from .errors import relative_error
+from .rounded_sums import ORDERS, RoundedSums, row_tolerances
 from .tolerance import Scale
 
 Tensors = dict[str, torch.Tensor]
@@ -80,14 +81,47 @@ def produce(
         stored = values.to(_stored_dtype(case, tensor_name))
         np.save(input_arrays.path_of(folder, role, tensor_name), stored.cpu().numpy())
     errors = _independent_errors(case, inputs, cotangents, exact)
+    rounded_errors = _rounded_errors(case, inputs, cotangents, exact, folder)
     for redraw in range(1, _redraws(block, case)):
         inputs, cotangents = _draw(case, seed + 1000 * redraw)
-        again = _independent_errors(case, inputs, cotangents, evaluate(case, inputs, cotangents, torch.float64))
+        other = evaluate(case, inputs, cotangents, torch.float64)
+        again = _independent_errors(case, inputs, cotangents, other)
         errors = {name: max(error, again[name]) for name, error in errors.items()}
+        again = _rounded_errors(case, inputs, cotangents, other)
+        rounded_errors = {name: max(error, again[name]) for name, error in rounded_errors.items()}
     return {
-        name: asdict(Scale(rms=_rms(values), largest=float(values.abs().max()), independent_error=errors[name]))
+        name: asdict(Scale(_rms(values), float(values.abs().max()), errors[name], rounded_errors.get(name)))
         for name, values in exact.items()
     }
+
+
+def _rounded_errors(
+    case: Case, inputs: Tensors, cotangents: Tensors, exact: Tensors, folder: Path | None = None
+) -> dict[str, float]:
+    """Return the errors of gradients whose sums are rounded after each addition, for programs that sum so.
+
+    A matrix has a tolerance for each row instead, which is stored in `folder`.
+    """
+    block, dtype = BLOCKS[case.block], _independent_dtype(case)
+    names = dict.fromkeys(name for i in block.implementations for name in i.rounded_sums if f"d_{name}" in exact)
+    if not names or dtype == torch.float32:
+        return {}
+
+    def evaluated(order: int) -> Tensors:
+        with RoundedSums(dtype, order):
+            found = evaluate(case, inputs, cotangents, dtype)
+        return {name: found[f"d_{name}"] for name in names}
+
+    rounded, errors = evaluated(0), {}
+    for name in names:
+        values = exact[f"d_{name}"]
+        if values.dim() == 1:
+            errors[f"d_{name}"] = relative_error(rounded[name], values, _rms(values), _largest_difference)
+        elif folder is not None:
+            orders = [rounded[name], *(evaluated(order)[name] for order in range(1, ORDERS))]
+            allowed = row_tolerances(orders, values, DTYPES[case.dtype].eps)
+            np.save(input_arrays.path_of(folder, "tolerance", name), allowed.cpu().numpy())
+    return errors
 
 
 def _stored_dtype(case: Case, name: str) -> torch.dtype:

@@ -13,11 +13,15 @@ Part = str
 
 
 class ErrorField(TypedDict):
-    """Error of one output, or of a gradient named d_<input>; dimensionless (compare.numerics.errors)."""
+    """Error of one output, or of a gradient named d_<input>; dimensionless (compare.numerics.errors).
+
+    sums: the dtype to which the program rounds its sums; its tolerance follows from it.
+    """
 
     name: str
     error: float
     tolerance: float
+    sums: NotRequired[str]
 
 
 class RooflineFields(TypedDict):

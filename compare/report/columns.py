@@ -9,6 +9,7 @@ from typing import Any
 
 from ..base.text import number, printable
 from ..plan.paired_rounds import BASELINE, TIMER_NAMES, column_prefix, device_time_us
+from ..plan.peers import PEERS
 from ..plan.timing_modes import MAIN
 from ..spec.dtype import DTYPES
 from .record_values import RecordValues, ratio
@@ -224,6 +225,18 @@ COLUMNS = (
         "verdict_vs_xla_word", "",
         "faster, slower, tie, unresolved, or depends on the timer: two timers name opposite winners",
         "compared with xla",
+    ),
+    *(
+        column
+        for kind, which in PEERS.items()
+        for column in (
+            Column(f"best_{kind}", "", f"for the project's own kernels: the fastest {which}, by device time"),
+            Column(f"ratio_to_best_{kind}", "ratio", "device_time_us of that peer over its own; above 1 is faster"),
+            Column(f"ratio_to_best_{kind}_low", "ratio", "lower end of its 95% interval from paired rounds"),
+            Column(f"ratio_to_best_{kind}_high", "ratio", "upper end of that interval"),
+            Column(f"best_{kind}_by_kernels", "", f"the fastest {which}, by busy_time_us"),
+            Column(f"ratio_to_best_{kind}_by_kernels", "ratio", "busy_time_us of that peer over its own"),
+        )
     ),
     *(
         Column(f"{column_prefix(mode)}_time_us", "µs", f"device time {doc}", mode.replace("-", " "), _in_mode(mode))

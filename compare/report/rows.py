@@ -10,7 +10,7 @@ from typing import Any
 from ..base.usage import one_of
 from ..graph.analyse.roofline import Ceilings
 from ..measure.clock_calibration import AGREEMENT, disagreement
-from ..plan import paired_rounds
+from ..plan import paired_rounds, peers
 from ..record.record import Record, record_id
 from ..record.run_files import recorded_file
 from ..record.run_folder import read_records, read_run
@@ -58,10 +58,15 @@ def of_records(
 def with_comparisons(
     records: Iterable[Record], ceilings: Mapping[str, Ceilings], uncalibrated: Mapping[str, str] | None = None
 ) -> list[Row]:
-    """Return the records' rows, each compared with the baseline's. ceilings: by segment."""
+    """Return the records' rows, each compared with the baseline's, and the project's own with their best peers.
+
+    ceilings: by segment.
+    """
     records = list(records)
     rows = [columns.row_of(RecordValues(record, ceilings.get(record.segment or ""))) for record in records]
-    paired_rounds.add_comparisons(rows, list(map(paired_rounds.rounds_of, records)), uncalibrated or {})
+    rounds = list(map(paired_rounds.rounds_of, records))
+    paired_rounds.add_comparisons(rows, rounds, uncalibrated or {})
+    peers.add_best_peers(rows, rounds, uncalibrated or {})
     return rows
 
 

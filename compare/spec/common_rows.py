@@ -9,17 +9,23 @@ from .dtype import DTYPES
 from .implementation import Implementation
 
 
-def compilers(block: str, train: bool = True) -> tuple[Implementation, ...]:
-    """Return the plainly written block under each compiler, and eager. train: the block has a train direction."""
+def compilers(block: str, train: bool = True, rounded_sums: tuple[str, ...] = ()) -> tuple[Implementation, ...]:
+    """Return the plainly written block under each compiler, and eager.
+
+    train: the block has a train direction. rounded_sums: of the JAX program (see Implementation).
+    """
     xla, torch = f"xlafuse.blocks.{block}:apply", f"triton_side.blocks.{block}:apply"
     remat = Implementation(
         "xla-remat", xla, "xla-remat", "jax.jit of jax.checkpoint: only products are saved for backward",
-        directions=("train",),
+        directions=("train",), rounded_sums=rounded_sums,
     )
     return (
-        Implementation("xla", xla, "xla", "jax.jit, XLA's default passes"),
+        Implementation("xla", xla, "xla", "jax.jit, XLA's default passes", rounded_sums=rounded_sums),
         *([remat] if train else []),
-        Implementation("xla-unfused", xla, "xla-unfused", "jax.jit with XLA's fusion passes off", unfused_of="xla"),
+        Implementation(
+            "xla-unfused", xla, "xla-unfused", "jax.jit with XLA's fusion passes off", unfused_of="xla",
+            rounded_sums=rounded_sums,
+        ),
         Implementation("eager", torch, "eager", "PyTorch, one operation after the other", unfused_of="inductor"),
         Implementation("inductor", torch, "inductor", "torch.compile, default mode"),
         Implementation("inductor-max", torch, "inductor-max", "torch.compile, max-autotune-no-cudagraphs"),

@@ -17,6 +17,8 @@ def load(target: str) -> Callable[..., Any]:
     loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return loaded
 
+_OWN_KERNELS = ("triton_side.kernels.", "triton_side.cuda.", "xlafuse.pallas.")
+
 
 @dataclass(frozen=True)
 class Implementation:
@@ -29,6 +31,8 @@ class Implementation:
     directions: leaves out those in which it would only repeat another implementation.
     unfused_of: the implementation that computes the same with fusion; this one shows the cost of fusing nothing. It
         runs on a block's shapes of suite `quick` only, and reports fold it away.
+    rounded_sums: inputs whose gradient the program's types sum in the case's own dtype, rounded after each addition.
+        Their errors have a tolerance of their own (compare.numerics.rounded_sums).
     requires: the packages that it needs beyond its framework, as pip takes them. "liger-kernel==0.8.5": any version is
         used, and this one was tested. "torch>=2.12": older ones are refused. Only its worker knows whether they are
         installed.
@@ -43,10 +47,21 @@ class Implementation:
     directions: tuple[str, ...] = tuple(PHASES)
     unfused_of: str | None = None
     requires: tuple[str, ...] = ()
+    rounded_sums: tuple[str, ...] = ()
 
     @property
     def backend(self) -> Backend:
         return BACKENDS[self.backend_name]
+
+    @property
+    def is_peer(self) -> bool:
+        """True for kernels that this project did not write by hand."""
+        return not self.target.startswith(_OWN_KERNELS)
+
+    @property
+    def is_stock(self) -> bool:
+        """True for a peer that comes with JAX or PyTorch, without a special library."""
+        return self.is_peer and all(each.startswith(("jax", "torch")) for each in self.requires)
 
     def load(self) -> Callable[..., Any]:
         """Import the target function and its framework; only a worker calls this."""

@@ -75,7 +75,7 @@ class Service:
         row = BLOCKS[spec.block].implementation(implementation)
         require(row)
         program = self._backend.build(spec, row, paths[0], Path(dumps), autotune)
-        self._programs[id] = MeasuredProgram(self._backend, program, spec, paths, scales or [])
+        self._programs[id] = MeasuredProgram(self._backend, program, spec, paths, scales or [], row.rounded_sums)
         graph = None if program.graph is None else store.to_json(program.graph)
         self._backend.release_memory(idle=False)
         return {"compile_s": program.compile_s, "graph": graph, "command_buffers": program.command_buffers}

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from triton_side.blocks import attention, decoder_block, embedding, rmsnorm
 from triton_side.blocks.adamw import adamw
+from triton_side.blocks.cross_entropy import at_label
 from triton_side.calls.stages import stage
 
 LAYER_PARAMETERS = ("attention_norm", "w_qkv", "w_o", "mlp_norm", "w_gate", "w_up", "w_down")
@@ -30,7 +31,7 @@ def mean_entropy(logits: Tensor, labels: Tensor) -> Tensor:
         maximum = logits.amax(dim=-1, keepdim=True).detach()
         lse = maximum[:, 0] + torch.exp(logits - maximum).sum(dim=-1).log()
     with stage("target"):
-        losses = lse - logits.gather(-1, labels.long()[:, None])[:, 0]
+        losses = lse - at_label(logits, labels)
     with stage("mean"):
         return losses.mean()
 

@@ -153,7 +153,8 @@ def _describe(args: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
             inside, items = _describe(value)
             known[index], passed[index] = tuple(inside), tuple(items)
         elif kind in DESCRIPTORS:
-            known[index] = kind, value.base.dtype, value.base.is_cuda, *value.block_shape, getattr(value, "layout", None)
+            base = value.base
+            known[index] = kind, base.dtype, base.is_cuda, *value.block_shape, getattr(value, "layout", None)
             known.append(value.padding)
         else:
             known[index] = kind, value  # the kind, because True equals 1

@@ -9,21 +9,22 @@ import math
 import jax
 import jax.numpy as jnp
 
-from xlafuse.blocks.linear import broadcast_in_float32
 from xlafuse.blocks.threefry import uniforms
 
 
 def dropped_sum(x: jax.Array, bias: jax.Array, residual: jax.Array, seed: jax.Array, p: float) -> jax.Array:
-    """Return h = residual + dropout(x + bias); the bias is broadcast in float32 (see `linear`)."""
+    """Return h = residual + dropout(x + bias), in x's dtype, as flax.nnx.Linear and flax.nnx.Dropout compute it.
+
+    The scale of the kept elements is rounded to that dtype, in bfloat16 by 0.2%.
+    """
     rows, columns = x.shape
     threshold = math.ceil(p * 65536)
     with jax.named_scope("bias"):
-        biased = x + broadcast_in_float32(bias, x)
+        biased = x + bias
     with jax.named_scope("random"):
         kept = uniforms(rows, columns, seed) >= threshold
     with jax.named_scope("dropout"):
-        scaled = biased.astype(jnp.float32) * (65536 / (65536 - threshold))
-        dropped = jnp.where(kept, scaled, 0.0).astype(x.dtype)
+        dropped = jnp.where(kept, biased / (1 - threshold / 65536), 0.0)
     with jax.named_scope("residual"):
         return residual + dropped
 
@@ -34,8 +35,8 @@ def apply(inputs: dict[str, jax.Array], *, p: float, eps: float) -> dict[str, ja
     `x` and `residual` [rows, columns], `bias`, `weight` and `shift` [columns], `seed` [2] in int32 -> `y` and `h`
     [rows, columns] in x's dtype.
 
-    h is computed in x's dtype, except dropout's scale, which bfloat16 would round by 0.2%. The norm is float32,
-    including weight and shift. An element is dropped with probability p, rounded up to a multiple of 2^-16.
+    h is computed in x's dtype. The norm is float32, including weight and shift. An element is dropped with probability
+    p, rounded up to a multiple of 2^-16.
     """
     x = inputs["x"]
     h = dropped_sum(x, inputs["bias"], inputs["residual"], inputs["seed"], p)

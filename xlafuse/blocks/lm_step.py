@@ -42,12 +42,12 @@ def run_scan(layer: Layer, x: jax.Array, stacked: Arrays) -> jax.Array:
 def mean_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """Return the mean loss of `logits` [tokens, classes] and `labels` [tokens], in float32."""
     with jax.named_scope("logsumexp"):
-        logits = logits.astype(jnp.float32)
+        wide = logits.astype(jnp.float32)
         # The maximum only guards against overflow and cancels in the result, so no gradient flows through it.
-        largest = jax.lax.stop_gradient(jnp.max(logits, axis=-1))
-        lse = largest + jnp.log(jnp.sum(jnp.exp(logits - largest[:, None]), axis=-1))
+        largest = jax.lax.stop_gradient(jnp.max(wide, axis=-1))
+        lse = largest + jnp.log(jnp.sum(jnp.exp(wide - largest[:, None]), axis=-1))
     with jax.named_scope("target"):
-        losses = lse - jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0]
+        losses = lse - jnp.take_along_axis(logits, labels[:, None], axis=-1)[:, 0].astype(jnp.float32)
     with jax.named_scope("mean"):
         return jnp.mean(losses)
 
@@ -56,7 +56,10 @@ def loss_of(
     parameters: Arrays, inputs: Mapping[str, jax.Array], layer: Layer, run_layers: Callable[..., jax.Array], eps: float
 ) -> jax.Array:
     with jax.named_scope("embedding"):
-        x = embedding.apply({"table": parameters["table"], "ids": inputs["tokens"]})["y"]
+        # In float32, so the gradient is summed in float32, in which AdamW's moments show it. The two conversions of the
+        # table are 0.8% of the step's bytes with 2 layers (jax 0.11.2).
+        table = parameters["table"].astype(jnp.float32)
+        x = embedding.apply({"table": table, "ids": inputs["tokens"]})["y"].astype(parameters["table"].dtype)
     x = run_layers(layer, x, {name: parameters[name] for name in LAYER_PARAMETERS})
     with jax.named_scope("final_norm"):
         h = rmsnorm(x, parameters["final_norm"], eps)

@@ -46,6 +46,8 @@ def sizes(batch: int, sequence: int, width: int, heads: int, kv_heads: int, head
 
 TOKENS = ("batch", "sequence", "width")
 
+ROUNDED_SUMS = ("attention_norm", "mlp_norm")
+
 BLOCK = Block(
     name="decoder_block",
     summary="a whole decoder layer of Llama: attention with grouped queries, then the gated MLP",
@@ -81,12 +83,13 @@ BLOCK = Block(
         Shape("tiny-token", sizes(1, 1, 16, 2, 1, 16, 24), ("float32", "bfloat16"), directions=("train",), edge=True),
     ),
     implementations=(
-        *compilers("decoder_block"),
+        *compilers("decoder_block", rounded_sums=ROUNDED_SUMS),
         Implementation(
             "xla-cudnn", "xlafuse.blocks.decoder_block:apply_cudnn", "xla",
             'the same layer with jax.nn.dot_product_attention(implementation="cudnn")',
             needs_gpu="cuDNN's attention needs a GPU with cuDNN to build its plan",
             unsupported=attention.jax_cudnn_unsupported,
+            rounded_sums=ROUNDED_SUMS,
         ),
         Implementation(
             "inductor-sdpa", "triton_side.library.decoder_block:apply", "inductor",

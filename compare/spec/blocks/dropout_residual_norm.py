@@ -71,6 +71,7 @@ BLOCK = Block(
         ),
     ),
     implementations=(
-        *compilers("dropout_residual_norm"), triton("dropout_residual_norm"), cuda("dropout_residual_norm"),
+        *compilers("dropout_residual_norm", rounded_sums=("bias",)),
+        triton("dropout_residual_norm"), cuda("dropout_residual_norm"),
     ),
 )

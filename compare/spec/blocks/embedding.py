@@ -67,5 +67,7 @@ BLOCK = Block(
             directions=("train",), edge=True,
         ),
     ),
-    implementations=(*compilers("embedding"), library("embedding", "F.embedding"), triton("embedding")),
+    implementations=(
+        *compilers("embedding", rounded_sums=("table",)), library("embedding", "F.embedding"), triton("embedding")
+    ),
 )

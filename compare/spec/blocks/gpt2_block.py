@@ -69,6 +69,8 @@ INPUTS = (
     Tensor("seed", ("dropouts", "words"), dtype="int32", draw=draw_seed),
 )
 
+ROUNDED_SUMS = ("b_qkv", "b_o", "b_up", "b_down")
+
 BLOCK = Block(
     name="gpt2_block",
     summary="a whole layer of GPT-2, with biases and dropout",
@@ -91,12 +93,13 @@ BLOCK = Block(
         Shape("tiny-token", sizes(1, 1, 16, 1, 16, 24), ("float32", "bfloat16"), directions=("train",), edge=True),
     ),
     implementations=(
-        *compilers("gpt2_block"),
+        *compilers("gpt2_block", rounded_sums=ROUNDED_SUMS),
         Implementation(
             "xla-cudnn", "xlafuse.blocks.gpt2_block:apply_cudnn", "xla",
             'the same layer with jax.nn.dot_product_attention(implementation="cudnn")',
             needs_gpu="cuDNN's attention needs a GPU with cuDNN to build its plan",
             unsupported=attention.jax_cudnn_unsupported,
+            rounded_sums=ROUNDED_SUMS,
         ),
         Implementation(
             "inductor-sdpa", "triton_side.library.gpt2_block:apply", "inductor",

@@ -6,6 +6,7 @@ Source: Ba, Kiros and Hinton, arXiv 1607.06450.
 from ..block import Block
 from ..case import Shape
 from ..common_rows import compilers, cuda, library, liger, quack, triton
+from ..implementation import Implementation
 from ..tensor import Tensor
 from ._edges import TRANSPOSED_ROWS
 
@@ -48,7 +49,12 @@ BLOCK = Block(
         TRANSPOSED_ROWS,
     ),
     implementations=(
-        *compilers("layernorm"), library("layernorm", "F.layer_norm"), triton("layernorm"), cuda("layernorm"),
+        *compilers("layernorm"),
+        Implementation(
+            "xla-flax", "xlafuse.blocks.layernorm:apply_flax", "xla-remat",
+            "jax.jit of jax.checkpoint of flax.nnx.LayerNorm, whose variance takes one pass", directions=("train",),
+        ),
+        library("layernorm", "F.layer_norm"), triton("layernorm"), cuda("layernorm"),
         liger("layernorm"), quack("layernorm", 4),
     ),
 )

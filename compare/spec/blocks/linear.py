@@ -35,6 +35,7 @@ BLOCK = Block(
         Shape("tiny-column", {"m": 5, "k": 32, "n": 1}, ("float32", "bfloat16"), directions=("train",), edge=True),
     ),
     implementations=(
-        *compilers("linear"), library("linear", "F.linear, one library call with the bias"), triton("linear")
+        *compilers("linear", rounded_sums=("bias",)),
+        library("linear", "F.linear, one library call with the bias"), triton("linear"),
     ),
 )

@@ -15,6 +15,7 @@ this tolerance, which is intended.
 from ..block import Block
 from ..case import Case, Shape, Sizes
 from ..common_rows import compilers, library, triton
+from ..implementation import Implementation
 from ..tensor import Tensor
 from ._portable import at_least_float32
 
@@ -73,6 +74,11 @@ BLOCK = Block(
     implementations=(
         *compilers("matmul_fp8", train=False),
         library("matmul_fp8", "torch._scaled_mm without fast accumulation", unsupported=divisible_by_16),
+        Implementation(
+            "library-fast-accum", "triton_side.library.matmul_fp8:apply_fast", "eager",
+            "torch._scaled_mm with fast accumulation, as torchao's linear layers call it", unsupported=divisible_by_16,
+            needs_gpu="only a GPU accumulates fast",
+        ),
         triton("matmul_fp8"),
     ),
 )

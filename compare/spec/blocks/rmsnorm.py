@@ -48,7 +48,8 @@ BLOCK = Block(
         TRANSPOSED_ROWS,
     ),
     implementations=(
-        *compilers("rmsnorm"), library("rmsnorm", "F.rms_norm", _many_rows_in_float32), triton("rmsnorm"),
+        *compilers("rmsnorm", rounded_sums=("weight",)),
+        library("rmsnorm", "F.rms_norm", _many_rows_in_float32), triton("rmsnorm"),
         xla_triton("rmsnorm"), liger("rmsnorm"), quack("rmsnorm", 4),
     ),
 )

@@ -53,6 +53,7 @@ BLOCK = Block(
         ),
     ),
     implementations=(
-        *compilers("swiglu_mlp"), library("swiglu_mlp", "F.rms_norm, F.silu and addmm"), triton("swiglu_mlp"),
+        *compilers("swiglu_mlp", rounded_sums=("norm_weight",)),
+        library("swiglu_mlp", "F.rms_norm, F.silu and addmm"), triton("swiglu_mlp"),
     ),
 )

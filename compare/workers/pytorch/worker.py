@@ -132,6 +132,10 @@ class TorchBackend:
     def largest_difference(self, values: torch.Tensor, reference: torch.Tensor) -> float:
         return float((reference - values.detach()).abs_().max())  # float64, as the reference; one copy of a large case
 
+    def largest_differences_by_row(self, values: torch.Tensor, reference: torch.Tensor) -> list[float]:
+        rows: list[float] = (reference - values.detach()).abs_().amax(-1).tolist()
+        return rows
+
     def poisoned_allocations(self, program: Program) -> AbstractContextManager[Any]:
         return NanEmpty() if program.intercepts_allocations else nullcontext()
 

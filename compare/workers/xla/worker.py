@@ -123,6 +123,11 @@ class XlaBackend:
         with jax.enable_x64(True):
             return float(_largest_difference(values, reference))
 
+    def largest_differences_by_row(self, values: Any, reference: Any) -> list[float]:
+        with jax.enable_x64(True):
+            rows: list[float] = _largest_differences_by_row(values, reference).tolist()
+            return rows
+
     def poisoned_allocations(self, program: Program) -> AbstractContextManager[Any]:
         return nullcontext()  # XLA allocates inside its runtime; `poison` covers it on a GPU
 
@@ -209,6 +214,11 @@ def _filler(size: int) -> Callable[[], jax.Array]:
 @jax.jit
 def _largest_difference(values: jax.Array, reference: jax.Array) -> jax.Array:
     return jnp.abs(values.astype(jnp.float64) - reference).max()
+
+
+@jax.jit
+def _largest_differences_by_row(values: jax.Array, reference: jax.Array) -> jax.Array:
+    return jnp.abs(values.astype(jnp.float64) - reference).max(-1)
 
 
 @jax.jit

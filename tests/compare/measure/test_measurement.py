@@ -250,6 +250,48 @@ def test_a_wrong_result_is_not_hidden_by_a_larger_tolerated_error() -> None:
         assert not check.passes and check.error == pytest.approx(1.0e-3)
 
 
+class Calling(Backend):
+    def late_results(self, program: Program, part: str, call: Callable[[], Any]) -> list[str]:
+        call()
+        return []
+
+
+def test_a_gradient_that_a_program_sums_in_its_dtype_has_its_own_tolerance() -> None:
+    case = replace(TRAIN, dtype="bfloat16")
+    scales = SCALES | {"d_x": SCALES["d_x"] | {"rounded_error": 0.25}}
+    folders = [Path("0"), Path("1")]
+    off = program(train=True)
+    off.backward = lambda saved, cotangents: {"x": 3 * cotangents["y"] + 0.5}
+    of_everybody = MeasuredProgram(Calling(), off, case, folders, [scales, scales]).check()
+    own = MeasuredProgram(Calling(), off, case, folders, [scales, scales], ("x",)).check()
+    assert [(c.name, c.passes, c.sums) for c in of_everybody] == [("y", True, None), ("d_x", False, None)]
+    assert [(c.name, c.passes, c.sums) for c in own] == [("y", True, None), ("d_x", True, "bfloat16")]
+    assert own[1].to_json() == {"name": "d_x", "error": 0.5, "tolerance": 0.5, "sums": "bfloat16"}
+    assert "sums" not in own[0].to_json()
+
+
+def test_each_row_of_a_scattered_gradient_has_its_own_tolerance(tmp_path: Path) -> None:
+    class ByRow(Calling):
+        def reference(self, folder: Path, role: str, name: str) -> Any:
+            return np.ones(2) if role == "output" else np.array([[100.0, 100.0], [1.0, 1.0]])
+
+        def largest_differences_by_row(self, values: Any, reference: Any) -> list[float]:
+            return [float(row) for row in np.abs(values - reference).max(-1)]
+
+    case = replace(TRAIN, dtype="bfloat16")
+    for folder in ("0", "1"):
+        (tmp_path / folder).mkdir()
+        np.save(tmp_path / folder / "tolerance.x.npy", np.array([8.0, 0.5]))
+    for error, passes in ((np.array([[7.0, 0.0], [0.25, 0.0]]), True), (np.array([[0.0, 0.0], [0.0, 1.0]]), False)):
+        made = program(lambda inputs: {"y": np.ones(2)}, train=True)
+        made.backward = lambda saved, cotangents, error=error: {
+            "x": np.array([[100.0, 100.0], [1.0, 1.0]]) + error
+        }
+        folders = [tmp_path / "0", tmp_path / "1"]
+        check = MeasuredProgram(ByRow(), made, case, folders, [SCALES, SCALES], ("x",)).check()[1]
+        assert (check.passes, check.sums) == (passes, "bfloat16")
+
+
 def test_a_warm_result_is_checked() -> None:
     with pytest.raises(WrongResult, match="timed call: y"):
         measured_program(program(lambda inputs: {"y": inputs["x"]})).measure_mode("warm", Clock([1.0]), 0.0)
