@@ -29,6 +29,8 @@ class Implementation:
     directions: leaves out those in which it would only repeat another implementation.
     unfused_of: the implementation that computes the same with fusion; this one shows the cost of fusing nothing. It
         runs on a block's shapes of suite `quick` only, and reports fold it away.
+    static_inputs: inputs that a module of the user keeps at one address (weights, caches). Inductor copies all others
+        into its CUDA graphs.
     requires: the packages that it needs beyond its framework, as pip takes them. "liger-kernel==0.8.5": any version is
         used, and this one was tested. "torch>=2.12": older ones are refused. Only its worker knows whether they are
         installed.
@@ -43,6 +45,7 @@ class Implementation:
     directions: tuple[str, ...] = tuple(PHASES)
     unfused_of: str | None = None
     requires: tuple[str, ...] = ()
+    static_inputs: tuple[str, ...] = ()
 
     @property
     def backend(self) -> Backend:

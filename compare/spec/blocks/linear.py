@@ -2,7 +2,7 @@
 
 from ..block import Block
 from ..case import Shape, Sizes
-from ..common_rows import compilers, library, triton
+from ..common_rows import compilers, cuda_graphs, library, triton
 from ..tensor import Tensor
 
 
@@ -35,6 +35,7 @@ BLOCK = Block(
         Shape("tiny-column", {"m": 5, "k": 32, "n": 1}, ("float32", "bfloat16"), directions=("train",), edge=True),
     ),
     implementations=(
-        *compilers("linear"), library("linear", "F.linear, one library call with the bias"), triton("linear")
+        *compilers("linear"), library("linear", "F.linear, one library call with the bias"), triton("linear"),
+        *cuda_graphs("linear", static=("weight", "bias")),
     ),
 )

@@ -14,7 +14,7 @@ this tolerance, which is intended.
 
 from ..block import Block
 from ..case import Case, Shape, Sizes
-from ..common_rows import compilers, library, triton
+from ..common_rows import compilers, cuda_graphs, library, triton
 from ..tensor import Tensor
 from ._portable import at_least_float32
 
@@ -74,5 +74,6 @@ BLOCK = Block(
         *compilers("matmul_fp8", train=False),
         library("matmul_fp8", "torch._scaled_mm without fast accumulation", unsupported=divisible_by_16),
         triton("matmul_fp8"),
+        *cuda_graphs("matmul_fp8", static=("b", "b_scale")),
     ),
 )
