@@ -20,6 +20,7 @@ COLUMNS = {
 }
 TOUR = PROJECT / "tests" / "data" / "runs" / "tour"
 FULL = PROJECT / "reports" / "h200-full"
+LAUNCH_BOUND = 1.05  # device time over the time in which kernels ran: launches cost 5% from there on
 BEHIND, AHEAD = 0.95, 1.2  # the best other time over Triton's: the cases that the table of wins and losses shows
 
 
@@ -45,11 +46,36 @@ def wins_and_losses() -> list[tuple[str, str, str, str]]:
     found = []
     for label, times in cases.items():
         own = times.pop("triton")
+        times.pop("triton-cudagraphs", None)  # the same kernels
         best = min(times, key=lambda name: times[name]["device_time_us"])
         ratio = times[best]["device_time_us"] / own["device_time_us"]
         if ratio <= BEHIND or ratio >= AHEAD:
             found.append((ratio, (label, _both(own), f"{_both(times[best])} `{best}`", f"{ratio:.2f}")))
     return [row for _, row in sorted(found, reverse=True)]
+
+
+def launch_gaps() -> list[tuple[str, str, str, str, str]]:
+    """Return, for each block, whether it has the implementations that replay CUDA graphs, and the largest launch gaps.
+
+    A gap is that of `triton` or `inductor` in a realistic case of h200-full: the ratio of device time to the time in
+    which kernels ran. The last value is "yes" where one is at least LAUNCH_BOUND.
+    """
+    realistic = {case.id for block in BLOCKS.values() for case in block.cases("full")}
+    largest: dict[tuple[str, str], tuple[float, str]] = {}
+    for row in rows.read(FULL).rows:
+        case, implementation = rows.id_of(row).rpartition("/")[::2]
+        if implementation in ("triton", "inductor") and case in realistic and row["busy_time_us"]:
+            found = row["device_time_us"] / row["busy_time_us"], f"`{case.partition('/')[2]}`: {_both(row)}"
+            key = row["block"], implementation
+            largest[key] = max(largest.get(key, found), found)
+    table = []
+    for name, block in BLOCKS.items():
+        gaps = [largest[name, implementation] for implementation in ("triton", "inductor")]
+        has = any(i.backend.replays_graphs for i in block.implementations)
+        over = max(ratio for ratio, _ in gaps) >= LAUNCH_BOUND
+        cells = [f"{text}, {ratio:.2f}" for ratio, text in gaps]
+        table.append((f"`{name}`", *cells, "yes" if over else "", "yes" if has else ""))
+    return table
 
 
 def _both(row: Row) -> str:
@@ -72,6 +98,7 @@ def _tour() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "tour": _tour,
     "wins and losses": lambda: _markdown(["main case", "Triton", "best other", "ratio"], wins_and_losses()),
+    "launch gaps": lambda: _markdown(["block", "`triton`", "`inductor`", "5%", "rows"], launch_gaps()),
     "blocks": lambda: block_list.as_markdown(list(BLOCKS.values())),
     **{name: partial(_columns, of) for name, of in COLUMNS.items()},
 }
