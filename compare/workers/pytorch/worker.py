@@ -191,6 +191,7 @@ class TorchBackend:
     def release_memory(self, *, idle: bool) -> None:
         if idle:
             self._case_folder, self._cache = None, {}
+            torch.compiler.reset()  # frees the memory of Inductor's CUDA graphs
         if self.has_gpu:
             torch.cuda.empty_cache()  # of max-autotune's candidates, and of large cases' float64 differences
 

@@ -137,14 +137,14 @@ def _findings(case: CaseResults) -> list[dict[str, str]]:
 
 
 def _missed(case: CaseResults) -> tuple[list[dict[str, Any]], int, str]:
-    """Return the missed fusions of all implementations but the baselines, largest first.
+    """Return the missed fusions of all implementations with kernels of their own, largest first.
 
     The second value is the number of those left out, the third the GPU whose bandwidth prices them.
     """
     found: list[dict[str, Any]] = []
     whose = ""
-    for result in case.results:
-        if result.graph is None or result.name in BASELINES:
+    for result in case.with_own_kernels:
+        if result.graph is None:
             continue
         bandwidth, whose = price(result.graph, result.ceilings, result.ceilings_of)
         places = {kernel.name: kernels.where(kernel) for kernel in result.graph.kernels or ()}
