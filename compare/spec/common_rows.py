@@ -41,8 +41,8 @@ def triton(block: str) -> Implementation:
 def cuda_graphs(block: str, static: tuple[str, ...] = ()) -> tuple[Implementation, ...]:
     """Return `triton` and `inductor` replayed from CUDA graphs, for a block whose launches cost time.
 
-    A block has these rows where the launch gap of `triton` or `inductor` was 5% or more in a realistic case on an H200
-    (docs/measuring.md). static: its weights and caches, which a user's module keeps at one address.
+    A block has these rows where launches cost `triton` or `inductor` 5% or more in a realistic case on an H200; a table
+    in docs/cuda-graphs.md shows them. static: its weights and caches, which a user's module keeps at one address.
     """
     why = "a CUDA graph is captured on a GPU only, and its kernels are those of"
     return (
