@@ -12,7 +12,7 @@ from compare.base.paths import PROJECT
 from compare.base.text import number
 from compare.report import at_a_glance, authorship, block_list, columns, peers, roofline, rows
 from compare.report.columns import Column, Row
-from compare.spec.blocks import BLOCKS
+from compare.spec.blocks import BLOCKS, REPLAYS
 
 COLUMNS = {
     "records": columns.COLUMNS, "kernels": roofline.KERNEL_COLUMNS, "authorship": authorship.COLUMNS,
@@ -20,6 +20,7 @@ COLUMNS = {
 }
 TOUR = PROJECT / "tests" / "data" / "runs" / "tour"
 FULL = PROJECT / "reports" / "h200-full"
+LAUNCH_BOUND = 1.05  # device time over the time in which kernels ran: launches cost 5% from there on
 BEHIND, AHEAD = 0.95, 1.2  # the best other time over Triton's: the cases that the table of wins and losses shows
 
 
@@ -45,11 +46,35 @@ def wins_and_losses() -> list[tuple[str, str, str, str]]:
     found = []
     for label, times in cases.items():
         own = times.pop("triton")
+        times = {name: row for name, row in times.items() if REPLAYS.get(name) != "triton"}
         best = min(times, key=lambda name: times[name]["device_time_us"])
         ratio = times[best]["device_time_us"] / own["device_time_us"]
         if ratio <= BEHIND or ratio >= AHEAD:
             found.append((ratio, (label, _both(own), f"{_both(times[best])} `{best}`", f"{ratio:.2f}")))
     return [row for _, row in sorted(found, reverse=True)]
+
+
+def launch_gaps() -> list[tuple[str, str, str, str, str]]:
+    """Return, for each block, the largest launch gaps of `triton` and `inductor` in the realistic cases of h200-full.
+
+    A gap is the ratio of device time to the time in which kernels ran. The last two values are "yes" where one is at
+    least LAUNCH_BOUND, and where the block has the implementations that replay CUDA graphs.
+    """
+    realistic = {case.id for block in BLOCKS.values() for case in block.cases("full")}
+    largest: dict[tuple[str, str], tuple[float, str]] = {}
+    for row in rows.read(FULL).rows:
+        case, implementation = rows.id_of(row).rpartition("/")[::2]
+        if implementation in ("triton", "inductor") and case in realistic and row["busy_time_us"]:
+            found = row["device_time_us"] / row["busy_time_us"], f"`{case.partition('/')[2]}`: {_both(row)}"
+            key = row["block"], implementation
+            largest[key] = max(largest.get(key, found), found)
+    table = []
+    for name, block in BLOCKS.items():
+        (triton, of_triton), (inductor, of_inductor) = largest[name, "triton"], largest[name, "inductor"]
+        over = "yes" if max(triton, inductor) >= LAUNCH_BOUND else ""
+        has = "yes" if any(i.backend.replays_graphs for i in block.implementations) else ""
+        table.append((f"`{name}`", f"{of_triton}, {triton:.2f}", f"{of_inductor}, {inductor:.2f}", over, has))
+    return table
 
 
 def _both(row: Row) -> str:
@@ -72,6 +97,7 @@ def _tour() -> str:
 TABLES: dict[str, Callable[[], str]] = {
     "tour": _tour,
     "wins and losses": lambda: _markdown(["main case", "Triton", "best other", "ratio"], wins_and_losses()),
+    "launch gaps": lambda: _markdown(["block", "`triton`", "`inductor`", "5%", "rows"], launch_gaps()),
     "blocks": lambda: block_list.as_markdown(list(BLOCKS.values())),
     **{name: partial(_columns, of) for name, of in COLUMNS.items()},
 }

@@ -27,6 +27,7 @@ class Backend:
         seconds and does not count.
     prebuilt: it launches prebuilt kernels, so there is nothing to compile for a target.
     hand_written: a person chose what computes each product; its graph names the language of each.
+    replays_graphs: it replays the calls of its family's implementation from CUDA graphs, so its kernels are the same.
     requires: what must be installed besides the worker's framework: "triton", "nvrtc", "g++", "launch planning".
     """
 
@@ -42,4 +43,5 @@ class Backend:
     autotunes_for_minutes: bool = False
     prebuilt: bool = False
     hand_written: bool = False
+    replays_graphs: bool = False
     requires: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ TRITON = Backend(
     target_worker="target", compile_for_target="compare.workers.pytorch.target:kernels",
     cpu_check_worker="interpreter", hand_written=True, requires=("triton",),
 )
+TRITON_CUDAGRAPHS = replace(TRITON, name="triton-cudagraphs", cpu_check_worker=None, replays_graphs=True)
 # Triton's interpreter lacks the libdevice functions that these kernels call.
 TRITON_LIBRARY = replace(
     TRITON, name="triton-library", family="triton-library", cpu_check_worker=None, hand_written=False

@@ -17,7 +17,12 @@ INDUCTOR = Backend(
     cpu_check_worker="torch", requires=("triton", "g++"),
 )
 INDUCTOR_MAX = replace(
-    INDUCTOR, name="inductor-max", options={"max_autotune": True}, cpu_check_worker=None, autotunes_for_minutes=True
+    INDUCTOR, name="inductor-max", options={"mode": "max-autotune-no-cudagraphs"}, cpu_check_worker=None,
+    autotunes_for_minutes=True,
+)
+INDUCTOR_CUDAGRAPHS = replace(
+    INDUCTOR, name="inductor-cudagraphs", options={"mode": "reduce-overhead"}, cpu_check_worker=None,
+    replays_graphs=True,
 )
 # FlexAttention calls torch.compile itself, at its first call.
 FLEX = replace(

@@ -129,6 +129,8 @@ def command(
         target = selection.resolve_target(target)
         folder = output_folder(out, suite=plan.suite, now=datetime.now())
     timed = target is None and host.gpu_present()
+    if not timed:
+        plan = selection.without_replays(plan, filters["implementations"])
     plan = selection.resolve_timing(plan, modes, restarts, timed=timed)
     recorded = [] if xla_autotune_from is None else selection.autotune_results(xla_autotune_from)
     if recorded and not timed:

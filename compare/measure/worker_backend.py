@@ -18,16 +18,30 @@ Arrays = dict[str, Any]
 Extent = tuple[int, int]  # first and one-past-last device address
 
 
+@dataclass(frozen=True)
+class GraphInputs:
+    """How the CUDA graphs of a call get their inputs, by name; the gradient of output y is d_y.
+
+    static: a graph reads them where the caller keeps them. copied: each call first copies them into a graph's memory.
+    """
+
+    static: tuple[str, ...]
+    copied: tuple[str, ...]
+
+
 @dataclass
 class Program:
     """A compiled case: `forward(inputs) -> (outputs, saved)`, `backward(saved, cotangents) -> gradients by input`.
 
     intercepts_allocations: its allocations go through the framework's Python dispatch, where they can be poisoned.
     allocations: for each phase, the bytes of each buffer that a call allocates.
-    command_buffers: for each phase, (launches inside XLA's command buffers, all launches); None for other compilers.
+    command_buffers: for each phase, (launches replayed from XLA's command buffers or from CUDA graphs, all launches);
+        None for other programs, and where no clock counted them.
     variants: compiles the same case for another launch mode; a missing mode is this program's own.
     artifacts: the artifacts while another thread writes them, because disassembling machine code takes long.
-    poison: replaces WorkerBackend.poison where results stay in place; fills them and returns their addresses.
+    poison: replaces WorkerBackend.poison where a call's memory is its own; fills it and returns its addresses.
+    graph_inputs: of a program that replays CUDA graphs by itself, in every mode; None for others.
+    peaks: for each phase, the peak of the call that was captured, because a replay allocates nothing.
     """
 
     forward: Callable[[Arrays], tuple[Arrays, Any]]
@@ -40,6 +54,8 @@ class Program:
     variants: dict[str, Callable[[], Program]] = field(default_factory=dict)
     artifacts: Future[None] | None = None
     poison: Callable[[str], list[Extent]] | None = None
+    graph_inputs: GraphInputs | None = None
+    peaks: dict[str, Peak] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -101,6 +101,18 @@ def resolve_again(run: Mapping[str, Any], blocks: Iterable[str], suite: str | No
     return Plan.from_json(own)
 
 
+def without_replays(plan: Plan, implementations: Iterable[str]) -> Plan:
+    """Return the plan of a machine without a GPU: without replays of CUDA graphs, unless `implementations` names them.
+
+    They run on a GPU only, and have the kernels of another implementation.
+    """
+    named = set(implementations)
+    work = tuple(
+        (case, tuple(i for i in found if i.name in named or not i.backend.replays_graphs)) for case, found in plan.work
+    )
+    return replace(plan, work=work)
+
+
 def resolve_timing(plan: Plan, modes: Iterable[str], restarts: int | None, *, timed: bool) -> Plan:
     """Return the plan with these modes and restarts; without modes, or with restarts None, it keeps its own.
 

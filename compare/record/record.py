@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from ..spec.case import PHASES, Case
 from ..spec.dtype import DTYPES
 from .record_fields import (
+    CudaGraphFields,
     ErrorField,
     KernelsOfPart,
     Measurement,
@@ -36,6 +37,7 @@ class Record:
     measurement: None where the implementation was not timed.
     recorded: of a compile for a target, the time of the same kernels on that GPU; None for others.
     traffic: bytes that ncu counted, by method ("alone", "call"); None where the run did not ask for them.
+    cuda_graph: of an implementation that replays CUDA graphs, how they get their inputs; None for others.
     bytes_compulsory, flops: of the case, by part.
     dumps: archive of compiler artifacts, relative to the run folder.
     trace: {"file": the timeline of one call, relative to the run folder (compare.measure.timeline)}, or
@@ -57,6 +59,7 @@ class Record:
     measurement: Measurement | None = None
     recorded: RecordedTimeFields | None = None
     traffic: Traffic | None = None
+    cuda_graph: CudaGraphFields | None = None
     bytes_compulsory: dict[str, int] = field(default_factory=dict)
     flops: dict[str, float] = field(default_factory=dict)
     dumps: str | None = None

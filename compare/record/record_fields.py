@@ -127,8 +127,8 @@ class Measurement(TypedDict):
     wall_time: one entry a round.
     modes: by name of another timing mode (compare.plan.timing_modes).
     processes: number of the worker process of each round.
-    command_buffers: part -> [launches in XLA's command buffers, all launches] in the main mode; null for
-    implementations outside XLA.
+    command_buffers: part -> [launches replayed from XLA's command buffers or from CUDA graphs, all launches] in the
+    main mode; null for implementations that replay none, and without CUPTI.
     conditions: one entry a round, null where the GPU did not answer.
     """
 
@@ -142,6 +142,17 @@ class Measurement(TypedDict):
     peak_memory_bytes: NotRequired[dict[Part, int | None] | None]
     peak_memory: NotRequired[dict[Part, PeakMemory] | None]
     conditions: NotRequired[list[Condition | None]]
+
+
+class CudaGraphFields(TypedDict):
+    """How the CUDA graphs that every call replays get its inputs, by name; the gradient of output y is d_y.
+
+    static: read where the caller keeps them. copied: each call first copies them into a graph's memory, and that time
+    counts.
+    """
+
+    static: list[str]
+    copied: list[str]
 
 
 class TrafficOfKernel(TypedDict):

@@ -248,8 +248,14 @@ COLUMNS = (
     ),
     Column(
         "command_buffer_launches", "launches",
-        "launches that XLA by default replays from CUDA graphs; empty for implementations outside XLA", "",
-        lambda v: v.command_buffer_launches,
+        "launches that XLA by default, or -cudagraphs, replays from CUDA graphs; empty for other implementations",
+        "", lambda v: v.command_buffer_launches,
+    ),
+    Column(
+        "graph_inputs", "",
+        "inputs that the CUDA graphs of -cudagraphs read in place (static) and those that each call copies into them "
+        "(copied); d_y is the gradient of output y",
+        "", lambda v: v.graph_inputs,
     ),
     Column(
         "launch_gap", "share", "share of device_time_us in which nothing ran", "launch gap", lambda v: v.launch_gap,

@@ -78,6 +78,15 @@ class RecordValues:
         return sum(inside for inside, _ in buffers.values()) if buffers else None
 
     @property
+    def graph_inputs(self) -> str | None:
+        """Each way with its names: "static weight; copied x, d_y"."""
+        graphs = self.record.cuda_graph
+        if graphs is None:
+            return None
+        ways = {"static": graphs["static"], "copied": graphs["copied"]}
+        return "; ".join(f"{way} {', '.join(names)}" for way, names in ways.items() if names)
+
+    @property
     def throttled_rounds(self) -> int | None:
         known = [found for found in self.measurement.get("conditions", []) if found is not None]
         return sum(bool(found["throttled"]) for found in known) if known else None

@@ -24,7 +24,7 @@ from ..record.record import Record
 from ..record.run_folder import read_records, read_run
 from ..sources import graph_sources
 from ..sources.graph_sources import GraphSource
-from ..spec.blocks import UNFUSED
+from ..spec.blocks import REPLAYS, UNFUSED
 from ..spec.case import Case
 from ..spec.dtype import DTYPES
 from . import roofline, rows
@@ -122,10 +122,16 @@ class CaseResults:
     @cached_property
     def findings(self) -> list[Finding]:
         """The findings in the graphs, with times if the ceilings of the device or target are known."""
-        results = [result for result in self.results if result.name not in BASELINES]
+        results = self.with_own_kernels
         graphs = {result.name: result.graph for result in results if result.graph is not None}
         ceilings = next((result.ceilings for result in results if result.ceilings is not None), None)
         return findings(graphs, ceilings) if graphs else []
+
+    @property
+    def with_own_kernels(self) -> list[Result]:
+        """The results whose kernels say something new: not without fusion, and no replay of another one's kernels."""
+        graphs = {result.name for result in self.results if result.graph is not None}
+        return [r for r in self.results if r.name not in BASELINES and REPLAYS.get(r.name) not in graphs]
 
     @property
     def ranked(self) -> list[Result]:

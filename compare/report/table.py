@@ -100,8 +100,13 @@ def _columns(rows: list[Row]) -> list[Column]:
 
 
 def _notes(rows: list[Row], markdown: bool) -> list[str]:
-    notes = [(row, (row["detail"] and f"{row['status']}: {row['detail']}", row["modes_unavailable"])) for row in rows]
-    return noted(((row, note) for row, both in notes for note in both), markdown)
+    notes = (
+        (row, note) for row in rows for note in (
+            row["detail"] and f"{row['status']}: {row['detail']}", row["modes_unavailable"],
+            row["graph_inputs"] and f"inputs of its CUDA graphs: {row['graph_inputs']}",
+        )
+    )
+    return noted(notes, markdown)
 
 
 def noted(notes: Iterable[tuple[Row, str | None]], markdown: bool) -> list[str]:

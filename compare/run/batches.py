@@ -47,7 +47,9 @@ def memory_of(group: Group) -> int:
     block = BLOCKS[case.block]
     tensors = sum(tensor.bytes(case) for tensor in block.inputs + block.outputs)
     copies = TRAINED_COPIES if any(case.differentiates for case, _ in group) else COPIES
-    return copies * tensors + WORKING_COPIES * block.working_bytes(case.sizes)
+    working = block.working_bytes(case.sizes)
+    pools = sum(i.backend.replays_graphs for _, found in group for i in found)  # each keeps what its call needs
+    return copies * tensors + WORKING_COPIES * working + pools * (tensors + working)
 
 
 def compile_effort(group: Group) -> float:

@@ -116,6 +116,7 @@ class CaseRunner:
         self.session.progress.say(f"compiling {entry.record.id}")
         if (prepared := self._compile(entry, autotune=autotune)) is not None:
             entry.record.compile_s, entry.command_buffers = prepared["compile_s"], prepared["command_buffers"]
+            entry.record.cuda_graph = prepared["cuda_graph"]
             entry.graph = None if prepared["graph"] is None else store.from_json(prepared["graph"])
 
     def _compile(self, entry: _Entry, *, autotune: bool = False) -> dict[str, Any] | None:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import targets
+from ..backends import Backend
 from ..base import host
 from ..base.usage import UsageError
 from ..graph import store
@@ -65,8 +66,8 @@ def measure(plan: Plan, folder: Path, say: Callable[[str], None]) -> str:
     """
     left = missing(plan, folder)
     for entry in left:
-        if _implementation(entry).backend.autotunes_for_minutes:
-            entry.traffic = {way: {"unavailable": TUNES, "final": True} for way in WAYS}
+        if reason := _never_counted(_implementation(entry).backend):
+            entry.traffic = {way: {"unavailable": reason, "final": True} for way in WAYS}
             run_folder.append(folder, entry)
     steps = [
         (role, way, entries) for role in ("torch", "xla") for way in WAYS
@@ -96,6 +97,14 @@ def _profile(
         expected=[environments.get((entry.segment, role)) for entry in entries],
         say=lambda number: say(f"traffic, {before + number + 1} of {total}, {way}: {entries[number].id}"),
     )
+
+
+def _never_counted(backend: Backend) -> str | None:
+    if backend.autotunes_for_minutes:
+        return TUNES
+    if backend.replays_graphs:
+        return f"its graphs replay the kernels of {backend.family}, whose record has their traffic"
+    return None
 
 
 def _settled(entry: Record, way: str) -> bool:

@@ -44,6 +44,26 @@ def triton(block: str) -> Implementation:
     return Implementation("triton", f"triton_side.kernels.{block}:apply", "triton", "hand-written Triton")
 
 
+def cuda_graphs(block: str, static: tuple[str, ...] = ()) -> tuple[Implementation, ...]:
+    """Return `triton` and `inductor` replayed from CUDA graphs, for a block whose launches cost time.
+
+    A block has these rows where launches cost `triton` or `inductor` 5% or more in a realistic case on an H200; a table
+    in docs/cuda-graphs.md shows them. static: its weights and caches, which a user's module keeps at one address.
+    """
+    why = "a CUDA graph is captured on a GPU only, and its kernels are those of"
+    return (
+        Implementation(
+            "triton-cudagraphs", f"triton_side.kernels.{block}:apply", "triton-cudagraphs",
+            "hand-written Triton, captured once as a CUDA graph and replayed", needs_gpu=f"{why} triton",
+        ),
+        Implementation(
+            "inductor-cudagraphs", f"triton_side.blocks.{block}:apply", "inductor-cudagraphs",
+            "torch.compile, reduce-overhead: replayed from CUDA graphs", needs_gpu=f"{why} inductor",
+            static_inputs=static,
+        ),
+    )
+
+
 def xla_triton(block: str) -> Implementation:
     return Implementation(
         "xla+triton", f"triton_side.kernels.{block}:apply", "xla-triton",

@@ -33,6 +33,8 @@ class Implementation:
         runs on a block's shapes of suite `quick` only, and reports fold it away.
     rounded_sums: inputs whose gradient the program's types sum in the case's own dtype, rounded after each addition.
         Their errors have a tolerance of their own (compare.numerics.rounded_sums).
+    static_inputs: inputs that a module of the user keeps at one address (weights, caches). Inductor copies all others
+        into its CUDA graphs.
     requires: the packages that it needs beyond its framework, as pip takes them. "liger-kernel==0.8.5": any version is
         used, and this one was tested. "torch>=2.12": older ones are refused. Only its worker knows whether they are
         installed.
@@ -48,6 +50,7 @@ class Implementation:
     unfused_of: str | None = None
     requires: tuple[str, ...] = ()
     rounded_sums: tuple[str, ...] = ()
+    static_inputs: tuple[str, ...] = ()
 
     @property
     def backend(self) -> Backend:

@@ -64,7 +64,8 @@ class Service:
     ) -> dict[str, Any]:
         """Compile on the stored inputs, and keep the program until it is released.
 
-        Return compile time, fusion graph and command buffers. Artifacts may still be written until `check`.
+        Return compile time, fusion graph, command buffers, and how CUDA graphs get their inputs. Artifacts may still be
+        written until `check`.
 
         scales: the scales of each input set's references, if they are stored already.
         autotune: whether the compile may autotune (compare.workers.autotune_lock).
@@ -78,7 +79,10 @@ class Service:
         self._programs[id] = MeasuredProgram(self._backend, program, spec, paths, scales or [], row.rounded_sums)
         graph = None if program.graph is None else store.to_json(program.graph)
         self._backend.release_memory(idle=False)
-        return {"compile_s": program.compile_s, "graph": graph, "command_buffers": program.command_buffers}
+        return {
+            "compile_s": program.compile_s, "graph": graph, "command_buffers": program.command_buffers,
+            "cuda_graph": None if program.graph_inputs is None else asdict(program.graph_inputs),
+        }
 
     def check(self, id: str, scales: list[Any] | None = None) -> dict[str, Any]:
         """Return the errors and tolerances of outputs and gradients, with the device and backend that computed them.

@@ -8,8 +8,8 @@ kind, as its code for a block is the compiled eager one.
 
 On a GPU, code that a person wrote for a dtype (Triton, CUDA, libraries) runs in every dtype. A compiler's code is the
 same in every dtype, so compilers run in bfloat16, and in float32 where no training step covers the forward pass.
-Variants of compilers run in bfloat16 only, and skip forward passes that a step covers and edge shapes. The CPU shows
-that the formulas hold in every dtype, and a run checks each case that it times.
+Variants of compilers, and replays of CUDA graphs, run in bfloat16 only, and skip forward passes that a step covers and
+edge shapes. The CPU shows that the formulas hold in every dtype, and a run checks each case that it times.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 COMPILERS = {"xla", "inductor"}
 VARIANTS = {
     "xla-remat", "xla-unfused", "xla-chunked", "xla-dense", "xla-scan", "xla-scan-remat", "eager", "inductor-remat",
-    "flex",
+    "flex", "inductor-cudagraphs", "triton-cudagraphs",
 }
 # A row reduction, a loss of labels, a gather and its scatter, a product with sums over rows, random bits and two
 # outputs, attention, sorted tokens, and an optimizer's step.

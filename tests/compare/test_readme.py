@@ -19,7 +19,7 @@ PROJECT = Path(__file__).parents[2]
 RUNS = list((PROJECT / "reports").glob("*/run.json"))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/blocks.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/blocks.md", "docs/cuda-graphs.md"])
 def test_tables_have_the_values_that_the_runs_have(page: str) -> None:
     """`python -m tools.tables` writes them again."""
     text = (PROJECT / page).read_text()
@@ -50,6 +50,12 @@ def test_the_readme_names_every_loss() -> None:
     text = (PROJECT / "README.md").read_text()
     losses = [case for case, found in times.items() if found["triton"] >= min(found.values()) / 0.95]
     assert len(losses) > 10 and [case for case in losses if f"| {case} " not in text] == []
+
+
+def test_blocks_whose_launches_cost_time_have_replays_of_cuda_graphs() -> None:
+    gaps = tables.launch_gaps()
+    assert len(gaps) == len(BLOCKS)
+    assert [block for block, *_, over, has in gaps if over and not has] == []
 
 
 def test_the_readme_is_short() -> None:

@@ -88,7 +88,7 @@ def compile_inductor(
     from triton_side.inductor import compiler
 
     torch.compiler.reset()  # code for an absent GPU is never called again
-    compiled = compiler.compile(apply, max_autotune=max_autotune)
+    compiled = compiler.compile(apply, mode="max-autotune-no-cudagraphs" if max_autotune else None)
     with compiler.recording(measured=False) as captured, sdpa_choice(sdpa), fake_mode():
         inputs = fake_inputs(input_specs, requires_grad=train)
         with private.compiling_only(), warnings.catch_warnings():

@@ -11,12 +11,13 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import logging
 import math
 import operator
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -33,6 +34,7 @@ _CUSTOM_PASSES = (
 # module -> the private names that this file reads or replaces
 _NAMES = {
     "torch._dynamo.config": ("trace_autograd_ops",),
+    "torch._dynamo.decorators": ("mark_static_address",),
     "torch._dynamo.output_graph": ("graph_break_reasons",),
     "torch._functorch._aot_autograd.logging_utils": ("setup_stacktrace_preservation_hooks",),
     "torch._functorch.config": ("force_non_lazy_backward_lowering",),
@@ -42,6 +44,7 @@ _NAMES = {
         "max_autotune", "max_autotune_gemm",
     ),
     "torch._inductor.compile_fx": ("compile_fx",),
+    "torch._inductor.cudagraph_utils": ("log_cudagraph_skip_and_bump_counter",),
     "torch._inductor.debug": ("set_kernel_post_grad_provenance_tracing",),
     "torch._inductor.codegen.cpp": ("set_kernel_post_grad_provenance_tracing",),
     "torch._inductor.graph": (
@@ -102,6 +105,7 @@ import torch._inductor.codegen.triton as codegen_triton  # noqa: E402
 import torch._inductor.config as inductor_config  # noqa: E402
 import torch._inductor.debug as inductor_debug  # noqa: E402
 import torch._inductor.ir as ir  # noqa: E402
+from torch._dynamo import decorators as dynamo_decorators  # noqa: E402
 from torch._dynamo import output_graph as dynamo_output  # noqa: E402
 from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks  # noqa: E402
 from torch._inductor import select_algorithm  # noqa: E402
@@ -199,6 +203,29 @@ def autotuned_gemms() -> Iterator[None]:
 def set_gradient_tracing(wanted: bool) -> None:
     """Set whether torch.compile traces torch.autograd.grad into its graph. If not, it breaks the graph there."""
     dynamo_config.trace_autograd_ops = wanted
+
+
+def mark_static(tensors: Iterable[torch.Tensor]) -> None:
+    """Mark tensors as inputs whose addresses stay from call to call. Inductor captures again where one changes."""
+    for tensor in tensors:
+        dynamo_decorators.mark_static_address(tensor, guard=False)
+
+
+@contextlib.contextmanager
+def cuda_graph_skips() -> Iterator[list[str]]:
+    """Yield a list that gets the messages of Inductor's log about functions without CUDA graphs."""
+    found: list[str] = []
+
+    class Keep(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            found.append(record.getMessage())
+
+    log, handler = logging.getLogger("torch._inductor.cudagraph_utils"), Keep(logging.WARNING)
+    log.addHandler(handler)
+    try:
+        yield found
+    finally:
+        log.removeHandler(handler)
 
 
 @contextlib.contextmanager

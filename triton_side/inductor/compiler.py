@@ -42,6 +42,7 @@ from triton_side.inductor.graph import (
     helper_node,
     kind_of,
 )
+from triton_side.inductor.output_code import body_of_call
 
 
 @dataclasses.dataclass
@@ -198,16 +199,15 @@ class Captured:
 
 
 def compile(
-    apply: Callable[..., Any], *, max_autotune: bool = False, fullgraph: bool = True
+    apply: Callable[..., Any], *, mode: str | None = None, fullgraph: bool = True
 ) -> Callable[..., Any]:
     """Return `torch.compile` of `apply` with static shapes.
 
-    max_autotune: use mode "max-autotune-no-cudagraphs" instead of the default mode.
+    mode: as torch.compile takes it; None for the default mode.
     fullgraph: a graph break is an error, and torch.autograd.grad becomes part of the graph. Without it, a break splits
         the function into several graphs.
     """
     private.set_gradient_tracing(fullgraph)
-    mode = "max-autotune-no-cudagraphs" if max_autotune else None
     return torch.compile(apply, fullgraph=fullgraph, dynamic=False, mode=mode)
 
 
@@ -227,6 +227,22 @@ def capture() -> Iterator[Captured]:
     """
     with recording(measured=True) as captured:
         yield captured
+
+
+def mark_static(tensors: Iterable[torch.Tensor]) -> None:
+    """Mark tensors whose addresses stay, as those of a module's parameters: CUDA graphs read them in place.
+
+    A later compile takes the mark; other tensors are copied into a graph at each call.
+    """
+    private.mark_static(tensors)
+
+
+def cuda_graph_skips() -> AbstractContextManager[list[str]]:
+    """Yield a list that gets Inductor's reason for each function that it runs without a CUDA graph.
+
+    Inductor does not log all of them.
+    """
+    return private.cuda_graph_skips()
 
 
 def benchmark_under_lock(lock: Callable[[], AbstractContextManager[None]]) -> AbstractContextManager[None]:
@@ -371,9 +387,9 @@ def _keep_products_once(announcements: list[private.Announcement]) -> list[priva
 _HANDLE = re.compile(r"# \[Provenance debug handles\] \S+:(\d+)\s*$")
 # 'extern_kernels.mm(a, b, out=c)', 'buf0 = torch.ops.aten.sort.stable(...)', 'triton_poi_fused_mul_0.run(...)',
 # 'cpp_fused_add_1(...)'
-_CALL = re.compile(r"\s+(?:\w+ = )?((?:extern_kernels|torch\.ops|aten|prims)\.[\w.]+|\w+\.run|cpp_\w+)\(")
+_CALL = re.compile(r"(?:\w+ = )?((?:extern_kernels|torch\.ops|aten|prims)\.[\w.]+|\w+\.run|cpp_\w+)\(")
 # 'buf1 = workspace_0[0 * (64) * (256) : (0 + 1) * (64) * (256)].view(64, 256).sum(dim=0).to(torch.bfloat16)'
-_FINISH = re.compile(r"\s+\w+ = workspace_\d+\[")
+_FINISH = re.compile(r"\w+ = workspace_\d+\[")
 
 
 def _calls_in(code: str) -> tuple[list[int], tuple[str, ...]]:
@@ -381,19 +397,18 @@ def _calls_in(code: str) -> tuple[list[int], tuple[str, ...]]:
     handles: list[int] = []
     unparsed: list[str] = []
     announced = 0
-    body = code[code.index("def call(") : code.find("\ndef get_args(")]
-    for line in body.splitlines():
+    for line in body_of_call(code.splitlines()):
         if match := _HANDLE.search(line):
             handles.append(int(match[1]))
             announced += 1
         elif _CALL.match(line):
             if not announced:
-                unparsed.append(line.strip())
+                unparsed.append(line)
             announced = 0
         elif _FINISH.match(line):  # a line with one or two kernels; all are announced before the first such line
             calls = 2 if ".to(" in line else 1
             if announced < calls:
-                unparsed.append(line.strip())
+                unparsed.append(line)
             announced = max(0, announced - calls)
     return handles, tuple(unparsed)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from triton_side.inductor.graph import DTYPES, Memory, Part, Shape, sum_before_cast
@@ -99,16 +99,35 @@ def read_code(text: str) -> EmittedCode:
             if described is not None and match[4] == "PlaceHolder":
                 known.setdefault(match[1], described)
     body = _Body(code, known)
-    body.read(_body(lines))
+    body.read(body_of_call(lines))
     if not body.returned:
         code.unparsed.append("`call` does not return: the file is cut short, or is no emitted code")
     return code
 
 
-def _body(lines: list[str]) -> Iterator[str]:
+# "(buf3, buf1) = self.partitions[0](partition0_args)", "partition0_args = [tangents_1, primals_2]"
+_PARTITION_CALL = re.compile(r"(?:.+ = )?self\.partitions\[(\d+)\]\(")
+_PARTITION_ARGUMENTS = re.compile(r"(partition\d+_args = \[|del partition\d+_args$)")
+
+
+def body_of_call(lines: Sequence[str]) -> Iterator[str]:
+    """Yield the statements and comments of `call`, without indentation.
+
+    In mode reduce-overhead, Inductor moves the kernels that become one CUDA graph into a function `partition_N`. Its
+    statements stand here in place of its call.
+    """
+    for line in _function(lines, "call"):
+        if match := _PARTITION_CALL.match(line):
+            inner = _function(lines, f"partition_{match[1]}")
+            yield from (each for each in inner if not each.endswith("= args") and not each.startswith("return "))
+        elif not _PARTITION_ARGUMENTS.match(line):
+            yield line
+
+
+def _function(lines: Sequence[str], name: str) -> Iterator[str]:
     inside = False
     for line in lines:
-        if re.match(r"\s*def call\(", line):
+        if re.match(rf"\s*def {name}\(", line):
             inside = True
         elif inside and line.strip() and not line.startswith("    "):
             return

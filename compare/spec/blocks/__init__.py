@@ -74,6 +74,12 @@ UNFUSED: dict[str, str] = {
     for block in BLOCKS.values() for implementation in block.implementations if implementation.unfused_of
 }
 
+# The implementations that replay another one's kernels from CUDA graphs, with the name of the other.
+REPLAYS: dict[str, str] = {
+    implementation.name: implementation.backend.family
+    for block in BLOCKS.values() for implementation in block.implementations if implementation.backend.replays_graphs
+}
+
 
 def requirements(worker: str) -> tuple[str, ...]:
     """Return the optional packages that implementations of a worker ("xla", "torch") need, as pip takes them."""

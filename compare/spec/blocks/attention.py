@@ -13,6 +13,7 @@ from ..case import Case, Shape, Sizes
 from ..common_rows import (
     compilers,
     contiguous_rows_only,
+    cuda_graphs,
     flash_attention_4,
     flex_in_tf32,
     half_precision_only,
@@ -161,5 +162,6 @@ BLOCK = Block(
         ),
         triton("attention"),
         flash_attention_4(), xla_triton("attention"),
+        *cuda_graphs("attention"),
     ),
 )

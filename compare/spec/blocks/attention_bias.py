@@ -9,7 +9,7 @@ from typing import Any
 
 from ..block import Block
 from ..case import Case, Shape, Sizes
-from ..common_rows import compilers, flex_in_tf32, triton
+from ..common_rows import compilers, cuda_graphs, flex_in_tf32, triton
 from ..implementation import Implementation
 from ..tensor import Tensor
 from . import attention
@@ -108,5 +108,6 @@ BLOCK = Block(
             unsupported=flex_in_tf32,
         ),
         triton("attention_bias"),
+        *cuda_graphs("attention_bias"),
     ),
 )

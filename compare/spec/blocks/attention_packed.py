@@ -9,7 +9,7 @@ import math
 
 from ..block import Block
 from ..case import Case, Shape, Sizes
-from ..common_rows import compilers, flash_attention_4, flex_in_tf32, half_precision_only, triton
+from ..common_rows import compilers, cuda_graphs, flash_attention_4, flex_in_tf32, half_precision_only, triton
 from ..implementation import Implementation
 from ..tensor import Tensor
 from . import attention
@@ -130,5 +130,6 @@ BLOCK = Block(
             unsupported=flex_unsupported,
         ),
         triton("attention_packed"), flash_attention_4("apply_packed"),
+        *cuda_graphs("attention_packed"),
     ),
 )

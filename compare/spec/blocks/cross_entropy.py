@@ -8,7 +8,7 @@ from typing import Any
 
 from ..block import Block
 from ..case import Case, Shape, Sizes
-from ..common_rows import compilers, library, triton
+from ..common_rows import compilers, cuda_graphs, library, triton
 from ..tensor import Tensor
 from ._portable import at_least_float32
 
@@ -97,5 +97,6 @@ BLOCK = Block(
     implementations=(
         *compilers("cross_entropy"), library("cross_entropy", "F.cross_entropy, plus z-loss", _vocabulary_in_float32),
         triton("cross_entropy"),
+        *cuda_graphs("cross_entropy"),
     ),
 )

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..block import Block
 from ..case import Case, Shape, Sizes
-from ..common_rows import compilers, half_precision_only, triton
+from ..common_rows import compilers, cuda_graphs, half_precision_only, triton
 from ..implementation import Implementation
 from ..tensor import Tensor
 
@@ -139,5 +139,6 @@ BLOCK = Block(
             unsupported=flex_unsupported,
         ),
         triton("decode_attention"),
+        *cuda_graphs("decode_attention", static=("k_cache", "v_cache")),
     ),
 )

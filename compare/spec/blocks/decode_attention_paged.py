@@ -8,7 +8,7 @@ from typing import Any
 
 from ..block import Block
 from ..case import Case, Shape, Sizes
-from ..common_rows import compilers, half_precision_only, triton
+from ..common_rows import compilers, cuda_graphs, half_precision_only, triton
 from ..implementation import Implementation
 from ..tensor import Tensor
 from .decode_attention import NEEDS_CUDNN, QUERIES, attended, every_length, product_flops
@@ -132,5 +132,6 @@ BLOCK = Block(
             unsupported=flex_unsupported,
         ),
         triton("decode_attention_paged"),
+        *cuda_graphs("decode_attention_paged", static=("k_pages", "v_pages")),
     ),
 )

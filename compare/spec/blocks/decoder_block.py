@@ -8,7 +8,7 @@ the norm's result once, and its gradient is one product, too. Compilers need not
 
 from ..block import Block
 from ..case import Shape, Sizes
-from ..common_rows import compilers, triton
+from ..common_rows import compilers, cuda_graphs, triton
 from ..implementation import Implementation
 from ..tensor import Tensor
 from . import attention, rmsnorm, rope, swiglu_mlp
@@ -98,5 +98,11 @@ BLOCK = Block(
             unsupported=attention.cudnn_unsupported,
         ),
         triton("decoder_block"),
+        *cuda_graphs(
+            "decoder_block",
+            static=(
+                "attention_norm", "w_qkv", "w_o", "mlp_norm", "w_gate", "w_up", "w_down",
+            ),
+        ),
     ),
 )

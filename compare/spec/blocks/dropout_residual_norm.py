@@ -11,7 +11,7 @@ There is no library row, because F.dropout draws another mask from its own gener
 from .. import threefry
 from ..block import Block
 from ..case import Shape
-from ..common_rows import compilers, cuda, triton
+from ..common_rows import compilers, cuda, cuda_graphs, triton
 from ..tensor import Tensor
 
 
@@ -73,5 +73,6 @@ BLOCK = Block(
     implementations=(
         *compilers("dropout_residual_norm", rounded_sums=("bias",)),
         triton("dropout_residual_norm"), cuda("dropout_residual_norm"),
+        *cuda_graphs("dropout_residual_norm", static=("bias", "weight", "shift")),
     ),
 )

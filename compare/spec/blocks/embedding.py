@@ -5,7 +5,7 @@ Every id is in 0 .. rows - 1; the contract does not cover others.
 
 from ..block import Block
 from ..case import Shape
-from ..common_rows import compilers, library, triton
+from ..common_rows import compilers, cuda_graphs, library, triton
 from ..tensor import Tensor
 from ._portable import at_least_float32
 
@@ -68,6 +68,7 @@ BLOCK = Block(
         ),
     ),
     implementations=(
-        *compilers("embedding", rounded_sums=("table",)), library("embedding", "F.embedding"), triton("embedding")
+        *compilers("embedding", rounded_sums=("table",)), library("embedding", "F.embedding"), triton("embedding"),
+        *cuda_graphs("embedding", static=("table",)),
     ),
 )

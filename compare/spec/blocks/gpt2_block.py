@@ -8,7 +8,7 @@ dropout draws its masks as in dropout_residual_norm, at (token, column), with th
 
 from ..block import Block
 from ..case import Shape, Sizes
-from ..common_rows import compilers, triton
+from ..common_rows import compilers, cuda_graphs, triton
 from ..implementation import Implementation
 from ..tensor import Tensor
 from . import attention, dropout_residual_norm, layernorm, linear_gelu
@@ -108,5 +108,12 @@ BLOCK = Block(
             unsupported=attention.cudnn_unsupported,
         ),
         triton("gpt2_block"),
+        *cuda_graphs(
+            "gpt2_block",
+            static=(
+                "attention_norm_weight", "attention_norm_bias", "w_qkv", "b_qkv", "w_o", "b_o",
+                "mlp_norm_weight", "mlp_norm_bias", "w_up", "b_up", "w_down", "b_down",
+            ),
+        ),
     ),
 )

@@ -5,7 +5,7 @@ Source: Ba, Kiros and Hinton, arXiv 1607.06450.
 
 from ..block import Block
 from ..case import Shape
-from ..common_rows import compilers, cuda, library, liger, quack, triton
+from ..common_rows import compilers, cuda, cuda_graphs, library, liger, quack, triton
 from ..implementation import Implementation
 from ..tensor import Tensor
 from ._edges import TRANSPOSED_ROWS
@@ -56,5 +56,6 @@ BLOCK = Block(
         ),
         library("layernorm", "F.layer_norm"), triton("layernorm"), cuda("layernorm"),
         liger("layernorm"), quack("layernorm", 4),
+        *cuda_graphs("layernorm", static=("weight", "bias")),
     ),
 )

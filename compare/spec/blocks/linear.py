@@ -2,7 +2,7 @@
 
 from ..block import Block
 from ..case import Shape, Sizes
-from ..common_rows import compilers, library, triton
+from ..common_rows import compilers, cuda_graphs, library, triton
 from ..tensor import Tensor
 
 
@@ -37,5 +37,6 @@ BLOCK = Block(
     implementations=(
         *compilers("linear", rounded_sums=("bias",)),
         library("linear", "F.linear, one library call with the bias"), triton("linear"),
+        *cuda_graphs("linear", static=("weight", "bias")),
     ),
 )

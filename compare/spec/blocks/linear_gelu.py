@@ -2,7 +2,7 @@
 
 from ..block import Block
 from ..case import Shape, Sizes
-from ..common_rows import compilers, library, triton
+from ..common_rows import compilers, cuda_graphs, library, triton
 from ..tensor import Tensor
 from . import gelu
 
@@ -39,5 +39,6 @@ BLOCK = Block(
         *compilers("linear_gelu", rounded_sums=("bias",)),
         library("linear_gelu", 'F.gelu(F.linear(...), approximate="tanh")'),
         triton("linear_gelu"),
+        *cuda_graphs("linear_gelu", static=("weight", "bias")),
     ),
 )

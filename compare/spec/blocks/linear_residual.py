@@ -5,7 +5,7 @@ Llama's output projection of attention and its down projection have this form (T
 
 from ..block import Block
 from ..case import Shape, Sizes
-from ..common_rows import compilers, library, triton
+from ..common_rows import compilers, cuda_graphs, library, triton
 from ..tensor import Tensor
 
 
@@ -41,5 +41,6 @@ BLOCK = Block(
     implementations=(
         *compilers("linear_residual"), library("linear_residual", "torch.addmm, one library call with the residual"),
         triton("linear_residual"),
+        *cuda_graphs("linear_residual", static=("weight",)),
     ),
 )

@@ -16,7 +16,7 @@ from typing import Any
 
 from ..block import Block
 from ..case import Case, Shape, Sizes
-from ..common_rows import triton
+from ..common_rows import cuda_graphs, triton
 from ..implementation import Implementation
 from ..tensor import Tensor
 from . import adamw, attention, cross_entropy, decoder_block, embedding, rmsnorm, rope
@@ -92,6 +92,8 @@ def cudnn_unsupported(case: Case) -> str | None:
 
 
 IDS = ("batch", "sequence")
+# Parameters and their moments, which an optimizer keeps at their addresses.
+KEPT = tuple(f"{kept}{t.name}" for t in PARAMETERS for kept in ("", "mu_", "nu_"))
 XLA, TORCH = "xlafuse.blocks.lm_step", "triton_side.blocks.lm_step"
 
 BLOCK = Block(
@@ -163,5 +165,6 @@ BLOCK = Block(
             unsupported=attention.cudnn_unsupported,
         ),
         triton("lm_step"),
+        *cuda_graphs("lm_step", static=KEPT),
     ),
 )

@@ -2,7 +2,7 @@
 
 from ..block import Block
 from ..case import Shape, Sizes
-from ..common_rows import compilers, cuda, triton
+from ..common_rows import compilers, cuda, cuda_graphs, triton
 from ..tensor import Tensor
 
 
@@ -40,5 +40,5 @@ BLOCK = Block(
         ),
     ),
     # No library row: eager already calls `torch.matmul`.
-    implementations=(*compilers("matmul"), triton("matmul"), cuda("matmul")),
+    implementations=(*compilers("matmul"), triton("matmul"), cuda("matmul"), *cuda_graphs("matmul", static=("b",))),
 )

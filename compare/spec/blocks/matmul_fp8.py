@@ -14,7 +14,7 @@ this tolerance, which is intended.
 
 from ..block import Block
 from ..case import Case, Shape, Sizes
-from ..common_rows import compilers, library, triton
+from ..common_rows import compilers, cuda_graphs, library, triton
 from ..implementation import Implementation
 from ..tensor import Tensor
 from ._portable import at_least_float32
@@ -80,5 +80,6 @@ BLOCK = Block(
             needs_gpu="only a GPU accumulates fast",
         ),
         triton("matmul_fp8"),
+        *cuda_graphs("matmul_fp8", static=("b", "b_scale")),
     ),
 )

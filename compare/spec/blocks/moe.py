@@ -23,7 +23,7 @@ from typing import Any
 
 from ..block import Block
 from ..case import Case, Shape, Sizes
-from ..common_rows import compilers, library, triton
+from ..common_rows import compilers, cuda_graphs, library, triton
 from ..implementation import Implementation
 from ..tensor import Tensor
 from ._portable import at_least_float32, in_dtype_of
@@ -175,5 +175,6 @@ BLOCK = Block(
             GROUPED, name="inductor-grouped", backend_name="inductor", summary="torch.compile of the library's calls"
         ),
         triton("moe"),
+        *cuda_graphs("moe", static=("router", "w_gate", "w_up", "w_down")),
     ),
 )

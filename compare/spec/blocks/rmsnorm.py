@@ -2,7 +2,7 @@
 
 from ..block import Block
 from ..case import Case, Shape
-from ..common_rows import compilers, library, liger, quack, triton, xla_triton
+from ..common_rows import compilers, cuda_graphs, library, liger, quack, triton, xla_triton
 from ..tensor import Tensor
 from ._edges import TRANSPOSED_ROWS
 
@@ -51,5 +51,6 @@ BLOCK = Block(
         *compilers("rmsnorm", rounded_sums=("weight",)),
         library("rmsnorm", "F.rms_norm", _many_rows_in_float32), triton("rmsnorm"),
         xla_triton("rmsnorm"), liger("rmsnorm"), quack("rmsnorm", 4),
+        *cuda_graphs("rmsnorm", static=("weight",)),
     ),
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..block import Block
 from ..case import Shape, Sizes
-from ..common_rows import compilers, triton
+from ..common_rows import compilers, cuda_graphs, triton
 from ..tensor import Tensor
 
 
@@ -78,5 +78,5 @@ BLOCK = Block(
         Shape("odd", sizes(2, 3, 1, 37, 10), ("float32", "float16", "bfloat16"), edge=True),
         Shape("tiny-token", sizes(3, 2, 1, 1, 16), ("float32", "float16", "bfloat16"), edge=True),
     ),
-    implementations=(*compilers("rope"), triton("rope")),
+    implementations=(*compilers("rope"), triton("rope"), *cuda_graphs("rope")),
 )

@@ -2,7 +2,7 @@
 
 from ..block import Block
 from ..case import Shape, Sizes
-from ..common_rows import compilers, library, triton
+from ..common_rows import compilers, cuda_graphs, library, triton
 from ..tensor import Tensor
 
 
@@ -55,5 +55,6 @@ BLOCK = Block(
     implementations=(
         *compilers("swiglu_mlp", rounded_sums=("norm_weight",)),
         library("swiglu_mlp", "F.rms_norm, F.silu and addmm"), triton("swiglu_mlp"),
+        *cuda_graphs("swiglu_mlp", static=("norm_weight", "gate_weight", "up_weight", "down_weight")),
     ),
 )

@@ -3,20 +3,28 @@
 The steps are those of torch.cuda.make_graphed_callables: first calls on a side stream, which do all one-time setup,
 then a capture of forward, then one of backward from the same memory pool. A replay reads the captured inputs and
 cotangents, and writes its results to the same memory each time.
+
+A graph's memory pool is private: other calls get nothing from it, also while the graph does not run. A replay writes
+all that it reads there, so the whole pool may hold any bits when forward begins. Between forward and backward the pool
+holds what forward saved.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any
 
 import torch
 
-from ...measure.worker_backend import Arrays, Extent, Program
+from ...measure.clock import CallTrace, Clock, CuptiClock
+from ...measure.worker_backend import Arrays, Extent, GraphInputs, Peak, Program
 
+Pool = tuple[int, int]
+SHARED_POOL: Pool = (0, 0)  # of all calls that are no graphs
 _CALLS_BEFORE = 3
 
 
@@ -30,6 +38,24 @@ def captured(program: Program, inputs: Arrays, cotangents: Arrays) -> Iterator[P
 
     Raises CaptureFailed, and the program's own error before its capture.
     """
+    replay = _captured(program, inputs, cotangents)
+    try:
+        yield replay.program(program)
+    finally:
+        replay.release()
+
+
+def capture(program: Program, inputs: Arrays, cotangents: Arrays, clock: Clock | None) -> Program:
+    """Return the program on these very arrays with one replay a phase. Its memory is free once the program is gone.
+
+    Raises CaptureFailed, and the program's own error before its capture.
+    """
+    found = _captured(program, inputs, cotangents).program(program)
+    found.command_buffers = replayed_launches(found, inputs, cotangents, clock)
+    return found
+
+
+def _captured(program: Program, inputs: Arrays, cotangents: Arrays) -> _Replay:
     gc.collect()  # the capture would depend on another stream through an autograd node left from it
     stream = _side_stream()
     stream.wait_stream(torch.cuda.current_stream())
@@ -40,38 +66,41 @@ def captured(program: Program, inputs: Arrays, cotangents: Arrays) -> Iterator[P
                 program.backward(saved, cotangents)
             del saved
     torch.cuda.synchronize()
-    replay = _Replay()
+    replay = _Replay(inputs, cotangents)
     try:
-        replay.capture(program, inputs, cotangents, stream)
+        replay.capture(program, stream)
     except Exception as problem:
         raise CaptureFailed(f"no CUDA graph could be captured: {type(problem).__name__}: {problem}") from problem
-    try:
-        backward = replay.backward if program.backward else None
-        yield Program(replay.forward, backward, program.compile_s, None, poison=replay.poison)
-    finally:
-        replay.release()
+    return replay
 
 
 class _Replay:
-    """The two graphs and their results."""
+    """The two graphs, the arrays that they read, and their results."""
 
-    def __init__(self) -> None:
+    def __init__(self, inputs: Arrays, cotangents: Arrays) -> None:
         self._graphs: tuple[torch.cuda.CUDAGraph, ...] = (torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph())
+        self._inputs, self._cotangents = inputs, cotangents  # kept, because the graphs read this memory
         self._outputs: Arrays = {}
         self._gradients: Arrays = {}
-        self._own: list[torch.Tensor] = []
+        self._peaks: dict[str, Peak] = {}
 
-    def capture(self, program: Program, inputs: Arrays, cotangents: Arrays, stream: torch.cuda.Stream) -> None:
+    def capture(self, program: Program, stream: torch.cuda.Stream) -> None:
         forward, backward = self._graphs
-        with torch.cuda.graph(forward, stream=stream):
-            self._outputs, saved = program.forward(inputs)
+        with self._peak_of("forward"), torch.cuda.graph(forward, stream=stream):
+            self._outputs, saved = program.forward(self._inputs)
         if program.backward:
-            with torch.cuda.graph(backward, pool=forward.pool(), stream=stream):
-                self._gradients = program.backward(saved, cotangents)
+            with self._peak_of("backward"), torch.cuda.graph(backward, pool=forward.pool(), stream=stream):
+                self._gradients = program.backward(saved, self._cotangents)
         torch.cuda.synchronize()
-        given = {x.untyped_storage().data_ptr() for x in (*inputs.values(), *cotangents.values())}
-        results = (*self._outputs.values(), *self._gradients.values())
-        self._own = [x for x in results if x.untyped_storage().data_ptr() not in given]
+
+    def program(self, plain: Program) -> Program:
+        """Return the replays as a program; its graph, compile time and artifacts are those of the plain one."""
+        pool = self._graphs[0].pool()
+        return replace(
+            plain, forward=self.forward, backward=self.backward if plain.backward else None,
+            intercepts_allocations=False, poison=partial(poison, frozenset([pool])), peaks=self._peaks,
+            graph_inputs=GraphInputs(static=input_names(self._inputs, self._cotangents), copied=()),
+        )
 
     def forward(self, inputs: Arrays) -> tuple[Arrays, Any]:
         self._graphs[0].replay()
@@ -81,19 +110,96 @@ class _Replay:
         self._graphs[1].replay()
         return self._gradients
 
-    def poison(self, phase: str) -> list[Extent]:
-        """Fill all results with NaN before forward; before backward, a gradient's memory may hold saved values."""
-        if phase == "forward":
-            with torch.no_grad():
-                for x in self._own:
-                    x.fill_(float("nan"))
-        return [extent(x) for x in self._own]
-
     def release(self) -> None:
         torch.cuda.synchronize()
-        self._outputs, self._gradients, self._own = {}, {}, []
+        self._outputs, self._gradients = {}, {}
         self._graphs = ()
         torch.cuda.empty_cache()  # else other calls cannot use the graphs' freed memory
+
+    @contextmanager
+    def _peak_of(self, phase: str) -> Iterator[None]:
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        yield
+        self._peaks[phase] = Peak(torch.cuda.max_memory_allocated() - before)
+
+
+def input_names(inputs: Arrays, cotangents: Arrays) -> tuple[str, ...]:
+    """Return the names of all that a graph reads; the gradient of output y is d_y."""
+    return (*inputs, *(f"d_{name}" for name in cotangents))
+
+
+def pools_of(arrays: Iterable[torch.Tensor]) -> frozenset[Pool]:
+    """Return the private pools in which these arrays lie."""
+    segments = torch.cuda.memory_snapshot()
+    found = {
+        _pool(segment) for array in arrays for segment in segments
+        if segment["address"] <= array.data_ptr() < segment["address"] + segment["total_size"]
+    }
+    return frozenset(found - {SHARED_POOL})
+
+
+def poison(pools: frozenset[Pool], phase: str) -> list[Extent]:
+    """Fill the pools with NaN bits before forward. Before backward they hold what forward saved."""
+    if phase != "forward":
+        return []
+    extents = [
+        (segment["address"], segment["address"] + segment["total_size"])
+        for segment in torch.cuda.memory_snapshot() if _pool(segment) in pools
+    ]
+    fill_with_nan(extents)
+    return extents
+
+
+def fill_with_nan(extents: Iterable[Extent]) -> None:
+    """Set all bits of this memory, which is a NaN in every float type, in the order of the current stream."""
+    from cuda.bindings import driver
+
+    stream = torch.cuda.current_stream().cuda_stream
+    for address, end in extents:
+        (status,) = driver.cuMemsetD8Async(address, 0xFF, end - address, stream)
+        if status != driver.CUresult.CUDA_SUCCESS:
+            raise RuntimeError(f"filling memory failed: {status.name}")
+
+
+def free_memory() -> list[Extent]:
+    """Return the free blocks of the caching allocator, from which a call that is no graph gets its memory."""
+    return [
+        (block["address"], block["address"] + block["size"])
+        for segment in torch.cuda.memory_snapshot() if _pool(segment) == SHARED_POOL
+        for block in segment["blocks"] if block["state"] == "inactive"
+    ]
+
+
+def _pool(segment: Any) -> Pool:
+    first, second = segment["segment_pool_id"]
+    return first, second
+
+
+def replayed_launches(
+    program: Program, inputs: Arrays, cotangents: Arrays, clock: Clock | None
+) -> dict[str, tuple[int, int]] | None:
+    """Return, for each phase of one call, its launches that a CUDA graph replayed and all its launches.
+
+    None where no CUPTI tells them.
+    """
+    if not isinstance(clock, CuptiClock):
+        return None
+    (_, saved), forward = clock.trace(partial(program.forward, inputs), _synchronize)
+    found = {"forward": _replayed(forward)}
+    if program.backward:
+        _, backward = clock.trace(partial(program.backward, saved, cotangents), _synchronize)
+        found["backward"] = _replayed(backward)
+    return found
+
+
+def _replayed(trace: CallTrace) -> tuple[int, int]:
+    graphs = {call.correlation for call in trace.host if "GraphLaunch" in call.name}
+    return sum(record.correlation in graphs for record in trace.device), len(trace.device)
+
+
+def _synchronize(results: Any = None) -> None:
+    torch.cuda.synchronize()
 
 
 def extent(array: torch.Tensor) -> Extent:

@@ -29,6 +29,7 @@ from ...spec.blocks import BLOCKS
 from ...spec.case import Case
 from ...spec.implementation import Implementation
 from .. import autotune_lock
+from . import cuda_graphs, inductor_graphs
 
 if TYPE_CHECKING:
     from .worker import TorchBackend
@@ -60,22 +61,30 @@ def inductor(
     inputs, cotangents = backend.inputs(folder, case), backend.cotangents(folder, case)
     function = implementation.load()
     if not options.get("compiles_itself"):
-        function = compiler.compile(_copy(function), max_autotune=options.get("max_autotune", False))
+        function = compiler.compile(_copy(function), mode=options.get("mode"))
     program = program_of(case, partial(function, **BLOCKS[case.block].attributes_of(case)))
+    program.intercepts_allocations = False
+    if implementation.backend.replays_graphs:
+        compiler.mark_static(inputs[name] for name in implementation.static_inputs)
+        program.forward = inductor_graphs.beginning_a_step(program.forward)
     waiting = autotune_lock.WaitingTime()
-    with compiler.benchmark_under_lock(waiting.held), compiler.capture() as captured:
-        started = time.perf_counter()
-        saved = program.forward(inputs)[1]
-        backend.synchronize()
-        if program.backward:
-            program.backward(saved, cotangents)
+    with compiler.cuda_graph_skips() as skips:
+        with compiler.benchmark_under_lock(waiting.held), compiler.capture() as captured:
+            started = time.perf_counter()
+            saved = program.forward(inputs)[1]
             backend.synchronize()
-        del saved
-        program.compile_s = time.perf_counter() - started - waiting.seconds
+            if program.backward:
+                program.backward(saved, cotangents)
+                backend.synchronize()
+            del saved
+            program.compile_s = time.perf_counter() - started - waiting.seconds
+        if implementation.backend.replays_graphs:
+            program = inductor_graphs.replayed(
+                backend, program, implementation.static_inputs, inputs, cotangents, skips
+            )
     program.artifacts = backend.artifact_writer.submit(captured.write, dumps)
     graph = from_inductor(captured, versions=host.installed("torch", "triton"))
     program.graph = _finished(graph, case, implementation)
-    program.intercepts_allocations = False
     return program
 
 
@@ -95,6 +104,8 @@ def kernels(
     started = time.perf_counter()
     recorded = _record(case, apply, inputs, cotangents)
     backend.synchronize()
+    if implementation.backend.replays_graphs:
+        program = cuda_graphs.capture(program, inputs, cotangents, backend.known_clock)
     program.compile_s = time.perf_counter() - started
     program.artifacts = backend.artifact_writer.submit(dispatch.write_launches, recorded, dumps)
     graph = from_launches(

@@ -72,7 +72,7 @@ def inductor(case: Case, implementation: Implementation, dumps: Path) -> tuple[f
     started = time.perf_counter()
     captured = for_target.compile_inductor(
         implementation.load(), _inputs(case), BLOCKS[case.block].attributes_of(case), train=case.differentiates,
-        max_autotune=implementation.backend.options.get("max_autotune", False),
+        max_autotune=implementation.backend.autotunes_for_minutes,
     )
     compile_s = time.perf_counter() - started
     captured.write(dumps)

@@ -10,6 +10,7 @@ import platform
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,16 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...base import host
+from ...base.worker_protocol import Skip
 from ...measure import ceilings
 from ...measure.clock import Clock, CuptiClock, Sample, cupti_missing
 from ...measure.l2_flush import L2Flush
 from ...measure.worker_backend import Arrays, Extent, Peak, Program, lies_within
 from ...numerics import input_arrays
 from ...spec.blocks import BLOCKS, requirements
-from ...spec.case import TRANSPOSED, Case
+from ...spec.case import CONTIGUOUS, TRANSPOSED, Case
 from ...spec.implementation import Implementation, load
+from ...spec.tensor import Tensor
 from ..service import Service
 from . import cuda_graphs, stream_order
 
@@ -94,22 +97,22 @@ class TorchBackend:
         self, case: Case, implementation: Implementation, folder: Path, dumps: Path, autotune: bool = True
     ) -> Program:
         _set_precision(case.precision)
-        program: Program = load(implementation.backend.prepare)(self, case, implementation, folder, dumps, autotune)
+        try:
+            program: Program = load(implementation.backend.prepare)(self, case, implementation, folder, dumps, autotune)
+        except cuda_graphs.CaptureFailed:
+            self._usable = False
+            raise
         return program
 
     def inputs(self, folder: Path, case: Case) -> Arrays:
         """Copy the set's bits into buffers that every input set of a case shares."""
-        live = {}
         block = BLOCKS[case.block]
-        for tensor in block.inputs:
-            stored = self._stored(folder, "input", tensor.name, tensor.dtype_in(case))
-            key = (case.direction, "live", tensor.name)
-            if key not in self._cache:
-                trained = case.differentiates and tensor.differentiable
-                self._cache[key] = _empty_like(stored, case.layout).requires_grad_(trained)
-            live[tensor.name] = self._cache[key]
-            with torch.no_grad():
-                live[tensor.name].copy_(stored)
+        live = {
+            t.name: self._live(
+                folder, case, "input", t, layout=case.layout, trained=case.differentiates and t.differentiable
+            )
+            for t in block.inputs
+        }
         return block.joined(live, self._all_cotangents(folder, case)) if case.direction == "joint" else live
 
     def cotangents(self, folder: Path, case: Case) -> Arrays:
@@ -119,7 +122,20 @@ class TorchBackend:
         if not case.differentiates:
             return {}
         outputs = BLOCKS[case.block].outputs
-        return {t.name: self._stored(folder, "cotangent", t.name, t.dtype_in(case)) for t in outputs}
+        return {t.name: self._live(folder, case, "cotangent", t) for t in outputs}
+
+    def _live(
+        self, folder: Path, case: Case, role: str, tensor: Tensor, layout: str = CONTIGUOUS, trained: bool = False
+    ) -> torch.Tensor:
+        """Copy the stored bits into a buffer that stays; a CUDA graph reads it by its address."""
+        stored = self._stored(folder, role, tensor.name, tensor.dtype_in(case))
+        key = (case.direction, "live", role, tensor.name)
+        if key not in self._cache:
+            self._cache[key] = _empty_like(stored, layout).requires_grad_(trained)
+        live = self._cache[key]
+        with torch.no_grad():
+            live.copy_(stored)
+        return live
 
     def changed_inputs(self, inputs: Arrays, folder: Path, case: Case) -> list[str]:
         tensors = BLOCKS[case.block].inputs
@@ -137,6 +153,8 @@ class TorchBackend:
         return rows
 
     def poisoned_allocations(self, program: Program) -> AbstractContextManager[Any]:
+        if program.poison is not None:
+            program.poison("forward")  # a replay allocates nothing, so its memory is filled before the call
         return NanEmpty() if program.intercepts_allocations else nullcontext()
 
     def poison(self, program: Program, phase: str) -> list[Extent]:
@@ -144,18 +162,9 @@ class TorchBackend:
 
         They are written by address, because allocating them would leave the allocator with more blocks each time.
         """
-        from cuda.bindings import driver
-
-        free = [
-            (block["address"], block["size"]) for segment in torch.cuda.memory_snapshot()
-            for block in segment["blocks"] if block["state"] == "inactive"
-        ]
-        stream = torch.cuda.current_stream().cuda_stream
-        for address, size in free:
-            (status,) = driver.cuMemsetD8Async(address, 0xFF, size, stream)  # all bits set: a NaN in every float type
-            if status != driver.CUresult.CUDA_SUCCESS:
-                raise RuntimeError(f"filling free memory failed: {status.name}")
-        return [(address, address + size) for address, size in free]
+        free = cuda_graphs.free_memory()
+        cuda_graphs.fill_with_nan(free)
+        return free
 
     def was_poisoned(self, poisoned: list[Extent], arrays: Arrays) -> bool:
         return all(lies_within(cuda_graphs.extent(array), poisoned) for array in arrays.values())
@@ -164,8 +173,10 @@ class TorchBackend:
     def in_mode(
         self, program: Program, mode: str, inputs: Arrays, cotangents: Arrays
     ) -> Iterator[Program | None]:
-        if mode == "no-graph":
-            yield None  # PyTorch launches every program so
+        if program.graph_inputs is not None and mode == "no-graph":
+            raise Skip("every call replays graphs; the implementation without -cudagraphs launches these kernels")
+        if program.graph_inputs is not None or mode == "no-graph":
+            yield None  # PyTorch launches every other program one kernel at a time
             return
         try:
             with cuda_graphs.captured(program, inputs, cotangents) as replayed:
@@ -184,12 +195,15 @@ class TorchBackend:
     def release_memory(self, *, idle: bool) -> None:
         if idle:
             self._case_folder, self._cache = None, {}
+            torch.compiler.reset()  # frees the memory of Inductor's CUDA graphs
         if self.has_gpu:
             torch.cuda.empty_cache()  # of max-autotune's candidates, and of large cases' float64 differences
 
     def peak_memory(self, program: Program, phase: str, call: Callable[[], Any]) -> Peak:
         if not self.has_gpu:
             return Peak(None, reason="PyTorch counts allocations on a GPU only")
+        if phase in program.peaks:
+            return program.peaks[phase]
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         call()
@@ -200,7 +214,7 @@ class TorchBackend:
         if not self.has_gpu:
             call()
             return []  # a call on the CPU returns when its results are there
-        self.poison(program, phase)  # a late result is then NaN, not the last call's
+        (program.poison or partial(self.poison, program))(phase)  # a late result is then NaN, not the last call's
         self.synchronize()
         return stream_order.late(call)
 

@@ -89,6 +89,15 @@ def test_each_mode_is_compared_with_the_same_mode() -> None:
         assert column in text.splitlines()[3]
 
 
+def test_a_replay_of_graphs_says_how_it_gets_its_inputs() -> None:
+    replayed = measured("inductor-cudagraphs", 90, command_buffers={"forward": [3, 4], "backward": [5, 6]})
+    replayed.cuda_graph = {"static": ["weight"], "copied": ["x", "d_y"]}
+    one, two = judged(measured("xla", 100), Record.from_json(replayed.to_json()))
+    assert one["graph_inputs"] is None and two["graph_inputs"] == "static weight; copied x, d_y"
+    assert two["command_buffer_launches"] == 8 and two["verdict_vs_xla_word"] == "faster"
+    assert "inductor-cudagraphs: inputs of its CUDA graphs: static weight; copied x, d_y" in table.render([one, two])
+
+
 def test_rounds_of_several_processes_are_resampled_by_process() -> None:
     """A lead in two of three processes is unresolved; the same six rounds in one process are faster."""
     three = [0, 0, 1, 1, 2, 2]

@@ -50,6 +50,16 @@ def test_expensive_implementations_run_only_main_cases_by_default() -> None:
     assert taking_part("check", "eager") == taking_part("check", "inductor-max") == taking_part("check", "triton")
 
 
+def test_without_a_gpu_replays_of_graphs_run_only_by_name() -> None:
+    def names(plan: Plan) -> set[str]:
+        return {i.name for _, found in plan.work for i in found}
+
+    plan = resolve(["rmsnorm"], suite="quick")
+    assert names(plan) - names(selection.without_replays(plan, [])) == {"triton-cudagraphs", "inductor-cudagraphs"}
+    named = resolve(["rmsnorm"], suite="quick", implementations=["triton-cudagraphs", "xla"])
+    assert selection.without_replays(named, ["triton-cudagraphs", "xla"]) == named
+
+
 def test_a_named_implementation_runs_every_case() -> None:
     plan = resolve(["swiglu_mlp"], suite="full", implementations=["inductor-max", "eager"], cases=["one-token"])
     assert [len(found) for _, found in plan.work] == [2, 2]

@@ -89,6 +89,13 @@ def test_baselines_are_left_out(tmp_path: Path) -> None:
     assert not any("ager" in one.headline for one in found)
 
 
+def test_a_replay_of_graphs_repeats_no_finding(tmp_path: Path) -> None:
+    graphs = {"xla": APART, "triton": APART, "triton-cudagraphs": APART}
+    times: dict[str, float | None] = {"xla": 75.0, "triton": 90.0}
+    once = chosen(tmp_path / "once", times, graphs)
+    assert once and chosen(tmp_path / "again", times | {"triton-cudagraphs": 75.0}, graphs) == once
+
+
 @pytest.fixture(scope="module")
 def blocks() -> run_results.Run:
     """Return the committed run of all blocks."""

@@ -111,7 +111,7 @@ class ScriptedPool:
             if not params["autotune"] and (name == "inductor-max" or (role == "xla" and role not in self.chosen)):
                 raise WorkerError("not_autotuned", "kernels would have to be timed")
             held.add(name)
-            return {"compile_s": 0.5, "graph": GRAPH, "command_buffers": None}
+            return {"compile_s": 0.5, "graph": GRAPH, "command_buffers": None, "cuda_graph": None}
         if method == "produce":
             scale = {"rms": 1.0, "largest": 2.0, "independent_error": 0.25 if params["seed"] else 0.5}
             return {"out": scale}

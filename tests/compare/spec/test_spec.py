@@ -40,6 +40,16 @@ def test_a_block_is_consistent(block: Block) -> None:
 
 
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=lambda b: b.name)
+def test_replays_of_graphs_stand_beside_the_calls_that_they_replay(block: Block) -> None:
+    targets = {i.name: i.target for i in block.implementations}
+    for implementation in block.implementations:
+        assert {*implementation.static_inputs} <= {t.name for t in block.inputs}
+        if implementation.backend.replays_graphs:
+            assert implementation.target == targets[implementation.name.removesuffix("-cudagraphs")]
+            assert implementation.needs_gpu
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=lambda b: b.name)
 def test_edge_cases_are_in_no_timed_suite(block: Block) -> None:
     assert not {c.id for c in block.cases("check")} & {c.id for c in block.cases("full")}
     small = [c.id for c in block.cpu_check_cases()]

@@ -76,6 +76,26 @@ class _HalfGradient(torch.autograd.Function):
         return y * dy  # without the row's mean
 
 
+class _CachedGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        y = x.softmax(-1)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
+        (y,) = ctx.saved_tensors
+        if dy.data_ptr() not in _cached:
+            _cached[dy.data_ptr()] = y * (dy - (y * dy).sum(-1, keepdim=True))
+        return _cached[dy.data_ptr()]
+
+
+def cached_gradient(inputs: Tensors) -> Tensors:
+    """Computes its gradient once for each buffer of the output's gradient."""
+    return {"y": _CachedGradient.apply(inputs["x"])}
+
+
 def wrong_gradient(inputs: Tensors) -> Tensors:
     return {"y": _HalfGradient.apply(inputs["x"])}
 

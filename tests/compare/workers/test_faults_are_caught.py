@@ -48,8 +48,9 @@ def test_a_wrong_output_is_caught(tmp_path: Path, function: str) -> None:
     assert [v.name for v in verdicts_of(function, tmp_path) if not v.passes] == ["y"]
 
 
-def test_a_wrong_gradient_is_caught(tmp_path: Path) -> None:
-    assert [v.name for v in verdicts_of("wrong_gradient", tmp_path, "train") if not v.passes] == ["d_x"]
+@pytest.mark.parametrize("function", ["wrong_gradient", "cached_gradient"])
+def test_a_wrong_gradient_is_caught(tmp_path: Path, function: str) -> None:
+    assert [v.name for v in verdicts_of(function, tmp_path, "train") if not v.passes] == ["d_x"]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from triton_side.calls.stages import stage
 from triton_side.inductor import _private as private
 from triton_side.inductor import compiler, dump
 from triton_side.inductor.ir_text import read_fx
+from triton_side.inductor.output_code import read_code
 
 ROWS, WIDTH, HIDDEN = 16, 32, 64
 
@@ -259,6 +260,62 @@ def call(self, args):
         return (buf2, )
 """
     assert compiler._calls_in(code) == ([7, 3], ("buf1 = torch.ops.aten.sort.stable(buf0)",))
+
+
+def test_kernels_that_become_a_cuda_graph_stand_where_the_graph_is_called():
+    """In mode reduce-overhead they are in a function of their own, before `call`."""
+    code = """
+def partition_0(args):
+    arg0_1, arg1_1 = args
+    args.clear()
+    with torch.cuda._DeviceGuard(0):
+        # [Provenance debug handles] triton_poi_fused_add_0:4
+        triton_poi_fused_add_0.run(arg0_1, arg1_1, buf0, 64, stream=raw_stream0)
+    return (buf0, )
+
+def partition_1(args):
+    buf1, = args
+    args.clear()
+    buf2 = empty_strided_cuda((8, 8), (8, 1), torch.float32)
+    # [Provenance debug handles] extern_kernels.mm:6
+    extern_kernels.mm(buf1, buf1, out=buf2)
+    return (buf2, )
+
+class Runner:
+    def __init__(self, partitions):
+        self.partitions = partitions
+
+    def call(self, args):
+        arg0_1, arg1_1 = args
+        args.clear()
+        partition0_args = [arg0_1, arg1_1]
+        del arg0_1, arg1_1
+        (buf0,) = self.partitions[0](partition0_args)
+        del partition0_args
+        # [Provenance debug handles] triton_poi_fused_mul_1:5
+        triton_poi_fused_mul_1.run(buf0, buf1, 64, stream=raw_stream0)
+        partition1_args = [buf1]
+        (buf2,) = self.partitions[1](partition1_args)
+        return (buf2, )
+
+runner = Runner(partitions=[partition_0,partition_1,])
+call = runner.call
+"""
+    assert compiler._calls_in(code) == ([4, 5, 6], ())
+    read = read_code(code)
+    generated = ["triton_poi_fused_add_0", "triton_poi_fused_mul_1"]
+    assert [line.partition(".run(")[0] for line in read.unparsed] == generated  # this code does not define them
+    assert [call.name for call in read.calls] == ["extern_kernels.mm"]
+    assert read.inputs == ("arg0_1", "arg1_1") and read.outputs == ("buf2",)
+
+
+def test_reasons_against_a_cuda_graph_are_kept():
+    from torch._inductor.cudagraph_utils import log_cudagraph_skip_and_bump_counter as skip
+
+    with compiler.cuda_graph_skips() as skips:
+        skip("skipping cudagraphs due to mutated inputs")
+    skip("skipping cudagraphs due to another call")
+    assert skips == ["skipping cudagraphs due to mutated inputs"]
 
 
 def test_a_missing_private_name_names_the_tested_versions(monkeypatch):

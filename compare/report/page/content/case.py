@@ -49,7 +49,7 @@ def values(case: CaseResults) -> dict[str, Any]:
         "reasons": {code: REASONS[code] for one in missed if (code := one["code"]) in REASONS and code != "other"},
         "numerics": [line for result in case.ranked for line in _numerics(result)],
         "notes": [note for result in case.ranked for note in _notes(result)],
-        "missing_numbers": [reason for result in case.ranked for reason in _missing_numbers(result)],
+        "remarks": [reason for result in case.ranked for reason in _remarks(result)],
         "some_planned": any(result.row["peak_memory_planned_bytes"] is not None for result in case.results),
         "ceilings_of": next((r.ceilings_of for r in case.results if r.ceilings_of), ""), "priced_by": priced_by,
     }
@@ -137,14 +137,14 @@ def _findings(case: CaseResults) -> list[dict[str, str]]:
 
 
 def _missed(case: CaseResults) -> tuple[list[dict[str, Any]], int, str]:
-    """Return the missed fusions of all implementations but the baselines, largest first.
+    """Return the missed fusions of all implementations with kernels of their own, largest first.
 
     The second value is the number of those left out, the third the GPU whose bandwidth prices them.
     """
     found: list[dict[str, Any]] = []
     whose = ""
-    for result in case.results:
-        if result.graph is None or result.name in BASELINES:
+    for result in case.with_own_kernels:
+        if result.graph is None:
             continue
         bandwidth, whose = price(result.graph, result.ceilings, result.ceilings_of)
         places = {kernel.name: kernels.where(kernel) for kernel in result.graph.kernels or ()}
@@ -187,14 +187,15 @@ def _notes(result: Result) -> list[str]:
     return [printable(f"{result.name}: {note}", 1500) for note in found]
 
 
-def _missing_numbers(result: Result) -> list[str]:
-    """Return the reasons for missing times, traffic and memory."""
+def _remarks(result: Result) -> list[str]:
+    """Return the reasons for missing times, traffic and memory, and how CUDA graphs get their inputs."""
     row = result.row
-    reasons = {
+    remarks = {
         "not timed": row["modes_unavailable"], "no traffic": row["traffic_unavailable"],
         "no peak memory": row["peak_memory_reason"] if row["peak_memory_planned_bytes"] is None else None,
+        "inputs of its CUDA graphs": row["graph_inputs"],
     }
-    return [printable(f"{result.name}: {missing}: {reason}", 600) for missing, reason in reasons.items() if reason]
+    return [printable(f"{result.name}: {about}: {text}", 600) for about, text in remarks.items() if text]
 
 
 def _time(result: Result) -> dict[str, Any]:

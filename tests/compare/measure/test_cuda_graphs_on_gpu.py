@@ -1,0 +1,142 @@
+"""Implementations that replay CUDA graphs, through real workers: checks, memory, launches, modes and refusals."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare.base.paths import PROJECT
+from compare.graph import store
+from compare.graph.join.kernel_records import join
+from compare.measure.clock import DeviceRecord, cupti_missing
+from compare.numerics import reference
+from compare.spec.blocks import BLOCKS
+from compare.spec.case import Case
+from compare.workers.client import WorkerError
+from compare.workers.pool import WorkerPool
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(cupti_missing() is not None, reason=str(cupti_missing()))]
+
+CASES = {
+    (block, direction): next(c for c in BLOCKS[block].cpu_check_cases() if c.direction == direction)
+    for block, direction in (("rmsnorm", "fwd"), ("rmsnorm", "train"), ("cross_entropy", "joint"))
+}
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
+    pool = WorkerPool(tmp_path_factory.mktemp("logs"), {})
+    yield pool
+    pool.stop()
+
+
+class Subject:
+    """One implementation of a case in the PyTorch worker."""
+
+    def __init__(self, pool: WorkerPool, folder: Path, case: Case, implementation: str) -> None:
+        self.pool, self.id = pool, implementation
+        folders = [str(folder / "data" / str(seed)) for seed in (0, 1)]
+        scales = [
+            pool.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)
+            for seed, path in enumerate(folders)
+        ]
+        self.prepared = self.ask(
+            "prepare", case=case.to_json(), implementation=implementation, folders=folders, scales=scales,
+            dumps=str(folder / "dumps" / implementation),
+        )
+
+    def ask(self, method: str, **params: Any) -> Any:
+        return self.pool.ask("torch", method, id=self.id, **params)
+
+    def measured(self, input_set: int) -> dict[str, Any]:
+        found: dict[str, Any] = self.ask("measure", seconds=0.005, first=input_set == 0, input_set=input_set)
+        return found
+
+
+@pytest.mark.parametrize("plain", ["triton", "inductor"])
+@pytest.mark.parametrize(("block", "direction"), CASES)
+def test_graphs_replay_the_kernels_of_the_plain_call(
+    pool: WorkerPool, tmp_path: Path, block: str, direction: str, plain: str
+) -> None:
+    case = CASES[block, direction]
+    launched = Subject(pool, tmp_path, case, plain)
+    launched.ask("check")
+    launches = {part: found["launches"] for part, found in launched.measured(0)["parts"].items()}
+    replayed = Subject(pool, tmp_path, case, f"{plain}-cudagraphs")
+    assert all(error["error"] <= error["tolerance"] for error in replayed.ask("check")["errors"])
+
+    buffers, inputs = replayed.prepared["command_buffers"], replayed.prepared["cuda_graph"]
+    assert {part: inside for part, (inside, _) in buffers.items()} == launches
+    gradients = {f"d_{t.name}" for t in BLOCKS[block].outputs if case.differentiates}
+    assert {*inputs["static"], *inputs["copied"]} == {t.name for t in BLOCKS[block].inputs} | gradients
+    activations = {"rmsnorm": {"x"}, "cross_entropy": {"logits", "labels"}}[block]
+    assert {*inputs["copied"]} == (set() if plain == "triton" else activations | gradients)
+
+    graph = store.from_json(replayed.prepared["graph"])
+    for input_set in (0, 1):  # a graph that reads the first set's inputs would be wrong for the second
+        found = replayed.measured(input_set)
+        for part in case.phases:
+            timed, (inside, every) = found["parts"][part], buffers[part]
+            assert timed["poisoned"] and timed["launches"] == every
+            _, left = join(graph, {part: [DeviceRecord.from_json(record) for record in timed["records"]]})
+            assert len(left) == every - inside  # the copies of inputs
+            if input_set == 0:
+                assert found["peak_memory_bytes"][part] > 0
+    assert replayed.ask("measure_mode", mode="graph", seconds=0.005, input_set=0) == {"same_as": "cold"}
+    with pytest.raises(WorkerError) as refused:
+        replayed.ask("measure_mode", mode="no-graph", seconds=0.005, input_set=0)
+    assert refused.value.kind == "skipped"
+    for subject in (launched, replayed):
+        subject.ask("release")
+
+
+def _faulty() -> Any:
+    if "faulty" not in sys.modules:
+        spec = importlib.util.spec_from_file_location("faulty", PROJECT / "tests/compare/workers/faulty.py")
+        assert spec and spec.loader
+        sys.modules["faulty"] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules["faulty"])
+    return sys.modules["faulty"]
+
+
+@pytest.mark.parametrize(("function", "wrong"), [("right", []), ("unwritten_element", ["y"]), ("cached_result", ["y"])])
+def test_a_captured_call_is_checked_as_any_other(tmp_path: Path, function: str, wrong: list[str]) -> None:
+    """An element that no kernel of the graph writes is NaN, also in the memory that only the graph has."""
+    from compare.measure.measurement import MeasuredProgram
+    from compare.workers.pytorch import cuda_graphs, prepare
+    from compare.workers.pytorch.worker import TorchBackend
+
+    backend = TorchBackend()
+    case = Case("softmax", "odd", {"rows": 7, "columns": 257}, "float32", "fwd")
+    folders = [tmp_path / "0", tmp_path / "1"]
+    scales = [reference.produce(case, seed, path) for seed, path in enumerate(folders)]
+    plain = prepare.program_of(case, getattr(_faulty(), function))
+    program = cuda_graphs.capture(plain, backend.inputs(folders[0], case), {}, None)
+    checks = MeasuredProgram(backend, program, case, folders, scales).check()
+    assert [check.name for check in checks if not check.passes] == wrong
+
+
+def test_a_call_that_inductor_does_not_replay_is_skipped() -> None:
+    import torch
+
+    from compare.base.worker_protocol import Skip
+    from compare.measure.worker_backend import Program
+    from compare.workers.pytorch import inductor_graphs
+    from compare.workers.pytorch.worker import TorchBackend
+    from triton_side.inductor import compiler
+
+    def adds_in_place(inputs: dict[str, Any]) -> dict[str, Any]:
+        return {"y": inputs["x"].add_(1) * 2}
+
+    compiled = compiler.compile(adds_in_place, mode="reduce-overhead")
+    forward = inductor_graphs.beginning_a_step(lambda inputs: (compiled(inputs), None))
+    inputs = {"x": torch.ones(8, device="cuda")}
+    with compiler.cuda_graph_skips() as skips:
+        forward(inputs)
+        with pytest.raises(Skip, match="not replayed as CUDA graphs: .*mutated inputs"):
+            inductor_graphs.replayed(TorchBackend(), Program(forward, None, 0.0, None), (), inputs, {}, skips)
