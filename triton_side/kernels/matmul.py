@@ -5,8 +5,7 @@
 Its tile order and loads are in `shared/matmul_tiles.py`. Either operand may be stored transposed: pass `x.T`.
 
 One kernel has every epilogue: residual (here and in `linear_residual.py`), bias (`linear.py`), bias and GELU in its
-tanh form (`linear_gelu.py`), the scales of fp8 operands (`matmul_fp8.py`), and float32 sums of products of 16-bit
-dtypes (`linear_cross_entropy.py`).
+tanh form (`linear_gelu.py`), SwiGLU's activation (`swiglu_mlp.py`), and the scales of fp8 operands (`matmul_fp8.py`).
 
 Shapes: a [m, k], b [k, n], c and residual [m, n], bias [n]. dtypes: bfloat16, float16, float32, one for all. The
 product accumulates in float32, and the epilogue computes in it. float32 products follow
@@ -47,9 +46,10 @@ DB = (gradient("dot", "product", "db"),)
 
 @triton.jit
 def finish_tile(
-    value, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column, m, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+    value, residual_ptr, bias_ptr, gate_ptr, c_ptr, gelu_ptr, gated_ptr, row, column, m, n,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
-    """Store value + residual + bias to c at (row, column), and its GELU to gelu; None is neither added nor stored."""
+    """Store c = value + residual + bias, gelu(c) and silu(gate) * c at (row, column); None is not added or stored."""
     if residual_ptr is not None:
         value += load_tile(residual_ptr, row, column, m, n, ROWS, COLUMNS)
     if bias_ptr is not None:
@@ -60,29 +60,28 @@ def finish_tile(
     if gelu_ptr is not None:
         accurate: tl.constexpr = gelu_ptr.dtype.element_ty == tl.float32
         store_tile(gelu_ptr, gelu_value(value, accurate), row, column, m, n, ROWS, COLUMNS)
+    if gated_ptr is not None:
+        gate = load_tile(gate_ptr, row, column, m, n, ROWS, COLUMNS)
+        store_tile(gated_ptr, gate * tl.sigmoid(gate) * value, row, column, m, n, ROWS, COLUMNS)
 
 
 def matmul_flops(shapes: Shapes) -> float:
     (m, k), n = shapes["a_ptr"], shapes["b_ptr"][1]
-    scaled, residual, bias, gelu = (f"{name}_ptr" in shapes for name in ("a_scale", "residual", "bias", "gelu"))
-    return 2 * m * n * k + m * n * (scaled + residual + bias + 9 * gelu)
+    scaled, residual, bias, gelu, gated = (
+        f"{name}_ptr" in shapes for name in ("a_scale", "residual", "bias", "gelu", "gated")
+    )
+    return 2 * m * n * k + m * n * (scaled + residual + bias + 9 * gelu + 6 * gated)
 
 
 @declare(flops=matmul_flops)  # the caller declares the operation
 @triton.jit
 def matmul_kernel(
-    a_ptr, b_ptr, a_scale_ptr, b_scale_ptr, residual_ptr, bias_ptr, c_ptr, gelu_ptr, m, n, k,
+    a_ptr, b_ptr, a_scale_ptr, b_scale_ptr, residual_ptr, bias_ptr, gate_ptr, c_ptr, gelu_ptr, gated_ptr, m, n, k,
     stride_am, stride_ak, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,
 ):
-    """Compute c = a @ b * a_scale * b_scale + residual + bias, and its GELU; None is left out or not stored.
-
-    WIDE: residual or c is float32, and a and b are not. Tiles of residual and c pass through shared memory. A float32
-    tile of 128 x 256 and the operands would take 279 kB of it and spill 376 bytes of registers; halves take 213 kB and
-    spill nothing (compiled for an H200).
-    """
+    """Compute c = a @ b * a_scale * b_scale + residual + bias, gelu(c) and silu(gate) * c; None is left out."""
     a = open_operand(a_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
     b = open_operand(b_ptr, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
@@ -94,14 +93,24 @@ def matmul_kernel(
             BLOCK_M, BLOCK_N, BLOCK_K, A_TRANSPOSED, B_TRANSPOSED, DESCRIPTORS, PRECISION,
         )
         if a_scale_ptr is not None:
-            c *= tl.load(a_scale_ptr) * tl.load(b_scale_ptr)
-        if WIDE:
+            c *= tl.load(a_scale_ptr)
+        if b_scale_ptr is not None:
+            c *= tl.load(b_scale_ptr)
+        # Half a tile at a time takes 191 registers; with gate, c and the gated result of a whole tile it takes all 255.
+        if gated_ptr is not None:
             half: tl.constexpr = BLOCK_N // 2
             left, right = halves(c, BLOCK_M, BLOCK_N)
-            finish_tile(left, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column, m, n, BLOCK_M, half)
-            finish_tile(right, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column + half, m, n, BLOCK_M, half)
+            finish_tile(
+                left, residual_ptr, bias_ptr, gate_ptr, c_ptr, gelu_ptr, gated_ptr, row, column, m, n, BLOCK_M, half
+            )
+            finish_tile(
+                right, residual_ptr, bias_ptr, gate_ptr, c_ptr, gelu_ptr, gated_ptr, row, column + half, m, n, BLOCK_M,
+                half,
+            )
         else:
-            finish_tile(c, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column, m, n, BLOCK_M, BLOCK_N)
+            finish_tile(
+                c, residual_ptr, bias_ptr, gate_ptr, c_ptr, gelu_ptr, gated_ptr, row, column, m, n, BLOCK_M, BLOCK_N
+            )
 
 
 def pointer_config(block_m: int, block_n: int, block_k: int, num_warps: int, num_stages: int) -> MatmulConfig:
@@ -162,15 +171,25 @@ def choose_config(choose: Choose, *operands: torch.Tensor) -> MatmulConfig:
 
 def launch_matmul(
     a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None, *,
-    bias: torch.Tensor | None = None, out: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, out: torch.Tensor | None = None, scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return a @ b (+ residual) (+ bias), contiguous, in `out` or in a new tensor of the operands' dtype.
+    """Return a @ b (* scale) (+ residual) (+ bias), contiguous, in `out` or in a new tensor.
 
-    `residual`, `bias` and `out` are contiguous, each of its own dtype; `out` may be `residual`.
+    `residual`, `bias` and `out` are contiguous; `out` may be `residual`. `scale` is one float32 number.
     """
     c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device) if out is None else out
-    _launch(a, b, config, residual=residual, bias=bias, c=c)
+    _launch(a, b, config, a_scale=scale, residual=residual, bias=bias, c=c)
     return c
+
+
+def launch_gated(
+    a: torch.Tensor, b: torch.Tensor, gate: torch.Tensor, config: MatmulConfig, save: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Return silu(gate) * c and, with `save`, c = a @ b; all contiguous, as is the gate."""
+    gated = torch.empty_like(gate)
+    c = torch.empty_like(gate) if save else None
+    _launch(a, b, config, gate=gate, c=c, gated=gated)
+    return gated, c
 
 
 def launch_bias_gelu(
@@ -195,11 +214,11 @@ def launch_scaled(
 def _launch(
     a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, *, a_scale: torch.Tensor | None = None,
     b_scale: torch.Tensor | None = None, residual: torch.Tensor | None = None, bias: torch.Tensor | None = None,
-    c: torch.Tensor | None = None, gelu: torch.Tensor | None = None,
+    gate: torch.Tensor | None = None, c: torch.Tensor | None = None, gelu: torch.Tensor | None = None,
+    gated: torch.Tensor | None = None,
 ) -> None:
     (m, k), n = a.shape, b.shape[1]
     precision = product_precision(a.dtype)
-    wide = a.dtype != torch.float32 and any(x is not None and x.dtype == torch.float32 for x in (residual, c))
     if a.dtype == torch.float32 and precision == "ieee" and stored_transposed(b):
         # The ordinary cores read b's rows. Rows of a transposed b cause bank conflicts: 13 TFLOP/s against 38.
         b = b.contiguous()
@@ -207,10 +226,10 @@ def _launch(
         if config.descriptors:
             provide_descriptor_memory(a.device)
         matmul_kernel[(programs_for_output(m, n, config, a.device),)](
-            a, b, a_scale, b_scale, residual, bias, c, gelu, m, n, k, *a.stride(), *b.stride(),
+            a, b, a_scale, b_scale, residual, bias, gate, c, gelu, gated, m, n, k, *a.stride(), *b.stride(),
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
             GROUP_M=config.group_m, A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b),
-            DESCRIPTORS=config.descriptors, PRECISION=precision, WIDE=wide,
+            DESCRIPTORS=config.descriptors, PRECISION=precision,
             num_warps=config.num_warps, num_stages=config.num_stages,
         )
 

@@ -44,7 +44,7 @@ from triton_side.kernels.shared.grouped_gradient import launch_group_gradients
 from triton_side.kernels.shared.grouped_product import (
     experts_block,
     fit_descriptors,
-    launch_gate_up,
+    launch_grouped_gated,
     launch_grouped_product,
 )
 from triton_side.kernels.shared.launch import (
@@ -58,14 +58,13 @@ from triton_side.kernels.shared.launch import (
 from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 from triton_side.kernels.shared.tiles import DESCRIPTOR_ALIGNMENT, add_product, fits_descriptor, product_precision
 from triton_side.kernels.swiglu import silu_value_and_slope
-from triton_side.kernels.swiglu_mlp import ACTIVATION, two_products_config
+from triton_side.kernels.swiglu_mlp import ACTIVATION
 
-GATE_UP = (
-    forward("gather", "dispatch", "rows"), forward("dot", "gate"), forward("dot", "up"),
-    *(forward(op, "act", result) for op, result in ACTIVATION),
-)
+GATHER_X, GATHER_X_AGAIN = forward("gather", "dispatch", "rows"), again("gather", "dispatch", "rows")
+GATE = (forward("dot", "gate"),)
+UP = (forward("dot", "up"), *(forward(op, "act", result) for op, result in ACTIVATION))
 DOWN = (forward("dot", "down"),)
-GATHER_DY, GATHER_X = gradient("gather", "combine", "dout"), again("gather", "dispatch", "rows")
+GATHER_DY = gradient("gather", "combine", "dout")
 DOUT = (gradient("dot", "down", "dact"),)
 DDOWN = (gradient("dot", "down", "dw_down"),)
 DGATE_UP = (gradient("dot", "gate", "dw_gate"), gradient("dot", "up", "dw_up"))
@@ -158,16 +157,14 @@ def moe_dx_kernel(
     tl.store(dx_ptr + offset, dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
 
-def product_config(weights: torch.Tensor, *rows: torch.Tensor, accumulators: int = 1, pairs: int = 1) -> MatmulConfig:
+def product_config(weights: torch.Tensor, *rows: torch.Tensor, pairs: int = 1) -> MatmulConfig:
     """Tiles of a grouped product: the tiles of the product without groups.
 
-    IEEE float32 products with two accumulators, or two pairs of operands, would spill registers, and take half as many
-    rows.
+    IEEE float32 products of two pairs of operands would spill registers, and take half as many rows.
     """
-    choose = many_rows_config if accumulators == 1 else two_products_config
     precision = product_precision(weights.dtype)
-    config = choose(weights.dtype, precision, fit_descriptors(weights, *rows))
-    if weights.dtype == torch.float32 and accumulators * pairs == 2:
+    config = many_rows_config(weights.dtype, precision, fit_descriptors(weights, *rows))
+    if weights.dtype == torch.float32 and pairs == 2:
         return replace(config, block_m=config.block_m // 2)
     return config
 
@@ -183,8 +180,12 @@ def gradient_config(a: torch.Tensor, b: torch.Tensor, accumulators: int = 1) -> 
         if accumulators == 1:
             return MatmulConfig(128, 128, 64, num_warps=4, num_stages=3, programs=2)
         return MatmulConfig(128, 128, 64, num_warps=8, num_stages=4)
-    choose = many_rows_config if accumulators == 1 else two_products_config
-    return choose(a.dtype, product_precision(a.dtype), False)
+    config = many_rows_config(a.dtype, product_precision(a.dtype), False)
+    if accumulators == 1:
+        return config
+    if a.dtype == torch.float32 and config.block_m == 128:  # TF32
+        return replace(config, block_n=32, num_stages=2)
+    return replace(config, block_n=32)
 
 
 def copy_in_slot_order(
@@ -254,14 +255,18 @@ def _experts(
     x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor, route: Route, save: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Return y and, with `save`, gate and up."""
-    config = product_config(w_gate, accumulators=2)
-    with computing(*GATE_UP, c_ptr="gate", c2_ptr="up", activated_ptr="act"):
-        act, gate, up = launch_gate_up(x, route.rows, w_gate, w_up, route.offsets, config, save)
+    x, rows = copy_in_slot_order(x, route.rows, GATHER_X, name="x")
+    config, gathers = product_config(w_gate), () if rows is None else (GATHER_X,)
+    with computing(*gathers, *GATE, c_ptr="gate"):
+        gate = launch_grouped_product(x, rows, w_gate, route.offsets, len(route.rows), config)
+    with computing(*gathers, *UP, c_ptr="up", gated_ptr="act"):
+        act, up = launch_grouped_gated(x, rows, w_up, gate, route.offsets, config, save)
+    del x
     with computing(*DOWN, c_ptr="out"):
         out = launch_grouped_product(
             act, None, w_down, route.offsets, len(route.rows), product_config(w_down, act)
         )
-    return launch_combine(out, route), gate, up
+    return launch_combine(out, route), gate if save else None, up
 
 
 class _MoE(torch.autograd.Function):
@@ -291,7 +296,7 @@ class _MoE(torch.autograd.Function):
                 weighted_act, dy, dy_rows, offsets, gradient_config(weighted_act, dy), a_gathered=False
             )
         del dy, dout, weighted_act  # frees memory for the next products
-        sorted_x, x_rows = copy_in_slot_order(x, route.rows, GATHER_X, name="x")
+        sorted_x, x_rows = copy_in_slot_order(x, route.rows, GATHER_X_AGAIN, name="x")
         with computing(*DGATE_UP, c_ptr="dw_gate", c2_ptr="dw_up"):
             dw_gate, dw_up = launch_group_gradients(
                 sorted_x, dgate, x_rows, offsets, gradient_config(sorted_x, dgate, accumulators=2), a_gathered=True,

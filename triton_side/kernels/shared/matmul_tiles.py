@@ -107,6 +107,19 @@ def load_tile(pointer, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: 
     return tl.load(origin + (r * columns + c), mask=inside, other=0.0).to(tl.float32)
 
 
+# As in `store_tile`, a tile's origin is one 64-bit scalar and offsets in it are 32-bit.
+@triton.jit
+def load_strided_tile(
+    pointer, row, column, rows, columns, stride_row, stride_column, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Return the [ROWS, COLUMNS] tile at (row, column) of a matrix, zero outside it."""
+    r = tl.arange(0, ROWS)[:, None]
+    c = tl.arange(0, COLUMNS)[None, :]
+    origin = pointer + (tl.cast(row, tl.int64) * stride_row + tl.cast(column, tl.int64) * stride_column)
+    inside = (r < rows - row) & (c < columns - column)
+    return tl.load(origin + (r * stride_row + c * stride_column), mask=inside, other=0.0)
+
+
 @triton.jit
 def tile_product(
     a, b, row, column, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
