@@ -184,23 +184,26 @@ def combine_tiles_kernel(
 @declare(*DLOGITS, flops=lambda shapes: 5 * math.prod(shapes["logits_ptr"]))
 @triton.jit
 def dlogits_kernel(
-    logits_ptr, labels_ptr, maximum_ptr, log_sum_ptr, stride_lt, classes, smoothing, z_loss,
+    logits_ptr, labels_ptr, maximum_ptr, log_sum_ptr, dlogits_ptr, stride_lt, classes, smoothing, z_loss,
     IGNORED: tl.constexpr, COLUMNS: tl.constexpr,
 ):
-    """Replace COLUMNS logits of a token by their gradients for dloss = 1, before the division by the count."""
+    """Compute the gradients of COLUMNS logits of a token for dloss = 1, before the division by the count.
+
+    They may replace the logits. Rows of both are stride_lt apart.
+    """
     token = tl.program_id(1).to(tl.int64)
     class_ = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     label = tl.load(labels_ptr + token)
-    at = logits_ptr + token * stride_lt + class_
-    x = tl.load(at, mask=class_ < classes, other=0.0).to(tl.float32)
+    at = token * stride_lt + class_
+    x = tl.load(logits_ptr + at, mask=class_ < classes, other=0.0).to(tl.float32)
     maximum, log_sum = tl.load(maximum_ptr + token), tl.load(log_sum_ptr + token)
     dx = loss_slope(x, class_ == label, maximum, log_sum, classes, smoothing, z_loss)
     dx = tl.where((label >= 0) & (label < classes), dx, float("nan"))
     dx = tl.where(label != IGNORED, dx, 0.0)
-    tl.store(at, dx.to(logits_ptr.dtype.element_ty), mask=class_ < classes)
+    tl.store(dlogits_ptr + at, dx.to(dlogits_ptr.dtype.element_ty), mask=class_ < classes)
 
 
-@declare(gradient("eq", "mean"), gradient("reduce_sum", "mean"), flops=lambda shapes: shapes["labels_ptr"][0])
+@declare(gradient("reduce_sum", "mean"), flops=lambda shapes: shapes["labels_ptr"][0])
 @triton.jit
 def inverse_count_kernel(labels_ptr, inverse_ptr, tokens, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
     """Compute 1 / the number of tokens that count, or 1 if there is none, in one program."""
@@ -212,10 +215,18 @@ def inverse_count_kernel(labels_ptr, inverse_ptr, tokens, IGNORED: tl.constexpr,
     tl.store(inverse_ptr, 1.0 / tl.maximum(tl.sum(counts), 1).to(tl.float32))
 
 
-@declare(gradient("mul", "mean"), flops=lambda shapes: math.prod(shapes["gradient_ptr"]))
+def unscaled(shapes: Shapes) -> int:
+    """Return the elements that `scale_gradient_kernel` moves where dloss is 1."""
+    return 0
+
+
+@declare(
+    gradient("mul", "mean"), flops=lambda shapes: math.prod(shapes["gradient_ptr"]),
+    reads={"gradient_ptr": unscaled, "scaled_ptr": unscaled},
+)
 @triton.jit
-def scale_gradient_kernel(gradient_ptr, dloss_ptr, inverse_ptr, elements, BLOCK: tl.constexpr):
-    """Multiply a gradient by dloss (and by 1 / count), in place; nothing is read if the factor is 1."""
+def scale_gradient_kernel(gradient_ptr, dloss_ptr, inverse_ptr, scaled_ptr, elements, BLOCK: tl.constexpr):
+    """Multiply a gradient by dloss (and by 1 / count) in place, unless the factor is 1."""
     factor = tl.load(dloss_ptr)
     if inverse_ptr is not None:
         factor *= tl.load(inverse_ptr)
@@ -223,7 +234,7 @@ def scale_gradient_kernel(gradient_ptr, dloss_ptr, inverse_ptr, elements, BLOCK:
         for tile in tl.range(tl.program_id(0), tl.cdiv(elements, BLOCK), tl.num_programs(0)):
             at = tl.cast(tile, tl.int64) * BLOCK + tl.arange(0, BLOCK)
             value = tl.load(gradient_ptr + at, mask=at < elements, other=0.0).to(tl.float32)
-            tl.store(gradient_ptr + at, (value * factor).to(gradient_ptr.dtype.element_ty), mask=at < elements)
+            tl.store(scaled_ptr + at, (value * factor).to(scaled_ptr.dtype.element_ty), mask=at < elements)
 
 
 def _operands(h: torch.Tensor, w: torch.Tensor, config: MatmulConfig) -> tuple[int, tuple[int, ...], dict[str, Any]]:
@@ -316,9 +327,9 @@ def training_pass(
         rows, own = h[part], labels[part]
         logits, (maximum, log_sum) = memory[: len(rows), :classes], statistics[:, : len(rows)]
         _launch_statistics(rows, w, own, losses[part], smoothing, z_loss, choose, (logits, maximum, log_sum))
-        with device_of(h), computing(logits_ptr="dlogits"):
+        with device_of(h):
             dlogits_kernel[(cdiv(classes, DLOGITS_CONFIG.block), len(rows))](
-                logits, own, maximum, log_sum, logits.stride(0), classes, smoothing, z_loss,
+                logits, own, maximum, log_sum, logits, logits.stride(0), classes, smoothing, z_loss,
                 IGNORED=IGNORED, COLUMNS=DLOGITS_CONFIG.block, num_warps=DLOGITS_CONFIG.num_warps,
             )
         if dh is not None:
@@ -337,7 +348,7 @@ def launch_scaling(gradient: torch.Tensor, dloss: torch.Tensor, inverse: torch.T
     factor = inverse if gradient.dtype == torch.float16 else None
     with device_of(gradient):
         scale_gradient_kernel[(8 * multiprocessors(gradient.device),)](
-            gradient, dloss, factor, gradient.numel(), BLOCK=8192, num_warps=8
+            gradient, dloss, factor, gradient, gradient.numel(), BLOCK=8192, num_warps=8
         )
 
 

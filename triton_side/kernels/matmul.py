@@ -5,7 +5,7 @@
 Its tile order and loads are in `shared/matmul_tiles.py`. Either operand may be stored transposed: pass `x.T`.
 
 One kernel has every epilogue: residual (here and in `linear_residual.py`), bias (`linear.py`), bias and GELU in its
-tanh form (`linear_gelu.py`), SwiGLU's activation (`swiglu_mlp.py`), and the scales of fp8 operands (`matmul_fp8.py`).
+tanh form (`linear_gelu.py`), and a factor that lies on the GPU (`linear_cross_entropy.py`).
 
 Shapes: a [m, k], b [k, n], c and residual [m, n], bias [n]. dtypes: bfloat16, float16, float32, one for all. The
 product accumulates in float32, and the epilogue computes in it. float32 products follow
@@ -23,10 +23,9 @@ from torch.autograd.function import once_differentiable
 
 from triton_side.calls.declare import Shapes, computing, declare, forward, gradient
 from triton_side.kernels.gelu import gelu_value
-from triton_side.kernels.shared.launch import check_matrix, check_tensors, device_of
+from triton_side.kernels.shared.launch import check_matrix, check_tensors, device_of, next_power_of_2
 from triton_side.kernels.shared.matmul_tiles import (
     MatmulConfig,
-    halves,
     load_tile,
     open_operand,
     operands_fit_descriptors,
@@ -42,14 +41,14 @@ PRODUCT = (forward("dot", "product"),)
 RESIDUAL = (forward("add", "residual"),)
 DA = (gradient("dot", "product", "da"),)
 DB = (gradient("dot", "product", "db"),)
+FEW_ROWS = 64  # or less: the product is limited by reading b
 
 
 @triton.jit
 def finish_tile(
-    value, residual_ptr, bias_ptr, gate_ptr, c_ptr, gelu_ptr, gated_ptr, row, column, m, n,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    value, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column, m, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr
 ):
-    """Store c = value + residual + bias, gelu(c) and silu(gate) * c at (row, column); None is not added or stored."""
+    """Store value + residual + bias to c at (row, column), and its GELU to gelu; None is neither added nor stored."""
     if residual_ptr is not None:
         value += load_tile(residual_ptr, row, column, m, n, ROWS, COLUMNS)
     if bias_ptr is not None:
@@ -60,28 +59,23 @@ def finish_tile(
     if gelu_ptr is not None:
         accurate: tl.constexpr = gelu_ptr.dtype.element_ty == tl.float32
         store_tile(gelu_ptr, gelu_value(value, accurate), row, column, m, n, ROWS, COLUMNS)
-    if gated_ptr is not None:
-        gate = load_tile(gate_ptr, row, column, m, n, ROWS, COLUMNS)
-        store_tile(gated_ptr, gate * tl.sigmoid(gate) * value, row, column, m, n, ROWS, COLUMNS)
 
 
 def matmul_flops(shapes: Shapes) -> float:
     (m, k), n = shapes["a_ptr"], shapes["b_ptr"][1]
-    scaled, residual, bias, gelu, gated = (
-        f"{name}_ptr" in shapes for name in ("a_scale", "residual", "bias", "gelu", "gated")
-    )
-    return 2 * m * n * k + m * n * (scaled + residual + bias + 9 * gelu + 6 * gated)
+    scaled, residual, bias, gelu = (f"{name}_ptr" in shapes for name in ("scale", "residual", "bias", "gelu"))
+    return 2 * m * n * k + m * n * (scaled + residual + bias + 9 * gelu)
 
 
 @declare(flops=matmul_flops)  # the caller declares the operation
 @triton.jit
 def matmul_kernel(
-    a_ptr, b_ptr, a_scale_ptr, b_scale_ptr, residual_ptr, bias_ptr, gate_ptr, c_ptr, gelu_ptr, gated_ptr, m, n, k,
+    a_ptr, b_ptr, scale_ptr, residual_ptr, bias_ptr, c_ptr, gelu_ptr, m, n, k,
     stride_am, stride_ak, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Compute c = a @ b * a_scale * b_scale + residual + bias, gelu(c) and silu(gate) * c; None is left out."""
+    """Compute c = a @ b * scale + residual + bias, and its GELU; None is left out or not stored."""
     a = open_operand(a_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
     b = open_operand(b_ptr, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
@@ -92,25 +86,9 @@ def matmul_kernel(
             a, b, row, column, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
             BLOCK_M, BLOCK_N, BLOCK_K, A_TRANSPOSED, B_TRANSPOSED, DESCRIPTORS, PRECISION,
         )
-        if a_scale_ptr is not None:
-            c *= tl.load(a_scale_ptr)
-        if b_scale_ptr is not None:
-            c *= tl.load(b_scale_ptr)
-        # Half a tile at a time takes 191 registers; with gate, c and the gated result of a whole tile it takes all 255.
-        if gated_ptr is not None:
-            half: tl.constexpr = BLOCK_N // 2
-            left, right = halves(c, BLOCK_M, BLOCK_N)
-            finish_tile(
-                left, residual_ptr, bias_ptr, gate_ptr, c_ptr, gelu_ptr, gated_ptr, row, column, m, n, BLOCK_M, half
-            )
-            finish_tile(
-                right, residual_ptr, bias_ptr, gate_ptr, c_ptr, gelu_ptr, gated_ptr, row, column + half, m, n, BLOCK_M,
-                half,
-            )
-        else:
-            finish_tile(
-                c, residual_ptr, bias_ptr, gate_ptr, c_ptr, gelu_ptr, gated_ptr, row, column, m, n, BLOCK_M, BLOCK_N
-            )
+        if scale_ptr is not None:
+            c *= tl.load(scale_ptr)
+        finish_tile(c, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column, m, n, BLOCK_M, BLOCK_N)
 
 
 def pointer_config(block_m: int, block_n: int, block_k: int, num_warps: int, num_stages: int) -> MatmulConfig:
@@ -118,13 +96,24 @@ def pointer_config(block_m: int, block_n: int, block_k: int, num_warps: int, num
     return MatmulConfig(block_m, block_n, block_k, num_warps, num_stages, descriptors=False)
 
 
-def few_rows_config(element_bytes: int) -> MatmulConfig:
-    """Tiles for an output of one tile of rows, where speed depends on how much of b is prefetched.
+def few_rows_config(m: int, n: int, element_bytes: int) -> MatmulConfig:
+    """Tiles for an output of one tile of rows, as fast as b can be read: one program reads all of its columns of b.
 
-    64 rows are the fewest that a `wgmma` takes. Fastest of a sweep on an H200 (Triton 3.6, bfloat16, 16 x 4096 x 4096,
-    launches included): 24 us. Tiles half as wide and twice as deep, with 8 stages, took 48.
+    Each program reads all of a, from L2, so its columns must not be few: 64, or 128 if that gives each of 132
+    multiprocessors a program. Some 180 kB of prefetched tiles hide the latency. Pointers read 16 rows of a; a TMA tile
+    would have the 64 rows of a `wgmma`. By do_bench on an H200 (Triton 3.6, bfloat16, 16 rows), in us:
+
+        | k x n                 4096 x 14336   4096 x 4096   4096 x 16384   14336 x 4096
+        | these tiles                   53.9          20.1           57.4           53.7
+        | the inner axis split          55.3          20.9           59.5           53.9
+        | 64 x 64 through TMA           80.9          87.4           69.0           69.5
+        | cuBLAS                        56.7          22.6           58.0           54.8
     """
-    return MatmulConfig(64, 64, 128 // element_bytes, num_warps=4, num_stages=6)
+    narrow = n <= 64 * 132
+    block_n = 128 if not narrow and n <= 128 * 132 else 64
+    step_bytes = (512 if narrow else 256) // (2 if m > 32 else 1)
+    rows = max(16, next_power_of_2(m))
+    return pointer_config(rows, block_n, step_bytes // element_bytes, num_warps=4, num_stages=5)
 
 
 def many_rows_config(dtype: torch.dtype, precision: str, descriptors: bool) -> MatmulConfig:
@@ -154,9 +143,9 @@ def many_rows_config(dtype: torch.dtype, precision: str, descriptors: bool) -> M
 
 @lru_cache
 def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool, m: int, n: int) -> MatmulConfig:
-    """Tiles for an output [m, n]: few_rows_config for up to 64 rows of 16-bit operands through TMA."""
-    if m <= 64 and descriptors and dtype != torch.float32:
-        return few_rows_config(dtype.itemsize)
+    """Tiles for an output [m, n]: few_rows_config for up to FEW_ROWS rows of aligned 16-bit operands."""
+    if m <= FEW_ROWS and descriptors and dtype != torch.float32:
+        return few_rows_config(m, n, dtype.itemsize)
     return many_rows_config(dtype, precision, descriptors)
 
 
@@ -178,18 +167,8 @@ def launch_matmul(
     `residual`, `bias` and `out` are contiguous; `out` may be `residual`. `scale` is one float32 number.
     """
     c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device) if out is None else out
-    _launch(a, b, config, a_scale=scale, residual=residual, bias=bias, c=c)
+    _launch(a, b, config, scale=scale, residual=residual, bias=bias, c=c)
     return c
-
-
-def launch_gated(
-    a: torch.Tensor, b: torch.Tensor, gate: torch.Tensor, config: MatmulConfig, save: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return silu(gate) * c and, with `save`, c = a @ b; all contiguous, as is the gate."""
-    gated = torch.empty_like(gate)
-    c = torch.empty_like(gate) if save else None
-    _launch(a, b, config, gate=gate, c=c, gated=gated)
-    return gated, c
 
 
 def launch_bias_gelu(
@@ -202,20 +181,10 @@ def launch_bias_gelu(
     return y, pre
 
 
-def launch_scaled(
-    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, config: MatmulConfig
-) -> torch.Tensor:
-    """Return a @ b * a_scale * b_scale, contiguous, in bfloat16; each scale is one float32 number."""
-    c = torch.empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16, device=a.device)
-    _launch(a, b, config, a_scale=a_scale, b_scale=b_scale, c=c)
-    return c
-
-
 def _launch(
-    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, *, a_scale: torch.Tensor | None = None,
-    b_scale: torch.Tensor | None = None, residual: torch.Tensor | None = None, bias: torch.Tensor | None = None,
-    gate: torch.Tensor | None = None, c: torch.Tensor | None = None, gelu: torch.Tensor | None = None,
-    gated: torch.Tensor | None = None,
+    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, *, scale: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None, bias: torch.Tensor | None = None, c: torch.Tensor | None = None,
+    gelu: torch.Tensor | None = None,
 ) -> None:
     (m, k), n = a.shape, b.shape[1]
     precision = product_precision(a.dtype)
@@ -226,7 +195,7 @@ def _launch(
         if config.descriptors:
             provide_descriptor_memory(a.device)
         matmul_kernel[(programs_for_output(m, n, config, a.device),)](
-            a, b, a_scale, b_scale, residual, bias, gate, c, gelu, gated, m, n, k, *a.stride(), *b.stride(),
+            a, b, scale, residual, bias, c, gelu, m, n, k, *a.stride(), *b.stride(),
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
             GROUP_M=config.group_m, A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b),
             DESCRIPTORS=config.descriptors, PRECISION=precision,

@@ -1,22 +1,21 @@
 """The feed-forward half of a Llama layer: y = x + (silu(h Wg) * (h Wu)) Wd with h = rmsnorm(x).
 
-Shazeer, "GLU variants improve Transformer", arXiv:2002.05202. The forward pass has four kernels: RMSNorm; the product
-for gate; the product for up, whose epilogue reads gate and stores act = silu(gate) * up; and the down projection, whose
-epilogue adds x. The backward pass is
+Shazeer, "GLU variants improve Transformer", arXiv:2002.05202. The forward pass has five kernels: RMSNorm; the products
+for gate and up; act = silu(gate) * up; and the down projection, whose epilogue adds x. The backward pass is
 
     dact = dy Wd^T
     dgate = dact up silu'(gate)    dup = dact silu(gate)    (one kernel, which also recomputes act)
 
     dWd = act^T dy    dWg = h^T dgate    dWu = h^T dup
-    dh = dgate Wg^T + dup Wu^T    dx = dy + RMSNorm's backward pass of dh
+    dh = dgate Wg^T + dup Wu^T    dx = dy + RMSNorm's backward pass of dh    (one kernel, which adds dy)
 
-Gate and up could share a kernel, which would read h once and not read gate. So could dWg and dWu. Such a kernel has two
-accumulators of 128 x 128. It reached 735 TFLOP/s on an H200, where one accumulator of 128 x 256 reaches 806: for each
-operand byte that a `wgmma` reads from shared memory it computes less. `docs/kernels/products.md` has the figures.
+Fewer and larger kernels were slower (H200, Triton 3.6; `docs/kernels/products.md`). One kernel for gate, up and act has
+two accumulators of 128 x 128 and reaches 735 TFLOP/s, where one of 128 x 256 reaches 800. An epilogue that reads gate
+and computes act takes 44 us, a separate pass 41: the tensor cores wait for an epilogue's memory traffic.
 
 Shapes: x, y, h [tokens, width]; norm_weight [width]; gate_weight, up_weight [width, hidden]; down_weight
 [hidden, width]; gate, up, act [tokens, hidden]. dtypes: bfloat16, float16, float32, one for all. Products accumulate in
-float32, and activations are computed in it, from the stored gate. With gradients, the forward pass saves h, gate and up.
+float32, and activations are computed in it from stored products. With gradients, the forward pass saves h, gate and up.
 """
 
 import math
@@ -30,15 +29,16 @@ from torch.autograd.function import once_differentiable
 from triton_side.calls.declare import again, computing, declare, forward, gradient
 from triton_side.calls.stages import stage
 from triton_side.kernels import rmsnorm
-from triton_side.kernels.matmul import choose_config, launch_gated, launch_matmul, matmul_config
+from triton_side.kernels.matmul import choose_config, launch_matmul, matmul_config
+from triton_side.kernels.shared import gated_unit
 from triton_side.kernels.shared.gated_unit import backward_block
 from triton_side.kernels.shared.launch import FlatConfig, check_matrix, check_tensors, launch_elementwise
-from triton_side.kernels.swiglu import silu_value_and_slope
+from triton_side.kernels.swiglu import silu_value_and_slope, swiglu_forward_kernel
 
 ACTIVATION = (("logistic", "sigmoid"), ("mul", "silu"), ("mul", "activated"))
 ACT = tuple(forward(op, "act", result) for op, result in ACTIVATION)
 GATE = (forward("dot", "gate"),)
-UP = (forward("dot", "up"), *ACT)
+UP = (forward("dot", "up"),)
 DOWN = (forward("dot", "down"), forward("add", "residual"))
 DACT = (gradient("dot", "down", "dact"),)
 ACTIVATION_GRADIENTS = (
@@ -70,17 +70,18 @@ def launch_activation_gradients(
 
 
 def _project(
-    x: torch.Tensor, h: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor, down_weight: torch.Tensor,
-    save: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """Return y and, with `save`, gate and up."""
+    x: torch.Tensor, h: torch.Tensor, gate_weight: torch.Tensor, up_weight: torch.Tensor, down_weight: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return y, gate and up."""
     with computing(*GATE, c_ptr="gate"):
         gate = launch_matmul(h, gate_weight, choose_config(matmul_config, h, gate_weight))
-    with computing(*UP, c_ptr="up", gated_ptr="act"):
-        act, up = launch_gated(h, up_weight, gate, choose_config(matmul_config, h, up_weight), save)
+    with computing(*UP, c_ptr="up"):
+        up = launch_matmul(h, up_weight, choose_config(matmul_config, h, up_weight))
+    with computing(*ACT, y_ptr="act"):
+        act = gated_unit.forward(swiglu_forward_kernel, gate, up)
     with computing(*DOWN, c_ptr="y"):
         y = launch_matmul(act, down_weight, choose_config(matmul_config, act, down_weight), residual=x.contiguous())
-    return y, gate if save else None, up
+    return y, gate, up
 
 
 class _SwigluMlp(torch.autograd.Function):
@@ -91,7 +92,7 @@ class _SwigluMlp(torch.autograd.Function):
     ) -> torch.Tensor:
         with stage("norm"), computing(y_ptr="h"):
             h, rstd = rmsnorm.forward(x, norm_weight, eps, save_rstd=True)
-        y, gate, up = _project(x, h, gate_weight, up_weight, down_weight, save=True)
+        y, gate, up = _project(x, h, gate_weight, up_weight, down_weight)
         ctx.save_for_backward(x, norm_weight, gate_weight, up_weight, down_weight, rstd, h, gate, up)
         return y
 
@@ -112,10 +113,8 @@ class _SwigluMlp(torch.autograd.Function):
             dh = launch_matmul(dgate, gate_weight.T, choose_config(matmul_config, dgate, gate_weight.T))
         with computing(*DH_OF_UP, c_ptr="dh"):
             dh = launch_matmul(dup, up_weight.T, choose_config(matmul_config, dup, up_weight.T), residual=dh)
-        with stage("norm"), computing(dx_ptr="dx_of_norm"):
-            dx, dnorm_weight = rmsnorm.backward(x, norm_weight, rstd, dh)
-        with stage("residual"):
-            dx = dx + dy
+        with stage("norm"), computing(dsum_ptr="dy", dy_ptr="dh"):
+            dx, dnorm_weight = rmsnorm.backward(x, norm_weight, rstd, dh, dsum=dy.contiguous())
         return dx, dnorm_weight, dgate_weight, dup_weight, ddown, None
 
 
@@ -159,7 +158,7 @@ def swiglu_mlp(
         return _SwigluMlp.apply(*tensors, eps)
     with stage("norm"), computing(y_ptr="h"):
         h, _ = rmsnorm.forward(x, norm_weight, eps, save_rstd=False)
-    y, _, _ = _project(x, h, gate_weight, up_weight, down_weight, save=False)
+    y, _, _ = _project(x, h, gate_weight, up_weight, down_weight)
     return y
 
 

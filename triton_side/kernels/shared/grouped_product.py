@@ -25,9 +25,7 @@ from triton_side.calls.declare import Shapes, declare
 from triton_side.kernels.shared.launch import cdiv, device_of, next_power_of_2
 from triton_side.kernels.shared.matmul_tiles import (
     MatmulConfig,
-    halves,
     load_strided_tile,
-    load_tile,
     open_operand,
     programs_for_tiles,
     store_tile,
@@ -138,33 +136,26 @@ def open_slots(
 
 
 def product_flops(shapes: Shapes) -> float:
-    """Return the FLOPs of one product a slot, or of two with a second pair of operands, and of the activation."""
-    slots, n = shapes["c_ptr" if "c_ptr" in shapes else "gated_ptr"]
+    """Return the FLOPs of one product a slot, or of two.
+
+    There are two with b and b2 for the same rows of a (c2 or activated), and with a second pair (a2).
+    """
+    slots, n = shapes["c_ptr" if "c_ptr" in shapes else "activated_ptr"]
     k = math.prod(shapes["b_ptr"][1:]) // n
-    return 2 * slots * n * k * (2 if "b2_ptr" in shapes else 1) + (6 * slots * n if "gated_ptr" in shapes else 0)
-
-
-@triton.jit
-def finish_slots(value, gate_ptr, c_ptr, gated_ptr, row, column, end, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Store c and silu(gate) * c to the slots before `end`; None is not stored."""
-    if c_ptr is not None:
-        store_tile(c_ptr, value, row, column, end, n, ROWS, COLUMNS)
-    if gated_ptr is not None:
-        gate = load_tile(gate_ptr, row, column, end, n, ROWS, COLUMNS)
-        store_tile(gated_ptr, gate * tl.sigmoid(gate) * value, row, column, end, n, ROWS, COLUMNS)
+    return 2 * slots * n * k * (2 if "b2_ptr" in shapes else 1) + (6 * slots * n if "activated_ptr" in shapes else 0)
 
 
 @declare(flops=product_flops)  # the caller declares the operation
 @triton.jit
 def grouped_product_kernel(
-    a_ptr, rows_ptr, b_ptr, a2_ptr, b2_ptr, offsets_ptr, gate_ptr, c_ptr, gated_ptr, experts, slots, n, k,
+    a_ptr, rows_ptr, b_ptr, a2_ptr, b2_ptr, offsets_ptr, c_ptr, experts, slots, n, k,
     stride_am, stride_ak, stride_be, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, EXPERTS: tl.constexpr,
     B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Compute c = a[rows] @ b (+ a2 @ b2) and silu(gate) * c, group by group; what is None is left out.
+    """Compute c = a[rows] @ b (+ a2 @ b2) group by group; without rows a's own rows, without a2 no second product.
 
-    Without rows it reads a's own rows. a2 and b2 have the strides of a and b.
+    a2 and b2 have the strides of a and b.
     """
     GATHERS: tl.constexpr = rows_ptr is not None
     a = open_slots(a_ptr, slots, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, GATHERS, DESCRIPTORS)
@@ -206,13 +197,57 @@ def grouped_product_kernel(
                     B_TRANSPOSED,
                 )
                 c = add_product(c, x, y, PRECISION)
-        if gated_ptr is not None:  # by halves, as in `matmul_kernel`
-            half: tl.constexpr = BLOCK_N // 2
-            left, right = halves(c, BLOCK_M, BLOCK_N)
-            finish_slots(left, gate_ptr, c_ptr, gated_ptr, row, column, end, n, BLOCK_M, half)
-            finish_slots(right, gate_ptr, c_ptr, gated_ptr, row, column + half, end, n, BLOCK_M, half)
-        else:
-            finish_slots(c, gate_ptr, c_ptr, gated_ptr, row, column, end, n, BLOCK_M, BLOCK_N)
+        store_tile(c_ptr, c, row, column, end, n, BLOCK_M, BLOCK_N)
+
+
+@declare(flops=product_flops)  # the caller declares the operation
+@triton.jit
+def grouped_gate_up_kernel(
+    a_ptr, rows_ptr, b_ptr, b2_ptr, offsets_ptr, c_ptr, c2_ptr, activated_ptr, experts, slots, n, k,
+    stride_am, stride_ak, stride_be, stride_bk, stride_bn,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr, EXPERTS: tl.constexpr,
+    B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """Compute c = a[rows] @ b and c2 = a[rows] @ b2 group by group in one pass over a, and silu(c) * c2.
+
+    A result whose pointer is None is not stored.
+    """
+    GATHERS: tl.constexpr = rows_ptr is not None
+    a = open_slots(a_ptr, slots, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, GATHERS, DESCRIPTORS)
+    b = open_experts(
+        b_ptr, experts, k, n, stride_be, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
+    )
+    b2 = open_experts(
+        b2_ptr, experts, k, n, stride_be, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
+    )
+    tiles = cumulative_tiles(offsets_ptr, experts, BLOCK_M, EXPERTS)
+    row_tiles = tl.max(tiles, axis=0)
+    for tile in tl.range(tl.program_id(0), row_tiles * tl.cdiv(n, BLOCK_N), tl.num_programs(0)):
+        row, column = tile_at(tile, row_tiles * BLOCK_M, n, BLOCK_M, BLOCK_N, GROUP_M)
+        expert, row, end = group_of_tile(row // BLOCK_M, tiles, offsets_ptr, BLOCK_M, EXPERTS)
+        gathered = rows_in_slots(rows_ptr, row + tl.arange(0, BLOCK_M), end)
+        c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        c2 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for step in range(tl.cdiv(k, BLOCK_K)):
+            at = step * BLOCK_K
+            x = load_slots(
+                a, gathered, row, at, end, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, GATHERS, DESCRIPTORS
+            )
+            y = load_expert(
+                b, expert, at, column, k, n, stride_be, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS,
+                B_TRANSPOSED,
+            )
+            y2 = load_expert(
+                b2, expert, at, column, k, n, stride_be, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS,
+                B_TRANSPOSED,
+            )
+            c = add_product(c, x, y, PRECISION)
+            c2 = add_product(c2, x, y2, PRECISION)
+        # Stored first; after the products 64 bytes a thread would spill (bfloat16, Triton 3.7).
+        store_tile(activated_ptr, c * tl.sigmoid(c) * c2, row, column, end, n, BLOCK_M, BLOCK_N)
+        if c_ptr is not None:
+            store_tile(c_ptr, c, row, column, end, n, BLOCK_M, BLOCK_N)
+            store_tile(c2_ptr, c2, row, column, end, n, BLOCK_M, BLOCK_N)
 
 
 def experts_block(experts: int) -> int:
@@ -244,36 +279,40 @@ def launch_grouped_product(
 
     second: (a2, b2), with the strides of a and b, whose product is added.
     """
-    c = torch.empty((slots, b.shape[2]), dtype=a.dtype, device=a.device)
-    _launch(a, rows, b, offsets, config, second=second, c=c)
-    return c
-
-
-def launch_grouped_gated(
-    a: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor, gate: torch.Tensor, offsets: torch.Tensor,
-    config: MatmulConfig, save: bool,
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return silu(gate) * c and, with `save`, c = a[rows] @ b group by group; [slots, n], as the gate."""
-    gated = torch.empty_like(gate)
-    c = torch.empty_like(gate) if save else None
-    _launch(a, rows, b, offsets, config, gate=gate, c=c, gated=gated)
-    return gated, c
-
-
-def _launch(
-    a: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor, offsets: torch.Tensor, config: MatmulConfig, *,
-    second: tuple[torch.Tensor, torch.Tensor] | None = None, gate: torch.Tensor | None = None,
-    c: torch.Tensor | None = None, gated: torch.Tensor | None = None,
-) -> None:
     experts, k, n = b.shape
-    slots = len(a if rows is None else rows)
+    c = torch.empty((slots, n), dtype=a.dtype, device=a.device)
     a2, b2 = second or (None, None)
     with device_of(a):
         if config.descriptors:
             provide_descriptor_memory(a.device)
         grouped_product_kernel[_grid(slots, n, experts, config, a.device)](
-            a, rows, b, a2, b2, offsets, gate, c, gated, experts, slots, n, k, *a.stride(), *b.stride(),
+            a, rows, b, a2, b2, offsets, c, experts, slots, n, k, *a.stride(), *b.stride(),
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
             EXPERTS=experts_block(experts), B_TRANSPOSED=_stored_transposed(b), DESCRIPTORS=config.descriptors,
             PRECISION=product_precision(a.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
         )
+    return c
+
+
+def launch_gate_up(
+    x: torch.Tensor, rows: torch.Tensor | None, w_gate: torch.Tensor, w_up: torch.Tensor, offsets: torch.Tensor,
+    config: MatmulConfig, save: bool,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Return silu(x[rows] w_gate) * (x[rows] w_up) group by group and, with `save`, the two products; [slots, hidden].
+
+    Without rows it takes x's own rows. The two weights have the same strides.
+    """
+    experts, width, hidden = w_gate.shape
+    slots = len(x if rows is None else rows)
+    act = torch.empty((slots, hidden), dtype=x.dtype, device=x.device)
+    gate, up = (torch.empty_like(act), torch.empty_like(act)) if save else (None, None)
+    with device_of(x):
+        if config.descriptors:
+            provide_descriptor_memory(x.device)
+        grouped_gate_up_kernel[_grid(slots, hidden, experts, config, x.device)](
+            x, rows, w_gate, w_up, offsets, gate, up, act, experts, slots, hidden, width, *x.stride(), *w_gate.stride(),
+            BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
+            EXPERTS=experts_block(experts), B_TRANSPOSED=_stored_transposed(w_gate), DESCRIPTORS=config.descriptors,
+            PRECISION=product_precision(x.dtype), num_warps=config.num_warps, num_stages=config.num_stages,
+        )
+    return act, gate, up
