@@ -51,7 +51,7 @@ def lce_in():
        dw=torch.zeros_like(w), dh=torch.empty_like(h))
 def stat(g, c, save):
     n = 1024
-    lce._launch_statistics(g["h"][:n], g["w"], g["lab"][:n], g["losses"][:n], .1, 1e-4, lambda *a: c, (g["logits"], g["st"][0], g["st"][1]) if save else None)
+    lce.launch_statistics(g["h"][:n], g["w"], g["lab"][:n], g["losses"][:n], .1, 1e-4, lambda *a: c, (g["logits"], g["st"][0], g["st"][1]) if save else None)
 def mm(g, which, c):
     h, w, lo = g["h"][:1024], g["w"], g["logits"]
     if which == "dh": matmul.launch_matmul(lo, w, c, out=g["dh"][:1024], scale=g["one"])

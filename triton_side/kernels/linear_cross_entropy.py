@@ -7,14 +7,19 @@ Wijmans et al., "Cut your losses in large-vocabulary language models", arXiv:241
 
 Statistics: the product's epilogue reduces each tile of logits to each token's maximum, sum of exponentials and share of
 the mean, and keeps the label's logit. A second kernel combines the tiles, and a third takes the mean over tokens.
-Without gradients, that is all: logits are not stored. The statistics are 12 bytes a token for every tile, 49 MB for 8192
-tokens and 128,256 classes. Programs could instead keep them in registers, each for its own tokens along all classes.
-They would then read all of h for every tile of classes: with a width of 4096 that is 67 MB, more than L2 holds.
+Without gradients, that is all, and logits are not stored. The statistics are 12 bytes a token for every tile, 49 MB for
+8192 tokens and 128,256 classes. Programs could instead keep them in registers, each for its own tokens along all
+classes. They would then read all of h for every tile of classes: 67 MB with a width of 4096, more than L2 holds.
 
-With gradients, the forward pass computes them too, as Liger does (Hsu et al., arXiv:2410.10989), for dloss = 1. It loops
-over chunks of tokens. The product also stores the chunk's logits, in a workspace of WORKSPACE bytes; a pass over it
-replaces them by dx; one product gives the chunk's dh; another adds the chunk's share to dw. So there are three products
-in all, as many as with all logits in memory. The backward pass multiplies dh and dw by dloss, unless it is 1.
+With gradients, the forward pass computes them too, for dloss = 1, as Liger does (Hsu et al., arXiv:2410.10989). It
+loops over chunks of tokens:
+
+1. The product also stores the chunk's logits, in a workspace of WORKSPACE bytes.
+2. A pass over the workspace replaces them by dx.
+3. One product gives the chunk's dh, and another adds the chunk's share to dw.
+
+So there are three products in all, as many as with all logits in memory. The backward pass multiplies dh and dw by
+dloss, unless it is 1.
 
 Gradients computed in the backward pass would take a fourth product, which recomputes the logits. With chunks of classes
 the sum over chunks is dh, which is small, and can stay in float32. Here it is dw, which is large, and is rounded to w's
@@ -22,9 +27,9 @@ dtype after each chunk.
 
 Shapes: h, dh [tokens, width]; w, dw [classes, width]; labels [tokens] in int32 or int64; loss [] in fp32. dtypes of h
 and w: bfloat16, float16, float32, one for both. The loss is computed from float32 logits, gradients from logits in the
-inputs' dtype, in which dx is stored too. float16 holds few small numbers, so it stores dh and dw before their division
-by the count of tokens, which follows in the backward pass. Products of float32 inputs read w across its rows, at a third
-of the rate (`matmul.py`), because a transposed copy would take as much memory as w.
+inputs' dtype, in which dx is stored too. Small numbers vanish in float16, so the division of its dh and dw by the count
+of tokens follows in the backward pass. Products of float32 inputs read w across its rows, at a third of the rate
+(`matmul.py`), because a transposed copy would take as much memory as w.
 """
 
 import math
@@ -251,7 +256,7 @@ def _operands(h: torch.Tensor, w: torch.Tensor, config: MatmulConfig) -> tuple[i
     }
 
 
-def _launch_statistics(
+def launch_statistics(
     h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, losses: torch.Tensor, smoothing: float, z_loss: float,
     choose: Choose, saved: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
 ) -> None:
@@ -289,7 +294,7 @@ def forward_pass(
     """Return the loss, [] in fp32, of contiguous labels."""
     losses = torch.empty(len(h), dtype=torch.float32, device=h.device)
     if len(h):
-        _launch_statistics(h, w, labels, losses, smoothing, z_loss, choose, None)
+        launch_statistics(h, w, labels, losses, smoothing, z_loss, choose, None)
     return launch_mean(losses, labels)[0]
 
 
@@ -326,7 +331,7 @@ def training_pass(
         part = slice(first, first + chunk)
         rows, own = h[part], labels[part]
         logits, (maximum, log_sum) = memory[: len(rows), :classes], statistics[:, : len(rows)]
-        _launch_statistics(rows, w, own, losses[part], smoothing, z_loss, choose, (logits, maximum, log_sum))
+        launch_statistics(rows, w, own, losses[part], smoothing, z_loss, choose, (logits, maximum, log_sum))
         with device_of(h):
             dlogits_kernel[(cdiv(classes, DLOGITS_CONFIG.block), len(rows))](
                 logits, own, maximum, log_sum, logits, logits.stride(0), classes, smoothing, z_loss,

@@ -3,9 +3,9 @@
     x = table[tokens];  x = decoder_block(x) for each layer;  logits = rmsnorm(x) w_head^T
     loss = mean(logsumexp(logits) - logit[label])
 
-PyTorch's autograd calls the kernels' backward passes in turn. linear_cross_entropy computes the head: only the logits of
-a chunk of tokens are in memory at a time. Each layer's parameters are updated separately, directly in the stacked
-results, so their gradients need not be stacked.
+PyTorch's autograd calls the kernels' backward passes in turn. linear_cross_entropy computes the head: only a chunk's
+logits are in memory at a time. Each layer's parameters are updated separately, directly in the stacked results, so
+their gradients need not be stacked.
 """
 
 from collections.abc import Iterator, Mapping

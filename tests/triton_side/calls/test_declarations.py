@@ -383,7 +383,7 @@ def test_the_mlp_names_its_intermediates() -> None:
     names = {part: [n for event in events for n in event.get("names", ())] for part, events in parts.items()}
     assert names["forward"] == ["h", "rstd", "gate", "up", "act", "y"]
     assert names["backward"] == [
-        "dact", "dgate", "dup", "act", "ddown_weight", "dgate_weight", "dup_weight", "dh_of_gate", "dh", "dx_of_norm",
+        "dact", "dgate", "dup", "act", "ddown_weight", "dgate_weight", "dup_weight", "dh_of_gate", "dh", "dx",
         "partial", "dweight",
     ]
 
