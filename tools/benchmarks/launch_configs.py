@@ -175,8 +175,12 @@ def fp8_product(m: int, k: int, n: int, candidates: Iterable[MatmulConfig]) -> K
         a, b, a_scale, b_scale = given
         return torch._scaled_mm(a, b, scale_a=a_scale, scale_b=b_scale, out_dtype=torch.bfloat16, use_fast_accum=False)
 
+    def call(given: tuple[torch.Tensor, ...], config: MatmulConfig) -> torch.Tensor:
+        a, b, a_scale, b_scale = given
+        return matmul_fp8.launch_fp8(a, b, a_scale, b_scale, config)
+
     return Kernel(
-        operands, lambda given, config: matmul_fp8.launch_fp8(*given, config=config), tuple(candidates),
+        operands, call, tuple(candidates),
         (2.0 * m * k * n, "FLOP"), lambda given: matmul.choose_config(matmul_fp8.fp8_config, *given[:2]), peer,
     )
 
