@@ -8,9 +8,9 @@ that order and the weights w[t, j], `shared/grouped_product.py` the products, an
 gradients of the experts' matrices. No token is dropped.
 
 Forward: routing (three kernels), gate and up with the activation in their epilogue, the down projection, the weighted
-sum. The kernels gather rows of x when they read them, without a copy.
+sum. The rows of x are first copied into the order of the slots, if TMA can read them; else the kernels gather rows.
 
-Backward first copies the rows of dy and x into the order of the slots, if TMA can read them:
+Backward copies the rows of dy and x in the same way:
 
     dout[s] = dy[t] w_down[e]^T, without the weight
     dw[t, j] = dout[s] . act[s]    dgate, dup of dact = w dout    (one kernel, which also recomputes the weighted act)
