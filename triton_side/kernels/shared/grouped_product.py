@@ -4,7 +4,7 @@ Slot s of the operand sorted by expert belongs to expert e if offsets[e] <= s < 
 
     c[s] = a[rows[s]] @ b[e]  (+ a2[s] @ b2[e])
 
-rows[s] is the row of the unsorted matrix that slot s holds, so no sorted copy is needed. Only the GPU knows the sizes of
+rows[s] is the row of the unsorted matrix that slot s holds; a sorted copy needs none. Only the GPU knows the sizes of
 the groups, and nothing waits for it. A program finds its tile's expert in the offsets, and the grid has the largest
 possible number of tiles: one more for each expert than without groups. A group without rows has no tile.
 
