@@ -11,7 +11,7 @@ for gate and up; act = silu(gate) * up; and the down projection, whose epilogue 
 
 Fewer and larger kernels were slower (H200, Triton 3.6; `docs/kernels/products.md`). One kernel for gate, up and act has
 two accumulators of 128 x 128 and reaches 735 TFLOP/s, where one of 128 x 256 reaches 800. An epilogue that reads gate
-and computes act takes 44 us, a separate pass 41: the tensor cores wait for an epilogue's memory traffic.
+and computes act takes 44 us more, Inductor's separate pass 40: the tensor cores wait for an epilogue's memory traffic.
 
 Shapes: x, y, h [tokens, width]; norm_weight [width]; gate_weight, up_weight [width, hidden]; down_weight
 [hidden, width]; gate, up, act [tokens, hidden]. dtypes: bfloat16, float16, float32, one for all. Products accumulate in
