@@ -101,8 +101,8 @@ def few_rows_config(m: int, n: int, element_bytes: int) -> MatmulConfig:
 
     Each program reads all of a, from L2, so its columns must not be few: 64, or 128 if that gives each of 132
     multiprocessors a program. Some 180 kB of prefetched tiles hide the latency. Pointers read 16 rows of a; a TMA tile
-    would have the 64 rows of a `wgmma`. By do_bench on an H200 (Triton 3.6, bfloat16, 16 rows), in us; a kernel of its own
-    had these tiles and the same loads:
+    would have the 64 rows of a `wgmma`. By do_bench on an H200 (Triton 3.6, bfloat16, 16 rows), in us, in a kernel of
+    its own with the same tiles and loads:
 
         | k x n                 4096 x 14336   4096 x 4096   4096 x 16384   14336 x 4096
         | these tiles                   53.9          20.1           57.4           53.7
