@@ -103,7 +103,7 @@ def counted() -> Any:
     return json.loads(done.stdout)
 
 
-def test_a_projections_loss_never_stores_the_logits(counted: Any) -> None:
+def test_a_projections_loss_never_stores_all_logits(counted: Any) -> None:
     """The logits of 8192 tokens and 128,256 classes take 2.1 GB in bfloat16; w's gradient, `largest`, takes 1.05 GB."""
     for train, found in zip((False, True), counted["loss"], strict=True):
         assert ("dlogits_kernel" in found["launches"]) == train and "projected_statistics_kernel" in found["launches"]

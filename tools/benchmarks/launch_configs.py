@@ -5,7 +5,7 @@
 It needs an NVIDIA GPU. Candidates compile in parallel processes, each of which launches its candidate once. Then
 triton.testing.do_bench (CUDA events, L2 flushed) times each alone, which is good for ranking. Use `xlafuse run` for
 times in reports. A candidate that does not compile or launch is counted but not shown. `*` marks the configuration that
-the kernel chooses.
+the kernel chooses, `peer` the call of PyTorch that computes the same.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from triton_side.kernels import (
     dropout_residual_norm,
     embedding,
     layernorm,
+    linear_cross_entropy,
     matmul,
     matmul_fp8,
     moe,
@@ -41,7 +42,7 @@ from triton_side.kernels import (
 )
 from triton_side.kernels.matmul import pointer_config
 from triton_side.kernels.rope import RopeConfig
-from triton_side.kernels.shared import grouped_gradient
+from triton_side.kernels.shared import grouped_gradient, grouped_product
 from triton_side.kernels.shared.launch import FlatConfig, RowConfig, multiprocessors
 from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
@@ -51,7 +52,7 @@ class Kernel:
     """A kernel to tune.
 
     prepare: makes the inputs on the GPU. call: launches the kernel with inputs and a configuration.
-    work: (amount, unit) of a call. chosen: returns the kernel's own configuration.
+    work: (amount, unit) of a call. chosen: returns the kernel's own configuration. peer: computes the same in PyTorch.
     """
 
     prepare: Callable[[], Any]
@@ -59,6 +60,7 @@ class Kernel:
     candidates: tuple[Any, ...]
     work: tuple[float, str]
     chosen: Callable[[Any], Any]
+    peer: Callable[[Any], Any] | None = None
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -152,12 +154,35 @@ def product(m: int, k: int, n: int, candidates: Iterable[MatmulConfig]) -> Kerne
         lambda operands, config: matmul.launch_matmul(operands[0], operands[1], config),
         tuple(candidates), (2.0 * m * k * n, "FLOP"),
         lambda operands: matmul.choose_config(matmul.matmul_config, *operands),
+        lambda operands: torch.mm(*operands),
     )
 
 
-def fp8_operands() -> tuple[torch.Tensor, ...]:
-    a, b = (normal(8192, 8192).to(torch.float8_e4m3fn) for _ in range(2))
-    return a, b.T, torch.ones((), device="cuda"), torch.ones((), device="cuda")
+def few_rows(element_bytes: int = 2) -> tuple[MatmulConfig, ...]:
+    """Return tiles of 16 rows whose steps are 128 to 512 bytes deep and prefetch at most 220 kB."""
+    return tuple(
+        pointer_config(16, n, k // element_bytes, 4, s)
+        for n in (32, 64, 128) for k in (128, 256, 512) for s in (3, 5, 8) if s * (n + 16) * k <= 220_000
+    )
+
+
+def fp8_product(m: int, k: int, n: int, candidates: Iterable[MatmulConfig]) -> Kernel:
+    def operands() -> tuple[torch.Tensor, ...]:
+        a, b = (normal(rows, k).to(torch.float8_e4m3fn) for rows in (m, n))
+        return a, b.T, torch.ones((), device="cuda"), torch.ones((), device="cuda")
+
+    def peer(given: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        a, b, a_scale, b_scale = given
+        return torch._scaled_mm(a, b, scale_a=a_scale, scale_b=b_scale, out_dtype=torch.bfloat16, use_fast_accum=False)
+
+    def call(given: tuple[torch.Tensor, ...], config: MatmulConfig) -> torch.Tensor:
+        a, b, a_scale, b_scale = given
+        return matmul_fp8.launch_fp8(a, b, a_scale, b_scale, config)
+
+    return Kernel(
+        operands, call, tuple(candidates),
+        (2.0 * m * k * n, "FLOP"), lambda given: matmul.choose_config(matmul_fp8.fp8_config, *given[:2]), peer,
+    )
 
 
 TOKENS, WIDTH, HIDDEN, EXPERTS, TOP_K = 4096, 2048, 3584, 8, 2  # of moe's quick case
@@ -209,8 +234,57 @@ def copying(*configs: MatmulConfig) -> Iterable[Gathering]:
     return (Gathering(config, copies=True) for config in configs)
 
 
+def experts_inputs() -> tuple[torch.Tensor, ...]:
+    """Return rows of two widths in the order of the experts, the offsets, and the experts' matrices."""
+    x, rows, offsets, act = slots_inputs(1)
+    up, down = (EXPERTS, WIDTH, HIDDEN), (EXPERTS, HIDDEN, WIDTH)
+    return x[rows.long()], act, offsets, normal(*up), normal(*up), normal(*down)
+
+
+def grouped_down(given: tuple[torch.Tensor, ...], config: MatmulConfig) -> torch.Tensor:
+    _, act, offsets, _, _, w_down = given
+    return grouped_product.launch_grouped_product(act, None, w_down, offsets, len(act), config)
+
+
+def grouped_gate_up(given: tuple[torch.Tensor, ...], config: MatmulConfig) -> Any:
+    x, _, offsets, w_gate, w_up, _ = given
+    return grouped_product.launch_gate_up(x, None, w_gate, w_up, offsets, config, save=False)
+
+
+def head_inputs() -> tuple[torch.Tensor, ...]:
+    """Return h, w and labels of a chunk of linear_cross_entropy, its logits, and dw."""
+    h, w = normal(1024, 4096), normal(128256, 4096) / 64
+    labels = torch.randint(128256, (1024,), device="cuda", dtype=torch.int32)
+    return h, w, labels, normal(1024, 128256), torch.zeros_like(w)
+
+
+def head_statistics(given: tuple[torch.Tensor, ...], config: MatmulConfig) -> None:
+    h, w, labels, logits, _ = given
+    losses, maximum, log_sum = torch.empty((3, len(h)), device="cuda")
+    linear_cross_entropy.launch_statistics(
+        h, w, labels, losses, 0.1, 1e-4, lambda *about: config, (logits, maximum, log_sum)
+    )
+
+
+def head_gradient(given: tuple[torch.Tensor, ...], config: MatmulConfig) -> torch.Tensor:
+    h, _, _, logits, dw = given
+    return matmul.launch_matmul(logits.T, h, config, residual=dw, out=dw)
+
+
 FLAT = tuple(FlatConfig(32 * warps * each, warps) for warps in (1, 2, 4, 8, 16) for each in (8, 16, 32, 64))
 WIDE = MatmulConfig(128, 256, 64, 8, 3)
+ONE_ACCUMULATOR = (
+    *(MatmulConfig(128, 256, 64, 8, s, g) for s in (3, 4) for g in (8, 16)), MatmulConfig(256, 128, 64, 8, 4, 16),
+    *(MatmulConfig(128, 128, 64, 4, 3, g, programs=2) for g in (8, 16)),
+)
+FP8 = (
+    *(MatmulConfig(128, 256, 128, 8, s, g) for s in (3, 4) for g in (8, 16)), MatmulConfig(256, 128, 128, 8, 4, 16),
+    MatmulConfig(128, 128, 128, 8, 4, 16), MatmulConfig(128, 128, 128, 4, 3, 16, programs=2),
+)
+TWO_ACCUMULATORS = (
+    *(MatmulConfig(128, 128, 64, 8, s, g) for s in (3, 4) for g in (8, 16)),
+    MatmulConfig(128, 64, 64, 4, 3, 16, programs=2),
+)
 KERNELS = {
     "rope": Kernel(
         rope_inputs,
@@ -237,9 +311,29 @@ KERNELS = {
         logits, logits_gradient, FLAT, (4.0 * 2048 * 128256, "B"), lambda given: cross_entropy.configure_backward(2)
     ),
     "matmul-llama-8b": product(8192, 4096, 4096, (replace(WIDE, group_m=g) for g in (2, 4, 8, 16, 32))),
-    "matmul-16-rows": product(
-        16, 4096, 4096,
-        (MatmulConfig(64, n, k, 4, s) for n in (32, 64, 128) for k in (64, 128, 256) for s in (3, 4, 5, 6)),
+    "skinny-matmul": product(16, 4096, 14336, few_rows()),
+    "skinny-linear": product(16, 4096, 4096, few_rows()),
+    "skinny-linear_gelu": product(16, 4096, 16384, few_rows()),
+    "skinny-linear_residual": product(16, 14336, 4096, few_rows()),
+    "skinny-matmul_fp8": fp8_product(16, 4096, 14336, few_rows(1)),
+    "moe-down": Kernel(
+        experts_inputs, grouped_down, ONE_ACCUMULATOR, (2.0 * TOKENS * TOP_K * WIDTH * HIDDEN, "FLOP"),
+        lambda given: moe.product_config(given[5], given[1]),
+        lambda given: torch._grouped_mm(given[1], given[5], offs=given[2][1:]),
+    ),
+    "moe-gate-up": Kernel(
+        experts_inputs, grouped_gate_up, TWO_ACCUMULATORS, (4.0 * TOKENS * TOP_K * WIDTH * HIDDEN, "FLOP"),
+        lambda given: moe.product_config(given[3], given[0], accumulators=2),
+    ),
+    "linear_cross_entropy-statistics": Kernel(
+        head_inputs, head_statistics, ONE_ACCUMULATOR, (2.0 * 1024 * 4096 * 128256, "FLOP"),
+        lambda given: matmul.choose_config(matmul.matmul_config, given[0], given[1].T),
+        lambda given: torch.mm(given[0], given[1].T, out=given[3]),
+    ),
+    "linear_cross_entropy-dw": Kernel(
+        head_inputs, head_gradient, ONE_ACCUMULATOR, (2.0 * 1024 * 4096 * 128256, "FLOP"),
+        lambda given: matmul.choose_config(matmul.matmul_config, given[3].T, given[0]),
+        lambda given: given[4].addmm_(given[3].T, given[0]),
     ),
     # With s stages, gathered rows have (s + 1) // 2 buffers, because their load waits for the load of their indices.
     "moe_gradients_gate_up": moe_gradients(2, (
@@ -258,17 +352,8 @@ KERNELS = {
         *gathering(MatmulConfig(256, 128, 64, 8, 5), MatmulConfig(128, 128, 64, 4, 5, programs=2)),
         *gathering(pointer_config(128, 256, 64, 8, 3), pointer_config(128, 256, 64, 8, 5)),
     )),
-    "matmul_fp8": Kernel(
-        fp8_operands,
-        lambda given, config: matmul.launch_scaled(given[0], given[1], given[2], given[3], config),
-        (
-            *(MatmulConfig(128, 128, 128, w, s, g) for w in (4, 8) for s in (3, 4) for g in (8, 16)),
-            *(MatmulConfig(256, 128, 128, 8, 3, g) for g in (4, 8)),
-            *(MatmulConfig(128, 256, 128, 8, 3, g) for g in (8, 16)), MatmulConfig(64, 256, 128, 8, 4),
-        ),
-        (2.0 * 8192**3, "FLOP"),
-        lambda given: matmul.choose_config(matmul_fp8.fp8_config, *given[:2]),
-    ),
+    "matmul_fp8": fp8_product(8192, 8192, 8192, FP8),
+    "matmul_fp8-llama-8b-up": fp8_product(8192, 4096, 14336, FP8),
 }
 
 
@@ -304,6 +389,9 @@ def main() -> None:
             ("*" if config == chosen else "", times[config] * 1e6, amount / times[config] / 1e12, config)
             for place, config in enumerate(ranked) if place < arguments.top or config == chosen
         ]
+        if kernel.peer is not None:
+            peer = do_bench(lambda: kernel.peer(given), return_mode="median") * 1e-3  # noqa: B023
+            rows.append(("peer", peer * 1e6, amount / peer / 1e12, ""))
         print(f"\n{name}: {len(configs)} of {len(kernel.candidates)} candidates ran")
         print(tabulate(rows, ("", "us", f"T{unit}/s", "configuration"), floatfmt=".1f"))
 

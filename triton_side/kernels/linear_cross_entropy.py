@@ -5,27 +5,34 @@
 
 Wijmans et al., "Cut your losses in large-vocabulary language models", arXiv:2411.09009.
 
-Forward: the product's epilogue reduces each tile of logits to each token's maximum, sum of exponentials and share of
-the mean, and keeps the label's logit. A second kernel combines the tiles, and a third takes the mean over tokens. The
-statistics are 12 bytes a token for every tile, 49 MB for 8192 tokens and 128,256 classes. Programs could instead keep
-them in registers, each for its own tokens along all classes. They would then read all of h for every tile of classes:
-with a width of 4096 that is 67 MB, more than L2 holds.
+Statistics: the product's epilogue reduces each tile of logits to each token's maximum, sum of exponentials and share of
+the mean, and keeps the label's logit. A second kernel combines the tiles, and a third takes the mean over tokens.
+Without gradients, that is all, and logits are not stored. The statistics are 12 bytes a token for every tile, 49 MB for
+8192 tokens and 128,256 classes. Programs could instead keep them in registers, each for its own tokens along all
+classes. They would then read all of h for every tile of classes: 67 MB with a width of 4096, more than L2 holds.
 
-Backward loops over chunks of classes. The product runs again, with dx in the inputs' dtype as its epilogue, in a
-workspace of WORKSPACE bytes. One product then gives the final dw of these classes. Another gives their share of dh,
-which accumulates in float32. The workspace and this sum take 0.4 GB for the sizes above; chunks of tokens would need dw
-in float32, 2.1 GB.
+With gradients, the forward pass computes them too, for dloss = 1, as Liger does (Hsu et al., arXiv:2410.10989). It
+loops over chunks of tokens:
 
-The forward and the backward pass together take four products, where logits in memory take three. Liger
-(arXiv:2410.10989) takes three: its forward pass computes the gradients of chunks of tokens. It accumulates dw over the
-chunks, either in w's dtype or in those 2.1 GB.
+1. The product also stores the chunk's logits, in a workspace of WORKSPACE bytes.
+2. A pass over the workspace replaces them by dx.
+3. One product gives the chunk's dh, and another adds the chunk's share to dw.
+
+So there are three products in all, as many as with all logits in memory. The backward pass multiplies dh and dw by
+dloss, unless it is 1.
+
+Gradients computed in the backward pass would take a fourth product, which recomputes the logits. With chunks of classes
+the sum over chunks is dh, which is small, and can stay in float32. Here it is dw, which is large, and is rounded to w's
+dtype after each chunk.
 
 Shapes: h, dh [tokens, width]; w, dw [classes, width]; labels [tokens] in int32 or int64; loss [] in fp32. dtypes of h
-and w: bfloat16, float16, float32, one for both. Logits are float32 and never rounded. dx is rounded to the inputs'
-dtype: float16 loses gradients under 6e-8, so scale the loss. Products of float32 inputs read w across its rows, at a
-third of the rate (`matmul.py`), because a transposed copy would take as much memory as w.
+and w: bfloat16, float16, float32, one for both. The loss is computed from float32 logits, gradients from logits in the
+inputs' dtype, in which dx is stored too. Small numbers vanish in float16, so the division of its dh and dw by the count
+of tokens follows in the backward pass. Products of float32 inputs read w across its rows, at a third of the rate
+(`matmul.py`), because a transposed copy would take as much memory as w.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -34,10 +41,10 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.blocks.cross_entropy import IGNORED
-from triton_side.calls.declare import Shapes, again, computing, declare, forward, gradient
-from triton_side.kernels.cross_entropy import SavedStatistics, check_labels, launch_mean, loss_slope, token_loss
+from triton_side.calls.declare import Shapes, computing, declare, forward, gradient
+from triton_side.kernels.cross_entropy import check_labels, launch_mean, loss_slope, token_loss
 from triton_side.kernels.matmul import Choose, choose_config, launch_matmul, matmul_config
-from triton_side.kernels.shared.launch import cdiv, check_matrix, check_tensors, device_of
+from triton_side.kernels.shared.launch import FlatConfig, cdiv, check_matrix, check_tensors, device_of, multiprocessors
 from triton_side.kernels.shared.matmul_tiles import (
     MatmulConfig,
     open_operand,
@@ -49,9 +56,10 @@ from triton_side.kernels.shared.matmul_tiles import (
 )
 from triton_side.kernels.shared.tiles import DESCRIPTOR_ALIGNMENT, product_precision, provide_descriptor_memory
 
-WORKSPACE = 256 << 20  # bytes of dx in one chunk
-MIN_CLASSES = 256  # of a chunk, whatever its bytes: the width of a tile
+WORKSPACE = 256 << 20  # bytes of the logits of one chunk
+MIN_TOKENS = 128  # of a chunk, whatever its bytes: the height of a tile
 TILES_PER_STEP = 64  # combined in one step
+DLOGITS_CONFIG = FlatConfig(block=8192, num_warps=8)
 
 TILES = (
     forward("dot", "product"), forward("reduce_max", "logsumexp", "tile"), forward("sub", "logsumexp", "tile"),
@@ -65,13 +73,12 @@ TOKENS = (
     forward("mul", "z_loss"), forward("add", "z_loss"), forward("select", "mean"),
 )
 DLOGITS = (
-    again("dot", "product"), again("sub", "logsumexp"), again("exp", "logsumexp"), again("add", "logsumexp"),
     gradient("div", "mean"), gradient("select", "mean"), gradient("mul", "z_loss"), gradient("mul", "logsumexp"),
-    gradient("sub", "smoothing"), gradient("sub", "target"),
+    gradient("exp", "logsumexp"), gradient("sub", "smoothing"), gradient("sub", "target"),
 )
 DW = (gradient("dot", "product", "dw"),)
+DW_ADDED = (*DW, gradient("add", "product", "dw"))
 DH = (gradient("dot", "product", "dh"),)
-DH_ADDED = (*DH, gradient("add", "product", "dh"))
 
 
 @triton.jit
@@ -91,15 +98,16 @@ def projection_flops(shapes: Shapes) -> float:
 @declare(*TILES, flops=projection_flops)
 @triton.jit
 def projected_statistics_kernel(
-    h_ptr, w_ptr, labels_ptr, maximum_ptr, exponentials_ptr, mean_ptr, chosen_ptr, tokens, classes, width,
-    stride_ht, stride_hk, stride_wk, stride_wc,
+    h_ptr, w_ptr, labels_ptr, logits_ptr, maximum_ptr, exponentials_ptr, mean_ptr, chosen_ptr, tokens, classes, width,
+    stride_ht, stride_hk, stride_wk, stride_wc, stride_lt,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     H_TRANSPOSED: tl.constexpr, W_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Compute statistics of each token's logits in each tile of classes, and the label's logit.
 
     The statistics [tiles, tokens] are the maximum, the sum of exp(x - maximum) and the sum of x / classes. The label's
-    logit [tokens] is stored only if the label is a class. w is [width, classes].
+    logit [tokens] is stored only if the label is a class. The logits are stored unless their pointer is None, with rows
+    stride_lt apart; the gaps between rows are written too. w is [width, classes].
     """
     h = open_operand(h_ptr, tokens, width, stride_ht, stride_hk, BLOCK_M, BLOCK_K, DESCRIPTORS, H_TRANSPOSED)
     w = open_operand(w_ptr, width, classes, stride_wk, stride_wc, BLOCK_K, BLOCK_N, DESCRIPTORS, W_TRANSPOSED)
@@ -110,6 +118,8 @@ def projected_statistics_kernel(
             h, w, row, column, tokens, classes, width, stride_ht, stride_hk, stride_wk, stride_wc,
             BLOCK_M, BLOCK_N, BLOCK_K, H_TRANSPOSED, W_TRANSPOSED, DESCRIPTORS, PRECISION,
         )
+        if logits_ptr is not None:
+            store_tile(logits_ptr, x, row, column, tokens, stride_lt, BLOCK_M, BLOCK_N)
         token = row + tl.arange(0, BLOCK_M)
         exists = token < tokens
         class_ = column + tl.arange(0, BLOCK_N)[None, :]
@@ -176,38 +186,60 @@ def combine_tiles_kernel(
         tl.store(log_sum_ptr + token, tl.where(counted, log_sum, 0.0), mask=exists)
 
 
-@declare(*DLOGITS, flops=projection_flops)
+@declare(*DLOGITS, flops=lambda shapes: 5 * math.prod(shapes["logits_ptr"]))
 @triton.jit
 def dlogits_kernel(
-    h_ptr, w_ptr, labels_ptr, maximum_ptr, log_sum_ptr, dloss_ptr, count_ptr, dlogits_ptr, tokens, chunk, width,
-    stride_dt, stride_ht, stride_hk, stride_wk, stride_wc, first, classes, smoothing, z_loss, IGNORED: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    H_TRANSPOSED: tl.constexpr, W_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
+    logits_ptr, labels_ptr, maximum_ptr, log_sum_ptr, dlogits_ptr, stride_lt, classes, smoothing, z_loss,
+    IGNORED: tl.constexpr, COLUMNS: tl.constexpr,
 ):
-    """Compute dx [tokens, chunk] of the classes from `first` on, whose projection is w [width, chunk].
+    """Compute the gradients of COLUMNS logits of a token for dloss = 1, before the division by the count.
 
-    Rows of dx are stride_dt apart; the gaps between them are written too.
+    They may replace the logits. Rows of both are stride_lt apart.
     """
-    h = open_operand(h_ptr, tokens, width, stride_ht, stride_hk, BLOCK_M, BLOCK_K, DESCRIPTORS, H_TRANSPOSED)
-    w = open_operand(w_ptr, width, chunk, stride_wk, stride_wc, BLOCK_K, BLOCK_N, DESCRIPTORS, W_TRANSPOSED)
-    tiles = tl.cdiv(tokens, BLOCK_M) * tl.cdiv(chunk, BLOCK_N)
-    for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=DESCRIPTORS):
-        row, column = tile_at(tile, tokens, chunk, BLOCK_M, BLOCK_N, GROUP_M)
-        x = tile_product(
-            h, w, row, column, tokens, chunk, width, stride_ht, stride_hk, stride_wk, stride_wc,
-            BLOCK_M, BLOCK_N, BLOCK_K, H_TRANSPOSED, W_TRANSPOSED, DESCRIPTORS, PRECISION,
-        )
-        token = row + tl.arange(0, BLOCK_M)
-        exists = token < tokens
-        class_ = first + column + tl.arange(0, BLOCK_N)[None, :]
-        label = tl.load(labels_ptr + token, mask=exists, other=IGNORED)
-        maximum = tl.load(maximum_ptr + token, mask=exists, other=0.0)[:, None]
-        log_sum = tl.load(log_sum_ptr + token, mask=exists, other=0.0)[:, None]
-        is_class = (label >= 0) & (label < classes)
-        dloss = tl.where(is_class, tl.load(dloss_ptr) / tl.load(count_ptr), float("nan"))
-        dx = loss_slope(x, class_ == label[:, None], maximum, log_sum, classes, smoothing, z_loss)
-        dx = tl.where((label != IGNORED)[:, None], dx * dloss[:, None], 0.0)
-        store_tile(dlogits_ptr, dx, row, column, tokens, stride_dt, BLOCK_M, BLOCK_N)
+    token = tl.program_id(1).to(tl.int64)
+    class_ = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    label = tl.load(labels_ptr + token)
+    at = token * stride_lt + class_
+    x = tl.load(logits_ptr + at, mask=class_ < classes, other=0.0).to(tl.float32)
+    maximum, log_sum = tl.load(maximum_ptr + token), tl.load(log_sum_ptr + token)
+    dx = loss_slope(x, class_ == label, maximum, log_sum, classes, smoothing, z_loss)
+    dx = tl.where((label >= 0) & (label < classes), dx, float("nan"))
+    dx = tl.where(label != IGNORED, dx, 0.0)
+    tl.store(dlogits_ptr + at, dx.to(dlogits_ptr.dtype.element_ty), mask=class_ < classes)
+
+
+@declare(gradient("reduce_sum", "mean"), flops=lambda shapes: shapes["labels_ptr"][0])
+@triton.jit
+def inverse_count_kernel(labels_ptr, inverse_ptr, tokens, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
+    """Compute 1 / the number of tokens that count, or 1 if there is none, in one program."""
+    counts = tl.zeros([BLOCK], tl.int32)
+    for start in tl.range(0, tokens, BLOCK):
+        token = start + tl.arange(0, BLOCK)
+        label = tl.load(labels_ptr + token, mask=token < tokens, other=IGNORED)
+        counts += (label != IGNORED).to(tl.int32)
+    tl.store(inverse_ptr, 1.0 / tl.maximum(tl.sum(counts), 1).to(tl.float32))
+
+
+def unscaled(shapes: Shapes) -> int:
+    """Return the elements that `scale_gradient_kernel` moves where dloss is 1."""
+    return 0
+
+
+@declare(
+    gradient("mul", "mean"), flops=lambda shapes: math.prod(shapes["gradient_ptr"]),
+    reads={"gradient_ptr": unscaled, "scaled_ptr": unscaled},
+)
+@triton.jit
+def scale_gradient_kernel(gradient_ptr, dloss_ptr, inverse_ptr, scaled_ptr, elements, BLOCK: tl.constexpr):
+    """Multiply a gradient by dloss (and by 1 / count) in place, unless the factor is 1."""
+    factor = tl.load(dloss_ptr)
+    if inverse_ptr is not None:
+        factor *= tl.load(inverse_ptr)
+    if factor != 1.0:
+        for tile in tl.range(tl.program_id(0), tl.cdiv(elements, BLOCK), tl.num_programs(0)):
+            at = tl.cast(tile, tl.int64) * BLOCK + tl.arange(0, BLOCK)
+            value = tl.load(gradient_ptr + at, mask=at < elements, other=0.0).to(tl.float32)
+            tl.store(scaled_ptr + at, (value * factor).to(scaled_ptr.dtype.element_ty), mask=at < elements)
 
 
 def _operands(h: torch.Tensor, w: torch.Tensor, config: MatmulConfig) -> tuple[int, tuple[int, ...], dict[str, Any]]:
@@ -224,86 +256,105 @@ def _operands(h: torch.Tensor, w: torch.Tensor, config: MatmulConfig) -> tuple[i
     }
 
 
-def forward_pass(
-    h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, smoothing: float, z_loss: float, *, save: bool,
-    choose: Choose = matmul_config,
-) -> tuple[torch.Tensor, SavedStatistics | None]:
-    """Launch the forward kernels on contiguous labels; return the loss, [] in fp32."""
-    tokens, classes = h.shape[0], w.shape[0]
+def launch_statistics(
+    h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, losses: torch.Tensor, smoothing: float, z_loss: float,
+    choose: Choose, saved: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
+) -> None:
+    """Compute each token's loss; `saved` is (logits, maximum, log_sum) to store too, the logits of unit last stride."""
+    (tokens, width), classes = h.shape, w.shape[0]
     config = choose_config(choose, h, w.T)
+    logits, row_maximum, log_sum = saved or (None, None, None)
 
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty(shape, dtype=torch.float32, device=h.device)
 
-    losses, chosen = empty(tokens), empty(tokens)
-    row_maximum, log_sum = (empty(tokens), empty(tokens)) if save else (None, None)
-    tiles = cdiv(classes, config.block_n)
+    tiles, chosen = cdiv(classes, config.block_n), empty(tokens)
     maximum, exponentials, mean = (empty(tiles, tokens) for _ in range(3))
-    if tokens:
-        grid, strides, tiling = _operands(h, w.T, config)
-        with device_of(h), computing(chosen_ptr="chosen", maximum_ptr="tile_maximum", mean_ptr="tile_mean"):
-            if config.descriptors:
-                provide_descriptor_memory(h.device)
-            projected_statistics_kernel[(grid,)](
-                h, w.T, labels, maximum, exponentials, mean, chosen, tokens, classes, h.shape[1], *strides, **tiling
-            )
-        # 32 tokens in fp32 are the 128 bytes of a cache line.
-        with device_of(h), computing(row_maximum_ptr="maximum"):
-            combine_tiles_kernel[(cdiv(tokens, 32),)](
-                maximum, exponentials, mean, chosen, labels, losses, row_maximum, log_sum, tiles, tokens, classes,
-                smoothing, z_loss, IGNORED=IGNORED, TILES=TILES_PER_STEP, TOKENS=32, num_warps=8,
-            )
-    loss, count = launch_mean(losses, labels)
-    if row_maximum is None or log_sum is None:
-        return loss, None
-    return loss, SavedStatistics(row_maximum, log_sum, count)
+    grid, strides, tiling = _operands(h, w.T, config)
+    names = {"logits_ptr": "logits", "chosen_ptr": "chosen", "maximum_ptr": "tile_maximum", "mean_ptr": "tile_mean"}
+    with device_of(h), computing(**names):
+        if config.descriptors:
+            provide_descriptor_memory(h.device)
+        projected_statistics_kernel[(grid,)](
+            h, w.T, labels, logits, maximum, exponentials, mean, chosen, tokens, classes, width, *strides,
+            0 if logits is None else logits.stride(0), **tiling,
+        )
+    # 32 tokens in fp32 are the 128 bytes of a cache line.
+    with device_of(h), computing(row_maximum_ptr="maximum"):
+        combine_tiles_kernel[(cdiv(tokens, 32),)](
+            maximum, exponentials, mean, chosen, labels, losses, row_maximum, log_sum, tiles, tokens, classes,
+            smoothing, z_loss, IGNORED=IGNORED, TILES=TILES_PER_STEP, TOKENS=32, num_warps=8,
+        )
 
 
-def classes_per_chunk(tokens: int, classes: int, element_bytes: int, workspace: int = WORKSPACE) -> int:
-    """Return the size of equal chunks, a multiple of a tile's width, whose dx fits the workspace."""
-    most = max(MIN_CLASSES, workspace // (element_bytes * tokens) // MIN_CLASSES * MIN_CLASSES)
-    return MIN_CLASSES * cdiv(cdiv(classes, cdiv(classes, most)), MIN_CLASSES)
+def forward_pass(
+    h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, smoothing: float, z_loss: float,
+    choose: Choose = matmul_config,
+) -> torch.Tensor:
+    """Return the loss, [] in fp32, of contiguous labels."""
+    losses = torch.empty(len(h), dtype=torch.float32, device=h.device)
+    if len(h):
+        launch_statistics(h, w, labels, losses, smoothing, z_loss, choose, None)
+    return launch_mean(losses, labels)[0]
 
 
-def backward_pass(
-    h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, saved: SavedStatistics, dloss: torch.Tensor,
-    smoothing: float, z_loss: float, wanted: tuple[bool, bool] = (True, True), choose: Choose = matmul_config,
-    workspace: int = WORKSPACE,
-) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Launch the backward kernels; return dh and dw, contiguous, in h's dtype; None for one that is not `wanted`."""
+def tokens_per_chunk(tokens: int, classes: int, element_bytes: int, workspace: int = WORKSPACE) -> int:
+    """Return the size of equal chunks, a multiple of MIN_TOKENS, whose logits fit the workspace."""
+    most = max(MIN_TOKENS, workspace // (element_bytes * classes) // MIN_TOKENS * MIN_TOKENS)
+    return MIN_TOKENS * cdiv(cdiv(tokens, cdiv(tokens, most)), MIN_TOKENS)
+
+
+def training_pass(
+    h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, smoothing: float, z_loss: float,
+    wanted: tuple[bool, bool] = (True, True), choose: Choose = matmul_config, workspace: int = WORKSPACE,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
+    """Return the loss, dh and dw for dloss = 1, and 1 / count, [] in fp32; None for a gradient not `wanted`.
+
+    float16 gradients are not divided by the count.
+    """
     (tokens, width), classes = h.shape, w.shape[0]
+    losses = torch.empty(tokens, dtype=torch.float32, device=h.device)
+    inverse = torch.empty((), dtype=torch.float32, device=h.device)
+    with device_of(h):
+        inverse_count_kernel[(1,)](labels, inverse, tokens, IGNORED=IGNORED, BLOCK=4096, num_warps=16)
+    scale = None if h.dtype == torch.float16 else inverse
     dh = torch.empty((tokens, width), dtype=h.dtype, device=h.device) if wanted[0] else None
     dw = torch.empty((classes, width), dtype=h.dtype, device=h.device) if wanted[1] else None
-    if tokens == 0:
-        return dh, None if dw is None else dw.zero_()
-    chunk = classes_per_chunk(tokens, classes, h.element_size(), workspace)
+    chunk = min(tokens, tokens_per_chunk(max(tokens, 1), classes, h.element_size(), workspace))
     # Rows begin at multiples of 16 bytes, so TMA can read them.
     grain = DESCRIPTOR_ALIGNMENT // h.element_size()
-    memory = torch.empty((tokens, grain * cdiv(min(chunk, classes), grain)), dtype=h.dtype, device=h.device)
-    total = None
-    if dh is not None and chunk < classes:
-        total = torch.empty((tokens, width), dtype=torch.float32, device=h.device)
-    for first in range(0, classes, chunk):
-        rows = w[first : first + chunk]
-        dlogits = memory[:, : len(rows)]
-        config = choose_config(choose, h, rows.T)
-        grid, strides, tiling = _operands(h, rows.T, config)
+    memory = torch.empty((chunk, grain * cdiv(classes, grain)), dtype=h.dtype, device=h.device)
+    statistics = torch.empty((2, chunk), dtype=torch.float32, device=h.device)
+    if dw is not None and not tokens:
+        dw.zero_()
+    for first in range(0, tokens, chunk or 1):
+        part = slice(first, first + chunk)
+        rows, own = h[part], labels[part]
+        logits, (maximum, log_sum) = memory[: len(rows), :classes], statistics[:, : len(rows)]
+        launch_statistics(rows, w, own, losses[part], smoothing, z_loss, choose, (logits, maximum, log_sum))
         with device_of(h):
-            if config.descriptors:
-                provide_descriptor_memory(h.device)
-            dlogits_kernel[(grid,)](
-                h, rows.T, labels, saved.maximum, saved.log_sum, dloss, saved.count, dlogits, tokens, len(rows), width,
-                dlogits.stride(0), *strides, first, classes, smoothing, z_loss, IGNORED=IGNORED, **tiling,
+            dlogits_kernel[(cdiv(classes, DLOGITS_CONFIG.block), len(rows))](
+                logits, own, maximum, log_sum, logits, logits.stride(0), classes, smoothing, z_loss,
+                IGNORED=IGNORED, COLUMNS=DLOGITS_CONFIG.block, num_warps=DLOGITS_CONFIG.num_warps,
             )
-        if dw is not None:
-            with computing(*DW, c_ptr="dw"):
-                launch_matmul(dlogits.T, h, choose_config(choose, dlogits.T, h), out=dw[first : first + chunk])
         if dh is not None:
-            before = total if first else None
-            out = dh if first + chunk >= classes else total
-            with computing(*(DH_ADDED if first else DH), c_ptr="dh" if out is dh else "dh_total"):
-                launch_matmul(dlogits, rows, choose_config(choose, dlogits, rows), before, out=out)
-    return dh, dw
+            with computing(*DH, c_ptr="dh"):
+                launch_matmul(logits, w, choose_config(choose, logits, w), out=dh[part], scale=scale)
+        if dw is not None:
+            with computing(*(DW_ADDED if first else DW), c_ptr="dw"):
+                launch_matmul(
+                    logits.T, rows, choose_config(choose, logits.T, rows), dw if first else None, out=dw, scale=scale
+                )
+    return launch_mean(losses, labels)[0], dh, dw, inverse
+
+
+def launch_scaling(gradient: torch.Tensor, dloss: torch.Tensor, inverse: torch.Tensor) -> None:
+    """Multiply a contiguous gradient of `training_pass` by dloss, and by 1 / count if it is float16."""
+    factor = inverse if gradient.dtype == torch.float16 else None
+    with device_of(gradient):
+        scale_gradient_kernel[(8 * multiprocessors(gradient.device),)](
+            gradient, dloss, factor, gradient, gradient.numel(), BLOCK=8192, num_warps=8
+        )
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -311,19 +362,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def forward(
         ctx: Any, h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, smoothing: float, z_loss: float
     ) -> torch.Tensor:
-        loss, saved = forward_pass(h, w, labels, smoothing, z_loss, save=True)
-        assert saved is not None
-        ctx.save_for_backward(h, w, labels, saved.maximum, saved.log_sum, saved.count)
-        ctx.attributes = smoothing, z_loss
+        loss, *gradients = training_pass(h, w, labels, smoothing, z_loss, ctx.needs_input_grad[:2])
+        ctx.save_for_backward(*gradients)
+        ctx.taken = False
         return loss
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dloss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        h, w, labels, *saved = ctx.saved_tensors
-        smoothing, z_loss = ctx.attributes
-        wanted = ctx.needs_input_grad[:2]
-        dh, dw = backward_pass(h, w, labels, SavedStatistics(*saved), dloss, smoothing, z_loss, wanted)
+        dh, dw, inverse = ctx.saved_tensors
+        if ctx.taken:
+            raise RuntimeError(
+                "linear_cross_entropy keeps its gradients for one backward pass only; call it again for another"
+            )
+        ctx.taken = True
+        for gradient_ in (dh, dw):
+            if gradient_ is not None:
+                launch_scaling(gradient_, dloss, inverse)
         return dh, dw, None, None, None
 
 
@@ -363,8 +418,7 @@ def linear_cross_entropy(
     labels = labels.contiguous()
     if torch.is_grad_enabled() and (h.requires_grad or w.requires_grad):
         return _LinearCrossEntropy.apply(h, w, labels, smoothing, z_loss)
-    loss, _ = forward_pass(h, w, labels, smoothing, z_loss, save=False)
-    return loss
+    return forward_pass(h, w, labels, smoothing, z_loss)
 
 
 def apply(inputs: dict[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:

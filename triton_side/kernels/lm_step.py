@@ -3,9 +3,9 @@
     x = table[tokens];  x = decoder_block(x) for each layer;  logits = rmsnorm(x) w_head^T
     loss = mean(logsumexp(logits) - logit[label])
 
-PyTorch's autograd calls the kernels' backward passes in turn. linear_cross_entropy computes the head: it takes four
-products instead of three, but the logits are never in memory, and their gradients only one workspace at a time. One
-launch updates all parameters. It takes a stacked parameter with one gradient a layer, so they need not be stacked.
+PyTorch's autograd calls the kernels' backward passes in turn. linear_cross_entropy computes the head: only a chunk's
+logits are in memory at a time. One launch updates all parameters. It takes a stacked parameter with one gradient a
+layer, so they need not be stacked.
 """
 
 from collections.abc import Mapping, Sequence

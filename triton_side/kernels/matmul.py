@@ -5,8 +5,7 @@
 Its tile order and loads are in `shared/matmul_tiles.py`. Either operand may be stored transposed: pass `x.T`.
 
 One kernel has every epilogue: residual (here and in `linear_residual.py`), bias (`linear.py`), bias and GELU in its
-tanh form (`linear_gelu.py`), the scales of fp8 operands (`matmul_fp8.py`), and float32 sums of products of 16-bit
-dtypes (`linear_cross_entropy.py`).
+tanh form (`linear_gelu.py`), and a factor that lies on the GPU (`linear_cross_entropy.py`).
 
 Shapes: a [m, k], b [k, n], c and residual [m, n], bias [n]. dtypes: bfloat16, float16, float32, one for all. The
 product accumulates in float32, and the epilogue computes in it. float32 products follow
@@ -24,10 +23,9 @@ from torch.autograd.function import once_differentiable
 
 from triton_side.calls.declare import Shapes, computing, declare, forward, gradient
 from triton_side.kernels.gelu import gelu_value
-from triton_side.kernels.shared.launch import check_matrix, check_tensors, device_of
+from triton_side.kernels.shared.launch import check_matrix, check_tensors, device_of, next_power_of_2
 from triton_side.kernels.shared.matmul_tiles import (
     MatmulConfig,
-    halves,
     load_tile,
     open_operand,
     operands_fit_descriptors,
@@ -43,6 +41,7 @@ PRODUCT = (forward("dot", "product"),)
 RESIDUAL = (forward("add", "residual"),)
 DA = (gradient("dot", "product", "da"),)
 DB = (gradient("dot", "product", "db"),)
+FEW_ROWS = 64  # or less: the product is limited by reading b
 
 
 @triton.jit
@@ -64,25 +63,19 @@ def finish_tile(
 
 def matmul_flops(shapes: Shapes) -> float:
     (m, k), n = shapes["a_ptr"], shapes["b_ptr"][1]
-    scaled, residual, bias, gelu = (f"{name}_ptr" in shapes for name in ("a_scale", "residual", "bias", "gelu"))
+    scaled, residual, bias, gelu = (f"{name}_ptr" in shapes for name in ("scale", "residual", "bias", "gelu"))
     return 2 * m * n * k + m * n * (scaled + residual + bias + 9 * gelu)
 
 
 @declare(flops=matmul_flops)  # the caller declares the operation
 @triton.jit
 def matmul_kernel(
-    a_ptr, b_ptr, a_scale_ptr, b_scale_ptr, residual_ptr, bias_ptr, c_ptr, gelu_ptr, m, n, k,
+    a_ptr, b_ptr, scale_ptr, residual_ptr, bias_ptr, c_ptr, gelu_ptr, m, n, k,
     stride_am, stride_ak, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-    WIDE: tl.constexpr,
 ):
-    """Compute c = a @ b * a_scale * b_scale + residual + bias, and its GELU; None is left out or not stored.
-
-    WIDE: residual or c is float32, and a and b are not. Tiles of residual and c pass through shared memory. A float32
-    tile of 128 x 256 and the operands would take 279 kB of it and spill 376 bytes of registers; halves take 213 kB and
-    spill nothing (compiled for an H200).
-    """
+    """Compute c = a @ b * scale + residual + bias, and its GELU; None is left out or not stored."""
     a = open_operand(a_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
     b = open_operand(b_ptr, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
@@ -93,15 +86,9 @@ def matmul_kernel(
             a, b, row, column, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
             BLOCK_M, BLOCK_N, BLOCK_K, A_TRANSPOSED, B_TRANSPOSED, DESCRIPTORS, PRECISION,
         )
-        if a_scale_ptr is not None:
-            c *= tl.load(a_scale_ptr) * tl.load(b_scale_ptr)
-        if WIDE:
-            half: tl.constexpr = BLOCK_N // 2
-            left, right = halves(c, BLOCK_M, BLOCK_N)
-            finish_tile(left, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column, m, n, BLOCK_M, half)
-            finish_tile(right, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column + half, m, n, BLOCK_M, half)
-        else:
-            finish_tile(c, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column, m, n, BLOCK_M, BLOCK_N)
+        if scale_ptr is not None:
+            c *= tl.load(scale_ptr)
+        finish_tile(c, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column, m, n, BLOCK_M, BLOCK_N)
 
 
 def pointer_config(block_m: int, block_n: int, block_k: int, num_warps: int, num_stages: int) -> MatmulConfig:
@@ -109,13 +96,25 @@ def pointer_config(block_m: int, block_n: int, block_k: int, num_warps: int, num
     return MatmulConfig(block_m, block_n, block_k, num_warps, num_stages, descriptors=False)
 
 
-def few_rows_config(element_bytes: int) -> MatmulConfig:
-    """Tiles for an output of one tile of rows, where speed depends on how much of b is prefetched.
+def few_rows_config(m: int, n: int, element_bytes: int) -> MatmulConfig:
+    """Tiles for an output of one tile of rows, as fast as b can be read: one program reads all of its columns of b.
 
-    64 rows are the fewest that a `wgmma` takes. Fastest of a sweep on an H200 (Triton 3.6, bfloat16, 16 x 4096 x 4096,
-    launches included): 24 us. Tiles half as wide and twice as deep, with 8 stages, took 48.
+    Each program reads all of a, from L2, so its columns must not be few: 64, or 128 if that gives each of 132
+    multiprocessors a program. Some 180 kB of prefetched tiles hide the latency. Pointers read 16 rows of a; a TMA tile
+    would have the 64 rows of a `wgmma`. By do_bench on an H200 (Triton 3.6, bfloat16, 16 rows), in us, in a kernel of
+    its own with the same tiles and loads:
+
+        | k x n                 4096 x 14336   4096 x 4096   4096 x 16384   14336 x 4096
+        | these tiles                   53.9          20.1           57.4           53.7
+        | the inner axis split          55.3          20.9           59.5           53.9
+        | 64 x 64 through TMA           80.9          87.4           69.0           69.5
+        | cuBLAS                        56.7          22.6           58.0           54.8
     """
-    return MatmulConfig(64, 64, 128 // element_bytes, num_warps=4, num_stages=6)
+    narrow = n <= 64 * 132
+    block_n = 128 if not narrow and n <= 128 * 132 else 64
+    step_bytes = (512 if narrow else 256) // (2 if m > 32 else 1)
+    rows = max(16, next_power_of_2(m))
+    return pointer_config(rows, block_n, step_bytes // element_bytes, num_warps=4, num_stages=5)
 
 
 def many_rows_config(dtype: torch.dtype, precision: str, descriptors: bool) -> MatmulConfig:
@@ -145,9 +144,9 @@ def many_rows_config(dtype: torch.dtype, precision: str, descriptors: bool) -> M
 
 @lru_cache
 def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool, m: int, n: int) -> MatmulConfig:
-    """Tiles for an output [m, n]: few_rows_config for up to 64 rows of 16-bit operands through TMA."""
-    if m <= 64 and descriptors and dtype != torch.float32:
-        return few_rows_config(dtype.itemsize)
+    """Tiles for an output [m, n]: few_rows_config for up to FEW_ROWS rows of aligned 16-bit operands."""
+    if m <= FEW_ROWS and descriptors and dtype != torch.float32:
+        return few_rows_config(m, n, dtype.itemsize)
     return many_rows_config(dtype, precision, descriptors)
 
 
@@ -162,14 +161,14 @@ def choose_config(choose: Choose, *operands: torch.Tensor) -> MatmulConfig:
 
 def launch_matmul(
     a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None, *,
-    bias: torch.Tensor | None = None, out: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, out: torch.Tensor | None = None, scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return a @ b (+ residual) (+ bias), contiguous, in `out` or in a new tensor of the operands' dtype.
+    """Return a @ b (* scale) (+ residual) (+ bias), contiguous, in `out` or in a new tensor.
 
-    `residual`, `bias` and `out` are contiguous, each of its own dtype; `out` may be `residual`.
+    `residual`, `bias` and `out` are contiguous; `out` may be `residual`. `scale` is one float32 number.
     """
     c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device) if out is None else out
-    _launch(a, b, config, residual=residual, bias=bias, c=c)
+    _launch(a, b, config, scale=scale, residual=residual, bias=bias, c=c)
     return c
 
 
@@ -183,23 +182,13 @@ def launch_bias_gelu(
     return y, pre
 
 
-def launch_scaled(
-    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, config: MatmulConfig
-) -> torch.Tensor:
-    """Return a @ b * a_scale * b_scale, contiguous, in bfloat16; each scale is one float32 number."""
-    c = torch.empty((a.shape[0], b.shape[1]), dtype=torch.bfloat16, device=a.device)
-    _launch(a, b, config, a_scale=a_scale, b_scale=b_scale, c=c)
-    return c
-
-
 def _launch(
-    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, *, a_scale: torch.Tensor | None = None,
-    b_scale: torch.Tensor | None = None, residual: torch.Tensor | None = None, bias: torch.Tensor | None = None,
-    c: torch.Tensor | None = None, gelu: torch.Tensor | None = None,
+    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, *, scale: torch.Tensor | None = None,
+    residual: torch.Tensor | None = None, bias: torch.Tensor | None = None, c: torch.Tensor | None = None,
+    gelu: torch.Tensor | None = None,
 ) -> None:
     (m, k), n = a.shape, b.shape[1]
     precision = product_precision(a.dtype)
-    wide = a.dtype != torch.float32 and any(x is not None and x.dtype == torch.float32 for x in (residual, c))
     if a.dtype == torch.float32 and precision == "ieee" and stored_transposed(b):
         # The ordinary cores read b's rows. Rows of a transposed b cause bank conflicts: 13 TFLOP/s against 38.
         b = b.contiguous()
@@ -207,10 +196,10 @@ def _launch(
         if config.descriptors:
             provide_descriptor_memory(a.device)
         matmul_kernel[(programs_for_output(m, n, config, a.device),)](
-            a, b, a_scale, b_scale, residual, bias, c, gelu, m, n, k, *a.stride(), *b.stride(),
+            a, b, scale, residual, bias, c, gelu, m, n, k, *a.stride(), *b.stride(),
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
             GROUP_M=config.group_m, A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b),
-            DESCRIPTORS=config.descriptors, PRECISION=precision, WIDE=wide,
+            DESCRIPTORS=config.descriptors, PRECISION=precision,
             num_warps=config.num_warps, num_stages=config.num_stages,
         )
 

@@ -8,9 +8,9 @@ that order and the weights w[t, j], `shared/grouped_product.py` the products, an
 gradients of the experts' matrices. No token is dropped.
 
 Forward: routing (three kernels), gate and up with the activation in their epilogue, the down projection, the weighted
-sum. The kernels gather rows of x when they read them, without a copy.
+sum. The rows of x are first copied into the order of the slots, if TMA can read them; else the kernels gather rows.
 
-Backward first copies the rows of dy and x into the order of the slots, if TMA can read them:
+Backward copies the rows of dy and x in the same way:
 
     dout[s] = dy[t] w_down[e]^T, without the weight
     dw[t, j] = dout[s] . act[s]    dgate, dup of dact = w dout    (one kernel, which also recomputes the weighted act)
@@ -38,7 +38,7 @@ from torch.autograd.function import once_differentiable
 
 from triton_side.calls.declare import Computed, again, computing, declare, forward, gradient
 from triton_side.kernels import embedding, moe_routing
-from triton_side.kernels.matmul import many_rows_config
+from triton_side.kernels.matmul import many_rows_config, pointer_config
 from triton_side.kernels.moe_routing import Route
 from triton_side.kernels.shared.grouped_gradient import launch_group_gradients
 from triton_side.kernels.shared.grouped_product import (
@@ -58,14 +58,14 @@ from triton_side.kernels.shared.launch import (
 from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 from triton_side.kernels.shared.tiles import DESCRIPTOR_ALIGNMENT, add_product, fits_descriptor, product_precision
 from triton_side.kernels.swiglu import silu_value_and_slope
-from triton_side.kernels.swiglu_mlp import ACTIVATION, two_products_config
+from triton_side.kernels.swiglu_mlp import ACTIVATION
 
+GATHER_X, GATHER_X_AGAIN = forward("gather", "dispatch", "rows"), again("gather", "dispatch", "rows")
 GATE_UP = (
-    forward("gather", "dispatch", "rows"), forward("dot", "gate"), forward("dot", "up"),
-    *(forward(op, "act", result) for op, result in ACTIVATION),
+    forward("dot", "gate"), forward("dot", "up"), *(forward(op, "act", result) for op, result in ACTIVATION),
 )
 DOWN = (forward("dot", "down"),)
-GATHER_DY, GATHER_X = gradient("gather", "combine", "dout"), again("gather", "dispatch", "rows")
+GATHER_DY = gradient("gather", "combine", "dout")
 DOUT = (gradient("dot", "down", "dact"),)
 DDOWN = (gradient("dot", "down", "dw_down"),)
 DGATE_UP = (gradient("dot", "gate", "dw_gate"), gradient("dot", "up", "dw_up"))
@@ -158,30 +158,39 @@ def moe_dx_kernel(
     tl.store(dx_ptr + offset, dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
 
+def two_products_config(dtype: torch.dtype, precision: str, descriptors: bool) -> MatmulConfig:
+    """Tiles of a kernel with two accumulators: half as wide as a single product's."""
+    if dtype == torch.float32:
+        return pointer_config(64, 32, 16, 4, 2) if precision == "ieee" else pointer_config(128, 32, 32, 8, 2)
+    if not descriptors:
+        return pointer_config(64, 32, 32, 4, 3)
+    return MatmulConfig(128, 128, 64, num_warps=8, num_stages=4, group_m=16)
+
+
 def product_config(weights: torch.Tensor, *rows: torch.Tensor, accumulators: int = 1, pairs: int = 1) -> MatmulConfig:
-    """Tiles of a grouped product: the tiles of the product without groups.
+    """Tiles of a grouped product: those of the product without groups, with a stage more if TMA reads both operands.
 
     IEEE float32 products with two accumulators, or two pairs of operands, would spill registers, and take half as many
-    rows.
+    rows. On an H200 by do_bench, 8192 slots of 8 experts, 2048 by 3584: 588 to 606 TFLOP/s, as torch._grouped_mm. Three
+    stages take 582 to 577, tiles of 128 x 128 with two programs a multiprocessor less than 567.
     """
     choose = many_rows_config if accumulators == 1 else two_products_config
-    precision = product_precision(weights.dtype)
-    config = choose(weights.dtype, precision, fit_descriptors(weights, *rows))
+    config = choose(weights.dtype, product_precision(weights.dtype), fit_descriptors(weights, *rows))
     if weights.dtype == torch.float32 and accumulators * pairs == 2:
         return replace(config, block_m=config.block_m // 2)
-    return config
+    return replace(config, num_stages=4) if config.descriptors else config
 
 
 def gradient_config(a: torch.Tensor, b: torch.Tensor, accumulators: int = 1) -> MatmulConfig:
     """Tiles of the weights' gradients.
 
-    bfloat16 on an H200, 8192 slots of 8 experts, 2048 by 3584, by do_bench, including the copy of gathered rows: one
-    product 552 TFLOP/s, with 128 x 256 and one program a multiprocessor 538; two products 548. Gathering in the kernel
-    reaches 419 and 452.
+    bfloat16 on an H200, 8192 slots of 8 experts, 2048 by 3584, by do_bench: one product 591 TFLOP/s, with 128 x 128 and
+    two programs a multiprocessor 555; two products 602. Copies of gathered rows are not included. Gathering in the
+    kernel reaches 419 and 452.
     """
     if a.dtype != torch.float32 and fits_descriptor(a) and fits_descriptor(b):
         if accumulators == 1:
-            return MatmulConfig(128, 128, 64, num_warps=4, num_stages=3, programs=2)
+            return MatmulConfig(128, 256, 64, num_warps=8, num_stages=4)
         return MatmulConfig(128, 128, 64, num_warps=8, num_stages=4)
     choose = many_rows_config if accumulators == 1 else two_products_config
     return choose(a.dtype, product_precision(a.dtype), False)
@@ -254,9 +263,13 @@ def _experts(
     x: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, w_down: torch.Tensor, route: Route, save: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Return y and, with `save`, gate and up."""
+    x, rows = copy_in_slot_order(x, route.rows, GATHER_X, name="x")
     config = product_config(w_gate, accumulators=2)
-    with computing(*GATE_UP, c_ptr="gate", c2_ptr="up", activated_ptr="act"):
-        act, gate, up = launch_gate_up(x, route.rows, w_gate, w_up, route.offsets, config, save)
+    with computing(
+        *(() if rows is None else (GATHER_X,)), *GATE_UP, c_ptr="gate", c2_ptr="up", activated_ptr="act"
+    ):
+        act, gate, up = launch_gate_up(x, rows, w_gate, w_up, route.offsets, config, save)
+    del x
     with computing(*DOWN, c_ptr="out"):
         out = launch_grouped_product(
             act, None, w_down, route.offsets, len(route.rows), product_config(w_down, act)
@@ -291,7 +304,7 @@ class _MoE(torch.autograd.Function):
                 weighted_act, dy, dy_rows, offsets, gradient_config(weighted_act, dy), a_gathered=False
             )
         del dy, dout, weighted_act  # frees memory for the next products
-        sorted_x, x_rows = copy_in_slot_order(x, route.rows, GATHER_X, name="x")
+        sorted_x, x_rows = copy_in_slot_order(x, route.rows, GATHER_X_AGAIN, name="x")
         with computing(*DGATE_UP, c_ptr="dw_gate", c2_ptr="dw_up"):
             dw_gate, dw_up = launch_group_gradients(
                 sorted_x, dgate, x_rows, offsets, gradient_config(sorted_x, dgate, accumulators=2), a_gathered=True,

@@ -2,7 +2,7 @@ import pytest
 import torch
 from row_kernel_checks import DEVICE, is_accurate, random
 
-from triton_side.kernels import matmul, matmul_fp8
+from triton_side.kernels import matmul_fp8
 from triton_side.kernels.shared.launch import INTERPRETED
 from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
@@ -35,7 +35,16 @@ def test_agrees_with_float64(m: int, k: int, n: int) -> None:
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_any_configuration_agrees(config: MatmulConfig) -> None:
     a, b = operands(56, 96, 72) if config.descriptors else operands(53, 41, 67)
-    assert agrees(matmul.launch_scaled(a, b.T, *SCALES, config), a, b)
+    assert agrees(matmul_fp8.launch_fp8(a, b.T, *SCALES, config), a, b)
+
+
+@pytest.mark.parametrize("chunk", [32, 64, 100])
+@pytest.mark.parametrize("descriptors", [False, True], ids=["pointers", "descriptors"])
+def test_sums_in_chunks_agree(descriptors: bool, chunk: int) -> None:
+    """Several tiles a program, and a last chunk that is not full."""
+    config = MatmulConfig(64, 32, 32, num_warps=4, num_stages=2, descriptors=descriptors)
+    a, b = operands(150, 208, 330)
+    assert agrees(matmul_fp8.launch_fp8(a, b.T, *SCALES, config, chunk), a, b)
 
 
 def test_strides() -> None:

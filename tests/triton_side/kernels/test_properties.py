@@ -22,7 +22,6 @@ from kernel_properties import (
     dpre,
     embedding,
     first,
-    gate_up,
     gated_unit,
     gelu,
     launched,
@@ -40,7 +39,6 @@ from kernel_properties import (
     sums_over_rows,
     trained_matmul,
     training,
-    two_products,
     vector_add,
     within_plain_code,
 )
@@ -434,29 +432,6 @@ def aligned(config: MatmulConfig, *counts: int) -> list[int]:
 
 
 @dtypes
-@examples(5, 30)
-@given(sizes, sizes, sizes, moderate_rows, matmul_configs, st.booleans(), st.booleans(), seeds)
-def test_two_products(dtype, m, k, n, kinds, config, a_transposed, b_transposed, seed) -> None:
-    m, k, n = aligned(config, m, k, n)
-    storage = "transposed" if b_transposed else "dense"
-    a = draw(m, k, kinds, seed, dtype, "transposed" if a_transposed else "dense")
-    b, b2 = (draw(k, n, ORDINARY_ROWS, seed + i, dtype, storage) for i in (1, 2))
-    assert not two_products(lambda *operands: mlp_module.launch_two_products(*operands, config), a, b, b2)
-
-
-@dtypes
-@examples(5, 30)
-@given(sizes, sizes, sizes, matmul_configs, seeds)
-def test_gate_and_up(dtype, tokens, width, hidden, config, seed) -> None:
-    tokens, width, hidden = aligned(config, tokens, width, hidden)
-    h, gate_weight, up_weight = (
-        draw(*shape, ORDINARY_ROWS, seed + i, dtype)
-        for i, shape in enumerate([(tokens, width), (width, hidden), (width, hidden)])
-    )
-    assert not gate_up(lambda *operands: mlp_module.launch_gate_up(*operands, config, True), h, gate_weight, up_weight)
-
-
-@dtypes
 @examples(10, 80)
 @given(sizes, sizes, moderate_rows, rows_of_any_kind, moderate_rows, seeds)
 def test_activation_gradients(dtype, tokens, hidden, dact_kinds, gate_kinds, up_kinds, seed) -> None:
@@ -528,7 +503,7 @@ def test_matmul_fp8(m, k, n, config, a_layout, b_layout, seed) -> None:
     def launch(a: torch.Tensor, b: torch.Tensor, *scales: torch.Tensor) -> tuple[torch.Tensor]:
         if config is None:
             return (fp8_module.matmul_fp8(a, b, *scales),)
-        return (matmul_module.launch_scaled(a, b.T, *scales, config),)
+        return (fp8_module.launch_fp8(a, b.T, *scales, config),)
 
     assert not matmul_fp8(launch, a, b, *torch.tensor([0.37, -0.011], device=DEVICE))
 

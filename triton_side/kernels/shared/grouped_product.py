@@ -4,7 +4,7 @@ Slot s of the operand sorted by expert belongs to expert e if offsets[e] <= s < 
 
     c[s] = a[rows[s]] @ b[e]  (+ a2[s] @ b2[e])
 
-rows[s] is the row of the unsorted matrix that slot s holds, so no sorted copy is made. Only the GPU knows the sizes of
+rows[s] is the row of the unsorted matrix that slot s holds; a sorted copy needs none. Only the GPU knows the sizes of
 the groups, and nothing waits for it. A program finds its tile's expert in the offsets, and the grid has the largest
 possible number of tiles: one more for each expert than without groups. A group without rows has no tile.
 
@@ -23,7 +23,14 @@ import triton.language as tl
 
 from triton_side.calls.declare import Shapes, declare
 from triton_side.kernels.shared.launch import cdiv, device_of, next_power_of_2
-from triton_side.kernels.shared.matmul_tiles import MatmulConfig, open_operand, programs_for_tiles, store_tile, tile_at
+from triton_side.kernels.shared.matmul_tiles import (
+    MatmulConfig,
+    load_strided_tile,
+    open_operand,
+    programs_for_tiles,
+    store_tile,
+    tile_at,
+)
 from triton_side.kernels.shared.tiles import add_product, fits_descriptor, product_precision, provide_descriptor_memory
 
 
@@ -66,19 +73,6 @@ def open_experts(
             )
     else:
         return pointer
-
-
-# As in `store_tile`, a tile's origin is one 64-bit scalar and offsets in it are 32-bit.
-@triton.jit
-def load_strided_tile(
-    pointer, row, column, rows, columns, stride_row, stride_column, ROWS: tl.constexpr, COLUMNS: tl.constexpr
-):
-    """Return the [ROWS, COLUMNS] tile at (row, column) of a matrix, zero outside it."""
-    r = tl.arange(0, ROWS)[:, None]
-    c = tl.arange(0, COLUMNS)[None, :]
-    origin = pointer + (tl.cast(row, tl.int64) * stride_row + tl.cast(column, tl.int64) * stride_column)
-    inside = (r < rows - row) & (c < columns - column)
-    return tl.load(origin + (r * stride_row + c * stride_column), mask=inside, other=0.0)
 
 
 @triton.jit
@@ -175,7 +169,9 @@ def grouped_product_kernel(
         )
     tiles = cumulative_tiles(offsets_ptr, experts, BLOCK_M, EXPERTS)
     row_tiles = tl.max(tiles, axis=0)
-    for tile in tl.range(tl.program_id(0), row_tiles * tl.cdiv(n, BLOCK_N), tl.num_programs(0)):
+    # A flattened loop loads the next tile before it stores this one. Two inner loops cannot be flattened.
+    FLATTEN: tl.constexpr = DESCRIPTORS and a2_ptr is None and not GATHERS
+    for tile in tl.range(tl.program_id(0), row_tiles * tl.cdiv(n, BLOCK_N), tl.num_programs(0), flatten=FLATTEN):
         row, column = tile_at(tile, row_tiles * BLOCK_M, n, BLOCK_M, BLOCK_N, GROUP_M)
         expert, row, end = group_of_tile(row // BLOCK_M, tiles, offsets_ptr, BLOCK_M, EXPERTS)
         gathered = rows_in_slots(rows_ptr, row + tl.arange(0, BLOCK_M), end)
@@ -299,15 +295,15 @@ def launch_grouped_product(
 
 
 def launch_gate_up(
-    x: torch.Tensor, rows: torch.Tensor, w_gate: torch.Tensor, w_up: torch.Tensor, offsets: torch.Tensor,
+    x: torch.Tensor, rows: torch.Tensor | None, w_gate: torch.Tensor, w_up: torch.Tensor, offsets: torch.Tensor,
     config: MatmulConfig, save: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Return silu(x[rows] w_gate) * (x[rows] w_up) group by group and, with `save`, the two products; [slots, hidden].
 
-    The two weights have the same strides.
+    Without rows it takes x's own rows. The two weights have the same strides.
     """
     experts, width, hidden = w_gate.shape
-    slots = len(rows)
+    slots = len(x if rows is None else rows)
     act = torch.empty((slots, hidden), dtype=x.dtype, device=x.device)
     gate, up = (torch.empty_like(act), torch.empty_like(act)) if save else (None, None)
     with device_of(x):

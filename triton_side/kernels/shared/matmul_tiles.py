@@ -69,6 +69,19 @@ def open_operand(
         return pointer
 
 
+# A tile's origin is a 64-bit scalar, and offsets within the tile are 32-bit. With 64-bit offsets, epilogues spill.
+@triton.jit
+def load_strided_tile(
+    pointer, row, column, rows, columns, stride_row, stride_column, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Return the [ROWS, COLUMNS] tile at (row, column) of a matrix, zero outside it."""
+    r = tl.arange(0, ROWS)[:, None]
+    c = tl.arange(0, COLUMNS)[None, :]
+    origin = pointer + (tl.cast(row, tl.int64) * stride_row + tl.cast(column, tl.int64) * stride_column)
+    inside = (r < rows - row) & (c < columns - column)
+    return tl.load(origin + (r * stride_row + c * stride_column), mask=inside, other=0.0)
+
+
 @triton.jit
 def load_operand(
     source, row, column, rows, columns, stride_row, stride_column,
@@ -81,12 +94,9 @@ def load_operand(
         else:
             return source.load([row, column])
     else:
-        r = (row + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        c = (column + tl.arange(0, COLUMNS)).to(tl.int64)[None, :]
-        return tl.load(source + r * stride_row + c * stride_column, mask=(r < rows) & (c < columns), other=0.0)
+        return load_strided_tile(source, row, column, rows, columns, stride_row, stride_column, ROWS, COLUMNS)
 
 
-# A tile's origin is a 64-bit scalar, and offsets within the tile are 32-bit. With 64-bit offsets, epilogues spill.
 @triton.jit
 def store_tile(pointer, value, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Write a tile to (row, column) of a contiguous [rows, columns] matrix, in the matrix's dtype."""
@@ -121,12 +131,6 @@ def tile_product(
         y = load_operand(b, at, column, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
         c = add_product(c, x, y, PRECISION)
     return c
-
-
-@triton.jit
-def halves(tile, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Return the left and the right half of a [ROWS, COLUMNS] tile."""
-    return tl.split(tl.permute(tl.reshape(tile, [ROWS, 2, COLUMNS // 2]), (0, 2, 1)))
 
 
 def stored_transposed(matrix: torch.Tensor) -> bool:

@@ -65,17 +65,14 @@ def add_separate_product(c, a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def add_product(c, a, b, PRECISION: tl.constexpr):
-    """Return c + a @ b; IEEE float32 and fp8 products are summed over the tile's inner axis first.
+    """Return c + a @ b; IEEE float32 products are summed over the tile's inner axis first.
 
     One sequential sum over a long inner axis erred 3 to 4 times as much as cuBLAS (H200, 1021 and 1536 terms).
-    Hopper's tensor cores sum fp8 with some 14 bits (DeepSeek-V3, arXiv:2412.19437, section 3.3.2).
     """
     if PRECISION == "tf32":
         return tl.dot(round_to_tf32(a), round_to_tf32(b), c, input_precision=PRECISION)
     elif a.dtype == tl.float32:
         return add_separate_product(c, a, b, PRECISION)
-    elif a.dtype.is_fp8():
-        return tl.dot(a, b, c, max_num_imprecise_acc=a.shape[1])
     else:
         return tl.dot(a, b, c, input_precision=PRECISION)
 
