@@ -131,6 +131,73 @@ def _edge_columns(head, vectors, columns, VECTOR: tl.constexpr):
     return column, tl.where(edge < VECTOR, edge < head, column < columns)
 
 
+@triton.jit
+def _first_vector(start, EDGES: tl.constexpr, VECTOR: tl.constexpr):
+    """Return where a row's whole 16-byte vectors begin; the product shows the compiler the alignment."""
+    if EDGES:
+        return tl.cdiv(start, VECTOR) * VECTOR
+    else:
+        return start
+
+
+@triton.jit
+def _rest_columns(head, TILED: tl.constexpr, REST: tl.constexpr):
+    """Return the columns outside a row's tiles, which begin at column `head` and are TILED columns wide."""
+    column = tl.arange(0, REST)
+    return tl.where(column < head, column, column + TILED)
+
+
+@declare.declare(*FORWARD, flops=lambda shapes: 5 * math.prod(shapes["y_ptr"]))
+@triton.jit
+def softmax_forward_tiled_kernel(
+    x_ptr, y_ptr, x_row_stride, rows, columns,
+    TILES: tl.constexpr, COLUMNS: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr, EDGES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """Hold a row in registers: TILES tiles of COLUMNS columns that need no mask, and fewer than REST + 1 others."""
+    accurate: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
+    lanes: tl.constexpr = COLUMNS // VECTOR
+    offset = tl.arange(0, lanes)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
+        x_start = tl.cast(row, tl.int64) * x_row_stride
+        y_start = tl.cast(row, tl.int64) * columns
+        x_first, y_first = _first_vector(x_start, EDGES, VECTOR), _first_vector(y_start, EDGES, VECTOR)
+        tiles = ()
+        for tile in tl.static_range(TILES):
+            x = tl.load(x_ptr + x_first + (tile * COLUMNS + offset))
+            tiles = tiles + (x,)  # type: ignore[assignment]
+        if REST:
+            rest_column = _rest_columns(y_first - y_start, TILES * COLUMNS, REST)
+            rest = tl.load(x_ptr + x_start + rest_column, mask=rest_column < columns, other=-float("inf"))
+            rest = rest.to(tl.float32)
+
+        maximum = tl.full([lanes, 1], LOWEST, tl.float32)
+        for tile in tl.static_range(TILES):
+            maximum = tl.maximum(maximum, tl.max(tiles[tile].to(tl.float32), axis=1, keep_dims=True))
+        row_maximum = tl.max(maximum)
+        if REST:
+            row_maximum = tl.maximum(row_maximum, tl.max(rest))
+        partial_sum = tl.zeros([lanes, 1], tl.float32)
+        numerators = ()
+        for tile in tl.static_range(TILES):
+            numerator = _exp(tiles[tile].to(tl.float32) - row_maximum, accurate)
+            partial_sum += tl.sum(numerator, axis=1, keep_dims=True)
+            numerators = numerators + (numerator,)
+        denominator = tl.sum(_to_sum(partial_sum, accurate))
+        if REST:
+            rest = _exp(rest - row_maximum, accurate)
+            denominator += tl.sum(_to_sum(rest, accurate))
+        denominator = denominator.to(tl.float32)
+        denominator = tl.where(denominator == 0.0, 1.0, denominator)  # a row of nothing but -inf
+
+        for tile in tl.static_range(TILES):
+            y = _divide(numerators[tile], denominator, accurate)
+            tl.store(y_ptr + y_first + (tile * COLUMNS + offset), y.to(y_ptr.dtype.element_ty))
+        if REST:
+            y = _divide(rest, denominator, accurate).to(y_ptr.dtype.element_ty)
+            tl.store(y_ptr + y_start + rest_column, y, mask=rest_column < columns)
+
+
 @declare.declare(*FORWARD, flops=lambda shapes: 5 * math.prod(shapes["y_ptr"]))
 @triton.jit
 def softmax_forward_looped_kernel(
@@ -202,6 +269,46 @@ def softmax_backward_kernel(
         dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(tl.float32)
         dx = y * (dy - tl.sum(y * dy, axis=1, keep_dims=True))
         tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
+
+
+@declare.declare(*BACKWARD, flops=lambda shapes: 4 * math.prod(shapes["y_ptr"]))
+@triton.jit
+def softmax_backward_tiled_kernel(
+    y_ptr, dy_ptr, dx_ptr, y_row_stride, dy_row_stride, rows, columns,
+    TILES: tl.constexpr, COLUMNS: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr, EDGES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """Hold a row in registers, as softmax_forward_tiled_kernel does."""
+    lanes: tl.constexpr = COLUMNS // VECTOR
+    offset = tl.arange(0, lanes)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
+        y_start = tl.cast(row, tl.int64) * y_row_stride
+        dy_start = tl.cast(row, tl.int64) * dy_row_stride
+        dx_start = tl.cast(row, tl.int64) * columns
+        y_first, dy_first = _first_vector(y_start, EDGES, VECTOR), _first_vector(dy_start, EDGES, VECTOR)
+        dx_first = _first_vector(dx_start, EDGES, VECTOR)
+        y_tiles = ()
+        dy_tiles = ()
+        partial_dot = tl.zeros([lanes, VECTOR], tl.float32)
+        for tile in tl.static_range(TILES):
+            y = tl.load(y_ptr + y_first + (tile * COLUMNS + offset))
+            dy = tl.load(dy_ptr + dy_first + (tile * COLUMNS + offset))
+            partial_dot += y.to(tl.float32) * dy.to(tl.float32)
+            y_tiles = y_tiles + (y,)  # type: ignore[assignment]
+            dy_tiles = dy_tiles + (dy,)  # type: ignore[assignment]
+        dot = tl.sum(partial_dot)
+        if REST:
+            rest_column = _rest_columns(dx_first - dx_start, TILES * COLUMNS, REST)
+            rest_y = tl.load(y_ptr + y_start + rest_column, mask=rest_column < columns, other=0.0).to(tl.float32)
+            rest_dy = tl.load(dy_ptr + dy_start + rest_column, mask=rest_column < columns, other=0.0).to(tl.float32)
+            dot += tl.sum(rest_y * rest_dy)
+
+        for tile in tl.static_range(TILES):
+            dx = y_tiles[tile].to(tl.float32) * (dy_tiles[tile].to(tl.float32) - dot)
+            tl.store(dx_ptr + dx_first + (tile * COLUMNS + offset), dx.to(dx_ptr.dtype.element_ty))
+        if REST:
+            dx = (rest_y * (rest_dy - dot)).to(dx_ptr.dtype.element_ty)
+            tl.store(dx_ptr + dx_start + rest_column, dx, mask=rest_column < columns)
 
 
 @declare.declare(*BACKWARD, flops=lambda shapes: 4 * math.prod(shapes["y_ptr"]))
@@ -307,6 +414,17 @@ def configure_backward(rows: int, columns: int, element_bytes: int, multiprocess
     return RowConfig(block_rows, block, num_warps, 1, cdiv(rows, block_rows))
 
 
+def _parts_of_a_row(columns: int, element_bytes: int, config: RowConfig) -> dict[str, Any]:
+    """Return the constants of a kernel that takes a row in parts of config.block_columns."""
+    edges, vector = rows_have_edges(columns), 16 // element_bytes
+    parts = {"COLUMNS": config.block_columns, "STAGES": config.num_stages, "EDGES": edges, "VECTOR": vector}
+    if config.in_registers:
+        tiles = max(0, columns - (vector - 1 if edges else 0)) // config.block_columns
+        rest = columns - tiles * config.block_columns
+        parts |= {"TILES": tiles, "REST": next_power_of_2(rest) if rest else 0}
+    return parts
+
+
 def forward(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
     """Launch the forward kernel on x [rows, columns]; the result y is contiguous, in x's dtype."""
     rows, columns = x.shape
@@ -319,10 +437,10 @@ def forward(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
         if config.block_columns < columns:
             edges = rows_have_edges(columns)
             x = x.contiguous() if edges else x
-            softmax_forward_looped_kernel[(config.programs,)](
-                x, y, x.stride(0), rows, columns,
-                COLUMNS=config.block_columns, STAGES=config.num_stages, EDGES=edges,
-                VECTOR=16 // x.element_size(), num_warps=config.num_warps,
+            parts = _parts_of_a_row(columns, x.element_size(), config)
+            kernel = softmax_forward_tiled_kernel if config.in_registers else softmax_forward_looped_kernel
+            kernel[(config.programs,)](
+                x, y, x.stride(0), rows, columns, **parts, num_warps=config.num_warps
             )
         else:
             softmax_forward_kernel[(config.programs,)](
@@ -345,10 +463,10 @@ def backward(y: torch.Tensor, dy: torch.Tensor, config: RowConfig | None = None)
         if config.block_columns < columns:
             edges = rows_have_edges(columns)
             y, dy = (y.contiguous(), dy.contiguous()) if edges else (y, dy)
-            softmax_backward_looped_kernel[(config.programs,)](
-                y, dy, dx, y.stride(0), dy.stride(0), rows, columns,
-                COLUMNS=config.block_columns, STAGES=config.num_stages, EDGES=edges,
-                VECTOR=16 // y.element_size(), num_warps=config.num_warps,
+            parts = _parts_of_a_row(columns, y.element_size(), config)
+            kernel = softmax_backward_tiled_kernel if config.in_registers else softmax_backward_looped_kernel
+            kernel[(config.programs,)](
+                y, dy, dx, y.stride(0), dy.stride(0), rows, columns, **parts, num_warps=config.num_warps
             )
         else:
             softmax_backward_kernel[(config.programs,)](
