@@ -184,8 +184,7 @@ def cross_entropy_backward_kernel(
 def configure_forward(element_bytes: int) -> FlatConfig:
     """2 KB of a row at a time for 4 warps: one 16-byte load a thread.
 
-    bfloat16 on an H200, 2048 tokens of 128,256 classes, by do_bench: 133.9 us. One loop stage takes 136.2, three take
-    138.5; 4 KB for 8 warps take 136.3 to 137.3.
+    Chosen by a sweep on an H200 of a loop that copied the next tile to shared memory.
     """
     return FlatConfig(block=2048 // element_bytes, num_warps=4)
 

@@ -7,10 +7,11 @@ A row of nothing but -inf gives zeros in y, and so in dx.
 Shapes: x, y, dy, dx [rows, columns]. bfloat16, float16 or float32 in and out; fp32 inside. The forward pass saves only
 the stored y, which the backward pass reads.
 
-A row is read once and held in registers. The looped kernels read rows too long for that twice. Their forward pass
+A row is read once and held in registers: in one tile, or in the forward pass in several tiles, because one tile of
+65,536 columns would spill where 50,257 columns fit. The looped kernels read longer rows twice. Their forward pass
 computes maximum and sum together (Milakov and Gimelshein, "Online normalizer calculation for softmax",
 arXiv:1805.02867), then writes y. The second reading mostly hits L2, because only the rows of the resident programs are
-in use. The looped kernels also keep 16-byte accesses in rows that begin anywhere, as with the 50,257 columns of a
+in use. The tiled and looped kernels keep 16-byte accesses in rows that begin anywhere, as with the 50,257 columns of a
 vocabulary.
 """
 
@@ -273,46 +274,6 @@ def softmax_backward_kernel(
 
 @declare.declare(*BACKWARD, flops=lambda shapes: 4 * math.prod(shapes["y_ptr"]))
 @triton.jit
-def softmax_backward_tiled_kernel(
-    y_ptr, dy_ptr, dx_ptr, y_row_stride, dy_row_stride, rows, columns,
-    TILES: tl.constexpr, COLUMNS: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr, EDGES: tl.constexpr,
-    VECTOR: tl.constexpr,
-):
-    """Hold a row in registers, as softmax_forward_tiled_kernel does."""
-    lanes: tl.constexpr = COLUMNS // VECTOR
-    offset = tl.arange(0, lanes)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
-    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
-        y_start = tl.cast(row, tl.int64) * y_row_stride
-        dy_start = tl.cast(row, tl.int64) * dy_row_stride
-        dx_start = tl.cast(row, tl.int64) * columns
-        y_first, dy_first = _first_vector(y_start, EDGES, VECTOR), _first_vector(dy_start, EDGES, VECTOR)
-        dx_first = _first_vector(dx_start, EDGES, VECTOR)
-        y_tiles = ()
-        dy_tiles = ()
-        partial_dot = tl.zeros([lanes, VECTOR], tl.float32)
-        for tile in tl.static_range(TILES):
-            y = tl.load(y_ptr + y_first + (tile * COLUMNS + offset))
-            dy = tl.load(dy_ptr + dy_first + (tile * COLUMNS + offset))
-            partial_dot += y.to(tl.float32) * dy.to(tl.float32)
-            y_tiles = y_tiles + (y,)  # type: ignore[assignment]
-            dy_tiles = dy_tiles + (dy,)  # type: ignore[assignment]
-        dot = tl.sum(partial_dot)
-        if REST:
-            rest_column = _rest_columns(dx_first - dx_start, TILES * COLUMNS, REST)
-            rest_y = tl.load(y_ptr + y_start + rest_column, mask=rest_column < columns, other=0.0).to(tl.float32)
-            rest_dy = tl.load(dy_ptr + dy_start + rest_column, mask=rest_column < columns, other=0.0).to(tl.float32)
-            dot += tl.sum(rest_y * rest_dy)
-
-        for tile in tl.static_range(TILES):
-            dx = y_tiles[tile].to(tl.float32) * (dy_tiles[tile].to(tl.float32) - dot)
-            tl.store(dx_ptr + dx_first + (tile * COLUMNS + offset), dx.to(dx_ptr.dtype.element_ty))
-        if REST:
-            dx = (rest_y * (rest_dy - dot)).to(dx_ptr.dtype.element_ty)
-            tl.store(dx_ptr + dx_start + rest_column, dx, mask=rest_column < columns)
-
-
-@declare.declare(*BACKWARD, flops=lambda shapes: 4 * math.prod(shapes["y_ptr"]))
-@triton.jit
 def softmax_backward_looped_kernel(
     y_ptr, dy_ptr, dx_ptr, y_row_stride, dy_row_stride, rows, columns,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, EDGES: tl.constexpr, VECTOR: tl.constexpr,
@@ -361,8 +322,8 @@ def rows_have_edges(columns: int) -> bool:
     """Return whether rows begin or end inside a 16-byte vector, or Triton cannot tell that they do not.
 
     Triton specialises an integer argument on being a multiple of 16. Any other row length would prevent 16-byte
-    accesses, so the looped kernels then take whole vectors, and separately the elements before and after them. For
-    that, all matrices must have the same row stride.
+    accesses, so the tiled and looped kernels then take whole vectors, and separately the elements before and after
+    them. For that, all matrices must have the same row stride.
     """
     return columns % 16 != 0
 
@@ -380,9 +341,12 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
         | 131,072 columns   looped: 2616 with 32 warps, 2315 with 16
 
     A row of 32,768 columns fills a multiprocessor's registers, so no other program runs there to hide its loads, and
-    the prefetch does. In fp32 the prefetched rows do not fit. 65,536 columns would spill.
+    the prefetch does. In fp32 the prefetched rows do not fit. 65,536 columns would spill, but six tiles of 8192 columns
+    and 2048 others spill 24 bytes a thread (compiled for an H200).
     """
     block = next_power_of_2(columns)
+    if element_bytes == 2 and 2**15 < columns <= 6 * 2**13 + 2**11:
+        return RowConfig(1, 8192, 32, 2, min(rows, multiprocessors), in_registers=True)
     if block > 32768 or (block > 8192 and rows_have_edges(columns)):
         # One of two programs reads while the other writes, as long as the rows they read twice stay in 50 MB of L2.
         resident = 2 if 2 * multiprocessors * columns * element_bytes < 2**25 else 1
@@ -414,17 +378,6 @@ def configure_backward(rows: int, columns: int, element_bytes: int, multiprocess
     return RowConfig(block_rows, block, num_warps, 1, cdiv(rows, block_rows))
 
 
-def _parts_of_a_row(columns: int, element_bytes: int, config: RowConfig) -> dict[str, Any]:
-    """Return the constants of a kernel that takes a row in parts of config.block_columns."""
-    edges, vector = rows_have_edges(columns), 16 // element_bytes
-    parts = {"COLUMNS": config.block_columns, "STAGES": config.num_stages, "EDGES": edges, "VECTOR": vector}
-    if config.in_registers:
-        tiles = max(0, columns - (vector - 1 if edges else 0)) // config.block_columns
-        rest = columns - tiles * config.block_columns
-        parts |= {"TILES": tiles, "REST": next_power_of_2(rest) if rest else 0}
-    return parts
-
-
 def forward(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
     """Launch the forward kernel on x [rows, columns]; the result y is contiguous, in x's dtype."""
     rows, columns = x.shape
@@ -437,11 +390,15 @@ def forward(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
         if config.block_columns < columns:
             edges = rows_have_edges(columns)
             x = x.contiguous() if edges else x
-            parts = _parts_of_a_row(columns, x.element_size(), config)
-            kernel = softmax_forward_tiled_kernel if config.in_registers else softmax_forward_looped_kernel
-            kernel[(config.programs,)](
-                x, y, x.stride(0), rows, columns, **parts, num_warps=config.num_warps
-            )
+            vector = 16 // x.element_size()
+            parts = {"COLUMNS": config.block_columns, "STAGES": config.num_stages, "EDGES": edges, "VECTOR": vector}
+            kernel = softmax_forward_looped_kernel
+            if config.in_registers:
+                tiles = max(0, columns - (vector - 1 if edges else 0)) // config.block_columns
+                rest = columns - tiles * config.block_columns
+                parts |= {"TILES": tiles, "REST": next_power_of_2(rest) if rest else 0}
+                kernel = softmax_forward_tiled_kernel
+            kernel[(config.programs,)](x, y, x.stride(0), rows, columns, **parts, num_warps=config.num_warps)
         else:
             softmax_forward_kernel[(config.programs,)](
                 x, y, x.stride(0), rows, columns,
@@ -463,10 +420,10 @@ def backward(y: torch.Tensor, dy: torch.Tensor, config: RowConfig | None = None)
         if config.block_columns < columns:
             edges = rows_have_edges(columns)
             y, dy = (y.contiguous(), dy.contiguous()) if edges else (y, dy)
-            parts = _parts_of_a_row(columns, y.element_size(), config)
-            kernel = softmax_backward_tiled_kernel if config.in_registers else softmax_backward_looped_kernel
-            kernel[(config.programs,)](
-                y, dy, dx, y.stride(0), dy.stride(0), rows, columns, **parts, num_warps=config.num_warps
+            softmax_backward_looped_kernel[(config.programs,)](
+                y, dy, dx, y.stride(0), dy.stride(0), rows, columns,
+                COLUMNS=config.block_columns, STAGES=config.num_stages, EDGES=edges,
+                VECTOR=16 // y.element_size(), num_warps=config.num_warps,
             )
         else:
             softmax_backward_kernel[(config.programs,)](

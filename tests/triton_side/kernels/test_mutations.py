@@ -340,11 +340,6 @@ MUTATIONS = [
         partial(softmax_problems, LOOPED),
     ),
     Mutation(
-        "softmax_backward_tiled_kernel", softmax,
-        "dot += tl.sum(rest_y * rest_dy)", "pass",
-        partial(softmax_problems, TILED),
-    ),
-    Mutation(
         "cross_entropy_forward_kernel", cross_entropy,
         "tl.full([lanes, 1], LOWEST, tl.float32)", 'tl.full([lanes, 1], -float("inf"), tl.float32)',
         cross_entropy_problems,
