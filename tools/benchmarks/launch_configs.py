@@ -5,7 +5,8 @@
 It needs an NVIDIA GPU. Candidates compile in parallel processes, each of which launches its candidate once. Then
 triton.testing.do_bench (CUDA events, L2 flushed) times each alone, which is good for ranking. Use `xlafuse run` for
 times in reports. A candidate that does not compile or launch is counted but not shown. `*` marks the configuration that
-the kernel chooses, `peer` the call of PyTorch that computes the same.
+the kernel chooses, `peer` the call of PyTorch that computes the same. "of a copy": the time of a copy that moves as
+many bytes, over the kernel's.
 """
 
 from __future__ import annotations
@@ -40,10 +41,11 @@ from triton_side.kernels import (
     rope,
     softmax,
 )
+from triton_side.kernels.embedding import EmbeddingConfig
 from triton_side.kernels.matmul import pointer_config
 from triton_side.kernels.rope import RopeConfig
 from triton_side.kernels.shared import grouped_gradient, grouped_product
-from triton_side.kernels.shared.launch import FlatConfig, RowConfig, multiprocessors
+from triton_side.kernels.shared.launch import FlatConfig, RowConfig, multiprocessors, next_power_of_2
 from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 
@@ -67,17 +69,31 @@ def normal(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(shape, device="cuda").to(dtype)
 
 
-def rope_inputs() -> tuple[torch.Tensor, ...]:
-    positions = torch.arange(4096, device="cuda", dtype=torch.int32).expand(2, -1).contiguous()
-    return normal(2, 32, 4096, 128), normal(2, 8, 4096, 128), positions
+def rope_of(
+    batch: int, heads: int, kv_heads: int, sequence: int, head_dim: int, dtype: torch.dtype = torch.bfloat16
+) -> Kernel:
+    def inputs() -> tuple[torch.Tensor, ...]:
+        positions = torch.arange(sequence, device="cuda", dtype=torch.int32).expand(batch, -1).contiguous()
+        q, k = (normal(batch, number, sequence, head_dim, dtype=dtype) for number in (heads, kv_heads))
+        return q, k, positions
+
+    return Kernel(
+        inputs, lambda given, config: rope.launch_rope(given[0], given[1], given[2], 500000.0, config=config),
+        tuple(rope_candidates(next_power_of_2(head_dim // 2), heads + kv_heads)),
+        (2.0 * dtype.itemsize * batch * (heads + kv_heads) * sequence * head_dim, "B"),
+        lambda given: rope.configure(
+            batch * sequence, heads, kv_heads, head_dim, dtype.itemsize, multiprocessors(given[0].device)
+        ),
+    )
 
 
-def rope_candidates() -> Iterable[RopeConfig]:
-    """Yield configurations with 8 to 32 pairs per thread."""
-    sizes = ((4, 8, 16, 32, 64), (1, 2, 4, 8), (1, 2, 5, 10, 20, 40), (1, 2, 4, 8))
-    for rows, heads, splits, warps in itertools.product(*sizes):
-        if 8 <= rows * heads * 64 // (warps * 32) <= 32 and splits <= 40 // heads:
-            yield RopeConfig(rows=rows, heads=heads, splits=splits, num_warps=warps)
+def rope_candidates(pairs: int, heads: int) -> Iterable[RopeConfig]:
+    """Yield configurations with 8 to 32 pairs per thread, and angles that at most two threads compute."""
+    for rows, heads_at_once, splits, warps in itertools.product((4, 8, 16, 32, 64), (1, 2, 4), (1, 2, 4), (1, 2, 4, 8)):
+        threads = warps * 32
+        if threads // 2 <= rows * pairs // 8 <= 2 * threads and 8 <= rows * heads_at_once * pairs // threads <= 32:
+            if splits * heads_at_once <= heads:
+                yield RopeConfig(rows=rows, heads=heads_at_once, splits=splits, num_warps=warps)
 
 
 def row_candidates(resident: bool) -> tuple[RowConfig, ...]:
@@ -118,6 +134,35 @@ def looped_candidates() -> Iterable[RowConfig]:
     ):
         if warps * resident <= 64 and 8 <= columns // (32 * warps) <= 32:
             yield RowConfig(1, columns, warps, stages, 132 * resident)
+
+
+def held_candidates() -> Iterable[RowConfig]:
+    """Yield configurations that hold a row in registers, in tiles of one 16-byte vector a thread."""
+    for warps, stages in itertools.product((16, 32), (1, 2, 3)):
+        yield RowConfig(1, 256 * warps, warps, stages, 132, in_registers=True)
+
+
+def softmax_of(rows: int, columns: int) -> Kernel:
+    return Kernel(
+        lambda: normal(rows, columns), softmax.forward, (*looped_candidates(), *held_candidates()),
+        (4.0 * rows * columns, "B"),
+        lambda x: softmax.configure_forward(rows, columns, 2, multiprocessors(x.device)),
+    )
+
+
+def softmax_backward_of(rows: int, columns: int) -> Kernel:
+    return Kernel(
+        lambda: (normal(rows, columns).softmax(1), normal(rows, columns)),
+        lambda given, config: softmax.backward(given[0], given[1], config),
+        tuple(looped_candidates()), (6.0 * rows * columns, "B"),
+        lambda given: softmax.configure_backward(rows, columns, 2, multiprocessors(given[0].device)),
+    )
+
+
+def embedding_gradient() -> tuple[torch.Tensor, ...]:
+    """Return 8192 ids that follow Zipf's law, as in the block, and dy of 2048 columns."""
+    ids = torch.multinomial(1 / torch.arange(1.0, 3001.0), 8192, replacement=True)
+    return torch.randperm(128256)[ids].to("cuda", torch.int32), normal(8192, 2048)
 
 
 def normalised(given: tuple[torch.Tensor, ...], config: RowConfig) -> Any:
@@ -286,17 +331,21 @@ TWO_ACCUMULATORS = (
     MatmulConfig(128, 64, 64, 4, 3, 16, programs=2),
 )
 KERNELS = {
-    "rope": Kernel(
-        rope_inputs,
-        lambda given, config: rope.launch_rope(given[0], given[1], given[2], 500000.0, config=config),
-        tuple(rope_candidates()), (2 * 2 * 2 * 40 * 4096 * 128, "B"),
-        lambda given: rope.configure(
-            8192, 32, 8, 128, 2, torch.cuda.get_device_properties(0).multi_processor_count
+    "rope": rope_of(2, 32, 8, 4096, 128),
+    "rope-phi": rope_of(2, 32, 32, 4096, 96),
+    "rope-qwen": rope_of(8, 14, 2, 1024, 64, torch.float16),
+    "softmax-vocabulary": softmax_of(4096, 50257),
+    "softmax-32768": softmax_of(8192, 32768),
+    "softmax-vocabulary-backward": softmax_backward_of(4096, 50257),
+    "softmax-32768-backward": softmax_backward_of(8192, 32768),
+    "embedding-backward": Kernel(
+        embedding_gradient,
+        lambda given, config: embedding.backward(given[0], given[1], 128256, config),
+        tuple(
+            EmbeddingConfig(tokens, columns, columns // 256, rows)
+            for tokens, columns, rows in itertools.product((8, 16, 32), (1024, 2048), (8, 16, 32, 64))
         ),
-    ),
-    "softmax-vocabulary": Kernel(
-        lambda: normal(4096, 50257), softmax.forward, tuple(looped_candidates()), (4.0 * 4096 * 50257, "B"),
-        lambda x: softmax.configure_forward(4096, 50257, 2, multiprocessors(x.device)),
+        (2.0 * 2048 * (128256 + 8192), "B"), lambda given: embedding.configure_backward(2048, 2),
     ),
     "layernorm": rows_of(normalised, layernorm.configure_forward, 2),
     "dropout_residual_norm": rows_of(dropped, dropout_residual_norm.configure_forward, 4),
@@ -369,6 +418,13 @@ def launch_once(name: str, index: int) -> bool:
     return True
 
 
+def copy_seconds(moved: float) -> float:
+    """Return the time in which PyTorch copies half as many bytes, so that it reads and writes `moved`."""
+    source = torch.empty(int(moved) // 2, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    return float(do_bench(lambda: target.copy_(source), return_mode="median")) * 1e-3
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("kernels", nargs="+", choices=sorted(KERNELS), metavar="KERNEL")
@@ -385,15 +441,20 @@ def main() -> None:
         times = {c: do_bench(lambda c=c: kernel.call(given, c), return_mode="median") * 1e-3 for c in configs}  # noqa: B023
         amount, unit = kernel.work
         ranked = sorted(times, key=times.__getitem__)
+        copy = copy_seconds(amount) if unit == "B" else None
         rows = [
-            ("*" if config == chosen else "", times[config] * 1e6, amount / times[config] / 1e12, config)
+            (
+                "*" if config == chosen else "", times[config] * 1e6, amount / times[config] / 1e12,
+                copy and copy / times[config], config,
+            )
             for place, config in enumerate(ranked) if place < arguments.top or config == chosen
         ]
         if kernel.peer is not None:
             peer = do_bench(lambda: kernel.peer(given), return_mode="median") * 1e-3  # noqa: B023
-            rows.append(("peer", peer * 1e6, amount / peer / 1e12, ""))
+            rows.append(("peer", peer * 1e6, amount / peer / 1e12, copy and copy / peer, ""))
         print(f"\n{name}: {len(configs)} of {len(kernel.candidates)} candidates ran")
-        print(tabulate(rows, ("", "us", f"T{unit}/s", "configuration"), floatfmt=".1f"))
+        headers = ("", "us", f"T{unit}/s", "of a copy", "configuration")
+        print(tabulate(rows, headers, floatfmt=("", ".1f", ".1f", ".0%", "")))
 
 
 if __name__ == "__main__":

@@ -68,19 +68,40 @@ def rope_flops(shapes: declare.Shapes) -> float:
 
 
 @triton.jit
-def _rotate(
-    x_ptr, out_ptr, stride_batch, stride_head, stride_position, out_stride_batch, out_stride_head, out_stride_position,
-    first, heads, batch, position, pair, mask, cos, sin, HALF: tl.constexpr, HEADS: tl.constexpr,
-):
-    """Rotate HEADS heads from `first` on, at positions [1, rows, 1], by angles [1, rows, pairs]."""
+def _heads(x, first, at, HEADS: tl.constexpr):
+    """Return pointers to the first halves of HEADS heads from `first` on, [heads, rows, pairs], and their mask.
+
+    x: (pointer, strides of batch, head and position, number of heads). at: (batch, position, pair, mask) of the tile.
+    """
+    x_ptr, stride_batch, stride_head, stride_position, heads = x
+    batch, position, pair, mask = at
     head = (first + tl.arange(0, HEADS)).to(tl.int64)[:, None, None]
-    mask = mask & (head < heads)
-    x = x_ptr + batch * stride_batch + head * stride_head + position * stride_position + pair
-    x1 = tl.load(x, mask=mask, other=0.0).to(tl.float32)
-    x2 = tl.load(x + HALF, mask=mask, other=0.0).to(tl.float32)
-    out = out_ptr + batch * out_stride_batch + head * out_stride_head + position * out_stride_position + pair
-    tl.store(out, (x1 * cos - x2 * sin).to(out_ptr.dtype.element_ty), mask=mask)
-    tl.store(out + HALF, (x2 * cos + x1 * sin).to(out_ptr.dtype.element_ty), mask=mask)
+    pointers = x_ptr + batch * stride_batch + head * stride_head + position * stride_position + pair
+    return pointers, mask & (head < heads)
+
+
+@triton.jit
+def _load_group(q, k, group, at, HALF: tl.constexpr, HEADS: tl.constexpr):
+    """Return both halves of a group's heads; zeros past the last group."""
+    q_groups = tl.cdiv(q[4], HEADS)
+    if group < q_groups:
+        pointers, mask = _heads(q, group * HEADS, at, HEADS)
+        x1 = tl.load(pointers, mask=mask, other=0.0)
+        x2 = tl.load(pointers + HALF, mask=mask, other=0.0)
+    else:
+        pointers, mask = _heads(k, (group - q_groups) * HEADS, at, HEADS)
+        x1 = tl.load(pointers, mask=mask, other=0.0)
+        x2 = tl.load(pointers + HALF, mask=mask, other=0.0)
+    return x1, x2
+
+
+@triton.jit
+def _store_rotated(x1, x2, out, first, at, cos, sin, HALF: tl.constexpr, HEADS: tl.constexpr):
+    """Rotate by angles [1, rows, pairs], and store HEADS heads from `first` on."""
+    x1, x2 = x1.to(tl.float32), x2.to(tl.float32)
+    pointers, mask = _heads(out, first, at, HEADS)
+    tl.store(pointers, (x1 * cos - x2 * sin).to(out[0].dtype.element_ty), mask=mask)
+    tl.store(pointers + HALF, (x2 * cos + x1 * sin).to(out[0].dtype.element_ty), mask=mask)
 
 
 @declare.declare(flops=rope_flops)  # the caller declares the operations of either pass
@@ -94,8 +115,18 @@ def rope_kernel(
     ROWS: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
 ):
     """Rotate the heads of ROWS rows, which are the positions of all sequences, one sequence after another."""
+    q = (q_ptr, q_stride_batch, q_stride_head, q_stride_position, heads)
+    k = (k_ptr, k_stride_batch, k_stride_head, k_stride_position, kv_heads)
+    q_out = (q_out_ptr, q_out_stride_batch, q_out_stride_head, q_out_stride_position, heads)
+    k_out = (k_out_ptr, k_out_stride_batch, k_out_stride_head, k_out_stride_position, kv_heads)
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     pair = tl.arange(0, PAIRS)
+    batch = (row // sequence).to(tl.int64)[None, :, None]
+    position = (row % sequence).to(tl.int64)[None, :, None]
+    at = (batch, position, pair[None, None, :], (row < rows)[None, :, None] & (pair < HALF)[None, None, :])
+    # The first heads are on their way while the angles are computed, and the next heads while these are rotated.
+    x1, x2 = _load_group(q, k, tl.program_id(1), at, HALF, HEADS)
+
     # The position multiplies a frequency's error. exp2 in float64, once a pair, is right to float32's last place; exp2
     # in float32 is not.
     frequency = tl.exp2(pair.to(tl.float64) * EXPONENT).to(tl.float32)
@@ -105,24 +136,14 @@ def rope_kernel(
     if BACKWARD:
         sin = -sin
 
-    mask = (row < rows)[None, :, None] & (pair < HALF)[None, None, :]
-    batch = (row // sequence).to(tl.int64)[None, :, None]
-    position = (row % sequence).to(tl.int64)[None, :, None]
-    pair = pair[None, None, :]
     q_groups = tl.cdiv(heads, HEADS)
     for group in range(tl.program_id(1), q_groups + tl.cdiv(kv_heads, HEADS), tl.num_programs(1)):
+        next_x1, next_x2 = _load_group(q, k, group + tl.num_programs(1), at, HALF, HEADS)
         if group < q_groups:
-            _rotate(
-                q_ptr, q_out_ptr, q_stride_batch, q_stride_head, q_stride_position,
-                q_out_stride_batch, q_out_stride_head, q_out_stride_position, group * HEADS, heads,
-                batch, position, pair, mask, cos, sin, HALF, HEADS,
-            )
+            _store_rotated(x1, x2, q_out, group * HEADS, at, cos, sin, HALF, HEADS)
         else:
-            _rotate(
-                k_ptr, k_out_ptr, k_stride_batch, k_stride_head, k_stride_position,
-                k_out_stride_batch, k_out_stride_head, k_out_stride_position, (group - q_groups) * HEADS, kv_heads,
-                batch, position, pair, mask, cos, sin, HALF, HEADS,
-            )
+            _store_rotated(x1, x2, k_out, (group - q_groups) * HEADS, at, cos, sin, HALF, HEADS)
+        x1, x2 = next_x1, next_x2
 
 
 @lru_cache
@@ -132,8 +153,7 @@ def configure(
     """Eight warps whose threads load 16 bytes of each half of a head, two heads at a time.
 
     Each program computes the angles of its rows, so one program takes all heads if there are two programs a
-    multiprocessor. Fastest of a sweep on an H200 (Triton 3.6, bfloat16, 2 x 4096 positions, 32 + 8 heads): 50 us. Twice
-    the heads and half the warps, with four times as many angles a thread, took 71.
+    multiprocessor. Chosen by a sweep on an H200 of a kernel that loaded no heads before the angles.
     """
     tile = max(1, 128 * 16 // element_bytes // next_power_of_2(head_dim // 2))
     groups = cdiv(heads, 2) + cdiv(kv_heads, 2)

@@ -7,10 +7,11 @@ A row of nothing but -inf gives zeros in y, and so in dx.
 Shapes: x, y, dy, dx [rows, columns]. bfloat16, float16 or float32 in and out; fp32 inside. The forward pass saves only
 the stored y, which the backward pass reads.
 
-A row is read once and held in registers. The looped kernels read rows too long for that twice. Their forward pass
+A row is read once and held in registers: in one tile, or in the forward pass in several tiles, because one tile of
+65,536 columns would spill where 50,257 columns fit. The looped kernels read longer rows twice. Their forward pass
 computes maximum and sum together (Milakov and Gimelshein, "Online normalizer calculation for softmax",
 arXiv:1805.02867), then writes y. The second reading mostly hits L2, because only the rows of the resident programs are
-in use. The looped kernels also keep 16-byte accesses in rows that begin anywhere, as with the 50,257 columns of a
+in use. The tiled and looped kernels keep 16-byte accesses in rows that begin anywhere, as with the 50,257 columns of a
 vocabulary.
 """
 
@@ -129,6 +130,73 @@ def _edge_columns(head, vectors, columns, VECTOR: tl.constexpr):
     edge = tl.arange(0, 2 * VECTOR)
     column = tl.where(edge < VECTOR, edge, edge - VECTOR + head + vectors * VECTOR)
     return column, tl.where(edge < VECTOR, edge < head, column < columns)
+
+
+@triton.jit
+def _first_vector(start, EDGES: tl.constexpr, VECTOR: tl.constexpr):
+    """Return where a row's whole 16-byte vectors begin; the product shows the compiler the alignment."""
+    if EDGES:
+        return tl.cdiv(start, VECTOR) * VECTOR
+    else:
+        return start
+
+
+@triton.jit
+def _rest_columns(head, TILED: tl.constexpr, REST: tl.constexpr):
+    """Return the columns outside a row's tiles, which begin at column `head` and are TILED columns wide."""
+    column = tl.arange(0, REST)
+    return tl.where(column < head, column, column + TILED)
+
+
+@declare.declare(*FORWARD, flops=lambda shapes: 5 * math.prod(shapes["y_ptr"]))
+@triton.jit
+def softmax_forward_tiled_kernel(
+    x_ptr, y_ptr, x_row_stride, rows, columns,
+    TILES: tl.constexpr, COLUMNS: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr, EDGES: tl.constexpr,
+    VECTOR: tl.constexpr,
+):
+    """Hold a row in registers: TILES tiles of COLUMNS columns that need no mask, and fewer than REST + 1 others."""
+    accurate: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
+    lanes: tl.constexpr = COLUMNS // VECTOR
+    offset = tl.arange(0, lanes)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
+        x_start = tl.cast(row, tl.int64) * x_row_stride
+        y_start = tl.cast(row, tl.int64) * columns
+        x_first, y_first = _first_vector(x_start, EDGES, VECTOR), _first_vector(y_start, EDGES, VECTOR)
+        tiles = ()
+        for tile in tl.static_range(TILES):
+            x = tl.load(x_ptr + x_first + (tile * COLUMNS + offset))
+            tiles = tiles + (x,)  # type: ignore[assignment]
+        if REST:
+            rest_column = _rest_columns(y_first - y_start, TILES * COLUMNS, REST)
+            rest = tl.load(x_ptr + x_start + rest_column, mask=rest_column < columns, other=-float("inf"))
+            rest = rest.to(tl.float32)
+
+        maximum = tl.full([lanes, 1], LOWEST, tl.float32)
+        for tile in tl.static_range(TILES):
+            maximum = tl.maximum(maximum, tl.max(tiles[tile].to(tl.float32), axis=1, keep_dims=True))
+        row_maximum = tl.max(maximum)
+        if REST:
+            row_maximum = tl.maximum(row_maximum, tl.max(rest))
+        partial_sum = tl.zeros([lanes, 1], tl.float32)
+        numerators = ()
+        for tile in tl.static_range(TILES):
+            numerator = _exp(tiles[tile].to(tl.float32) - row_maximum, accurate)
+            partial_sum += tl.sum(numerator, axis=1, keep_dims=True)
+            numerators = numerators + (numerator,)
+        denominator = tl.sum(_to_sum(partial_sum, accurate))
+        if REST:
+            rest = _exp(rest - row_maximum, accurate)
+            denominator += tl.sum(_to_sum(rest, accurate))
+        denominator = denominator.to(tl.float32)
+        denominator = tl.where(denominator == 0.0, 1.0, denominator)  # a row of nothing but -inf
+
+        for tile in tl.static_range(TILES):
+            y = _divide(numerators[tile], denominator, accurate)
+            tl.store(y_ptr + y_first + (tile * COLUMNS + offset), y.to(y_ptr.dtype.element_ty))
+        if REST:
+            y = _divide(rest, denominator, accurate).to(y_ptr.dtype.element_ty)
+            tl.store(y_ptr + y_start + rest_column, y, mask=rest_column < columns)
 
 
 @declare.declare(*FORWARD, flops=lambda shapes: 5 * math.prod(shapes["y_ptr"]))
@@ -254,8 +322,8 @@ def rows_have_edges(columns: int) -> bool:
     """Return whether rows begin or end inside a 16-byte vector, or Triton cannot tell that they do not.
 
     Triton specialises an integer argument on being a multiple of 16. Any other row length would prevent 16-byte
-    accesses, so the looped kernels then take whole vectors, and separately the elements before and after them. For
-    that, all matrices must have the same row stride.
+    accesses, so the tiled and looped kernels then take whole vectors, and separately the elements before and after
+    them. For that, all matrices must have the same row stride.
     """
     return columns % 16 != 0
 
@@ -273,9 +341,12 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
         | 131,072 columns   looped: 2616 with 32 warps, 2315 with 16
 
     A row of 32,768 columns fills a multiprocessor's registers, so no other program runs there to hide its loads, and
-    the prefetch does. In fp32 the prefetched rows do not fit. 65,536 columns would spill.
+    the prefetch does. In fp32 the prefetched rows do not fit. 65,536 columns would spill, but six tiles of 8192 columns
+    and 2048 others spill 24 bytes a thread (compiled for an H200).
     """
     block = next_power_of_2(columns)
+    if element_bytes == 2 and 2**15 < columns <= 6 * 2**13 + 2**11:
+        return RowConfig(1, 8192, 32, 2, min(rows, multiprocessors), in_registers=True)
     if block > 32768 or (block > 8192 and rows_have_edges(columns)):
         # One of two programs reads while the other writes, as long as the rows they read twice stay in 50 MB of L2.
         resident = 2 if 2 * multiprocessors * columns * element_bytes < 2**25 else 1
@@ -319,11 +390,15 @@ def forward(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
         if config.block_columns < columns:
             edges = rows_have_edges(columns)
             x = x.contiguous() if edges else x
-            softmax_forward_looped_kernel[(config.programs,)](
-                x, y, x.stride(0), rows, columns,
-                COLUMNS=config.block_columns, STAGES=config.num_stages, EDGES=edges,
-                VECTOR=16 // x.element_size(), num_warps=config.num_warps,
-            )
+            vector = 16 // x.element_size()
+            parts = {"COLUMNS": config.block_columns, "STAGES": config.num_stages, "EDGES": edges, "VECTOR": vector}
+            kernel = softmax_forward_looped_kernel
+            if config.in_registers:
+                tiles = max(0, columns - (vector - 1 if edges else 0)) // config.block_columns
+                rest = columns - tiles * config.block_columns
+                parts |= {"TILES": tiles, "REST": next_power_of_2(rest) if rest else 0}
+                kernel = softmax_forward_tiled_kernel
+            kernel[(config.programs,)](x, y, x.stride(0), rows, columns, **parts, num_warps=config.num_warps)
         else:
             softmax_forward_kernel[(config.programs,)](
                 x, y, x.stride(0), rows, columns,

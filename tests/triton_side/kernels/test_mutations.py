@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -83,6 +83,7 @@ from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 FLAT = FlatConfig(block=64, num_warps=1)  # overruns stay within the guard
 ROW = RowConfig(block_rows=4, block_columns=256, num_warps=4, num_stages=1, programs=3)
 LOOPED = RowConfig(block_rows=1, block_columns=32, num_warps=1, num_stages=1, programs=3)
+TILED = replace(LOOPED, in_registers=True)
 BIASED = TileConfig(block_rows=4, block_columns=64, num_warps=1, programs=2)
 LOOPED_FLAT = FlatConfig(block=32, num_warps=1)
 TILES = MatmulConfig(16, 32, 16, num_warps=4, num_stages=1, group_m=2, descriptors=False)
@@ -305,6 +306,12 @@ MUTATIONS = [
         "softmax_forward_looped_kernel", softmax,
         "partial_sum *= _exp(maximum - new_maximum, accurate)", "pass",
         partial(softmax_problems, LOOPED),
+    ),
+    Mutation(
+        "softmax_forward_tiled_kernel", softmax,
+        "numerator = _exp(tiles[tile].to(tl.float32) - row_maximum, accurate)",
+        "numerator = _exp(tiles[tile].to(tl.float32), accurate)",
+        partial(softmax_problems, TILED),
     ),
     Mutation(
         "softmax_backward_kernel", softmax,
@@ -568,7 +575,7 @@ MUTATIONS = [
     ),
     Mutation(
         "embedding_order_kernel", embedding,
-        "tl.where(start < own, ids + 1, ids)", "ids",
+        "& (other[None, :] < token[:, None])", "",
         embedding_problems,
     ),
     Mutation(
