@@ -102,7 +102,7 @@ def _package_folders(package: str) -> list[Path]:
 def _assemble(ptxas: Path, libdevice: Path) -> Path:
     """Create a folder laid out like a CUDA toolkit, as XLA requires; it is removed when the process exits.
 
-    A killed process leaves it. A run removes what its killed workers leave, in the folder that it names XLAFUSE_SCRATCH.
+    A killed process leaves it. A run names the folder XLAFUSE_SCRATCH, and removes what its killed workers leave there.
     """
     folder = Path(tempfile.mkdtemp(prefix="xlafuse-cuda-", dir=os.environ.get("XLAFUSE_SCRATCH")))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
