@@ -367,12 +367,12 @@ KERNELS = {
     "skinny-matmul_fp8": fp8_product(16, 4096, 14336, few_rows(1)),
     "moe-down": Kernel(
         experts_inputs, grouped_down, ONE_ACCUMULATOR, (2.0 * TOKENS * TOP_K * WIDTH * HIDDEN, "FLOP"),
-        lambda given: moe.product_config(given[5], given[1]),
+        lambda given: moe.product_config(given[5], given[1], slots=TOKENS * TOP_K),
         lambda given: torch._grouped_mm(given[1], given[5], offs=given[2][1:]),
     ),
     "moe-gate-up": Kernel(
         experts_inputs, grouped_gate_up, TWO_ACCUMULATORS, (4.0 * TOKENS * TOP_K * WIDTH * HIDDEN, "FLOP"),
-        lambda given: moe.product_config(given[3], given[0], accumulators=2),
+        lambda given: moe.product_config(given[3], given[0], slots=TOKENS * TOP_K, accumulators=2),
     ),
     "linear_cross_entropy-statistics": Kernel(
         head_inputs, head_statistics, ONE_ACCUMULATOR, (2.0 * 1024 * 4096 * 128256, "FLOP"),
