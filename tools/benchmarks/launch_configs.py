@@ -136,15 +136,16 @@ def looped_candidates() -> Iterable[RowConfig]:
             yield RowConfig(1, columns, warps, stages, 132 * resident)
 
 
-def held_candidates() -> Iterable[RowConfig]:
-    """Yield configurations that hold a row in registers, in tiles of one 16-byte vector a thread."""
-    for warps, stages in itertools.product((16, 32), (1, 2, 3)):
-        yield RowConfig(1, 256 * warps, warps, stages, 132, in_registers=True)
+def held_candidates(columns: int) -> Iterable[RowConfig]:
+    """Yield configurations that hold a row of up to 32,768 columns in registers, one a multiprocessor."""
+    if columns <= 32768:
+        for warps, stages in itertools.product((16, 32), (1, 2, 3)):
+            yield RowConfig(1, next_power_of_2(columns), warps, stages, 132)
 
 
 def softmax_of(rows: int, columns: int) -> Kernel:
     return Kernel(
-        lambda: normal(rows, columns), softmax.forward, (*looped_candidates(), *held_candidates()),
+        lambda: normal(rows, columns), softmax.forward, (*looped_candidates(), *held_candidates(columns)),
         (4.0 * rows * columns, "B"),
         lambda x: softmax.configure_forward(rows, columns, 2, multiprocessors(x.device)),
     )
