@@ -163,7 +163,7 @@ def layernorm_backward_of(rows: int, columns: int) -> Kernel:
         tuple(
             RowConfig(1, block, warps, stages, programs)
             for block, programs in ((next_power_of_2(columns), 132), (next_power_of_2(columns) // 2, 66))
-            for warps, stages in itertools.product((8, 16, 32), (1, 2, 3))
+            for warps, stages in itertools.product((8, 16, 32), (1, 2, 3)) if block <= 1024 * warps
         ),
         (6.0 * rows * columns, "B"),
         lambda given: layernorm.configure_backward(rows, columns, 2, multiprocessors(given[0].device)),
@@ -189,7 +189,7 @@ def embedding_of(columns: int) -> Kernel:
         inputs, lambda given, config: embedding.backward(given[0], given[1], 128256, config),
         tuple(
             EmbeddingConfig(tokens, width, width // 256, rows)
-            for tokens, width, rows in itertools.product((8, 16, 32, 64), (1024, 2048), (16, 32, 64))
+            for tokens, width, rows in itertools.product((8, 16, 32), (1024, 2048), (16, 32, 64))
         ),
         (2.0 * columns * (128256 + 8192), "B"), lambda given: embedding.configure_backward(columns, 2),
     )

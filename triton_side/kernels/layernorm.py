@@ -312,8 +312,9 @@ def configure_backward(rows: int, columns: int, element_bytes: int, multiprocess
     Each program writes two rows of fp32 partial sums that are read again. At 8192 x 4096 bfloat16 the sums of 132
     programs are 4% of the bytes that must move. So a program takes 8192 elements at once; its registers (220 of 255 a
     thread in 8 warps on sm_90) leave no space for a second program. At 16,384 columns threads of 16 warps would spill
-    272 bytes each, so two programs share a row and spill none. By do_bench, 4096 such rows of bfloat16 take 120.6 us on
-    an H200 with two rows prefetched, 187 with one, and took 226 when a program had a whole row.
+    272 bytes each, so two programs share a row and spill none. By do_bench without the second kernel, 4096 such rows of
+    bfloat16 take 120.6 us on an H200 with two rows prefetched, 187 with one. They took 226 with the second kernel when
+    a program had a whole row.
     """
     block = next_power_of_2(columns)
     if block > 16384:
