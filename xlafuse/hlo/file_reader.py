@@ -129,9 +129,12 @@ def _skip_line(text: IO[str]) -> tuple[int, str]:
 
 
 def _shortened(line: str, rest: int, tail: str) -> str:
-    """Return a constant without its literal, as XLA itself writes long ones, or the beginning of another line."""
+    """Return a constant without its literal, as XLA itself writes long ones, or the beginning of another line.
+
+    A zero character keeps brackets that were cut off from being closed by later lines.
+    """
     constant = line.find(" constant(", 0, _TAIL)
     close = tail.find(")")
     if constant >= 0 and close >= 0:
         return f"{line[:constant]} constant({{...}}{tail[close:]}"
-    return f"{line[:_SHOWN]} ... ({len(line) + rest} characters)"
+    return f"{line[:_SHOWN]}\0 ... ({len(line) + rest} characters)\n"

@@ -91,7 +91,10 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
     "prose": (lambda: "Dear reader,\n" * 1000, "refused"),
     "StableHLO": (lambda: "module @jit_f attributes {} {\n  func.func public @main() {\n  }\n}\n", "refused"),
     "a header alone": (lambda: "HloModule m, is_scheduled=true\n", "refused"),
-    "no entry": (lambda: "HloModule m\n%c () -> f32[] {\n  ROOT %x = f32[] constant(1)\n}\n", "refused"),
+    "no entry, and a line of garbage": (
+        lambda: "HloModule m\n%c () -> f32[] {\n  ROOT %x = f32[] constant(1)\n  ?\n}\n",
+        "refused",
+    ),
     "20,000 brackets": (lambda: _deep_shape(20_000), "read: 1 unparsed: "),
     "20,000 brackets, open": (lambda: _module("  %x = " + "(" * 20_000), "read: 0 unparsed: 1"),
     "20,000 brackets among operands": (
