@@ -49,7 +49,7 @@ def _infer(
         case _ if opcode in _BINARY:
             return _binary(opcode, _array(operands[0]), _array(operands[1]))
         case _ if opcode in _CALLED:
-            return next(called[key] for key in _CALLED[opcode] if key in called)
+            return called[next((key for key in _CALLED[opcode] if key in called), "")]
         case "is-finite":
             return array_element("pred", _array(operands[0]).dims)
         case "after-all":

@@ -152,12 +152,13 @@ _ROW_FIELD = re.compile(r"([a-z_]+)=(\d+)")
 
 _INSTRUCTION = re.compile(INSTRUCTION)
 _ARRAY = re.compile(r"[a-z][a-z0-9]*+\s*+\[[^\[\]]*+\](?:\s*+\{(?:\s*+[\d:][^{}]*+)?\})?+")
+_LONE = re.compile(rf"(?:{_ARRAY.pattern}|\([^=]*?\))\s*+[a-z][a-zA-Z0-9_-]*+\s*+\(")  # f32[2] add(
 _BUFFER = re.compile(r"b(?=\()")  # b(f32[2]), an array in memory that a program sees
 _OPCODE = re.compile(r"\s*+([a-z][a-zA-Z0-9_-]*+)\s*+(?=\()")
 _NAMES = re.compile(r"""\(([^(){}\[\]"']*+)\)""")  # operands without shapes
 _REFERENCE = re.compile(rf"%?({NAME})")
 _ATTRIBUTE = re.compile(r"\s*,\s*([a-zA-Z_0-9.-]+)=\s*")  # control-predecessors={%a}
-_METADATA = re.compile(rf"""(?<![a-z_])([a-z_]++)=({STRING}|[^\s"'{{}},]+)""")
+_METADATA = re.compile(rf"""(?<![a-z_])([a-z_]++)=\s*+({STRING}|[^\s"'{{}},]+)""")
 
 # The attributes that name computations, or hold them.
 _CALLS = (
@@ -198,6 +199,7 @@ class _Reader:
         self._unparsed: list[int] = []
         self._cut_off = ""  # the computation in which the text ends
         self._last = ""
+        self._lone: Computation | None = None
         self._broken_headers = 0
         self._unnamed: dict[str, int] = {}
 
@@ -212,11 +214,31 @@ class _Reader:
                 at = self._table(table[0], table.end())
             else:
                 try:
-                    at = self._computation(at)
+                    at = self._lone_instruction(at) if self._is_lone_instruction(at) else self._computation(at)
                 except Malformed:
                     at = self._skip_line(at)
         self._finish()
         return self.module
+
+    def _is_lone_instruction(self, at: int) -> bool:
+        nothing_before = not (self.module.name or self.module.computations or self._unparsed)
+        return nothing_before and bool(_INSTRUCTION.match(self._text, at) or _LONE.match(self._text, at))
+
+    def _lone_instruction(self, at: int) -> int:
+        """Read a text of one instruction; its operands have shapes and become parameters."""
+        self._lone = computation = Computation(self._unnamed_name("_"))
+        if _INSTRUCTION.match(self._text, at):
+            statement, at = self._statement(at, computation, 0)
+        else:
+            statement, at = self._operation(at, computation, 0)
+            statement.attributes, statement.calls, at = self._attributes(at, 0)
+            statement.name = "_"
+        statement.is_root = True
+        self._add(statement, computation)
+        self._last = computation.name
+        self.module.computations[computation.name] = computation
+        self.module.is_scheduled = True
+        return at
 
     def _finish(self) -> None:
         module = self.module
@@ -231,8 +253,8 @@ class _Reader:
             module.unparsed.append((number, f"the text ends inside computation {self._cut_off}"))
         if not module.entry and not module.unparsed:  # as XLA does
             module.entry = self._last
-        if not module.name and module.entry:
-            module.name = f"module_{module.entry}"
+        if not module.name and module.entry:  # as XLA does
+            module.name = "_" if self._lone else f"module_{module.entry}"
 
     def _skip_line(self, at: int) -> int:
         """Note that the line at `at` is not understood; return where the next one begins."""
@@ -363,7 +385,9 @@ class _Reader:
         shape_end = self._shape_end(at)
         name = _REFERENCE.match(text, at if shape_end is None else skip_space(text, shape_end))
         if name and skip_space(text, name.end()) >= end:
-            return name[1]
+            return self._operand_name(text[at : shape_end or at], name[1], computation)
+        if computation is self._lone and shape_end is not None and skip_space(text, shape_end) >= end:
+            return self._operand_name(text[at:shape_end], f"_{len(computation.instructions)}", computation)
         if depth >= _MAX_DEPTH:
             raise Malformed
         statement, stop = self._operation(at, computation, depth + 1)
@@ -371,6 +395,12 @@ class _Reader:
             raise Malformed
         statement.name = self._unnamed_name(f"{statement.opcode}.anon")
         return self._add(statement, computation)
+
+    def _operand_name(self, shape: str, name: str, computation: Computation) -> str:
+        if computation is self._lone and shape and name not in computation.instructions:
+            number = len(computation.instructions)
+            self._add(_Statement(name, False, shape, "parameter", str(number), (), {}, {}), computation)
+        return name
 
     def _unnamed_name(self, stem: str) -> str:
         count = self._unnamed.get(stem, -1) + 1
@@ -415,13 +445,14 @@ class _Reader:
         return names, at + 1
 
     def _called_computation(self, at: int, depth: int) -> tuple[str, int]:
-        if name := _REFERENCE.match(self._text, at):
-            return name[1], name.end()
+        if reference := _REFERENCE.match(self._text, at):
+            return reference[1], reference.end()
         if not self._text.startswith("{", at) or depth >= _MAX_DEPTH:
             raise Malformed
-        computation = Computation(self._unnamed_name("_"))
-        self.module.computations[computation.name] = computation
-        return computation.name, self._instructions(at + 1, computation, depth + 1)
+        while (name := self._unnamed_name("_")) in self.module.computations:
+            pass
+        computation = self.module.computations[name] = Computation(name)
+        return name, self._instructions(at + 1, computation, depth + 1)
 
     def _add(self, statement: _Statement, computation: Computation) -> str:
         if statement.name in computation.instructions:

@@ -11,8 +11,8 @@ import sys
 from xlafuse.hlo.shape import Malformed
 
 NAME = r"""[^\s%=:(){}\[\],"']++"""
-# ROOT %name =    As in XLA, an attribute's name is directly before "=" and a value, an instruction's is not.
-INSTRUCTION = rf"(ROOT\s+)?+(%{NAME}\s*+=|{NAME}(?:\s++=|=\s))"
+# ROOT %name =    As in XLA, "name=" without a percent sign and a space begins an attribute, not an instruction.
+INSTRUCTION = rf"(ROOT\s+)?+(%{NAME}\s*+=|{NAME}\s++=)"
 _BEGINNING = r"\n\s*+" + INSTRUCTION.replace("(ROOT", "(?:ROOT").replace(")?+(%", ")?+(?:%")
 _STRING = rf"""%s[^%s\\\n\0]*+(?:(?:\\.|\n(?!{_BEGINNING[2:]}))[^%s\\\n\0]*+)*+%s"""
 STRING = f"""{_STRING.replace("%s", '"')}|{_STRING.replace("%s", "'")}"""
@@ -31,8 +31,8 @@ _MARK = re.compile(rf"""{STRING}|[(){{}}\[\],"'\0]|{_BEGINNING}""")
 _CLOSING = {"(": ")", "{": "}", "[": "]"}
 _WORD = re.compile(r"""[^\s,(){}\[\]"']++""")
 _QUOTED = re.compile(STRING)
-# After a space, these continue a value: f32[2] {0}, [2,2] <= [4] T(1,0)
-_CONTINUED = re.compile(r"""[({\["'<]|T\s*+\(""")
+# f32[2] {0}, f32[] 0.1, [2,2] <= [4] T(1,0)
+_CONTINUED = re.compile(r"\s*+(?=[({\[<]|T\s*+\()|\s++(?=[-.\d]|(?:true|false|inf|nan)\b(?!\s*+=))")
 _ESCAPE = re.compile(rb"\\(?:([0-7]{1,3})|x([0-9a-fA-F]{1,2})|(.))", re.DOTALL)
 _CONTROLS = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"a": b"\a", b"b": b"\b", b"f": b"\f", b"v": b"\v"}
 
@@ -96,21 +96,21 @@ def _split(text: str, at: int, commas: list[int], limit: int = sys.maxsize) -> i
 
 def skip_value(text: str, at: int) -> int:
     """Return where an attribute's value ends: %name, 3, {0,1}, "text", [2,2]<=[4], f32[2]{0}, ..."""
-    start = end = at
+    start = at
+    continued: re.Match[str] | None
     while at < len(text):
         if text[at] in _CLOSING:
-            end = at = skip_brackets(text, at)
+            at = skip_brackets(text, at)
         elif piece := _WORD.match(text, at) or _QUOTED.match(text, at):
-            end = at = piece.end()
+            at = piece.end()
         else:
             break
-        if at < len(text) and text[at].isspace():
-            at = skip_space(text, at)
-            if not _CONTINUED.match(text, at):
-                break
-    if end == start:
+        if not (continued := _CONTINUED.match(text, at)):
+            return at
+        at = continued.end()
+    if at == start:
         raise Malformed("an attribute without a value")
-    return end
+    return at
 
 
 def string(value: str) -> str:
