@@ -6,6 +6,7 @@ the text, hostile text included.
 """
 
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -168,7 +169,7 @@ _CALLS = (
 _NO_OPERANDS = frozenset(("parameter", "constant", "iota"))
 _MAX_LITERAL = 64  # characters that are kept
 _MAX_DEPTH = 64  # of computations in attributes and instructions in operands
-_MAX_BROKEN_HEADERS = 16
+_MAX_BROKEN_HEADERS = 4  # that may be looked for beyond their line
 
 
 @dataclass
@@ -314,7 +315,7 @@ class _Reader:
         limit = len(text) if self._broken_headers < _MAX_BROKEN_HEADERS or end < 0 else end
         try:
             arrow = _ARROW.match(text, skip_brackets(text, at, limit))
-            shape = arrow and self._shape_end(arrow.end())
+            shape = arrow and self._shape_end(arrow.end(), limit)
         except Malformed:
             shape = None
         if shape is None:
@@ -370,31 +371,41 @@ class _Reader:
             statement.literal = text[at + 1 : min(end - 1, at + 1 + _MAX_LITERAL)]
             return statement, end
         if names := _NAMES.match(text, at):
-            spans, end = None, names.end()
             words = [word for piece in names[1].split(",") if (word := piece.strip())]
             if all(_REFERENCE.fullmatch(word) for word in words):
                 statement.operands = tuple([word.removeprefix("%") for word in words])
-                return statement, end
-        spans, end = split_brackets(text, at)
-        statement.operands = tuple([self._operand(*span, computation, depth) for span in spans])
-        return statement, end
+                return statement, names.end()
+        operands = []
+        at = skip_space(text, at + 1)
+        while not text.startswith(")", at):
+            operand, at = self._operand(at, computation, depth)
+            operands.append(operand)
+            at = skip_space(text, at + 1) if text.startswith(",", at) else at
+        statement.operands = tuple(operands)
+        return statement, at + 1
 
-    def _operand(self, at: int, end: int, computation: Computation, depth: int) -> str:
-        """Return the name in `%name` or `f32[2]{0} %name`; an operation in its place becomes an instruction."""
+    def _operand(self, at: int, computation: Computation, depth: int) -> tuple[str, int]:
+        """Return the name in `%name` or `f32[2]{0} %name`, and the position of the comma or bracket after it.
+
+        An operation in the place of a name becomes an instruction.
+        """
         text = self._text
         shape_end = self._shape_end(at)
-        name = _REFERENCE.match(text, at if shape_end is None else skip_space(text, shape_end))
-        if name and skip_space(text, name.end()) >= end:
-            return self._operand_name(text[at : shape_end or at], name[1], computation)
-        if computation is self._lone and shape_end is not None and skip_space(text, shape_end) >= end:
-            return self._operand_name(text[at:shape_end], f"_{len(computation.instructions)}", computation)
+        shape, name_at = text[at : shape_end or at], at if shape_end is None else skip_space(text, shape_end)
+        if name := _REFERENCE.match(text, name_at):
+            end = skip_space(text, name.end())
+            if text.startswith((",", ")"), end):
+                return self._operand_name(shape, name[1], computation), end
+        elif computation is self._lone and text.startswith((",", ")"), name_at):
+            return self._operand_name(shape, f"_{len(computation.instructions)}", computation), name_at
         if depth >= _MAX_DEPTH:
             raise Malformed
-        statement, stop = self._operation(at, computation, depth + 1)
-        if skip_space(text, stop) < end:
+        statement, end = self._operation(at, computation, depth + 1)
+        end = skip_space(text, end)
+        if not text.startswith((",", ")"), end):
             raise Malformed
         statement.name = self._unnamed_name(f"{statement.opcode}.anon")
-        return self._add(statement, computation)
+        return self._add(statement, computation), end
 
     def _operand_name(self, shape: str, name: str, computation: Computation) -> str:
         if computation is self._lone and shape and name not in computation.instructions:
@@ -407,13 +418,13 @@ class _Reader:
         self._unnamed[stem] = count
         return f"{stem}.{count}" if count else stem
 
-    def _shape_end(self, at: int) -> int | None:
+    def _shape_end(self, at: int, limit: int = sys.maxsize) -> int | None:
         """Return where the shape at `at` ends, None if there is none."""
         if array := _ARRAY.match(self._text, at):
             return array.end()
         if buffer := _BUFFER.match(self._text, at):
             at = buffer.end()
-        return skip_brackets(self._text, at) if self._text.startswith("(", at) else None
+        return skip_brackets(self._text, at, limit) if self._text.startswith("(", at) else None
 
     def _attributes(self, at: int, depth: int) -> tuple[dict[str, str], dict[str, list[str]], int]:
         """Return attributes as text, the computations that they name, and where they end."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import ast
 import json
 import re
-import resource
 import select
 import subprocess
 import sys
@@ -22,15 +21,15 @@ SECONDS = 20  # for one module
 MEMORY = 4 << 30
 
 # Reads a module a line, as a JSON string; answers with the module as XLA prints it, or with null.
-SERVER = """
-import json, sys
+SERVER = f"""
+import json, resource, sys
+resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
 from jaxlib import _hlo
 for line in sys.stdin:
     try:
         answer = _hlo.hlo_module_from_text(json.loads(line)).to_string()
-    except Exception as problem:
+    except Exception:
         answer = None
-        print(problem, file=sys.stderr)
     print(json.dumps(answer), flush=True)
 """
 
@@ -53,7 +52,6 @@ class XlaParser:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL, text=True,
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY)),
             )
         assert self._process.stdin and self._process.stdout
         try:
