@@ -6,10 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from xlafuse.hlo.shape import Element, Malformed, Shape, array_element, read_integer, tuple_element
 from xlafuse.hlo.window import read_dimensions, read_window
 
-_SAME_AS_FIRST = frozenset(
+_ELEMENTWISE = frozenset(
     "abs acos acosh asin asinh atanh cbrt ceil count-leading-zeros clz cosine cosh erf exponential "
     "exponential-minus-one floor imag log log-plus-one logistic negate not popcnt real round-nearest-afz "
-    "round-nearest-even rsqrt sign sine sinh sqrt tan tanh add-dependency all-reduce broadcast cholesky copy domain "
+    "round-nearest-even rsqrt sign sine sinh sqrt tan tanh".split()
+)
+_SAME_AS_FIRST = _ELEMENTWISE | frozenset(
+    "add-dependency all-reduce broadcast cholesky copy domain "
     "opt-barrier reverse select-and-scatter set-dimension-size while".split()
 )
 _BINARY = frozenset(
