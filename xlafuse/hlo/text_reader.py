@@ -141,9 +141,9 @@ def parse(text: str | Iterable[str]) -> Module:
 
 
 # HloModule jit_mlp, is_scheduled=true, entry_computation_layout={...}
-_MODULE = re.compile(rf"HloModule\s+%?({NAME})")
+_MODULE = re.compile(rf"HloModule\s+%?({NAME}):?")
 # ENTRY %main.3 (x.1: bf16[8192,4096]) -> bf16[8192,4096] {      or, in the short form:  region_0.4 {
-_COMPUTATION = re.compile(rf"(ENTRY\s+)?%?({NAME})\s*(?=[({{])")
+_COMPUTATION = re.compile(rf"(ENTRY\s+)?%?({NAME}):?\s*(?=[({{])")
 _ARROW = re.compile(r"\s*->\s*")
 _BODY = re.compile(r"\s*\{(?!\s*[\d:])")
 _TABLE = re.compile(r"(?:FileNames|FunctionNames|FileLocations|StackFrames)\b")
@@ -208,6 +208,8 @@ class _Reader:
         text, at = self._text, 0
         while (at := skip_space(text, at)) < len(text):
             if module := _MODULE.match(text, at):
+                if self.module.name:
+                    self._unparsed.append(at)  # two modules in one text
                 self.module.name = module[1]
                 attributes, at = self._trailing_attributes(module.end())
                 self.module.is_scheduled = attributes.get("is_scheduled") == "true"
@@ -295,7 +297,9 @@ class _Reader:
         else:
             self.module.computations[header[2]] = computation
             self._last = header[2]
-            if header[1]:
+            if header[1] and self.module.entry:
+                self._unparsed.append(start)  # a second entry
+            elif header[1]:
                 self.module.entry = header[2]
         at = self._instructions(body.end(), computation, 0)
         return self._trailing_attributes(at)[1]

@@ -417,6 +417,12 @@ def test_a_text_without_its_end_has_no_entry() -> None:
     assert gpu_program.parse(_BRIEF + "rest {\n  x = f32[] parameter(0)\n").entry == ""
 
 
+def test_two_modules_in_one_text() -> None:
+    text = "HloModule a\nENTRY x {\n  p = f32[] parameter(0)\n}\nHloModule b\nENTRY y {\n  p = f32[] parameter(0)\n}\n"
+    module = gpu_program.parse(text)
+    assert module.entry == "x" and [number for number, _ in module.unparsed] == [5, 6]
+
+
 def test_an_open_bracket_does_not_hide_the_next_instructions() -> None:
     lines = [
         '  %a = f32[4] sine(%x), metadata={op_name="a"', "  %b = f32[4] sine(%x", '  %c = f32[4] sine(%x), calls="',

@@ -53,6 +53,7 @@ FORMS = {
     ),
     "no entry": "HloModule m\nfirst {\n  x = f32[2] parameter(0)\n}\nlast {\n  y = f32[2] parameter(0)\n}\n",
     "no header": "first {\n  x = f32[2] parameter(0)\n}\nENTRY second {\n  y = f32[2] parameter(0)\n}\n",
+    "colons after names": "HloModule m:\nENTRY main: {\n  x = f32[2] parameter(0)\n}\n",
     "no root": _ADD.replace("ROOT ", ""),
     "attributes on the next line": (
         f"{_ADD}{_MAIN}  r = f32[4] reduce(x, z),\n    dimensions={{1}},\n to_apply=\n  add\n}}"
