@@ -151,7 +151,7 @@ _TABLE = re.compile(r"(?:FileNames|FunctionNames|FileLocations|StackFrames)\b")
 _ROW = re.compile(rf"""\s*(\d{{1,18}})\s*({STRING}|\{{[a-z_0-9=,\s]*+\}})""")
 _ROW_FIELD = re.compile(r"([a-z_]+)=(\d+)")
 
-_INSTRUCTION = re.compile(INSTRUCTION)
+_INSTRUCTION = re.compile(rf"(?={INSTRUCTION})(ROOT\s+)?+%?({NAME})\s*=\s*")
 _ARRAY = re.compile(r"[a-z][a-z0-9]*+\s*+\[[^\[\]]*+\](?:\s*+\{(?:\s*+[\d:][^{}]*+)?\})?+")
 _LONE = re.compile(rf"(?:{_ARRAY.pattern}|\([^=]*?\))\s*+[a-z][a-zA-Z0-9_-]*+\s*+\(")  # f32[2] add(
 _BUFFER = re.compile(r"b(?=\()")  # b(f32[2]), an array in memory that a program sees
@@ -355,9 +355,8 @@ class _Reader:
         head = _INSTRUCTION.match(self._text, at)
         if not head:
             raise Malformed
-        name = head[2].rstrip("= \t\r\n").removeprefix("%")
-        statement, at = self._operation(skip_space(self._text, head.end()), computation, depth)
-        statement.name, statement.is_root = name, bool(head[1])
+        statement, at = self._operation(head.end(), computation, depth)
+        statement.name, statement.is_root = head[2], bool(head[1])
         statement.attributes, statement.calls, at = self._attributes(at, depth)
         return statement, at
 

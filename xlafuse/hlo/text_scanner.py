@@ -12,13 +12,13 @@ from xlafuse.hlo.shape import Malformed
 
 NAME = r"""[^\s%=:(){}\[\],"']++"""
 # ROOT %name =    As in XLA, "name=" without a percent sign and a space begins an attribute, not an instruction.
-INSTRUCTION = rf"(ROOT\s+)?+(%{NAME}\s*+=|{NAME}\s++=)"
-_BEGINNING = r"\n\s*+" + INSTRUCTION.replace("(ROOT", "(?:ROOT").replace(")?+(%", ")?+(?:%")
-_STRING = rf"""%s[^%s\\\n\0]*+(?:(?:\\.|\n(?!{_BEGINNING[2:]}))[^%s\\\n\0]*+)*+%s"""
+INSTRUCTION = rf"(?:ROOT\s+)?+(?:%{NAME}\s*+=|{NAME}\s++=)"
+_STRING = rf"""%s[^%s\\\n\0]*+(?:(?:\\.|\n(?!\s*+{INSTRUCTION}))[^%s\\\n\0]*+)*+%s"""
 STRING = f"""{_STRING.replace("%s", '"')}|{_STRING.replace("%s", "'")}"""
 
 _SPACE = re.compile(r"\s*+")
-_SKIPPED = re.compile(
+# A string (group 1) or a comment; group 2 is the end of a block comment.
+_STRING_OR_COMMENT = re.compile(
     r"""("(?:[^"\\\n]|\\.)*+"?|'(?:[^'\\\n]|\\.)*+'?)|//[^\n]*+|/\*[^*]*+(?:\*(?!/)[^*]*+)*+(\*/)?+"""
 )
 _VISIBLE = re.compile(r"[^\n]")
@@ -27,7 +27,7 @@ _FLAT_STRING = r"""(?:"[^"\\\n\0]*+(?:\\.[^"\\\n\0]*+)*+"[^(){}\[\]"'\n\0]*+)*+"
 _FLAT = re.compile(
     "|".join(rf"""\{a}[^(){{}}\[\]"'\n\0]*+{_FLAT_STRING}\{b}""" for a, b in ("()", "{}", "[]"))
 )
-_MARK = re.compile(rf"""{STRING}|[(){{}}\[\],"'\0]|{_BEGINNING}""")
+_MARK = re.compile(rf"""{STRING}|[(){{}}\[\],"'\0]|\n\s*+{INSTRUCTION}""")
 _CLOSING = {"(": ")", "{": "}", "[": "]"}
 _WORD = re.compile(r"""[^\s,(){}\[\]"']++""")
 _QUOTED = re.compile(STRING)
@@ -43,7 +43,7 @@ def without_comments(text: str) -> str:
         return text
     pieces: list[str] = []
     done = 0
-    for found in _SKIPPED.finditer(text):
+    for found in _STRING_OR_COMMENT.finditer(text):
         if found[1] or (found[0].startswith("/*") and not found[2]):
             continue
         comment = found[0]
