@@ -223,7 +223,7 @@ def _of_files(folder: Path) -> list[GraphSource]:
             for each in modules:
                 found.append(replace(each, name=f"{path.stem}/{each.name}" if len(modules) > 1 else path.stem))
             found += [replace(each, name=path.stem) for each in _of_inductor(path)]
-        elif b"HloModule" in _head_of_any(path) or path.name.removesuffix(".gz").endswith(".hlo.pb"):
+        elif b"HloModule" in _head_of_any(path) or path.name.removesuffix(".gz").endswith((".hlo", ".hlo.pb")):
             found.append(GraphSource(path.name, 1, path, partial(_from_hlo_file, path), path.stat().st_size))
     return found
 

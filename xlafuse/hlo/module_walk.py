@@ -11,7 +11,7 @@ from xlafuse.hlo import custom_calls
 from xlafuse.hlo.buffers import Role, Tree, Values, element, leaves
 from xlafuse.hlo.flops import Flops
 from xlafuse.hlo.fusion_bytes import DeclaredBytes, calls_library
-from xlafuse.hlo.shape import Element
+from xlafuse.hlo.shape import UNBOUNDED, Element
 from xlafuse.hlo.source_lines import SourceOp, SourceOpFinder, library_epilogue
 from xlafuse.hlo.text_reader import Computation, Instruction, Module, Shape
 from xlafuse.hlo.value_numbering import ValueNumbers
@@ -107,6 +107,7 @@ class ModuleWalk:
         self._sources = SourceOpFinder(frozenset(part.op_name for part in parameters if part.op_name))
         self._push(entry, 1, (), None)
         for part in parameters:
+            self._note_unbounded(part)
             value = self._new(part.result, part.name, "input", part.op_name)
             self._stack[-1].known[part.name] = value
             self.inputs += leaves(value)
@@ -239,6 +240,7 @@ class ModuleWalk:
 
     def _launch(self, frame: _Frame, instruction: Instruction, operands: list[Tree | None]) -> Tree:
         computation, values = frame.computation, self.values
+        self._note_unbounded(instruction)
         numbers = [self._number(value) for value in operands]
         parts = self._numbers.instructions(computation, instruction, numbers)
         result = self._bytes.result(computation, instruction)
@@ -267,6 +269,10 @@ class ModuleWalk:
             )
         )
         return value
+
+    def _note_unbounded(self, instruction: Instruction) -> None:
+        if any(UNBOUNDED in shape.dims for shape in instruction.shapes):
+            self.unresolved.append(f"{instruction.name[:_MAX_NAME]}: an array of unknown size (?) counts as 0 bytes")
 
     def _declaration(self, instruction: Instruction) -> custom_calls.Declaration | None:
         try:
