@@ -169,6 +169,7 @@ class FusionGraph:
     kernels: in launch order; None where only the operations are known (eager PyTorch without a GPU).
     operations: the program's operations where `kernels` is None.
     unparsed: pieces of the compiler's output that could not be read, verbatim.
+    notes: sentences about the whole graph without which its numbers mislead.
     versions: package -> version.
     target: the GPU that the code was compiled for, or "".
     """
@@ -182,6 +183,7 @@ class FusionGraph:
     unparsed: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     target: str = ""
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def buffer(self) -> Mapping[str, Buffer]:

@@ -27,6 +27,7 @@ from ..record.run_folder import read_records, read_run
 
 if TYPE_CHECKING:
     from xlafuse.dumps.dump_folder import Artifacts
+    from xlafuse.hlo.text_reader import Module
 
     from ..graph.analyse.roofline import Ceilings
     from ..graph.model import FusionGraph
@@ -60,11 +61,18 @@ class GraphSource:
     artifacts: Artifacts | None = None
 
     def graph(self) -> FusionGraph:
-        """Read the graph. Raises UsageError, which names the file, where that fails."""
+        """Read the graph. Raises UsageError, which names the file, where that fails or nothing could be read."""
         if self.read is None:
             raise UsageError(f"{self.path}: {self.name}: no graph recorded")
         with reading_errors_as_usage(self.path):
-            return self.read()
+            graph = self.read()
+        if graph.unparsed and graph.kernels == ():
+            lines = f"{len(graph.unparsed)} line{'s' * (len(graph.unparsed) > 1)}"
+            raise UsageError(
+                f"{self.path}: {self.name}: no kernels found, and {lines} could not be read; the first is "
+                f"{printable(graph.unparsed[0], 100)!r}"
+            )
+        return graph
 
     def compiled(self) -> list[tuple[str, Artifacts]]:
         """Return the XLA modules behind the graph by name: itself, or those in its record's archive, forward first.
@@ -308,7 +316,7 @@ def _from_artifacts(name: str, artifacts: Artifacts) -> FusionGraph:
     if file is None:
         raise ValueError(f"{artifacts.where}: {name}: no optimized HLO; XLA writes it with --xla_dump_hlo_as_text")
     with file.local() as path:
-        module = file_reader.read(path)
+        module = _optimized(file_reader.read(path))
     graph = from_hlo(module, phase="backward" if name == "backward" else "forward", target=_target(artifacts))
     if before := artifacts.find("hlo_before"):
         with before.local() as path:
@@ -335,8 +343,22 @@ def _from_hlo_file(path: Path) -> FusionGraph:
     from ..graph.build import xla_reasons
     from ..graph.build.from_hlo import from_hlo
 
-    graph = from_hlo(file_reader.read(path))
+    graph = from_hlo(_optimized(file_reader.read(path)))
     return replace(graph, reasons=xla_reasons.reasons(graph, ()))
+
+
+def _optimized(module: Module) -> Module:
+    """Return the module. Raises ValueError for a program before XLA's fusion passes, whose operations are no kernels.
+
+    XLA schedules a module after all other passes. A module with fusions and without a schedule is from between passes.
+    """
+    opcodes = {part.opcode for each in module.computations.values() for part in each.instructions.values()}
+    if module.is_scheduled or opcodes & {"fusion", "fusion-start"} or not opcodes:
+        return module
+    raise ValueError(
+        "this is a program before fusion: it has neither a schedule nor a fusion, and its operations are no kernels; "
+        "give the module after optimizations (XLA's file *after_optimizations.txt)"
+    )
 
 
 # Inductor

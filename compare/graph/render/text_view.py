@@ -59,7 +59,7 @@ def overview(
     notes: lines below the title.
     remarks: lines at the end.
     """
-    tree = titled(title or graph.name, [formats.origin(graph), *notes])
+    tree = titled(title or graph.name, [formats.origin(graph), *graph.notes, *notes])
     if graph.kernels is None:
         _add_operations(tree, graph.operations)
     else:
