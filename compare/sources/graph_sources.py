@@ -96,10 +96,14 @@ class GraphSource:
 
         These are `target`'s if one is named, else the run's own, else those of the GPU that the graph was compiled for,
         or None. For a record, they are at its case's precision.
+
+        Raises UsageError where a target is named for code that runs on no GPU.
         """
         from .target_ceilings import own_ceilings, target_ceilings
 
         found, whose = self.ceilings, "this run's device"
+        if target is not None and graph.target in ("cpu", "tpu"):
+            raise UsageError(f"{self.path}: compiled for the {graph.target.upper()}; {target} cannot price its bytes")
         if target is not None:
             found, whose = target_ceilings(target), target
         elif found is None:
@@ -317,7 +321,7 @@ def _from_artifacts(name: str, artifacts: Artifacts) -> FusionGraph:
         raise ValueError(f"{artifacts.where}: {name}: no optimized HLO; XLA writes it with --xla_dump_hlo_as_text")
     with file.local() as path:
         module = _optimized(file_reader.read(path))
-    graph = from_hlo(module, phase="backward" if name == "backward" else "forward", target=_target(artifacts))
+    graph = from_hlo(module, phase="backward" if name == "backward" else "forward", target=_target(artifacts, module))
     if before := artifacts.find("hlo_before"):
         with before.local() as path:
             graph = with_epilogues(graph, file_reader.read(path))
@@ -327,14 +331,22 @@ def _from_artifacts(name: str, artifacts: Artifacts) -> FusionGraph:
 _DEVICE = re.compile(r'^\s*device_description_str: "([^"]{1,100})"', re.MULTILINE)
 
 
-def _target(artifacts: Artifacts) -> str:
-    """Return the GPU that XLA compiled for, or "" where its files do not say."""
+def _target(artifacts: Artifacts, module: Module) -> str:
+    """Return the GPU that XLA compiled for, else "cpu" or "tpu", or "" where its files do not say."""
     file = artifacts.find("target_config")
     if file is None:
-        return ""
+        return _other_platform(module)
     with file.open_binary() as stream:
         found = _DEVICE.search(stream.read(1 << 16).decode(errors="replace"))
     return found[1] if found else ""
+
+
+def _other_platform(module: Module) -> str:
+    """Return "cpu" or "tpu"; "" for a GPU, because a module does not name it, and where nothing tells."""
+    from xlafuse.hlo.platform import platform_of
+
+    found = platform_of(module)
+    return "" if found in (None, "gpu") else found
 
 
 def _from_hlo_file(path: Path) -> FusionGraph:
@@ -343,7 +355,8 @@ def _from_hlo_file(path: Path) -> FusionGraph:
     from ..graph.build import xla_reasons
     from ..graph.build.from_hlo import from_hlo
 
-    graph = from_hlo(_optimized(file_reader.read(path)))
+    module = _optimized(file_reader.read(path))
+    graph = from_hlo(module, target=_other_platform(module))
     return replace(graph, reasons=xla_reasons.reasons(graph, ()))
 
 

@@ -13,7 +13,7 @@ from xlafuse.hlo.gc_pause import collector_paused
 from ..model import Access, Buffer, FusionGraph, Kernel, Phase, SourceOp
 
 _MAX_TEXT = 1000  # characters of an unparsed line, enough to find it
-_UNSCHEDULED = "the module has no schedule: XLA had not finished with it, and its kernels may change in number and order"
+_UNSCHEDULED = "the module has no schedule: XLA had not finished with it, and its kernels may still change"
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 

@@ -145,6 +145,21 @@ def test_ceilings_of_the_target(tmp_path: Path) -> None:
     assert ceilings is not None and ceilings.bandwidth(1, 1) > 1e12 and whose == "h200"
 
 
+HLO_FILES = PROJECT / "tests" / "data" / "hlo"
+
+
+@pytest.mark.parametrize("path", sorted(HLO_FILES.glob("jax-*/*.txt.gz")), ids=lambda path: path.name)
+def test_a_module_names_its_platform(path: Path) -> None:
+    (found,) = graph_sources.contents(path).graphs
+    graph = found.graph()
+    platform = path.name.split("-")[0]
+    assert graph.target == (platform if platform in ("cpu", "tpu") else "")
+    assert found.ceilings_for(graph, None) == (None, "")  # the module of a GPU does not say which one
+    if graph.target:
+        with pytest.raises(UsageError, match=f"compiled for the {platform.upper()}"):
+            found.ceilings_for(graph, "h200")
+
+
 def zipped(**members: bytes) -> bytes:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as packed:
