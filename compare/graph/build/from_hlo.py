@@ -94,6 +94,7 @@ def _kernel(launch: gpu_program.Launch, phase: Phase, provenance: str) -> Kernel
         workspace_bytes=launch.workspace_bytes,
         flops=launch.flops,
         launches=kernel.launches,
+        least_launches=kernel.least_launches if kernel.launches is None else 0,
         provenance=provenance,
         facts={name: value for name, value in facts.items() if value},
     )
