@@ -18,7 +18,6 @@ relative error.
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.calls import declare
+from triton_side.configs.tuned import tuned
 from triton_side.kernels.shared.constants import LOG2_E, LOWEST
 from triton_side.kernels.shared.launch import (
     FlatConfig,
@@ -180,7 +180,7 @@ def cross_entropy_backward_kernel(
         tl.store(dlogits_ptr + token * classes + column, dx.to(dlogits_ptr.dtype.element_ty), mask=inside)
 
 
-@lru_cache
+@tuned
 def configure_forward(element_bytes: int) -> FlatConfig:
     """2 KB of a row at a time for 4 warps: one 16-byte load a thread.
 
@@ -189,7 +189,7 @@ def configure_forward(element_bytes: int) -> FlatConfig:
     return FlatConfig(block=2048 // element_bytes, num_warps=4)
 
 
-@lru_cache
+@tuned
 def configure_backward(element_bytes: int) -> FlatConfig:
     """32 KB of a row at a time for 16 warps: four 16-byte loads in flight a thread.
 
