@@ -75,7 +75,7 @@ def command(
         workers = WorkerPool(Path(logs), {})
         try:
             gpu = workers.ask(ROLE, "gpu")
-            path = out or tables.file_of(gpu["gpu"])
+            path = out or tables.file_of(gpu["gpu"], tables.FOLDER)
             table = _table_of(gpu)
 
             def ask(method: str, **parameters: Any) -> Any:
@@ -153,7 +153,7 @@ def _outcomes(
 
 def _table_of(gpu: dict[str, Any]) -> tables.Table:
     """Return the GPU's table, or an empty one."""
-    path = tables.file_of(gpu["gpu"])
+    path = tables.file_of(gpu["gpu"], tables.FOLDER)
     table = tables.read(path) if path.is_file() else tables.Table(
         gpu["gpu"], tuple(gpu["capability"]), gpu["multiprocessors"]
     )
@@ -192,7 +192,8 @@ def as_text(found: Tuned, path: Path) -> str:
         [_name(change), _us(change["before_us"]), _us(change["us"]), _differences(change["before"], change["config"])]
         for change in found.changed
     ]
-    lines = [tabulate(rows, ("kernel and class", "before, us", "now, us", "configuration"))] if rows else []
+    headers = ("kernel and class", "before, us", "now, us", "configuration")
+    lines = [tabulate(rows, headers, disable_numparse=True)] if rows else []
     written = f"; {path} has {len(found.table.entries)} entries" if rows else ""
     lines.append(f"{len(rows)} of {found.searched} choices changed{written}")
     if found.left:

@@ -99,8 +99,8 @@ class Table:
         return f"{{\n {head},\n \"entries\": {{\n{kernels}\n }}\n}}\n"
 
 
-def file_of(gpu: str, folder: Path = FOLDER) -> Path:
-    """Return the file of the GPU's table, which may not exist."""
+def file_of(gpu: str, folder: Path) -> Path:
+    """Return the file of the GPU's table in a folder, which may not exist."""
     return folder / (re.sub(r"\W+", "-", gpu.lower().removeprefix("nvidia ")).strip("-") + ".json")
 
 
@@ -124,10 +124,11 @@ def read(path: Path) -> Table:
     return table
 
 
-def of_gpu(gpu: Gpu, folder: Path = FOLDER) -> Table | None:
+def of_gpu(gpu: Gpu, folder: Path) -> Table | None:
     """Return the GPU's own table, else the table of the most similar GPU, with a warning; None if there is no table.
 
-    Most similar: the nearest compute capability, then the nearest number of multiprocessors. Raises TableError.
+    Most similar: the nearest major compute capability, then minor one, then number of multiprocessors.
+    Raises TableError.
     """
     own = file_of(gpu.name, folder)
     if own.is_file():
@@ -141,10 +142,9 @@ def of_gpu(gpu: Gpu, folder: Path = FOLDER) -> Table | None:
     if not others:
         return None
 
-    def distance(table: Table) -> tuple[int, int]:
-        major, minor = table.capability
-        apart = abs(10 * (major - gpu.capability[0]) + minor - gpu.capability[1])
-        return apart, abs(table.multiprocessors - gpu.multiprocessors)
+    def distance(table: Table) -> tuple[int, ...]:
+        facts = (*table.capability, table.multiprocessors), (*gpu.capability, gpu.multiprocessors)
+        return tuple(abs(theirs - ours) for theirs, ours in zip(*facts, strict=True))
 
     nearest = min(others, key=distance)
     warnings.warn(

@@ -96,7 +96,7 @@ def gpu() -> Gpu | None:
 def current_table() -> Table | None:
     """Return the table in use; it is read once. Raises TableError."""
     found = gpu()
-    return None if found is None else tables.of_gpu(found)
+    return None if found is None else tables.of_gpu(found, tables.FOLDER)
 
 
 def table_in_use() -> str | None:

@@ -115,9 +115,10 @@ def softmax_rows(choice: Choice) -> Iterator[RowConfig]:
 def tiles(choice: Choice, *, resident: bool) -> Iterator[TileConfig]:
     """Tiles with one to four 16-byte vectors a thread; with `resident`, at most 64 warps a multiprocessor."""
     rows, columns = choice.facts["rows"], max(1, choice.facts["columns"])
-    for warps, vectors, width in product((4, 8), (1, 2, 4), (512, 1024, 2048)):
-        block_rows, rest = divmod(WARP * warps * vectors * VECTOR // choice.element_bytes, width)
-        if rest or not block_rows or width > next_power_of_2(columns):
+    widths = sorted({min(width, next_power_of_2(columns)) for width in (512, 1024, 2048)})
+    for warps, vectors, width in product((4, 8), (1, 2, 4), widths):
+        block_rows = WARP * warps * vectors * VECTOR // choice.element_bytes // width
+        if not block_rows:
             continue
         most = cdiv(rows, block_rows)
         if not resident:

@@ -80,23 +80,35 @@ def present(choice: Choice) -> Any:
 
 
 def compile_with(call: Call, choice: Choice, config: Any) -> Compiled:
-    """Compile the launches that the configuration changes in a call on fake tensors. Nothing is launched."""
+    """Compile the launches that the configuration changes in a call on fake tensors. Nothing is launched.
+
+    It may spill as much as the launches that it replaces: rope's sines use a thread's local memory in any case.
+    """
     here = gpu()
     assert here is not None, "a kernel is compiled for a GPU"
-    before = Counter(replay.description for replay in launches_of(call, launch=False))
+    now = launches_of(call, launch=False)
     try:
         with using(choice, config):
             replays = launches_of(call, launch=False)
-        with record_launches(compile_only=True) as compiled:
-            for replay in without(replays, before):
-                replay()
-        resources = [launch.resources for launch in compiled]
+        spilled, shared = _largest(without(replays, _counted(now)))
+        allowed, _ = _largest(without(now, _counted(replays)))
     except Exception as error:  # the compiler's own errors have many types
         return Compiled((), 0, 0, f"does not compile: {type(error).__name__}")
-    spilled = max((each.spill_bytes for each in resources), default=0)
-    shared = max((each.shared_bytes for each in resources), default=0)
-    problem = "spills registers" if spilled else "exceeds shared memory" if shared > here.shared_bytes else ""
+    problem = "spills registers" if spilled > allowed else "exceeds shared memory" if shared > here.shared_bytes else ""
     return Compiled(tuple(replay.description for replay in replays), spilled, shared, problem)
+
+
+def _largest(replays: Iterable[Replay]) -> tuple[int, int]:
+    """Return the most bytes that a thread spills, and the most shared memory of a block, in any of these launches."""
+    with record_launches(compile_only=True) as compiled:
+        for replay in replays:
+            replay()
+    resources = [launch.resources for launch in compiled]
+    return max((r.spill_bytes for r in resources), default=0), max((r.shared_bytes for r in resources), default=0)
+
+
+def _counted(replays: Iterable[Replay]) -> Counter[str]:
+    return Counter(replay.description for replay in replays)
 
 
 def same_in_all(compiled: Iterable[Compiled]) -> Counter[str]:
