@@ -31,13 +31,15 @@ Ask = Callable[..., Any]  # asks the worker, as WorkerPool.ask does without the 
 class Tuned:
     """The result of a search.
 
-    table: with the new entries. changed: the new entries, as JSON. left: the number of choices that were not searched.
+    table: with the new entries. changed: the new entries, as JSON. left, failed: how many choices were not searched,
+    and how many searches failed.
     """
 
     table: tables.Table
     searched: int = 0
     changed: list[dict[str, Any]] = field(default_factory=list)
     left: int = 0
+    failed: int = 0
     interrupted: bool = False
 
 
@@ -82,6 +84,8 @@ def command(
                 return workers.ask(ROLE, method, **parameters)
 
             found = tune(cases, ask, table, path, budget, lambda line: click.echo(line, err=True))
+            if found.failed:
+                click.echo(f"The worker's log ends with:\n{_end_of(Path(logs) / f'{ROLE}.log')}", err=True)
         except WORKER_FAILURES as problem:
             raise UsageError(f"the tuning worker failed: {problem}") from None
         finally:
@@ -89,7 +93,7 @@ def command(
     if as_json:
         echo_json({
             "gpu": table.gpu, "file": str(path) if found.changed else None, "searched": found.searched,
-            "left": found.left, "changed": found.changed,
+            "left": found.left, "failed": found.failed, "changed": found.changed,
         })
     else:
         click.echo(as_text(found, path))
@@ -119,7 +123,10 @@ def tune(
         count = ask("compile", choices=choices, seconds=compiling, timeout=compiling + 300)
         say(f"{count} candidates after {time.monotonic() - began:.0f} s")
         for choice, outcome in _outcomes(choices, ask, seconds_left):
+            if outcome is None:
+                continue
             found.left, found.searched = found.left - 1, found.searched + 1
+            found.failed += "problem" in outcome
             say(_line(choice, outcome))
             if outcome.get("config"):
                 before = outcome["before_us"]
@@ -138,8 +145,11 @@ def tune(
 
 def _outcomes(
     choices: Iterable[dict[str, Any]], ask: Ask, seconds_left: Callable[[], float]
-) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Yield each choice with the outcome of its search, or {"problem": ...}, until no time is left."""
+) -> Iterator[tuple[dict[str, Any], dict[str, Any] | None]]:
+    """Yield each choice with the outcome of its search, or {"problem": ...}, until no time is left.
+
+    None: its candidates were not compiled in time.
+    """
     for choice in choices:
         if seconds_left() <= 0:
             return
@@ -149,6 +159,10 @@ def _outcomes(
             yield choice, {"problem": one_line(problem)}
             if isinstance(problem, (WorkerDied, WorkerTimeout)):
                 return  # what was compiled and drawn is lost with the process
+
+
+def _end_of(log: Path, lines: int = 20) -> str:
+    return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.is_file() else ""
 
 
 def _table_of(gpu: dict[str, Any]) -> tables.Table:

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from triton.testing import do_bench
 
 from triton_side.calls.launches import record_launches
@@ -42,8 +41,8 @@ class Compiled:
 
 @contextlib.contextmanager
 def fake_tensors() -> Iterator[None]:
-    """Make tensors that take no memory, also in backward passes."""
-    with fake_tensor_mode(), torch.autograd.set_multithreading_enabled(False):
+    """Make tensors that take no memory, in this thread."""
+    with fake_tensor_mode():
         yield
 
 

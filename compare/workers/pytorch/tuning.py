@@ -114,16 +114,18 @@ class Tuner:
             pool.shutdown(cancel_futures=True)
         return left
 
-    def search(self, kernel: str, shape_class: dict[str, Any]) -> dict[str, Any]:
-        """Time the candidates of a choice.
+    def search(self, kernel: str, shape_class: dict[str, Any]) -> dict[str, Any] | None:
+        """Time the candidates of a choice; return None if too few were compiled in time.
 
-        Return {"case", "candidates", "dropped": problem -> number, "before", "before_us", "us", "config",
+        Else return {"case", "candidates", "dropped": problem -> number, "before", "before_us", "us", "config",
         "shared_bytes"}. config: None if the present one, `before`, stays. before_us: None if that one cannot run.
         """
         key = _key(kernel, shape_class)
         case, choice = self._choices[key]
         compiled = self._compiled.pop(key)
         present = trials.present(choice)
+        if compiled[present] == NOT_COMPILED:
+            return None
         if compiled[present].problem:
             raise RuntimeError(f"the present configuration {compiled[present].problem}")
         usable = {config: each for config, each in compiled.items() if not each.problem}
@@ -183,7 +185,7 @@ def _fake(tensor: Tensor, case: Case, trained: bool = False) -> torch.Tensor:
 
 
 def _run(case: Case, inputs: Mapping[str, torch.Tensor], cotangents: Mapping[str, torch.Tensor]) -> Any:
-    """Call the hand-written Triton forward, and backward if there are cotangents."""
+    """Call the hand-written Triton forward, and backward if there are cotangents, all in this thread."""
     block = BLOCKS[case.block]
     apply = block.implementation("triton").load()
     with torch.set_grad_enabled(bool(cotangents)):
@@ -191,7 +193,8 @@ def _run(case: Case, inputs: Mapping[str, torch.Tensor], cotangents: Mapping[str
     if not cotangents:
         return outputs
     wanted = [x for x in inputs.values() if x.requires_grad]
-    return torch.autograd.grad([outputs[name] for name in cotangents], wanted, list(cotangents.values()))
+    with torch.autograd.set_multithreading_enabled(False):
+        return torch.autograd.grad([outputs[name] for name in cotangents], wanted, list(cotangents.values()))
 
 
 def _without_programs(config: Any) -> Any:

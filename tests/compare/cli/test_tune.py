@@ -27,8 +27,9 @@ class Workers:
     asked: list[str] = []
     stopped = 0
 
-    def __init__(self, *ignored: Any) -> None:
+    def __init__(self, logs: Path, environment: Any) -> None:
         self.found: set[str] = set()
+        (logs / "tuning.log").write_text("a warning\nTraceback: the cause\n")
 
     def stop(self) -> None:
         Workers.stopped += 1
@@ -92,7 +93,7 @@ def test_a_faster_configuration_is_kept_and_shown(tmp_path: Path) -> None:
     assert "10.0" in result.stdout and "8.0" in result.stdout and "num_warps 8 -> 4" in result.stdout
     for name in ("gelu.configure", "softmax.configure", "rmsnorm.configure"):
         assert any(line.startswith(name) for line in result.stderr.splitlines())
-    assert "softmax" not in result.stdout and "h200.json" in result.stdout
+    assert "the cause" not in result.stderr and "softmax" not in result.stdout and "h200.json" in result.stdout
     assert Workers.stopped
 
 
@@ -135,7 +136,7 @@ def test_a_failed_choice_leaves_the_others(tmp_path: Path) -> None:
     result = run("gelu", "softmax", "rmsnorm")
     assert result.exit_code == 0
     assert tuned_in(tmp_path / "h200.json") == {"gelu.configure", "rmsnorm.configure"}
-    assert "80 GiB" in result.stderr
+    assert "80 GiB" in result.stderr and "the cause" in result.stderr
 
 
 def test_a_dead_worker_ends_the_search_and_keeps_what_it_found(tmp_path: Path) -> None:
@@ -152,6 +153,14 @@ def test_the_budget_ends_the_search(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert result.exit_code == 3 and "not searched" in result.stdout
     assert Workers.asked == ["gelu"]
     assert "gelu.configure" in (tmp_path / "h200.json").read_text()
+
+
+def test_a_choice_that_was_not_compiled_in_time_is_left() -> None:
+    Workers.outcomes["softmax"] = None
+    result = run("gelu", "softmax", "rmsnorm", "--json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 3
+    assert (found["searched"], found["left"], found["failed"]) == (2, 1, 0)
 
 
 def test_a_worker_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
