@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -78,6 +79,7 @@ def command(
         try:
             gpu = workers.ask(ROLE, "gpu")
             path = out or tables.file_of(gpu["gpu"], tables.FOLDER)
+            _require_writable(path)
             table = _table_of(gpu)
 
             def ask(method: str, **parameters: Any) -> Any:
@@ -165,12 +167,21 @@ def _end_of(log: Path, lines: int = 20) -> str:
     return "\n".join(log.read_text(errors="replace").splitlines()[-lines:]) if log.is_file() else ""
 
 
+def _require_writable(path: Path) -> None:
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise UsageError(f"{path} cannot be written; name another file with --out")
+
+
 def _table_of(gpu: dict[str, Any]) -> tables.Table:
     """Return the GPU's table, or an empty one."""
     path = tables.file_of(gpu["gpu"], tables.FOLDER)
-    table = tables.read(path) if path.is_file() else tables.Table(
-        gpu["gpu"], tuple(gpu["capability"]), gpu["multiprocessors"]
-    )
+    try:
+        table = tables.read(path) if path.is_file() else tables.Table(
+            gpu["gpu"], tuple(gpu["capability"]), gpu["multiprocessors"]
+        )
+    except tables.TableError as problem:
+        raise UsageError(str(problem)) from None
     table.triton = gpu["triton"]
     return table
 

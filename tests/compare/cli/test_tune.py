@@ -108,6 +108,20 @@ def test_the_table_goes_where_it_is_asked_to(tmp_path: Path) -> None:
     assert tables.read(tmp_path / "new" / "mine.json").gpu == "NVIDIA H200"
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_the_search(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = run("gelu", "--out", str(tmp_path / "file" / "h200.json"))
+    assert result.exit_code == 2 and "--out" in result.stderr
+    assert Workers.asked == []
+
+
+def test_a_broken_table_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "h200.json").write_text("{")
+    result = run("gelu")
+    assert result.exit_code == 2 and "h200.json" in result.stderr
+    assert Workers.asked == [] and len(result.stderr.strip().splitlines()) == 1
+
+
 def test_json_has_the_changes() -> None:
     result = run("gelu", "softmax", "--json")
     found = json.loads(result.stdout)
