@@ -80,7 +80,8 @@ def _execute(
     if wanted <= done.keys() and not (traffic and count_traffic.missing(plan, folder)):
         print(f"{folder} already has every record of this selection", file=sys.stderr)
         return 0
-    workers = WorkerPool(folder / "logs", for_target.environment(target) if target else on_gpu.environment(folder))
+    environment = for_target.environment(target) if target else on_gpu.environment(folder)
+    workers = WorkerPool(folder / "logs", environment | {"XLAFUSE_SCRATCH": str(scratch)})
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job scheduler's stop ends a run as Ctrl-C does
     again = f"--out {folder} --resume{' --traffic' if traffic else ''} goes on"
     try:

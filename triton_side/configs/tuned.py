@@ -33,7 +33,7 @@ from triton_side.configs.table import Gpu, Table, TableError
 
 _Config = TypeVar("_Config")
 
-_ROUNDED = ("rows", "m")
+_ROUNDED = ("rows", "m", "tokens", "slots")  # numbers of rows
 _OF_THE_GPU = ("multiprocessors", "mps")
 
 TUNED: dict[str, Any] = {}  # the decorated functions of the imported kernels, by name

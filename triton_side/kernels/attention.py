@@ -30,6 +30,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls.declare import computing, declare
+from triton_side.calls.stages import stage
 from triton_side.kernels.attention_backward import (
     launch_dbias,
     launch_delta,
@@ -246,12 +247,20 @@ def backward(
     logsumexp2: torch.Tensor, *, hopper: bool, causal: bool = True, window: int = 0,
     offsets: torch.Tensor | None = None, gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return dq, dk and dv of attention without a bias, from its results. hopper: by the kernels of `hopper/`.
+    """Return dq, dk and dv of attention without a bias, from the results of `forward`.
 
-    Under `torch.use_deterministic_algorithms` the portable kernels compute them, because those of `hopper/` sum dq in
-    an order that varies. offsets: of packed sequences. gradients: memory for the results, with last stride
-    1. dk and dv have equal strides.
+    hopper: by the kernels of `hopper/`. Under `torch.use_deterministic_algorithms` the portable kernels compute them,
+    because those of `hopper/` sum dq in an order that varies. offsets: of packed sequences. gradients: memory for the
+    results, with last stride 1. dk and dv have equal strides.
     """
+    if offsets is None and (q.shape[2] == 1 or window == 1):
+        # A lone key has weight 1 whatever q and k are, so zeros are exact; dp - delta would have rounding errors.
+        # Triton 3.7.1 also fails to compile the dk, dv kernel for one row with shared heads: its pipeliner rejects a
+        # descriptor made within a loop of one step.
+        dq, dk, dv = gradients or tuple(empty_output(x, None) for x in (q, k, v))
+        with stage("values"):
+            torch.sum(dout.unflatten(1, (v.shape[1], -1)), dim=2, out=dv)
+        return dq.zero_(), dk.zero_(), dv
     if hopper and not torch.are_deterministic_algorithms_enabled():
         dout = dout if fits_descriptor(dout) else dout.contiguous()
         return hopper_backward.launch_backward(q, k, v, out, dout, logsumexp2, causal, window, offsets, gradients)
@@ -303,11 +312,6 @@ class _Attention(torch.autograd.Function):
         if bias is not None:
             with_dbias = ctx.needs_input_grad[3]
             return *_biased_backward(q, k, v, out, dout, logsumexp2, bias, with_dbias), None, None
-        if q.shape[2] == 1 or ctx.options["window"] == 1:
-            # A lone key has weight 1 whatever q and k are, so these zeros are exact. dp - delta would have rounding
-            # errors.
-            dv = dout.unflatten(1, (k.shape[1], -1)).sum(dim=2)
-            return torch.zeros_like(q), torch.zeros_like(k), dv, None, None, None
         return *backward(q, k, v, out, dout, logsumexp2, offsets=offsets, **ctx.options), None, None, None
 
 

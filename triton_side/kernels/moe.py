@@ -61,6 +61,8 @@ from triton_side.kernels.shared.tiles import DESCRIPTOR_ALIGNMENT, add_product, 
 from triton_side.kernels.swiglu import silu_value_and_slope
 from triton_side.kernels.swiglu_mlp import ACTIVATION
 
+FEW_SLOTS = 8  # an expert, on average: most experts then have one tile of 16 rows
+
 GATHER_X, GATHER_X_AGAIN = forward("gather", "dispatch", "rows"), again("gather", "dispatch", "rows")
 GATE_UP = (
     forward("dot", "gate"), forward("dot", "up"), *(forward(op, "act", result) for op, result in ACTIVATION),
@@ -170,14 +172,20 @@ def two_products_config(dtype: torch.dtype, precision: str, descriptors: bool) -
 
 @tuned
 def grouped_config(
-    dtype: torch.dtype, precision: str, descriptors: bool, accumulators: int, pairs: int, experts: int, k: int, n: int
+    dtype: torch.dtype, precision: str, descriptors: bool, slots: int, accumulators: int, pairs: int,
+    experts: int, k: int, n: int,
 ) -> MatmulConfig:
     """Tiles of a grouped product: those of the product without groups, with a stage more if TMA reads both operands.
+
+    With few slots an expert, reading the weights takes most of the time. Then tiles have 16 rows and read through
+    pointers, and 160 kB of prefetched tiles hide the latency, as in `matmul.few_rows_config`.
 
     IEEE float32 products with two accumulators, or two pairs of operands, would spill registers, and take half as many
     rows. On an H200 by do_bench, 8192 slots of 8 experts, 2048 by 3584: 588 to 606 TFLOP/s, as torch._grouped_mm. Three
     stages take 582 to 577, tiles of 128 x 128 with two programs a multiprocessor less than 567.
     """
+    if dtype != torch.float32 and slots <= FEW_SLOTS * experts:
+        return pointer_config(16, 64, 256 // accumulators, num_warps=4, num_stages=5)
     choose = many_rows_config if accumulators == 1 else two_products_config
     config = choose(dtype, precision, descriptors)
     if dtype == torch.float32 and accumulators * pairs == 2:
@@ -185,10 +193,12 @@ def grouped_config(
     return replace(config, num_stages=4) if config.descriptors else config
 
 
-def product_config(weights: torch.Tensor, *rows: torch.Tensor, accumulators: int = 1, pairs: int = 1) -> MatmulConfig:
-    """Return the tiles of a grouped product of `rows`, if TMA is to read them, and weights [experts, k, n]."""
+def product_config(
+    weights: torch.Tensor, *rows: torch.Tensor, slots: int, accumulators: int = 1, pairs: int = 1
+) -> MatmulConfig:
+    """Return tiles of a product of slots and weights [experts, k, n]. rows: those of the slots, if TMA may read."""
     dtype, descriptors = weights.dtype, fit_descriptors(weights, *rows)
-    return grouped_config(dtype, product_precision(dtype), descriptors, accumulators, pairs, *weights.shape)
+    return grouped_config(dtype, product_precision(dtype), descriptors, slots, accumulators, pairs, *weights.shape)
 
 
 @tuned
@@ -282,16 +292,15 @@ def _experts(
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Return y and, with `save`, gate and up."""
     x, rows = copy_in_slot_order(x, route.rows, GATHER_X, name="x")
-    config = product_config(w_gate, accumulators=2)
+    slots = len(route.rows)
+    config = product_config(w_gate, slots=slots, accumulators=2)
     with computing(
         *(() if rows is None else (GATHER_X,)), *GATE_UP, c_ptr="gate", c2_ptr="up", activated_ptr="act"
     ):
         act, gate, up = launch_gate_up(x, rows, w_gate, w_up, route.offsets, config, save)
     del x
     with computing(*DOWN, c_ptr="out"):
-        out = launch_grouped_product(
-            act, None, w_down, route.offsets, len(route.rows), product_config(w_down, act)
-        )
+        out = launch_grouped_product(act, None, w_down, route.offsets, slots, product_config(w_down, act, slots=slots))
     return launch_combine(out, route), gate, up
 
 
@@ -315,7 +324,9 @@ class _MoE(torch.autograd.Function):
         offsets, slots = route.offsets, len(route.rows)
         dy, dy_rows = copy_in_slot_order(with_unit_column_stride(dy), route.rows, GATHER_DY, name="dy")
         with computing(*(() if dy_rows is None else (GATHER_DY,)), *DOUT, c_ptr="dout"):
-            dout = launch_grouped_product(dy, dy_rows, w_down.mT, offsets, slots, product_config(w_down.mT))
+            dout = launch_grouped_product(
+                dy, dy_rows, w_down.mT, offsets, slots, product_config(w_down.mT, slots=slots)
+            )
         dgate, dup, weighted_act, dweights = launch_activation_gradients(dout, gate, up, route)
         with computing(*DDOWN, c_ptr="dw_down"):
             dw_down, _ = launch_group_gradients(
@@ -331,7 +342,7 @@ class _MoE(torch.autograd.Function):
         del sorted_x
         with computing(*DX_OF_EXPERTS, c_ptr="dx_of_experts"):
             dx_of_experts = launch_grouped_product(
-                dgate, None, w_gate.mT, offsets, slots, product_config(w_gate.mT, dgate, pairs=2),
+                dgate, None, w_gate.mT, offsets, slots, product_config(w_gate.mT, dgate, slots=slots, pairs=2),
                 second=(dup, w_up.mT),
             )
         dlogits = moe_routing.launch_dlogits(route, dweights, dloss)

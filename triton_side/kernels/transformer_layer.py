@@ -94,16 +94,8 @@ def attention_backward(
     q, k, v, merged, logsumexp2: the arguments and results of `attention_forward`. dmerged: the gradient of merged.
     gradients: dq, dk and dv; like q, k and v, they may be views of one tensor with a row per token.
     """
-    dq, dk, dv = gradients
     out, dout = _split_heads(merged, q), _split_heads(dmerged, q)
     with stage("attention"):
-        if q.shape[2] == 1:
-            # A single key has weight 1, so dq and dk are exactly 0. Triton 3.7.1 also fails to compile the dk, dv
-            # kernel for one row with shared heads: its pipeliner rejects a descriptor made within a loop of one step.
-            dq.zero_()
-            dk.zero_()
-            torch.sum(dout.unflatten(1, (k.shape[1], -1)), dim=2, out=dv)
-            return
         hopper = attention.hopper_problem(q, k, v, None) is None
         attention.backward(q, k, v, out, dout, logsumexp2, hopper=hopper, gradients=gradients)
 

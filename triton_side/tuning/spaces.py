@@ -83,7 +83,7 @@ def looped_rows(choice: Choice) -> Iterator[RowConfig]:
     if choice.facts["columns"] <= 8192:
         return
     for columns, warps, stages, programs in product(
-        (2048, 4096, 8192, 16384), (8, 16, 32), (1, 3), (1, 2, 4)
+        (4096, 8192, 16384), (8, 16, 32), (1, 2), (1, 2, 3, 4)
     ):
         resident = programs * choice.multiprocessors
         if warps * programs <= MOST_WARPS and 8 <= columns // (WARP * warps) <= 32 and resident <= choice.facts["rows"]:
@@ -101,15 +101,13 @@ def resident_rows(choice: Choice) -> Iterator[RowConfig]:
     yield from looped_rows(choice)
 
 
-def softmax_rows(choice: Choice) -> Iterator[RowConfig]:
-    """Those of other kernels, and long rows held in registers, in tiles of one 16-byte vector a thread."""
-    yield from rows(choice)
-    columns, vector = choice.facts["columns"], VECTOR // choice.element_bytes
-    for warps, stages in product((16, 32), (1, 2, 3)):
-        width = vector * WARP * warps
-        if width < columns <= 8 * width:
-            programs = min(choice.facts["rows"], choice.multiprocessors)
-            yield RowConfig(1, width, warps, stages, programs, in_registers=True)
+def halved_rows(choice: Choice) -> Iterator[RowConfig]:
+    """Those of other kernels, and pairs of programs that share each row."""
+    yield from resident_rows(choice)
+    half = next_power_of_2(choice.facts["columns"]) // 2
+    for warps, stages in product((8, 16, 32), (1, 2, 3)):
+        if 4096 <= half <= WARP * WARP * warps:
+            yield RowConfig(1, half, warps, stages, max(1, min(choice.facts["rows"], choice.multiprocessors // 2)))
 
 
 def tiles(choice: Choice, *, resident: bool) -> Iterator[TileConfig]:
@@ -222,6 +220,8 @@ def two_accumulators() -> Iterator[MatmulConfig]:
 
 
 def grouped(choice: Choice) -> Iterable[MatmulConfig]:
+    if not choice.rule.descriptors and choice.facts["descriptors"]:  # few slots
+        return few_rows(choice.rule.block_m, choice.facts["dtype"].itemsize)
     if choice.facts["accumulators"] == 1 or not choice.facts["descriptors"] or choice.facts["dtype"] == torch.float32:
         return one_accumulator(choice)
     return two_accumulators()
@@ -239,7 +239,7 @@ SPACES: dict[str, Callable[[Choice], Iterable[Any]]] = {
     "embedding.configure_backward": summed_rows,
     "embedding.configure_forward": looked_up_rows,
     "gelu.configure": flat,
-    "layernorm.configure_backward": resident_rows,
+    "layernorm.configure_backward": halved_rows,
     "layernorm.configure_forward": rows,
     "linear_gelu.configure_dpre": dpre_tiles,
     "matmul.matmul_config": one_accumulator,
@@ -251,6 +251,6 @@ SPACES: dict[str, Callable[[Choice], Iterable[Any]]] = {
     "rope.configure": rotated_heads,
     "shared.gated_unit.configure": flat,
     "softmax.configure_backward": rows,
-    "softmax.configure_forward": softmax_rows,
+    "softmax.configure_forward": rows,
     "vector_add.configure": flat,
 }

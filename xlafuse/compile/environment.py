@@ -100,8 +100,11 @@ def _package_folders(package: str) -> list[Path]:
 
 
 def _assemble(ptxas: Path, libdevice: Path) -> Path:
-    """Create a folder laid out like a CUDA toolkit, as XLA requires; it is removed when the process exits."""
-    folder = Path(tempfile.mkdtemp(prefix="xlafuse-cuda-"))
+    """Create a folder laid out like a CUDA toolkit, as XLA requires; it is removed when the process exits.
+
+    A killed process leaves it. A run names the folder XLAFUSE_SCRATCH, and removes what its killed workers leave there.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="xlafuse-cuda-", dir=os.environ.get("XLAFUSE_SCRATCH")))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for link, file in ((_PTXAS, ptxas), (_LIBDEVICE, libdevice)):
         (folder / link).parent.mkdir(parents=True)

@@ -145,7 +145,9 @@ def _hand_written(compiled: dict[str, Any]) -> dict[tuple[str, str | None], Any]
 def test_a_kernel_computes_what_it_does_as_pytorch_launches_it(
     planner: Worker, xla: Worker, block: str, direction: str, tmp_path: Path
 ) -> None:
-    case = next(c for c in BLOCKS[block].cases("quick") if c.direction == direction)
+    cases = [c for c in BLOCKS[block].cases("quick") if c.direction == direction]
+    # PyTorch launches Gluon kernels of attention in 16 bits. XLA cannot compile them.
+    case = next(c for c in cases if block != "attention" or c.dtype == "float32")
     compile_ = {"case": case.to_json(), "dumps": str(tmp_path / "xla")}
     called = _hand_written(xla.ask("compile", implementation="xla+triton", target="h200", **compile_))
     compile_["dumps"] = str(tmp_path / "triton")

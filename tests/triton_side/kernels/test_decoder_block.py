@@ -136,7 +136,8 @@ def test_attention_to_a_lone_token_launches_no_gradient(monkeypatch: pytest.Monk
     """Triton does not compile this kernel for an H200 if heads share keys."""
     from triton_side.kernels import transformer_layer
 
-    monkeypatch.setattr(transformer_layer.attention, "backward", None)
+    monkeypatch.setattr(transformer_layer.attention, "launch_dk_dv", None)
+    monkeypatch.setattr(transformer_layer.attention.hopper_backward, "launch_backward", None)
     q, k, v, dout = (random(2, heads, 1, 16, seed=i) for i, heads in enumerate((4, 2, 2, 4)))
     merged, logsumexp2 = transformer_layer.attention_forward(q, k, v, True)
     dq, dk, dv = (torch.full_like(x, math.nan) for x in (q, k, v))

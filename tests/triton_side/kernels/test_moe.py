@@ -107,7 +107,8 @@ def test_one_token_gives_the_same_result_alone() -> None:
 def test_strides() -> None:
     x, router, w_gate, w_up, w_down = inputs(*SIZES[0])
     stored = [x.T.contiguous().T, router.T.contiguous().T, w_gate.mT.contiguous().mT, w_up, w_down.mT.contiguous().mT]
-    assert agrees(moe.apply, stored, top_k=2)
+    draws = [inputs(*SIZES[0], seed=seed) for seed in range(10, 90, 10)]
+    assert agrees(moe.apply, stored, top_k=2, draws=draws)
 
 
 def test_equal_logits_choose_the_lowest_experts() -> None:

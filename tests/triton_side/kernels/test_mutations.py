@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+from unittest import mock
 
 import kernel_properties as properties
 import pytest
@@ -20,7 +22,9 @@ from property_checks import FINITE, NOT_FINITE, ORDINARY, matrix, placed
 from row_kernel_checks import DEVICE, built_on, mutant
 from test_adamw import problem as adamw_problem
 from test_attention import DK_DV, DQ, FORWARD
+from test_attention import agrees as attention_agrees
 from test_attention import configured as attention_configured
+from test_attention import tensors as attention_tensors
 from test_bias_gelu import configured as bias_gelu_configured
 from test_cross_entropy import SMOOTHING, Z_LOSS, draw_labels
 from test_cross_entropy import configured as cross_entropy_configured
@@ -31,10 +35,15 @@ from test_dropout_residual_norm import problem as dropout_residual_norm_problem
 from test_embedding import NARROW, draw_ids
 from test_embedding import configured as embedding_configured
 from test_gated import launched_as
+from test_hopper_attention import on_hopper
 from test_layernorm import configured as layernorm_configured
 from test_linear_cross_entropy import CONFIGS as PROJECTIONS
 from test_linear_cross_entropy import configured as linear_cross_entropy_configured
 from test_linear_gelu import DPRE_CONFIGS
+from test_matmul_fp8 import CONFIGS as FP8_PRODUCTS
+from test_matmul_fp8 import SCALES
+from test_matmul_fp8 import agrees as fp8_agrees
+from test_matmul_fp8 import operands as fp8_operands
 from test_moe import (
     group_gradient_problems,
     grouped_problems,
@@ -66,6 +75,7 @@ from triton_side.kernels import (
     linear_cross_entropy,
     linear_gelu,
     matmul,
+    matmul_fp8,
     moe,
     moe_routing,
     rmsnorm,
@@ -76,6 +86,8 @@ from triton_side.kernels import (
     vector_add,
 )
 from triton_side.kernels.bias_gelu import TileConfig
+from triton_side.kernels.hopper import attention_backward as hopper_backward
+from triton_side.kernels.hopper import attention_forward as hopper_forward
 from triton_side.kernels.shared import column_sums, gated_unit, grouped_gradient, grouped_product, matmul_tiles
 from triton_side.kernels.shared.launch import FlatConfig, RowConfig
 from triton_side.kernels.shared.matmul_tiles import MatmulConfig
@@ -83,7 +95,8 @@ from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 FLAT = FlatConfig(block=64, num_warps=1)  # overruns stay within the guard
 ROW = RowConfig(block_rows=4, block_columns=256, num_warps=4, num_stages=1, programs=3)
 LOOPED = RowConfig(block_rows=1, block_columns=32, num_warps=1, num_stages=1, programs=3)
-TILED = replace(LOOPED, in_registers=True)
+HALVES = RowConfig(block_rows=1, block_columns=64, num_warps=1, num_stages=1, programs=3)
+PREFETCHED = RowConfig(block_rows=1, block_columns=256, num_warps=1, num_stages=2, programs=3)
 BIASED = TileConfig(block_rows=4, block_columns=64, num_warps=1, programs=2)
 LOOPED_FLAT = FlatConfig(block=32, num_warps=1)
 TILES = MatmulConfig(16, 32, 16, num_warps=4, num_stages=1, group_m=2, descriptors=False)
@@ -92,8 +105,8 @@ ORDINARY_ROWS, KINDS = [ORDINARY], [*FINITE, *NOT_FINITE]
 Problem = str | None
 
 
-def draw(*shape: int, seed: int = 0, kinds=ORDINARY_ROWS) -> torch.Tensor:
-    rows = matrix(torch.Size(shape[:-1]).numel(), shape[-1], kinds, seed, torch.float32)
+def draw(*shape: int, seed: int = 0, kinds=ORDINARY_ROWS, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    rows = matrix(torch.Size(shape[:-1]).numel(), shape[-1], kinds, seed, dtype)
     return placed(rows.view(shape), "dense", DEVICE)
 
 
@@ -133,10 +146,13 @@ def sum_columns_problems(module: ModuleType) -> Iterator[Problem]:
     yield properties.sum_columns(lambda partial: module.sum_vectors(partial, torch.float32), draw(300, 3, 37))
 
 
-def softmax_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
+def softmax_problems(
+    config: RowConfig, module: ModuleType, dtype: torch.dtype = torch.float32
+) -> Iterator[Problem]:
     launch = properties.training(softmax_configured(config, module))
     for columns in (67, 80):  # rows with and without edges
-        yield properties.softmax(launch, draw(14, columns, kinds=KINDS), draw(14, columns, seed=1))
+        x, dy = draw(14, columns, kinds=KINDS, dtype=dtype), draw(14, columns, seed=1, dtype=dtype)
+        yield properties.softmax(launch, x, dy)
 
 
 def cross_entropy_problems(module: ModuleType) -> Iterator[Problem]:
@@ -228,12 +244,29 @@ def decode_problems(module: ModuleType) -> Iterator[Problem]:
         )
 
 
+def fp8_problems(module: ModuleType) -> Iterator[Problem]:
+    a, b = fp8_operands(53, 41, 67)
+    agrees = fp8_agrees(module.launch_fp8(a, b.T, *SCALES, FP8_PRODUCTS[0]), a, b)
+    yield None if agrees else "differs from float64"
+
+
+def hopper_problems(name: str, module: ModuleType) -> Iterator[Problem]:
+    """name: the module's name in `attention`."""
+    tensors = attention_tensors(1, 4, 300, 128, torch.bfloat16, kv_heads=2)
+    with mock.patch.object(attention, name, module):
+        agrees = attention_agrees(partial(attention.attention, kernels="hopper"), *tensors)
+    yield None if agrees else "differs from float64"
+
+
 def embedding_problems(module: ModuleType) -> Iterator[Problem]:
     """Check the order first, because the gradient reads memory by it."""
     ids = draw_ids(10, 70)
     yield properties.sorted_by_id(module.sort_by_id, ids)
     table = placed(matrix(10, 19, KINDS, 0, torch.float32), "padded rows", DEVICE)
     yield properties.embedding(embedding_configured(NARROW, module), table, ids, draw(70, 19, seed=1))
+
+
+HOPPER_BACKWARD = partial(hopper_problems, "hopper_backward")
 
 
 @dataclass(frozen=True)
@@ -243,6 +276,7 @@ class Mutation:
     sound: str
     broken: str
     problems: Callable[[ModuleType], Iterator[Problem]]
+    hopper: bool = False  # it runs on a Hopper GPU only
 
 
 MUTATIONS = [
@@ -308,10 +342,9 @@ MUTATIONS = [
         partial(softmax_problems, LOOPED),
     ),
     Mutation(
-        "softmax_forward_tiled_kernel", softmax,
-        "numerator = _exp(tiles[tile].to(tl.float32) - row_maximum, accurate)",
-        "numerator = _exp(tiles[tile].to(tl.float32), accurate)",
-        partial(softmax_problems, TILED),
+        "softmax_forward_joint_kernel", softmax,
+        "return joint, total * _exp(maximum - joint, False) + ", "return joint, total + ",
+        partial(softmax_problems, PREFETCHED, dtype=torch.float16),
     ),
     Mutation(
         "softmax_backward_kernel", softmax,
@@ -352,6 +385,21 @@ MUTATIONS = [
         "dlogits_kernel", linear_cross_entropy,
         "class_ == label, maximum, log_sum, classes", "class_ == label, maximum, log_sum, COLUMNS",
         linear_cross_entropy_problems,
+    ),
+    Mutation(
+        "inverse_count_kernel", linear_cross_entropy,
+        "counts += (label != IGNORED).to(tl.int32)", "counts += (label != IGNORED + 1).to(tl.int32)",
+        linear_cross_entropy_problems,
+    ),
+    Mutation(
+        "scale_gradient_kernel", linear_cross_entropy,
+        "(value * factor).to(", "value.to(",
+        linear_cross_entropy_problems,
+    ),
+    Mutation(
+        "matmul_fp8_kernel", matmul_fp8,
+        "c * scale, row, column, m, n, BLOCK_M, BLOCK_N)", "c, row, column, m, n, BLOCK_M, BLOCK_N)",
+        fp8_problems,
     ),
     Mutation(
         "rmsnorm_forward_kernel", rmsnorm,
@@ -412,6 +460,11 @@ MUTATIONS = [
         "layernorm_backward_kernel", layernorm,
         "return rstd * (dnormalised - dmean - normalised * projection)", "return rstd * (dnormalised - dmean)",
         partial(layernorm_problems, ROW),
+    ),
+    Mutation(
+        "layernorm_backward_halves_kernel", layernorm,
+        "dmean = tl.sum(dnormalised + other_dnormalised, axis=0)", "dmean = tl.sum(dnormalised, axis=0)",
+        partial(layernorm_problems, HALVES),
     ),
     Mutation(
         "layernorm_backward_looped_kernel", layernorm,
@@ -583,6 +636,26 @@ MUTATIONS = [
         "total += tl.sum(dy.to(tl.float32), axis=0)", "total = tl.sum(dy.to(tl.float32), axis=0)",
         embedding_problems,
     ),
+    Mutation(
+        "hopper_attention_forward_kernel", hopper_forward,
+        "sums = sums * per_row(alpha, sums) + _row_sums(a + b)", "sums = sums + _row_sums(a + b)",
+        partial(hopper_problems, "hopper_forward"), hopper=True,
+    ),
+    Mutation(
+        "hopper_attention_before_kernel", hopper_backward,
+        "tl.sum(out.to(tl.float32) * dout.to(tl.float32), axis=1)", "tl.sum(dout.to(tl.float32), axis=1)",
+        HOPPER_BACKWARD, hopper=True,
+    ),
+    Mutation(
+        "hopper_attention_backward_kernel", hopper_backward,
+        "k = matrix(k_smem.index(1 - PART + zero))", "k = matrix(k_smem.index(PART + zero))",
+        HOPPER_BACKWARD, hopper=True,
+    ),
+    Mutation(
+        "hopper_attention_after_kernel", hopper_backward,
+        "+ number) * scale", "+ number)",
+        HOPPER_BACKWARD, hopper=True,
+    ),
 ]
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -605,14 +678,19 @@ def test_every_kernel_has_a_mutation() -> None:
 
 # Mutations of one module share their properties, which the sound module need show only once.
 SOUND = {(mutation.problems, mutation.module): mutation for mutation in MUTATIONS}.values()
+ON_HOPPER = [pytest.mark.gpu, pytest.mark.skipif(not on_hopper(), reason="needs a GPU of compute capability 9.0")]
 
 
-@pytest.mark.parametrize("mutation", SOUND, ids=lambda mutation: mutation.kernel)
+def parameters(mutations: Iterable[Mutation]) -> list[Any]:
+    return [pytest.param(m, marks=ON_HOPPER if m.hopper else [], id=m.kernel) for m in mutations]
+
+
+@pytest.mark.parametrize("mutation", parameters(SOUND))
 def test_the_sound_kernel_passes(mutation: Mutation) -> None:
     assert [text for text in mutation.problems(mutation.module) if text] == []
 
 
-@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.kernel)
+@pytest.mark.parametrize("mutation", parameters(MUTATIONS))
 def test_the_mutation_is_caught(mutation: Mutation, tmp_path: Path) -> None:
     assert Path(mutation.module.__file__).read_text().count(mutation.sound) == 1
     broken = mutant(mutation.module, mutation.sound, mutation.broken, tmp_path)

@@ -52,7 +52,13 @@ ROWS = {"rows": 8192, "element_bytes": 2, "multiprocessors": 132}
         ("matmul.matmul_config", PRODUCT | {"dtype": torch.float32}),
         ("matmul.matmul_config", PRODUCT | {"dtype": torch.float32, "precision": "tf32"}),
         ("matmul_fp8.fp8_config", PRODUCT | {"dtype": torch.float8_e4m3fn}),
-        ("moe.grouped_config", GROUPS | {"accumulators": 2, "pairs": 1, "experts": 8, "k": 2048, "n": 3584}),
+        ("moe.grouped_config", GROUPS | {
+            "slots": 8192, "accumulators": 2, "pairs": 1, "experts": 8, "k": 2048, "n": 3584,
+        }),
+        ("moe.grouped_config", GROUPS | {
+            "slots": 16, "accumulators": 1, "pairs": 1, "experts": 8, "k": 2048, "n": 3584,
+        }),
+        ("cross_entropy.configure_forward", {"tokens": 8192, "element_bytes": 2, "multiprocessors": 132}),
         ("moe.weights_gradient_config", GROUPS | {"accumulators": 1, "rows": 8192, "k": 2048, "n": 3584}),
     ],
 )
