@@ -94,7 +94,8 @@ def compile_with(call: Call, choice: Choice, config: Any) -> Compiled:
         allowed, _ = _largest(without(now, _counted(replays)))
     except Exception as error:  # the compiler's own errors have many types
         return Compiled((), 0, 0, f"does not compile: {type(error).__name__}")
-    problem = "spills registers" if spilled > allowed + FEW_BYTES else "exceeds shared memory" if shared > here.shared_bytes else ""
+    problem = "spills registers" if spilled > allowed + FEW_BYTES else ""
+    problem = problem or ("exceeds shared memory" if shared > here.shared_bytes else "")
     return Compiled(tuple(replay.description for replay in replays), spilled, shared, problem)
 
 
