@@ -12,7 +12,9 @@ from ..base.usage import UsageError
 from ..record.run_folder import RunFolderError
 from .terminal import one_line
 
-COMMANDS = ("diff", "doctor", "dumps", "explain", "inspect", "list", "merge", "report", "run", "selftest", "timeline")
+COMMANDS = (
+    "diff", "doctor", "dumps", "explain", "inspect", "list", "merge", "report", "run", "selftest", "timeline", "tune",
+)
 
 
 class _OneLineError(click.ClickException):

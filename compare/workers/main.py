@@ -29,6 +29,7 @@ PROGRAMS = {
     "torch": "compare.workers.pytorch.worker",
     "interpreter": "compare.workers.pytorch.worker",
     "target": "compare.workers.pytorch.target",
+    "tuning": "compare.workers.pytorch.tuning",
 }
 
 

@@ -15,14 +15,13 @@ a call goes.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import cProfile
 import os
 import pstats
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,39 +110,10 @@ def call_of(case: Case, backend: TorchBackend, folder: Path) -> Callable[[], Any
     return step if cotangents else partial(apply, inputs)
 
 
-@contextlib.contextmanager
-def launched_by(getitem: Callable[[Any, Any], Any]) -> Iterator[None]:
-    """Make `kernel[grid]` call `getitem`(kernel, grid) for the kernels that can be launched directly."""
-    from triton_side.calls.direct_launch import DirectKernel
-
-    original = DirectKernel.__getitem__
-    DirectKernel.__getitem__ = getitem  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        DirectKernel.__getitem__ = original  # type: ignore[method-assign]
-
-
 def triton_launch(kernel: Any, grid: Any) -> Callable[..., Any]:
     from triton.runtime.jit import JITFunction
 
     return JITFunction.__getitem__(kernel, grid)
-
-
-def launches_of(call: Callable[[], Any]) -> list[Callable[[], Any]]:
-    """Return the launches of Triton kernels in one call, in order, to be repeated. They keep their tensors alive."""
-    launches: list[Callable[[], Any]] = []
-
-    def noted(kernel: Any, grid: Any) -> Callable[..., Any]:
-        def run(*args: Any, **kwargs: Any) -> Any:
-            launches.append(lambda: kernel[grid](*args, **kwargs))
-            return triton_launch(kernel, grid)(*args, **kwargs)
-
-        return run
-
-    with launched_by(noted):
-        call()
-    return launches
 
 
 def seconds(call: Callable[[], Any], count: int) -> float:
@@ -187,8 +157,10 @@ def main() -> None:
 
 
 def _report(case: str, call: Callable[[], Any], repeats: int, profiled: bool) -> None:
+    from triton_side.calls import replay
+
     call()  # compiles
-    launches = launches_of(call)
+    launches = replay.launches_of(call)
 
     def launch_all() -> None:
         for launch in launches:
@@ -198,7 +170,7 @@ def _report(case: str, call: Callable[[], Any], repeats: int, profiled: bool) ->
         return best(call, repeats), best(launch_all, repeats) / max(1, len(launches))
 
     took, launching = times()
-    with launched_by(triton_launch):
+    with replay.launched_by(triton_launch):
         by_triton = times()
     numbers = f"{took:>11.1f}{launching:>13.1f}{by_triton[0]:>10.1f}{by_triton[1]:>10.1f}"
     print(f"{case:50}{len(launches):>8}{numbers}", flush=True)

@@ -11,7 +11,6 @@ can be replayed with another step.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -19,6 +18,7 @@ import triton
 import triton.language as tl
 
 from triton_side.calls import declare
+from triton_side.configs.tuned import tuned
 from triton_side.kernels.gelu import divide
 from triton_side.kernels.shared.launch import FLOAT_DTYPES, INTERPRETED, FlatConfig, cdiv, check_tensors, device_of
 
@@ -139,7 +139,7 @@ def adamw_kernel(
             tl.store(new_nu_ptr + offset, nu, mask=mask)
 
 
-@lru_cache
+@tuned
 def configure() -> FlatConfig:
     """Four warps, with one 16-byte load of each moment and 8 bytes of a 16-bit parameter a thread.
 

@@ -12,7 +12,6 @@ writes it once; a second kernel adds the programs' shares.
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls import declare
+from triton_side.configs.tuned import tuned
 from triton_side.kernels import gelu
 from triton_side.kernels.gelu import gelu_value, gelu_value_and_slope
 from triton_side.kernels.shared.column_sums import sum_columns
@@ -105,7 +105,7 @@ def bias_gelu_backward_kernel(
     tl.store(partial_ptr + first.to(tl.int64) * columns + column, partial, mask=column < columns)
 
 
-@lru_cache
+@tuned
 def configure_forward(rows: int, columns: int, element_bytes: int) -> TileConfig:
     """Four warps and two 16-byte loads a thread, one tile a program; as wide as 16-byte loads of a row allow.
 
@@ -116,7 +116,7 @@ def configure_forward(rows: int, columns: int, element_bytes: int) -> TileConfig
     return TileConfig(block_rows, block_columns, 4, cdiv(rows, block_rows))
 
 
-@lru_cache
+@tuned
 def configure_backward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> TileConfig:
     """Tiles as in the forward pass; eight programs a multiprocessor, or one for each tile if that is fewer.
 
@@ -124,7 +124,7 @@ def configure_backward(rows: int, columns: int, element_bytes: int, multiprocess
     of fp32 partial sums that is read again: at 8192 x 16,384 of bfloat16 66 rows, 1.1% of the bytes of the three
     matrices.
     """
-    tile = configure_forward(rows, columns, element_bytes)
+    tile = configure_forward.__wrapped__(rows, columns, element_bytes)
     resident = max(1, 8 * multiprocessors // cdiv(columns, tile.block_columns))
     return TileConfig(tile.block_rows, tile.block_columns, tile.num_warps, min(tile.programs, resident))
 

@@ -18,7 +18,6 @@ relative error.
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -28,6 +27,7 @@ from torch.autograd.function import once_differentiable
 
 from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.calls import declare
+from triton_side.configs.tuned import tuned
 from triton_side.kernels.shared.constants import LOG2_E, LOWEST
 from triton_side.kernels.shared.launch import (
     FlatConfig,
@@ -181,7 +181,7 @@ def cross_entropy_backward_kernel(
         tl.store(dlogits_ptr + token * classes + column, dx.to(dlogits_ptr.dtype.element_ty), mask=inside)
 
 
-@lru_cache
+@tuned
 def configure_forward(tokens: int, element_bytes: int, multiprocessors: int) -> FlatConfig:
     """4 KB of a row at a time for 4 warps, two 16-byte loads a thread; 2 KB if there are few tokens.
 
@@ -195,7 +195,7 @@ def configure_forward(tokens: int, element_bytes: int, multiprocessors: int) -> 
     return FlatConfig(block=(4096 if several else 2048) // element_bytes, num_warps=4)
 
 
-@lru_cache
+@tuned
 def configure_backward(element_bytes: int) -> FlatConfig:
     """32 KB of a row at a time for 16 warps: four 16-byte loads in flight a thread.
 

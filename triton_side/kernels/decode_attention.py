@@ -19,13 +19,13 @@ written and read once.
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 
 from triton_side.calls.declare import Shapes, computing, declare, forward
+from triton_side.configs.tuned import tuned
 from triton_side.kernels.shared.constants import LOG2_E, LOWEST
 from triton_side.kernels.shared.launch import cdiv, check_tensors, device_of, multiprocessors, next_power_of_2
 from triton_side.kernels.shared.tiles import add_product, product, product_precision
@@ -200,7 +200,7 @@ def tile_rows(group: int, dtype: torch.dtype, precision: str) -> int:
     return rows if dtype == torch.float32 and precision == "ieee" else max(16, rows)
 
 
-@lru_cache
+@tuned
 def decode_config(rows: int, dtype: torch.dtype, paged: bool, capacity: int, programs: int, mps: int) -> DecodeConfig:
     """Tiles of 64 keys, 32 in float32, with two tiles of k and two of v in use or in flight: 64 KB at head_dim 128.
 

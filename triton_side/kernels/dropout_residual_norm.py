@@ -24,7 +24,6 @@ forward and 344 backward at 16,384 columns, 16 backward at 8192, 8 backward at 4
 """
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ from torch.autograd.function import once_differentiable
 
 from triton_side.blocks.dropout_residual_norm import check_dropout, dropout_constants
 from triton_side.calls import declare
+from triton_side.configs.tuned import tuned
 from triton_side.kernels.layernorm import normalise, normalise_gradient
 from triton_side.kernels.shared.column_sums import sum_vectors
 from triton_side.kernels.shared.launch import (
@@ -153,7 +153,7 @@ def dropout_residual_norm_backward_kernel(
         tl.store(partial_ptr + 2 * columns, tl.sum(dshift, axis=0, keep_dims=True), mask=column < columns)
 
 
-@lru_cache
+@tuned
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
     """Thirty-two elements of each operand a thread, sixteen in rows longer than 4096; one tile a program.
 
@@ -167,7 +167,7 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
     return RowConfig(block_rows, block, num_warps, 1, cdiv(rows, block_rows))
 
 
-@lru_cache
+@tuned
 def configure_backward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
     """One resident set of programs, with two tiles of three operands prefetched, or as many as fit in shared memory.
 

@@ -17,7 +17,6 @@ bit for bit.
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls import declare
+from triton_side.configs.tuned import tuned
 from triton_side.kernels.shared.launch import (
     cdiv,
     check_matrix,
@@ -141,14 +141,14 @@ def embedding_backward_kernel(
         tl.store(dtable_row_ptr + column, total.to(dtable_ptr.dtype.element_ty), mask=column < columns)
 
 
-@lru_cache
+@tuned
 def configure_forward(columns: int, element_bytes: int) -> EmbeddingConfig:
     """A thread copies 16 bytes of each of four rows."""
     width = min(next_power_of_2(columns), 128 * 16 // element_bytes)
     return EmbeddingConfig(tokens=4, columns=width, num_warps=max(1, width * element_bytes // 512))
 
 
-@lru_cache
+@tuned
 def configure_backward(columns: int, element_bytes: int) -> EmbeddingConfig:
     """A thread sums 16 bytes of a row, with 32 or 16 tokens in flight.
 

@@ -12,7 +12,6 @@ cancel for negative x.
 """
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls import declare
+from triton_side.configs.tuned import tuned
 from triton_side.kernels.shared.constants import LOG2_E
 from triton_side.kernels.shared.launch import FlatConfig, check_tensors, launch_elementwise
 
@@ -102,7 +102,7 @@ def gelu_backward_kernel(x_ptr, dy_ptr, dx_ptr, elements, BLOCK: tl.constexpr):
         tl.store(dx_ptr + offset, (dy * gelu_value_and_slope(x, accurate)[1]).to(dx_ptr.dtype.element_ty), mask=mask)
 
 
-@lru_cache
+@tuned
 def configure(element_bytes: int) -> FlatConfig:
     """Four warps and one 16-byte load of each operand a thread, forward and backward.
 

@@ -20,7 +20,6 @@ third reading computes dweight and dbias.
 
 import math
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls import declare
+from triton_side.configs.tuned import tuned
 from triton_side.kernels.rmsnorm import configure_forward as configure_rmsnorm
 from triton_side.kernels.shared.column_sums import sum_vectors
 from triton_side.kernels.shared.launch import (
@@ -285,7 +285,7 @@ def layernorm_partials_kernel(
     _store_partials(partial_ptr, dweight, dbias, column, columns)
 
 
-@lru_cache
+@tuned
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
     """RMSNorm's tiles; up to 8192 columns one resident set of programs, with two prefetched tiles each.
 
@@ -297,7 +297,7 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
         44.4 us    four programs without a prefetch
         45.3 us    one tile a program
     """
-    config = configure_rmsnorm(rows, columns, element_bytes, multiprocessors)
+    config = configure_rmsnorm.__wrapped__(rows, columns, element_bytes, multiprocessors)
     tile = config.block_rows * config.block_columns
     resident = multiprocessors * max(2, min(16, 12288 // tile))
     if tile > 8192 or config.programs <= resident:
@@ -305,7 +305,7 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
     return replace(config, num_stages=3, programs=resident)
 
 
-@lru_cache
+@tuned
 def configure_backward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
     """One program a multiprocessor, more for narrow rows; each holds x, dy, the weight and its shares of two sums.
 

@@ -20,7 +20,6 @@ accumulate in float32. The forward pass takes GELU of the float32 sum; the gradi
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -29,6 +28,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls.declare import computing, declare
+from triton_side.configs.tuned import tuned
 from triton_side.kernels import gelu, linear
 from triton_side.kernels.gelu import gelu_value_and_slope
 from triton_side.kernels.linear import check_linear, product_gradients
@@ -76,7 +76,7 @@ def dpre_kernel(
     tl.store(partial_ptr + tl.program_id(1).to(tl.int64) * columns + column, partial, mask=column < columns)
 
 
-@lru_cache
+@tuned
 def configure_dpre(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> DpreConfig:
     """Thirty-two elements a thread for four warps, with two prefetched tiles, as in RMSNorm's backward pass.
 

@@ -13,7 +13,6 @@ product accumulates in float32, and the epilogue computes in it. float32 product
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls.declare import Shapes, computing, declare, forward, gradient
+from triton_side.configs.tuned import tuned
 from triton_side.kernels.gelu import gelu_value
 from triton_side.kernels.shared.launch import check_matrix, check_tensors, device_of, next_power_of_2
 from triton_side.kernels.shared.matmul_tiles import (
@@ -140,7 +140,7 @@ def many_rows_config(dtype: torch.dtype, precision: str, descriptors: bool) -> M
     return MatmulConfig(128, 256, 64, num_warps=8, num_stages=3, group_m=16)
 
 
-@lru_cache
+@tuned
 def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool, m: int, n: int) -> MatmulConfig:
     """Tiles for an output [m, n]: few_rows_config for up to FEW_ROWS rows of aligned 16-bit operands."""
     if m <= FEW_ROWS and descriptors and dtype != torch.float32:

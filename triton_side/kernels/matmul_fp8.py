@@ -14,13 +14,13 @@ largest error was 0.042 of the result's standard deviation, with 4096 terms 0.02
 Shapes: a [m, k], b [n, k], float8_e4m3fn; a_scale, b_scale [] or [1], float32; c [m, n], bfloat16.
 """
 
-from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 
 from triton_side.calls.declare import Shapes, declare, forward
+from triton_side.configs.tuned import tuned
 from triton_side.kernels.matmul import FEW_ROWS, choose_config, few_rows_config, pointer_config
 from triton_side.kernels.shared.launch import INTERPRETED, cdiv, check_matrix, device_of
 from triton_side.kernels.shared.matmul_tiles import (
@@ -103,7 +103,7 @@ def matmul_fp8_kernel(
             finish_chunk(right, scale, sums_ptr, c_ptr, chunk, CHUNKS, row, column, half, m, n, BLOCK_M, half)
 
 
-@lru_cache
+@tuned
 def fp8_config(dtype: torch.dtype, precision: str, descriptors: bool, m: int, n: int) -> MatmulConfig:
     """Tiles of an fp8 product, fastest of a sweep on an H200 (Triton 3.6); see the table in `products.md`."""
     if not descriptors:

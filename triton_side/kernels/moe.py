@@ -37,6 +37,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls.declare import Computed, again, computing, declare, forward, gradient
+from triton_side.configs.tuned import tuned
 from triton_side.kernels import embedding, moe_routing
 from triton_side.kernels.matmul import many_rows_config, pointer_config
 from triton_side.kernels.moe_routing import Route
@@ -169,8 +170,10 @@ def two_products_config(dtype: torch.dtype, precision: str, descriptors: bool) -
     return MatmulConfig(128, 128, 64, num_warps=8, num_stages=4, group_m=16)
 
 
-def product_config(
-    weights: torch.Tensor, *rows: torch.Tensor, slots: int, accumulators: int = 1, pairs: int = 1
+@tuned
+def grouped_config(
+    dtype: torch.dtype, precision: str, descriptors: bool, slots: int, accumulators: int, pairs: int,
+    experts: int, k: int, n: int,
 ) -> MatmulConfig:
     """Tiles of a grouped product: those of the product without groups, with a stage more if TMA reads both operands.
 
@@ -181,28 +184,44 @@ def product_config(
     rows. On an H200 by do_bench, 8192 slots of 8 experts, 2048 by 3584: 588 to 606 TFLOP/s, as torch._grouped_mm. Three
     stages take 582 to 577, tiles of 128 x 128 with two programs a multiprocessor less than 567.
     """
-    if weights.dtype != torch.float32 and slots <= FEW_SLOTS * len(weights):
+    if dtype != torch.float32 and slots <= FEW_SLOTS * experts:
         return pointer_config(16, 64, 256 // accumulators, num_warps=4, num_stages=5)
     choose = many_rows_config if accumulators == 1 else two_products_config
-    config = choose(weights.dtype, product_precision(weights.dtype), fit_descriptors(weights, *rows))
-    if weights.dtype == torch.float32 and accumulators * pairs == 2:
+    config = choose(dtype, precision, descriptors)
+    if dtype == torch.float32 and accumulators * pairs == 2:
         return replace(config, block_m=config.block_m // 2)
     return replace(config, num_stages=4) if config.descriptors else config
 
 
-def gradient_config(a: torch.Tensor, b: torch.Tensor, accumulators: int = 1) -> MatmulConfig:
-    """Tiles of the weights' gradients.
+def product_config(
+    weights: torch.Tensor, *rows: torch.Tensor, slots: int, accumulators: int = 1, pairs: int = 1
+) -> MatmulConfig:
+    """Return tiles of a product of slots and weights [experts, k, n]. rows: those of the slots, if TMA may read."""
+    dtype, descriptors = weights.dtype, fit_descriptors(weights, *rows)
+    return grouped_config(dtype, product_precision(dtype), descriptors, slots, accumulators, pairs, *weights.shape)
+
+
+@tuned
+def weights_gradient_config(
+    dtype: torch.dtype, precision: str, descriptors: bool, accumulators: int, rows: int, k: int, n: int
+) -> MatmulConfig:
+    """Tiles of the weights' gradients [experts, k, n], sums over `rows` slots.
 
     bfloat16 on an H200, 8192 slots of 8 experts, 2048 by 3584, by do_bench: one product 591 TFLOP/s, with 128 x 128 and
     two programs a multiprocessor 555; two products 602. Copies of gathered rows are not included. Gathering in the
     kernel reaches 419 and 452.
     """
-    if a.dtype != torch.float32 and fits_descriptor(a) and fits_descriptor(b):
-        if accumulators == 1:
-            return MatmulConfig(128, 256, 64, num_warps=8, num_stages=4)
-        return MatmulConfig(128, 128, 64, num_warps=8, num_stages=4)
+    if descriptors:
+        return MatmulConfig(128, 256 if accumulators == 1 else 128, 64, num_warps=8, num_stages=4)
     choose = many_rows_config if accumulators == 1 else two_products_config
-    return choose(a.dtype, product_precision(a.dtype), False)
+    return choose(dtype, precision, False)
+
+
+def gradient_config(a: torch.Tensor, b: torch.Tensor, accumulators: int = 1) -> MatmulConfig:
+    """Return the tiles of the products of a [slots, k] and b [slots, n]."""
+    descriptors = a.dtype != torch.float32 and fits_descriptor(a) and fits_descriptor(b)
+    precision = product_precision(a.dtype)
+    return weights_gradient_config(a.dtype, precision, descriptors, accumulators, len(a), a.shape[1], b.shape[1])
 
 
 def copy_in_slot_order(

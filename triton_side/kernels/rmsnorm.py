@@ -17,7 +17,6 @@ third reading computes dweight.
 """
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls import declare
+from triton_side.configs.tuned import tuned
 from triton_side.kernels.shared.column_sums import sum_columns
 from triton_side.kernels.shared.launch import (
     RowConfig,
@@ -201,7 +201,7 @@ def rmsnorm_partial_dweight_kernel(
     tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * columns + column, partial, mask=column < columns)
 
 
-@lru_cache
+@tuned
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
     """Thirty-two elements a thread, for four 16-byte loads in flight; persistent for long rows, looped for the longest.
 
@@ -223,7 +223,7 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
     return RowConfig(block_rows, block, num_warps, 1, cdiv(rows, block_rows))
 
 
-@lru_cache
+@tuned
 def configure_backward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
     """One resident set of programs; each holds x, dy, the weight and its share of dweight in registers.
 

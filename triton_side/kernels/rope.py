@@ -13,7 +13,6 @@ The launcher can also rotate in place, or into views of a larger tensor, because
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls import declare
+from triton_side.configs.tuned import tuned
 from triton_side.kernels.shared.launch import (
     cdiv,
     check_tensors,
@@ -146,7 +146,7 @@ def rope_kernel(
         x1, x2 = next_x1, next_x2
 
 
-@lru_cache
+@tuned
 def configure(
     rows: int, heads: int, kv_heads: int, head_dim: int, element_bytes: int, multiprocessors: int
 ) -> RopeConfig:

@@ -15,7 +15,6 @@ arXiv:1805.02867).
 """
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -24,6 +23,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from triton_side.calls import declare
+from triton_side.configs.tuned import tuned
 from triton_side.kernels.shared.constants import LOG2_E, LOWEST
 from triton_side.kernels.shared.launch import (
     RowConfig,
@@ -293,7 +293,7 @@ def rows_have_edges(columns: int) -> bool:
     return columns % 16 != 0
 
 
-@lru_cache
+@tuned
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
     """Sixteen elements a thread, one row a program; the longest rows take the looped kernel.
 
@@ -325,7 +325,7 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
     return RowConfig(block_rows, block, num_warps, 1, cdiv(rows, block_rows))
 
 
-@lru_cache
+@tuned
 def configure_backward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
     """Tiles as in the forward pass, but a program holds two rows at once, and no prefetch helps.
 

@@ -6,7 +6,6 @@ gradient.
 """
 
 import math
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -14,6 +13,7 @@ import triton
 import triton.language as tl
 
 from triton_side.calls.declare import declare, forward
+from triton_side.configs.tuned import tuned
 from triton_side.kernels.shared.launch import FlatConfig, check_tensors, launch_elementwise
 
 
@@ -34,7 +34,7 @@ def vector_add_kernel(x_ptr, y_ptr, out_ptr, elements, BLOCK: tl.constexpr):
         tl.store(out_ptr + offset, (x + y).to(out_ptr.dtype.element_ty), mask=mask)
 
 
-@lru_cache
+@tuned
 def configure(element_bytes: int) -> FlatConfig:
     """Four warps and one 16-byte load of each operand a thread.
 

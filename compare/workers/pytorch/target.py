@@ -42,6 +42,7 @@ from ...graph.build.phases import as_one_phase  # noqa: E402
 from ...graph.model import FusionGraph  # noqa: E402
 from ...spec.blocks import BLOCKS  # noqa: E402
 from ..service import require  # noqa: E402
+from .worker import launch_table  # noqa: E402
 
 
 def methods() -> dict[str, Callable[..., Any]]:
@@ -49,10 +50,10 @@ def methods() -> dict[str, Callable[..., Any]]:
 
 
 def environment() -> dict[str, Any]:
-    """Return the versions of the packages that emit code, and the GPU that this process pretends to have."""
+    """Return the versions of the packages that emit code, the GPU that this process pretends to have, and its table."""
     packages = ("torch", "triton", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")
     found = {"python": platform.python_version(), "pretends": str(_PACK.device_properties()["name"])}
-    return found | host.versions(packages)
+    return found | {"launch_table": launch_table()} | host.versions(packages)
 
 
 def compile_for_target(case: dict[str, Any], implementation: str, dumps: str) -> dict[str, Any]:

@@ -54,6 +54,15 @@ def device_properties() -> dict[str, Any]:
     return {n: v for n, v in values.items() if isinstance(v, (int, str, float)) and n != "uuid" and "pci" not in n}
 
 
+def launch_table() -> str | None:
+    """Return the table from which hand-written Triton kernels take launch configurations, or None for their rules."""
+    if not host.installed("triton"):
+        return None
+    from triton_side.configs import tuned
+
+    return tuned.table_in_use()
+
+
 class TorchBackend:
     """PyTorch as a compare.measure.worker_backend.WorkerBackend.
 
@@ -85,6 +94,7 @@ class TorchBackend:
             found |= {
                 "memory_bytes": properties.total_memory, "multiprocessors": properties.multi_processor_count,
                 "l2_bytes": properties.L2_cache_size, "cudnn": torch.backends.cudnn.version(),
+                "launch_table": launch_table(),
             }
         return found
 
@@ -96,7 +106,7 @@ class TorchBackend:
     def build(
         self, case: Case, implementation: Implementation, folder: Path, dumps: Path, autotune: bool = True
     ) -> Program:
-        _set_precision(case.precision)
+        set_precision(case.precision)
         try:
             program: Program = load(implementation.backend.prepare)(self, case, implementation, folder, dumps, autotune)
         except cuda_graphs.CaptureFailed:
@@ -282,7 +292,7 @@ class NanEmpty(TorchDispatchMode):
         return result
 
 
-def _set_precision(precision: str) -> None:
+def set_precision(precision: str) -> None:
     """Set float32 products to IEEE or TF32. Half types accumulate in float32, as in XLA; PyTorch's default may not."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

@@ -10,7 +10,6 @@ A unit has two kernels, which pass its activation as functions of (x, ACCURATE):
 `value_and_slope` returns a(x) and a'(x). ACCURATE: the result is stored in fp32, which shows an error of two ulps.
 """
 
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
 
+from triton_side.configs.tuned import tuned
 from triton_side.kernels.shared.launch import FlatConfig, check_tensors, launch_elementwise
 
 
@@ -71,7 +71,7 @@ def _backward(
         tl.store(y_ptr + offset, (activated * up).to(y_ptr.dtype.element_ty), mask=mask)
 
 
-@lru_cache
+@tuned
 def configure(element_bytes: int) -> FlatConfig:
     """Four warps and one 16-byte load of each operand a thread, as measured for vector_add.
 

@@ -1,0 +1,210 @@
+"""`xlafuse tune`: its table, its lines, its exit codes. A fake worker searches."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from compare.base import host
+from compare.cli import tune
+from compare.cli.main import cli
+from compare.workers.client import WorkerDied, WorkerError
+from triton_side.configs import table as tables
+
+GPU = {"gpu": "NVIDIA H200", "capability": [9, 0], "multiprocessors": 132, "triton": "3.6.0"}
+CONFIG = {"block": 2048, "num_warps": 4}
+
+
+class Workers:
+    """A fake worker. Each block has one choice; `outcomes` has the results of its search, by block."""
+
+    outcomes: dict[str, Any] = {}
+    asked: list[str] = []
+    stopped = 0
+
+    def __init__(self, logs: Path, environment: Any) -> None:
+        self.found: set[str] = set()
+        (logs / "tuning.log").write_text("a warning\nTraceback: the cause\n")
+
+    def stop(self) -> None:
+        Workers.stopped += 1
+
+    def ask(self, role: str, method: str, timeout: float = 0.0, **parameters: Any) -> Any:
+        if method == "gpu":
+            return GPU
+        if method == "choices":
+            block = parameters["case"]["block"]
+            if block in self.found:
+                return []
+            self.found.add(block)
+            return [{"kernel": f"{block}.configure", "shape_class": {"element_bytes": 2}}]
+        if method == "compile":
+            return 20 * len(parameters["choices"])
+        block = parameters["kernel"].partition(".")[0]
+        self.asked.append(block)
+        outcome = self.outcomes[block]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+
+def faster(before: float | None = 10.0) -> dict[str, Any]:
+    return {
+        "case": "a/case", "candidates": 20, "dropped": {"spills registers": 3}, "before": CONFIG | {"num_warps": 8},
+        "before_us": before, "us": 8.0, "config": CONFIG, "shared_bytes": 1024,
+    }
+
+
+UNCHANGED = faster() | {"config": None, "us": 10.0, "dropped": {}}
+
+
+@pytest.fixture(autouse=True)
+def scripted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("gpu"):
+        return
+    monkeypatch.setattr(tune, "WorkerPool", Workers)
+    monkeypatch.setattr(host, "gpu_present", lambda: True)
+    monkeypatch.setattr(tables, "FOLDER", tmp_path)
+    monkeypatch.setattr(Workers, "outcomes", {"gelu": faster(), "softmax": UNCHANGED, "rmsnorm": faster(None)})
+    monkeypatch.setattr(Workers, "asked", [])
+    monkeypatch.setattr(Workers, "stopped", 0)
+
+
+def run(*arguments: str, **options: Any) -> Result:
+    return CliRunner().invoke(cli, ["tune", *arguments], **options)
+
+
+def tuned_in(path: Path) -> set[str]:
+    return {kernel for kernel, _ in tables.read(path).entries}
+
+
+def test_a_faster_configuration_is_kept_and_shown(tmp_path: Path) -> None:
+    result = run("gelu", "softmax", "rmsnorm")
+    assert result.exit_code == 0, result.output
+    table = tables.read(tmp_path / "h200.json")
+    assert tuned_in(tmp_path / "h200.json") == {"gelu.configure", "rmsnorm.configure"}
+    assert {entry.before_us for entry in table.entries.values()} == {10.0, None}
+    assert all(entry.config == CONFIG and entry.shared_bytes == 1024 for entry in table.entries.values())
+    assert "10.0" in result.stdout and "8.0" in result.stdout and "num_warps 8 -> 4" in result.stdout
+    for name in ("gelu.configure", "softmax.configure", "rmsnorm.configure"):
+        assert any(line.startswith(name) for line in result.stderr.splitlines())
+    assert "the cause" not in result.stderr and "softmax" not in result.stdout and "h200.json" in result.stdout
+    assert Workers.stopped
+
+
+def test_entries_of_other_blocks_stay(tmp_path: Path) -> None:
+    assert run("gelu").exit_code == run("rmsnorm").exit_code == 0
+    assert tuned_in(tmp_path / "h200.json") == {"gelu.configure", "rmsnorm.configure"}
+
+
+def test_the_table_goes_where_it_is_asked_to(tmp_path: Path) -> None:
+    assert run("gelu", "--out", str(tmp_path / "new" / "mine.json")).exit_code == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["new"]
+    assert tables.read(tmp_path / "new" / "mine.json").gpu == "NVIDIA H200"
+
+
+def test_a_file_that_cannot_be_written_is_refused_before_the_search(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    result = run("gelu", "--out", str(tmp_path / "file" / "h200.json"))
+    assert result.exit_code == 2 and "--out" in result.stderr
+    assert Workers.asked == []
+
+
+def test_a_broken_table_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "h200.json").write_text("{")
+    result = run("gelu")
+    assert result.exit_code == 2 and "h200.json" in result.stderr
+    assert Workers.asked == [] and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_json_has_the_changes() -> None:
+    result = run("gelu", "softmax", "--json")
+    found = json.loads(result.stdout)
+    assert found["gpu"] == "NVIDIA H200" and found["file"].endswith("h200.json") and found["left"] == 0
+    assert {change["kernel"] for change in found["changed"]} == {"gelu.configure"}
+    assert all(change["us"] == 8.0 and change["config"] == CONFIG for change in found["changed"])
+    assert json.loads(run("softmax", "--json").stdout)["file"] is None
+
+
+def test_no_file_is_written_without_a_change(tmp_path: Path) -> None:
+    assert run("softmax").exit_code == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_interrupted_search_keeps_what_it_found(tmp_path: Path) -> None:
+    Workers.outcomes["softmax"] = KeyboardInterrupt()
+    result = run("gelu", "softmax", "rmsnorm")
+    assert result.exit_code == 130
+    assert tuned_in(tmp_path / "h200.json") == {"gelu.configure"}
+    assert "gelu.configure" in result.stdout and "not searched" in result.stdout
+    assert Workers.stopped
+
+
+def test_a_failed_choice_leaves_the_others(tmp_path: Path) -> None:
+    Workers.outcomes["softmax"] = WorkerError("out_of_memory", "OutOfMemoryError: 80 GiB")
+    result = run("gelu", "softmax", "rmsnorm")
+    assert result.exit_code == 0
+    assert tuned_in(tmp_path / "h200.json") == {"gelu.configure", "rmsnorm.configure"}
+    assert "80 GiB" in result.stderr and "the cause" in result.stderr
+
+
+def test_a_dead_worker_ends_the_search_and_keeps_what_it_found(tmp_path: Path) -> None:
+    Workers.outcomes["softmax"] = WorkerDied("signal SIGSEGV")
+    result = run("gelu", "softmax", "rmsnorm")
+    assert result.exit_code == 3 and "SIGSEGV" in result.stderr
+    assert tuned_in(tmp_path / "h200.json") == {"gelu.configure"}
+
+
+def test_the_budget_ends_the_search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    clock = iter(range(0, 10_000, 40))
+    monkeypatch.setattr(tune, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
+    result = run("gelu", "softmax", "rmsnorm", "--budget", "100")
+    assert result.exit_code == 3 and "not searched" in result.stdout
+    assert Workers.asked == ["gelu"]
+    assert "gelu.configure" in (tmp_path / "h200.json").read_text()
+
+
+def test_a_choice_that_was_not_compiled_in_time_is_left() -> None:
+    Workers.outcomes["softmax"] = None
+    result = run("gelu", "softmax", "rmsnorm", "--json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 3
+    assert (found["searched"], found["left"], found["failed"]) == (2, 1, 0)
+
+
+def test_a_worker_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*ignored: Any, **also: Any) -> Any:
+        raise WorkerError("skipped", "torch is not installed")
+
+    monkeypatch.setattr(Workers, "ask", refuse)
+    result = run("gelu")
+    assert result.exit_code == 2 and "torch is not installed" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host, "gpu_present", lambda: False)
+    result = run("gelu")
+    assert result.exit_code == 2 and "needs an NVIDIA GPU" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_an_unknown_block_is_refused() -> None:
+    result = run("gelo")
+    assert result.exit_code == 2 and "gelu" in result.stderr
+
+
+@pytest.mark.gpu
+def test_a_small_kernel_is_tuned_in_seconds(tmp_path: Path) -> None:
+    result = run("vector_add", "--json", "--out", str(tmp_path / "table.json"))
+    assert result.exit_code == 0, result.stderr
+    found = json.loads(result.stdout)
+    assert found["searched"] == 1 and found["left"] == 0
+    assert "vector_add.configure" in result.stderr and "failed" not in result.stderr
+    for change in found["changed"]:
+        assert change["us"] < change["before_us"]

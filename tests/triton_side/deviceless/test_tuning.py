@@ -1,0 +1,84 @@
+"""Candidates of a choice are compiled for an H200 without one, and those that cannot run are dropped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+COMPILE = """
+from dataclasses import replace
+from triton_side.tuning import trials
+from triton_side.kernels import rmsnorm, rope, softmax
+from triton_side.kernels.shared.launch import RowConfig
+
+def call():
+    x, weight, dy = (torch.empty(s, dtype=torch.bfloat16, device="cuda") for s in ({shape}, {shape}[1:], {shape}))
+    {body}
+
+with trials.fake_tensors():
+    choice, = [each for each in trials.choices_in(call) if each.name == "{name}"]
+    found = [trials.compile_with(call, choice, config) for config in (trials.present(choice), {configs})]
+    same = trials.same_in_all(each for each in found if not each.problem)
+print(json.dumps([
+    choice.shape_class, [[each.problem, each.spill_bytes, each.shared_bytes, len(each.launches)] for each in found],
+    sum(same.values()),
+]))
+"""
+
+
+def compiled(fake_gpu: Any, name: str, body: str, configs: str, columns: int = 4096) -> Any:
+    shape = (8192, columns)
+    return fake_gpu.answer(COMPILE.format(name=name, body=body, configs=configs, shape=shape))
+
+
+def test_spilling_and_too_large_candidates_are_dropped(fake_gpu: Any) -> None:
+    configs = (
+        "RowConfig(1, 4096, 8, 1, 8192), RowConfig(1, 4096, 1, 1, 8192), RowConfig(8, 4096, 32, 3, 132), "
+        "RowConfig(4, 4096, 16, 9, 132)"
+    )
+    shape_class, (present, good, spilling, large, larger), same = compiled(
+        fake_gpu, "rmsnorm.configure_forward", "rmsnorm.forward(x, weight, 1e-5, save_rstd=False)", configs
+    )
+    assert shape_class == {"rows": 8192, "columns": 4096, "element_bytes": 2}
+    assert not present[0] and not good[0] and good[1] == 0
+    assert spilling[0] == "spills registers" and spilling[1] > 0
+    assert not large[0] and 0 < large[2] <= 232448
+    assert larger[0] == "exceeds shared memory" and larger[2] > 232448
+    assert same == 0  # the one launch differs between configurations
+
+
+def test_a_candidate_that_does_not_compile_is_dropped(fake_gpu: Any) -> None:
+    _, (present, broken), _ = compiled(
+        fake_gpu, "rmsnorm.configure_forward", "rmsnorm.forward(x, weight, 1e-5, save_rstd=False)",
+        "RowConfig(3, 4096, 8, 1, 8192)",
+    )
+    assert not present[0] and "does not compile" in broken[0]
+
+
+def test_launches_that_depend_on_a_choice_count(fake_gpu: Any) -> None:
+    """A backward pass with other partial sums also has another sum of them. The forward pass is the same."""
+    body = """y, rstd = rmsnorm.forward(x, weight, 1e-5, save_rstd=True)
+    rmsnorm.backward(x, weight, rstd, dy)"""
+    present = "RowConfig(1, 4096, 8, 3, 264)"
+    _, (_, first, second), same = compiled(
+        fake_gpu, "rmsnorm.configure_backward", body, f"{present}, RowConfig(1, 4096, 8, 3, 132)"
+    )
+    assert first[3] == second[3] == 3 and same == 1
+    _, (_, *_), same = compiled(fake_gpu, "rmsnorm.configure_backward", body, present)
+    assert same == 2  # the present configuration has as many programs
+
+
+def test_another_kernel_may_take_the_place_of_the_present_one(fake_gpu: Any) -> None:
+    _, found, same = compiled(
+        fake_gpu, "softmax.configure_forward", "softmax.forward(x)",
+        "RowConfig(1, 4096, 16, 1, 264), RowConfig(1, 32768, 32, 3, 132)", columns=20000,
+    )
+    assert [each[3] for each in found] == [1, 1, 1] and same == 0
+    assert not any(each[0] for each in found)
+
+
+def test_a_candidate_may_use_as_much_local_memory_as_the_present_configuration(fake_gpu: Any) -> None:
+    """The sines of large angles need a thread's local memory, with any configuration."""
+    body = """q = torch.empty((2, 8, 1024, 128), dtype=torch.bfloat16, device="cuda")
+    rope.launch_rope(q, q, torch.empty((2, 1024), dtype=torch.int32, device="cuda"), 10000.0)"""
+    _, (present, other), _ = compiled(fake_gpu, "rope.configure", body, "rope.RopeConfig(16, 2, 1, 8)")
+    assert not present[0] and not other[0] and other[1] > 0

@@ -1,0 +1,1 @@
+"""Launch configurations that GPUs measured: one JSON file a GPU, and their lookup. `xlafuse tune` writes the files."""

@@ -1,0 +1,146 @@
+"""Run a call with another configuration of one choice, and find the launches that the configuration changes.
+
+A call of a block makes many launches, and a choice may count for several of them. A configuration may also replace a
+kernel by another one, or change how many partial sums a later kernel adds. So a configuration's time is the time of all
+launches that are not the same with every configuration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from triton.testing import do_bench
+
+from triton_side.calls.launches import record_launches
+from triton_side.calls.replay import Replay, launches_of
+from triton_side.configs.tuned import TUNED, class_of, gpu, overridden, rounded
+from triton_side.inductor._private import fake_tensor_mode
+from triton_side.tuning.spaces import SPACES, Choice
+
+Call = Callable[[], Any]
+
+FEW_BYTES = 64  # of a thread, which may be spilled
+ROUGH, ACCURATE = 5, 15  # milliseconds of kernel time that do_bench repeats a call for
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """The launches of a call with a configuration, and the most that those take which only this configuration makes.
+
+    problem: why it cannot be used; "" if it can. spill_bytes: of a thread. shared_bytes: of a block.
+    """
+
+    launches: tuple[str, ...]
+    spill_bytes: int
+    shared_bytes: int
+    problem: str = ""
+
+
+@contextlib.contextmanager
+def fake_tensors() -> Iterator[None]:
+    """Make tensors that take no memory, in this thread."""
+    with fake_tensor_mode():
+        yield
+
+
+@contextlib.contextmanager
+def using(choice: Choice, config: Any) -> Iterator[None]:
+    """Let calls within the context use the configuration for the choice's shape class."""
+
+    def override(name: str, facts: Mapping[str, Any], _: Any) -> Any:
+        return config if name == choice.name and class_of(facts) == choice.shape_class else None
+
+    with overridden(override):
+        yield
+
+
+def choices_in(call: Call) -> list[Choice]:
+    """Return the choices that a call makes and that have a space, each class once. The call launches nothing."""
+    here, found = gpu(), {}
+    assert here is not None, "choices are searched on a GPU"
+
+    def note(name: str, facts: Mapping[str, Any], _: Any) -> None:
+        if name in SPACES:
+            most = rounded(facts)
+            choice = Choice(name, most, TUNED[name].__wrapped__(**most), here.multiprocessors)
+            found[name, frozenset(choice.shape_class.items())] = choice
+
+    with overridden(note):
+        launches_of(call, launch=False)
+    return list(found.values())
+
+
+def present(choice: Choice) -> Any:
+    """Return the configuration that the kernel takes now: the table's, or else the rule's."""
+    return TUNED[choice.name](*choice.facts.values())
+
+
+def compile_with(call: Call, choice: Choice, config: Any) -> Compiled:
+    """Compile the launches that the configuration changes in a call on fake tensors. Nothing is launched.
+
+    It may spill a little more than the launches that it replaces; rope's sines use local memory in any case.
+    """
+    here = gpu()
+    assert here is not None, "a kernel is compiled for a GPU"
+    now = launches_of(call, launch=False)
+    try:
+        with using(choice, config):
+            replays = launches_of(call, launch=False)
+        spilled, shared = _largest(without(replays, _counted(now)))
+        allowed, _ = _largest(without(now, _counted(replays)))
+    except Exception as error:  # the compiler's own errors have many types
+        return Compiled((), 0, 0, f"does not compile: {type(error).__name__}")
+    problem = "spills registers" if spilled > allowed + FEW_BYTES else ""
+    problem = problem or ("exceeds shared memory" if shared > here.shared_bytes else "")
+    return Compiled(tuple(replay.description for replay in replays), spilled, shared, problem)
+
+
+def _largest(replays: Iterable[Replay]) -> tuple[int, int]:
+    """Return the most bytes that a thread spills, and the most shared memory of a block, in any of these launches."""
+    with record_launches(compile_only=True) as compiled:
+        for replay in replays:
+            replay()
+    resources = [launch.resources for launch in compiled]
+    return max((r.spill_bytes for r in resources), default=0), max((r.shared_bytes for r in resources), default=0)
+
+
+def _counted(replays: Iterable[Replay]) -> Counter[str]:
+    return Counter(replay.description for replay in replays)
+
+
+def same_in_all(compiled: Iterable[Compiled]) -> Counter[str]:
+    """Return the launches that all configurations make."""
+    counted = [Counter(each.launches) for each in compiled]
+    same = counted[0]
+    for other in counted[1:]:
+        same &= other
+    return same
+
+
+def without(replays: Iterable[Replay], same: Counter[str]) -> list[Replay]:
+    """Return the launches left after each of `same` is taken away once."""
+    left = Counter(same)
+    kept = []
+    for replay in replays:
+        if left[replay.description] > 0:
+            left[replay.description] -= 1
+        else:
+            kept.append(replay)
+    return kept
+
+
+def seconds(call: Call, choice: Choice, config: Any, same: Counter[str], accurate: bool) -> float:
+    """Return the median time of the launches that are not the same in all. Raises triton.OutOfResources."""
+    with using(choice, config):
+        replays = without(launches_of(call), same)
+
+    def launch_all() -> None:
+        for replay in replays:
+            replay()
+
+    rep = ACCURATE if accurate else ROUGH
+    return float(do_bench(launch_all, warmup=ROUGH, rep=rep, return_mode="median")) * 1e-3
