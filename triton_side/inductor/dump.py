@@ -387,6 +387,7 @@ class _Graph:
             operations=frozenset() if scheduled is None else scheduled.operations,
             runtime_name=definition.runtime_name if definition is not None else None,
             workspace_bytes=sum(scratch.get(name, 0) for name in call.writes),
+            views=call.views,
         )
 
     def _measured(self, kernel: Kernel, listed: Mapping[str, Any]) -> Kernel:

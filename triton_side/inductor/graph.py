@@ -119,6 +119,7 @@ class Call:
     sources: its FX nodes before the pattern matchers. nodes: its FX nodes after them, which it computes.
     operations: the scheduler's names ("op3"). runtime_name: the GPU kernel's name; None for a library's.
     workspace_bytes: scratch of one launch that no other kernel reads. flops: None if unknown.
+    views: the views in its arguments, as the emitted code writes them.
     """
 
     kernel: Kernel
@@ -127,6 +128,7 @@ class Call:
     operations: frozenset[str] = frozenset()
     runtime_name: str | None = None
     workspace_bytes: int = 0
+    views: tuple[str, ...] = ()
 
     @property
     def flops(self) -> float | None:

@@ -115,7 +115,10 @@ def _phase_graph(
 
 def _kernel(call: Call, name: str, graph: CompiledGraph, forward_sites: set[str]) -> Kernel:
     known = call.kernel
-    facts = {"call": known.name, "config": known.config, "template": known.is_template, "extern": known.is_extern}
+    facts = {
+        "call": known.name, "config": known.config, "template": known.is_template, "extern": known.is_extern,
+        "views": list(call.views),
+    }
 
     def accesses(buffers: Iterable[Any] | None) -> tuple[Access, ...] | None:
         if buffers is None:
