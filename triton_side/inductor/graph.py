@@ -283,8 +283,12 @@ _COSTS_VARY = {"aten.sort", "aten.topk", "aten.cumsum", "aten.cumprod", "aten.ra
 def kind_of(
     name: str, targets: set[str], before: set[str], *, is_template: bool, is_extern: bool, is_reduction: bool
 ) -> Kind:
-    """Return a kernel's kind. targets, before: its operations after and before pattern matching."""
-    if any(ATTENTION.search(word) for word in (*targets, name)):
+    """Return a kernel's kind. targets, before: its operations after and before pattern matching.
+
+    The name of a generated kernel lists operations around it, so only that of a library call or template counts.
+    """
+    called = (name,) if is_extern or is_template else ()
+    if any(ATTENTION.search(word) for word in (*targets, *called)):
         return "attention"
     if any("triton_kernel_wrapper" in target for target in targets):
         return "custom"

@@ -12,7 +12,7 @@ import pytest
 
 from triton_side.inductor import dump
 from triton_side.inductor.dump import DumpError, read
-from triton_side.inductor.graph import Buffer, GraphBreak, SourceNode, flops
+from triton_side.inductor.graph import Buffer, GraphBreak, SourceNode, flops, kind_of
 from triton_side.inductor.ir_text import read_fx, replaced
 from triton_side.inductor.output_code import read_code
 
@@ -108,6 +108,16 @@ def test_without_the_ir_bytes_of_a_partial_read_are_unknown(tmp_path):
     (graph,) = read(tmp_path).graphs
     assert [buffer.bytes for buffer in graph.calls[3].kernel.inputs] == [None, None]
     assert None not in [buffer.bytes for buffer in graph.calls[4].kernel.inputs]
+
+
+def test_a_kernel_that_prepares_an_attention_is_none():
+    def kind(name, *ops, extern=False):
+        return kind_of(name, set(ops), set(ops), is_template=False, is_extern=extern, is_reduction=False)
+
+    assert kind("triton_poi_fused__scaled_dot_product_flash_attention_add_0", "aten.add", "aten.view") == "elementwise"
+    assert kind("triton_poi_fused__scaled_dot_product_flash_attention_clone_1", "aten.clone") == "copy"
+    call = "torch.ops.aten._scaled_dot_product_flash_attention.default"
+    assert kind(call, "aten._scaled_dot_product_flash_attention", extern=True) == kind(call, extern=True) == "attention"
 
 
 def test_our_own_archive(tmp_path):
