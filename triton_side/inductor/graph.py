@@ -176,10 +176,11 @@ class CompiledGraph:
 
 @dataclass(frozen=True)
 class Program:
-    """All graphs of one call, forward before backward, units in the order of the trace."""
+    """All graphs of one call, forward before backward, units in the order of the trace. notes: on what was left out."""
 
     graphs: tuple[CompiledGraph, ...]
     breaks: tuple[GraphBreak, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def sum_before_cast(buffer: str) -> str:

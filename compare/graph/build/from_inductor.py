@@ -81,7 +81,9 @@ def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str
         Reason("", "", "graph-break", cut.text, "dynamo", line=portable_line(cut.line)) for cut in program.breaks
     )
     name = "+".join(phase.name for phase in phases)
-    return dataclasses.replace(joined, name=name, reasons=(*joined.reasons, *breaks))
+    return dataclasses.replace(
+        joined, name=name, reasons=(*joined.reasons, *breaks), unparsed=(*program.notes, *joined.unparsed)
+    )
 
 
 def _phase_graph(

@@ -33,6 +33,27 @@ def test_a_trace_and_a_debug_folder_agree(version):
         assert one.unparsed == other.unparsed == ()
 
 
+def test_one_of_several_ranks_is_read_and_the_others_are_compared(tmp_path):
+    (log,) = (DATA / "torch-2.13.0/trace").glob("*.log")
+    text = log.read_text()
+    for rank in range(3):
+        other = text.replace("extern_kernels.addmm", "extern_kernels.baddbmm") if rank == 2 else text
+        (tmp_path / f"dedicated_log_torch_trace_rank_{rank}_abc.log").write_text(other)
+    alone, several = read(log), read(tmp_path)
+    assert [len(g.calls) for g in several.graphs] == [len(g.calls) for g in alone.graphs]
+    assert alone.notes == () and "the same kernels: 1; other kernels: 2" in several.notes[0]
+
+
+def test_compiles_that_share_cached_code_are_units_of_their_own(tmp_path):
+    (log,) = (DATA / "torch-2.13.0/trace").glob("*.log")
+    text = log.read_text()
+    (tmp_path / "trace.log").write_text(text + text.replace('"frame_compile_id": 0', '"frame_compile_id": 1'))
+    graphs = read(tmp_path / "trace.log").graphs
+    assert [(graph.part, graph.unit) for graph in graphs] == [
+        ("forward", 0), ("forward", 1), ("backward", 0), ("backward", 1),
+    ]
+
+
 def test_two_versions_of_torch_emit_the_same_kernels():
     old, new = (read(DATA / f"torch-{version}/debug") for version in VERSIONS)
     assert [c.kernel for g in old.graphs for c in g.calls] == [c.kernel for g in new.graphs for c in g.calls]
