@@ -80,7 +80,7 @@ def read(path: str | Path) -> Program:
     notes: list[str] = []
     try:
         if path.is_file():
-            texts = _of_file(path, breaks)
+            texts = _of_file(path, breaks, notes)
         else:
             texts = _of_folder(path, breaks, notes)
     except (zipfile.BadZipFile, NotImplementedError, RecursionError) as problem:
@@ -97,7 +97,7 @@ def read(path: str | Path) -> Program:
     return Program(graphs, tuple(dict.fromkeys(breaks)), tuple(notes))
 
 
-def _of_file(path: Path, breaks: list[GraphBreak]) -> list[_Texts]:
+def _of_file(path: Path, breaks: list[GraphBreak], notes: list[str]) -> list[_Texts]:
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             names = {info.filename: info for info in archive.infolist()[:_MAX_FILES]}
@@ -111,7 +111,7 @@ def _of_file(path: Path, breaks: list[GraphBreak]) -> list[_Texts]:
             return list(_of_capture(str(path), member, sorted(names)))
     if path.suffix == ".py":
         return [_Texts(str(path), _text(path))]
-    return list(_of_trace(path, breaks))
+    return list(_of_trace(path, breaks, notes))
 
 
 def _of_folder(path: Path, breaks: list[GraphBreak], notes: list[str]) -> list[_Texts]:
@@ -129,12 +129,13 @@ def _of_folder(path: Path, breaks: list[GraphBreak], notes: list[str]) -> list[_
         if match := _RANK.search(log.name):
             ranks.setdefault(int(match[1]), []).append(log)
     if len(ranks) < 2:
-        return [texts for log in logs for texts in _of_trace(log, breaks)]
+        return [texts for log in logs for texts in _of_trace(log, breaks, notes)]
     first, *others = sorted(ranks)
-    chosen = [texts for log in ranks[first] for texts in _of_trace(log, breaks)]
-    alike, unlike = [], []
+    chosen = [texts for log in ranks[first] for texts in _of_trace(log, breaks, notes)]
+    alike: list[str] = []
+    unlike: list[str] = []
     for rank in others:
-        found = [texts for log in ranks[rank] for texts in _of_trace(log, [])]
+        found = [texts for log in ranks[rank] for texts in _of_trace(log, [], [])]
         (alike if _kernel_names(found) == _kernel_names(chosen) else unlike).append(str(rank))
     notes.append(f"rank {first} of {len(ranks)} ranks" + "".join(
         f"; {words} kernels: {', '.join(some)}" for words, some in (("the same", alike), ("other", unlike)) if some
@@ -196,7 +197,7 @@ def _of_capture(source: str, member: Callable[[str], str], names: Iterable[str])
         )
 
 
-def _of_trace(log: Path, breaks: list[GraphBreak]) -> Iterator[_Texts]:
+def _of_trace(log: Path, breaks: list[GraphBreak], notes: list[str]) -> Iterator[_Texts]:
     found: list[_Texts] = []
     before = after = ""
     for name, compiled, payload in _events(log):
@@ -211,13 +212,15 @@ def _of_trace(log: Path, breaks: list[GraphBreak]) -> Iterator[_Texts]:
             found[-1].handles = _handles(payload)
         elif name == "dynamo_graph_break_reason":
             breaks.append(_graph_break(payload))
+        elif name == "recompile_reasons":
+            notes.append(_recompile(compiled, payload))
     yield from found
 
 
 _EVENT = re.compile(r"V\d{4} \S+ \d+ \S+\] (\{.*\})\s*$")
 _WANTED = {
     "before_post_grad_graph", "inductor_post_grad_graph", "inductor_output_code",
-    "inductor_provenance_tracking_node_mappings", "dynamo_graph_break_reason",
+    "inductor_provenance_tracking_node_mappings", "dynamo_graph_break_reason", "recompile_reasons",
 }
 
 
@@ -261,6 +264,16 @@ def _graph_break(payload: str) -> GraphBreak:
     place = re.search(r"^Graph break in user code at (.+:\d+)$", payload, flags=re.MULTILINE)
     text = re.search(r"Graph Break Reason: (.*?)(?=\n *User code traceback:|\Z)", payload, flags=re.DOTALL)
     return GraphBreak(text=(text[1] if text else payload).strip(), line=place[1] if place else "")
+
+
+def _recompile(compiled: tuple[int, int], payload: str) -> str:
+    reasons = _json(payload)
+    first = str(reasons[0]) if isinstance(reasons, list) and reasons else payload.strip().partition("\n")[0]
+    reason = " ".join(first.partition("#")[0].split())
+    return (
+        f"frame {compiled[0]} was compiled again ({compiled[0]}/{compiled[1]}) because a guard failed: {reason}; "
+        "the totals add up all its compiles"
+    )
 
 
 def _handles(text: str) -> dict[str, list[str]]:

@@ -47,8 +47,12 @@ def test_one_of_several_ranks_is_read_and_the_others_are_compared(tmp_path):
 def test_compiles_that_share_cached_code_are_units_of_their_own(tmp_path):
     (log,) = (DATA / "torch-2.13.0/trace").glob("*.log")
     text = log.read_text()
-    (tmp_path / "trace.log").write_text(text + text.replace('"frame_compile_id": 0', '"frame_compile_id": 1'))
-    graphs = read(tmp_path / "trace.log").graphs
+    header = 'V1125 19:18:24.264000 9649 torch/_dynamo/guards.py:5400] {"artifact": {"name": "recompile_reasons"}, '
+    why = header + '"frame_id": 0, "frame_compile_id": 1}\n\t0/0: n == 2   # f.py:4 in g\n\tUser stack trace:\n'
+    (tmp_path / "trace.log").write_text(text + why + text.replace('"frame_compile_id": 0', '"frame_compile_id": 1'))
+    program = read(tmp_path / "trace.log")
+    graphs = program.graphs
+    assert len(program.notes) == 1 and "0/0: n == 2;" in program.notes[0]
     assert [(graph.part, graph.unit) for graph in graphs] == [
         ("forward", 0), ("forward", 1), ("backward", 0), ("backward", 1),
     ]
