@@ -71,10 +71,12 @@ class ViewOptions:
 @click.option(
     "--target", metavar="NAME", help="Price bytes by this GPU's bandwidth. Default: the GPU of the run or the compile."
 )
+@click.option("--strict", is_flag=True, help="Exit with 1 where a part of a selected graph could not be read.")
 @json_option
+@click.pass_context
 def command(
-    paths: tuple[Path, ...], filters: Mapping[str, list[str]], module: str | None, align: tuple[str, str] | None,
-    **options: Any,
+    context: click.Context, paths: tuple[Path, ...], filters: Mapping[str, list[str]], module: str | None,
+    align: tuple[str, str] | None, strict: bool, **options: Any,
 ) -> None:
     """Show the kernels that a compiler made and their operations.
 
@@ -87,15 +89,18 @@ def command(
       xlafuse inspect runs/mine --block softmax --align xla inductor
       xlafuse inspect /tmp/xla_dump --module jit_step --why
       xlafuse inspect module.hlo.pb --json
+
+    Exit code: 0, 1 with --strict where a part could not be read, 2 where nothing could be read or options are wrong.
     """
-    inspect(paths, ViewOptions(**options), module=module, align=align, filters=filters)
+    selected = inspect(paths, ViewOptions(**options), module=module, align=align, filters=filters)
+    context.exit(1 if strict and not all(map(_is_complete, selected)) else 0)
 
 
 def inspect(
     paths: Sequence[Path], options: ViewOptions, *, module: str | None, align: tuple[str, str] | None,
     filters: Mapping[str, list[str]],
-) -> None:
-    """Print the graphs of the paths. filters: fields of a run's records -> names.
+) -> list[GraphSource]:
+    """Print the graphs of the paths; return their sources. filters: fields of a run's records -> names.
 
     Raises UsageError and RunFolderError.
     """
@@ -118,8 +123,9 @@ def inspect(
     if len(paths) > 1:
         if any(filters.values()):
             raise UsageError("--block, --case, --direction and -i select records of one run; leave the other path out")
-        _show_aligned([each.module(module) for each in opened], options)
-        return
+        sources = [each.module(module) for each in opened]
+        _show_aligned(sources, options)
+        return sources
     (only,) = opened
     sources = _select(only, module, filters)
     if align:
@@ -135,6 +141,15 @@ def inspect(
             _show_records(sources, options)
     else:
         _show_graphs(sources, options)
+    return sources
+
+
+def _is_complete(source: GraphSource) -> bool:
+    """Return whether the graph can be read without remainder. A record without a graph is complete."""
+    try:
+        return source.read is None or not source.graph().unparsed
+    except UsageError:
+        return False
 
 
 def _select(opened: Contents, module: str | None, filters: Mapping[str, list[str]]) -> list[GraphSource]:

@@ -116,7 +116,7 @@ def _printable(text: str, longest: int = 4000) -> str:
 
 def shape(buffer: Buffer) -> str:
     """Return dtype and shape as HLO writes them: "bf16[2048,4096]"."""
-    return printable(f"{buffer.dtype}[{','.join(map(str, buffer.shape))}]", 60)
+    return printable(f"{buffer.dtype}[{','.join('?' if size < 0 else str(size) for size in buffer.shape)}]", 60)
 
 
 def words(items: Iterable[str]) -> str:

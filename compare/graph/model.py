@@ -77,7 +77,7 @@ class Kernel:
     inputs, outputs: of one launch; None where they are unknown.
     workspace_bytes: a library's scratch space; no other number includes it.
     flops: of one launch; None where they are unknown.
-    launches: per call; None where the number depends on data.
+    launches: per call; None where the number depends on data. least_launches: the fewest where it does.
     provenance: where its configuration comes from ("compiled", "device", "replayed", "not autotuned", or "").
     device_time_us: the measured time of all launches of one call; None without a GPU.
     facts: details that only some compilers give (grid, registers, ...).
@@ -93,6 +93,7 @@ class Kernel:
     workspace_bytes: int = 0
     flops: float | None = None
     launches: int | None = 1
+    least_launches: int = 0
     provenance: str = ""
     device_time_us: float | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
@@ -169,6 +170,7 @@ class FusionGraph:
     kernels: in launch order; None where only the operations are known (eager PyTorch without a GPU).
     operations: the program's operations where `kernels` is None.
     unparsed: pieces of the compiler's output that could not be read, verbatim.
+    notes: sentences about the whole graph without which its numbers mislead.
     versions: package -> version.
     target: the GPU that the code was compiled for, or "".
     """
@@ -182,6 +184,7 @@ class FusionGraph:
     unparsed: tuple[str, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     target: str = ""
+    notes: tuple[str, ...] = ()
 
     @cached_property
     def buffer(self) -> Mapping[str, Buffer]:

@@ -72,6 +72,7 @@ def from_json(data: Any) -> FusionGraph:
             unparsed=tuple(map(str, data.get("unparsed", ()))),
             versions=dict(data.get("versions", {})),
             target=str(data.get("target", "")),
+            notes=tuple(map(str, data.get("notes", ()))),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as problem:
         raise GraphError(f"a field is missing or misshapen: {type(problem).__name__}: {problem}") from None

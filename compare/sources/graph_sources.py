@@ -27,6 +27,7 @@ from ..record.run_folder import read_records, read_run
 
 if TYPE_CHECKING:
     from xlafuse.dumps.dump_folder import Artifacts
+    from xlafuse.hlo.text_reader import Module
 
     from ..graph.analyse.roofline import Ceilings
     from ..graph.model import FusionGraph
@@ -60,11 +61,18 @@ class GraphSource:
     artifacts: Artifacts | None = None
 
     def graph(self) -> FusionGraph:
-        """Read the graph. Raises UsageError, which names the file, where that fails."""
+        """Read the graph. Raises UsageError, which names the file, where that fails or nothing could be read."""
         if self.read is None:
             raise UsageError(f"{self.path}: {self.name}: no graph recorded")
         with reading_errors_as_usage(self.path):
-            return self.read()
+            graph = self.read()
+        if graph.unparsed and graph.kernels == ():
+            lines = f"{len(graph.unparsed)} line{'s' * (len(graph.unparsed) > 1)}"
+            raise UsageError(
+                f"{self.path}: {self.name}: no kernels found, and {lines} could not be read; the first is "
+                f"{printable(graph.unparsed[0], 100)!r}"
+            )
+        return graph
 
     def compiled(self) -> list[tuple[str, Artifacts]]:
         """Return the XLA modules behind the graph by name: itself, or those in its record's archive, forward first.
@@ -88,10 +96,14 @@ class GraphSource:
 
         These are `target`'s if one is named, else the run's own, else those of the GPU that the graph was compiled for,
         or None. For a record, they are at its case's precision.
+
+        Raises UsageError where a target is named for code that runs on no GPU.
         """
         from .target_ceilings import own_ceilings, target_ceilings
 
         found, whose = self.ceilings, "this run's device"
+        if target is not None and graph.target in ("cpu", "tpu"):
+            raise UsageError(f"{self.path}: compiled for the {graph.target.upper()}; {target} cannot price its bytes")
         if target is not None:
             found, whose = target_ceilings(target), target
         elif found is None:
@@ -223,7 +235,7 @@ def _of_files(folder: Path) -> list[GraphSource]:
             for each in modules:
                 found.append(replace(each, name=f"{path.stem}/{each.name}" if len(modules) > 1 else path.stem))
             found += [replace(each, name=path.stem) for each in _of_inductor(path)]
-        elif b"HloModule" in _head_of_any(path) or path.name.removesuffix(".gz").endswith(".hlo.pb"):
+        elif b"HloModule" in _head_of_any(path) or path.name.removesuffix(".gz").endswith((".hlo", ".hlo.pb")):
             found.append(GraphSource(path.name, 1, path, partial(_from_hlo_file, path), path.stat().st_size))
     return found
 
@@ -308,8 +320,8 @@ def _from_artifacts(name: str, artifacts: Artifacts) -> FusionGraph:
     if file is None:
         raise ValueError(f"{artifacts.where}: {name}: no optimized HLO; XLA writes it with --xla_dump_hlo_as_text")
     with file.local() as path:
-        module = file_reader.read(path)
-    graph = from_hlo(module, phase="backward" if name == "backward" else "forward", target=_target(artifacts))
+        module = _optimized(file_reader.read(path))
+    graph = from_hlo(module, phase="backward" if name == "backward" else "forward", target=_target(artifacts, module))
     if before := artifacts.find("hlo_before"):
         with before.local() as path:
             graph = with_epilogues(graph, file_reader.read(path))
@@ -319,14 +331,22 @@ def _from_artifacts(name: str, artifacts: Artifacts) -> FusionGraph:
 _DEVICE = re.compile(r'^\s*device_description_str: "([^"]{1,100})"', re.MULTILINE)
 
 
-def _target(artifacts: Artifacts) -> str:
-    """Return the GPU that XLA compiled for, or "" where its files do not say."""
+def _target(artifacts: Artifacts, module: Module) -> str:
+    """Return the GPU that XLA compiled for, else "cpu" or "tpu", or "" where its files do not say."""
     file = artifacts.find("target_config")
     if file is None:
-        return ""
+        return _other_platform(module)
     with file.open_binary() as stream:
         found = _DEVICE.search(stream.read(1 << 16).decode(errors="replace"))
     return found[1] if found else ""
+
+
+def _other_platform(module: Module) -> str:
+    """Return "cpu" or "tpu"; "" for a GPU, because a module does not name it, and where nothing tells."""
+    from xlafuse.hlo.platform import platform_of
+
+    found = platform_of(module)
+    return "" if found in (None, "gpu") else found
 
 
 def _from_hlo_file(path: Path) -> FusionGraph:
@@ -335,8 +355,23 @@ def _from_hlo_file(path: Path) -> FusionGraph:
     from ..graph.build import xla_reasons
     from ..graph.build.from_hlo import from_hlo
 
-    graph = from_hlo(file_reader.read(path))
+    module = _optimized(file_reader.read(path))
+    graph = from_hlo(module, target=_other_platform(module))
     return replace(graph, reasons=xla_reasons.reasons(graph, ()))
+
+
+def _optimized(module: Module) -> Module:
+    """Return the module. Raises ValueError for a program before XLA's fusion passes, whose operations are no kernels.
+
+    XLA schedules a module after all other passes. A module with fusions and without a schedule is from between passes.
+    """
+    opcodes = {part.opcode for each in module.computations.values() for part in each.instructions.values()}
+    if module.is_scheduled or opcodes & {"fusion", "fusion-start"} or not opcodes:
+        return module
+    raise ValueError(
+        "this is a program before fusion: it has neither a schedule nor a fusion, and its operations are no kernels; "
+        "give the module after optimizations (XLA's file *after_optimizations.txt)"
+    )
 
 
 # Inductor

@@ -130,23 +130,43 @@ def rows_of(
 def looped_candidates() -> Iterable[RowConfig]:
     """Yield configurations that loop over a row in blocks, with up to 64 warps on each of 132 multiprocessors."""
     for columns, warps, stages, resident in itertools.product(
-        (2048, 4096, 8192, 16384), (4, 8, 16, 32), (1, 2, 3), (1, 2, 3, 4, 6, 8)
+        (4096, 8192, 16384), (8, 16, 32), (1, 2), (1, 2, 3, 4)
     ):
         if warps * resident <= 64 and 8 <= columns // (32 * warps) <= 32:
             yield RowConfig(1, columns, warps, stages, 132 * resident)
 
 
-def held_candidates() -> Iterable[RowConfig]:
-    """Yield configurations that hold a row in registers, in tiles of one 16-byte vector a thread."""
-    for warps, stages in itertools.product((16, 32), (1, 2, 3)):
-        yield RowConfig(1, 256 * warps, warps, stages, 132, in_registers=True)
+def held_candidates(columns: int) -> Iterable[RowConfig]:
+    """Yield configurations that hold a row of up to 32,768 columns in registers, one a multiprocessor."""
+    if columns <= 32768:
+        for warps, stages in itertools.product((16, 32), (1, 2, 3)):
+            yield RowConfig(1, next_power_of_2(columns), warps, stages, 132)
 
 
 def softmax_of(rows: int, columns: int) -> Kernel:
     return Kernel(
-        lambda: normal(rows, columns), softmax.forward, (*looped_candidates(), *held_candidates()),
+        lambda: normal(rows, columns), softmax.forward, (*looped_candidates(), *held_candidates(columns)),
         (4.0 * rows * columns, "B"),
         lambda x: softmax.configure_forward(rows, columns, 2, multiprocessors(x.device)),
+    )
+
+
+def normalised_gradients(given: tuple[torch.Tensor, ...], config: RowConfig) -> Any:
+    x, weight, mean, rstd, dy = given
+    return layernorm.backward(x, weight, mean, rstd, dy, config)
+
+
+def layernorm_backward_of(rows: int, columns: int) -> Kernel:
+    return Kernel(
+        lambda: (normal(rows, columns), normal(columns), *torch.ones(2, rows, device="cuda"), normal(rows, columns)),
+        normalised_gradients,
+        tuple(
+            RowConfig(1, block, warps, stages, programs)
+            for block, programs in ((next_power_of_2(columns), 132), (next_power_of_2(columns) // 2, 66))
+            for warps, stages in itertools.product((8, 16, 32), (1, 2, 3)) if block <= 1024 * warps
+        ),
+        (6.0 * rows * columns, "B"),
+        lambda given: layernorm.configure_backward(rows, columns, 2, multiprocessors(given[0].device)),
     )
 
 
@@ -159,10 +179,20 @@ def softmax_backward_of(rows: int, columns: int) -> Kernel:
     )
 
 
-def embedding_gradient() -> tuple[torch.Tensor, ...]:
-    """Return 8192 ids that follow Zipf's law, as in the block, and dy of 2048 columns."""
-    ids = torch.multinomial(1 / torch.arange(1.0, 3001.0), 8192, replacement=True)
-    return torch.randperm(128256)[ids].to("cuda", torch.int32), normal(8192, 2048)
+def embedding_of(columns: int) -> Kernel:
+    """Return the gradient of 8192 ids that follow Zipf's law, as in the block."""
+    def inputs() -> tuple[torch.Tensor, ...]:
+        ids = torch.multinomial(1 / torch.arange(1.0, 3001.0), 8192, replacement=True)
+        return torch.randperm(128256)[ids].to("cuda", torch.int32), normal(8192, columns)
+
+    return Kernel(
+        inputs, lambda given, config: embedding.backward(given[0], given[1], 128256, config),
+        tuple(
+            EmbeddingConfig(tokens, width, width // 256, rows)
+            for tokens, width, rows in itertools.product((8, 16, 32), (1024, 2048), (16, 32, 64))
+        ),
+        (2.0 * columns * (128256 + 8192), "B"), lambda given: embedding.configure_backward(columns, 2),
+    )
 
 
 def normalised(given: tuple[torch.Tensor, ...], config: RowConfig) -> Any:
@@ -182,9 +212,18 @@ def dropped_gradients(given: tuple[torch.Tensor, ...], config: RowConfig) -> Any
     return dropout_residual_norm.backward(h, weight, seed, mean, rstd, dy, h, 0.1, config)
 
 
-def logits() -> tuple[torch.Tensor, ...]:
-    statistics = torch.ones(2, 2048, device="cuda")
-    return normal(2048, 128256), torch.randint(128256, (2048,), device="cuda"), *statistics
+def logits(tokens: int, classes: int) -> tuple[torch.Tensor, ...]:
+    statistics = torch.ones(2, tokens, device="cuda")
+    return normal(tokens, classes), torch.randint(classes, (tokens,), device="cuda"), *statistics
+
+
+def cross_entropy_of(tokens: int, classes: int) -> Kernel:
+    return Kernel(
+        lambda: logits(tokens, classes),
+        lambda given, config: cross_entropy.forward(given[0], given[1], 0.1, 1e-4, save=False, config=config),
+        FLAT, (2.0 * tokens * classes, "B"),
+        lambda given: cross_entropy.configure_forward(tokens, 2, multiprocessors(given[0].device)),
+    )
 
 
 def logits_gradient(given: tuple[torch.Tensor, ...], config: FlatConfig) -> torch.Tensor:
@@ -336,28 +375,22 @@ KERNELS = {
     "rope-qwen": rope_of(8, 14, 2, 1024, 64, torch.float16),
     "softmax-vocabulary": softmax_of(4096, 50257),
     "softmax-32768": softmax_of(8192, 32768),
+    "softmax-65536": softmax_of(4096, 65536),
     "softmax-vocabulary-backward": softmax_backward_of(4096, 50257),
     "softmax-32768-backward": softmax_backward_of(8192, 32768),
-    "embedding-backward": Kernel(
-        embedding_gradient,
-        lambda given, config: embedding.backward(given[0], given[1], 128256, config),
-        tuple(
-            EmbeddingConfig(tokens, columns, columns // 256, rows)
-            for tokens, columns, rows in itertools.product((8, 16, 32), (1024, 2048), (8, 16, 32, 64))
-        ),
-        (2.0 * 2048 * (128256 + 8192), "B"), lambda given: embedding.configure_backward(2048, 2),
-    ),
+    "embedding-backward": embedding_of(2048),
+    "embedding-4096-backward": embedding_of(4096),
+    "layernorm-16k-backward": layernorm_backward_of(4096, 16384),
     "layernorm": rows_of(normalised, layernorm.configure_forward, 2),
     "dropout_residual_norm": rows_of(dropped, dropout_residual_norm.configure_forward, 4),
     "dropout_residual_norm-backward": rows_of(
         dropped_gradients, dropout_residual_norm.configure_backward, 5, resident=True
     ),
-    "cross_entropy": Kernel(
-        logits, lambda given, config: cross_entropy.forward(given[0], given[1], 0.1, 1e-4, save=False, config=config),
-        FLAT, (2.0 * 2048 * 128256, "B"), lambda given: cross_entropy.configure_forward(2),
-    ),
+    "cross_entropy": cross_entropy_of(2048, 128256),
+    "cross_entropy-32k": cross_entropy_of(8192, 32000),
     "cross_entropy-backward": Kernel(
-        logits, logits_gradient, FLAT, (4.0 * 2048 * 128256, "B"), lambda given: cross_entropy.configure_backward(2)
+        lambda: logits(2048, 128256), logits_gradient, FLAT, (4.0 * 2048 * 128256, "B"),
+        lambda given: cross_entropy.configure_backward(2),
     ),
     "matmul-llama-8b": product(8192, 4096, 4096, (replace(WIDE, group_m=g) for g in (2, 4, 8, 16, 32))),
     "skinny-matmul": product(16, 4096, 14336, few_rows()),

@@ -90,11 +90,12 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, Any]]]:
     gated: list[Shapes] = [{"gate": (7, 131), "up": (7, 131)}]
     biased: list[Shapes] = [{"x": (19, columns), "bias": (columns,)} for columns in (131, 136)]
     flat: list[Shapes] = [{"x": (1021,), "y": (1021,)}]
-    looped: list[Shapes] = [{"x": (3, 8201)}]
+    looped: list[Shapes] = [{"x": (3, columns)} for columns in (8201, 16400)]  # streamed; one reduction for both
     # A row per warp (scalar and 16-byte loads), per block and per cluster of blocks; a streamed row.
     of_cuda: list[Shapes] = [{"x": (3, columns)} for columns in (131, 136, 2056, 16387, 65543)]
     norms: list[Shapes] = [{"x": (5, columns), "weight": (columns,)} for columns in (131, 16391)]
     layernorms: list[Shapes] = [{**shapes, "bias": shapes["weight"]} for shapes in norms]
+    layernorms.append({"x": (5, 8201), "weight": (8201,), "bias": (8201,)})  # two programs a row
     # Several rows per block; scalar and 16-byte loads; streamed rows.
     layernorms_of_cuda: list[Shapes] = [
         {"x": (rows, columns), "weight": (columns,), "bias": (columns,)}

@@ -71,7 +71,7 @@ _NAMES = {
         "CachingAutotuner.precompile", "CachingAutotuner._precompile_config", "HeuristicType.REDUCTION",
         "OutOfResources", "PTXASError",
     ),
-    "torch._subclasses.fake_tensor": ("FakeTensorMode",),
+    "torch._subclasses.fake_tensor": ("FakeTensorMode.dispatch",),
     "torch.utils._pytree": ("arg_tree_leaves", "tree_leaves"),
 }
 

@@ -227,32 +227,15 @@ def hopper_problem(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torc
     return None
 
 
-def _sees_one_key(
-    q: torch.Tensor, window: int, offsets: torch.Tensor | None, bias: torch.Tensor | None
-) -> bool:
-    """Return whether each query sees one key, whose weight is then 1 whatever q and k are.
-
-    Then out is v, and the gradients of q and k are exact zeros; dp - delta would have rounding errors. Triton 3.7.1
-    also fails to compile the dk, dv kernel for one row with shared heads: its pipeliner rejects a descriptor made
-    within a loop of one step.
-    """
-    return bias is None and offsets is None and (q.shape[2] == 1 or window == 1)
-
-
 def forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, save_logsumexp: bool, *, hopper: bool, causal: bool = True,
     window: int = 0, offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return out and, with save_logsumexp, logsumexp2, which is None where each query sees one key.
+    """Return out and, with save_logsumexp, logsumexp2. hopper: by the kernel of `hopper/`.
 
-    hopper: by the kernel of `hopper/`. offsets: of packed sequences. out: memory for the result, with last stride 1.
+    offsets: of packed sequences. out: memory for the result, with last stride 1.
     """
-    if _sees_one_key(q, window, offsets, bias):
-        out = empty_output(q, None) if out is None else out
-        with stage("values"):
-            out.unflatten(1, (v.shape[1], -1)).copy_(v.unsqueeze(2))
-        return out, None
     if hopper:
         return hopper_forward.launch_forward(q, k, v, save_logsumexp, causal, window, offsets, out)
     config = choose_attention_config(forward_config, q, k, v, windowed=window > 0, biased=bias is not None)
@@ -261,7 +244,7 @@ def forward(
 
 def backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, dout: torch.Tensor,
-    logsumexp2: torch.Tensor | None, *, hopper: bool, causal: bool = True, window: int = 0,
+    logsumexp2: torch.Tensor, *, hopper: bool, causal: bool = True, window: int = 0,
     offsets: torch.Tensor | None = None, gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return dq, dk and dv of attention without a bias, from the results of `forward`.
@@ -270,7 +253,10 @@ def backward(
     because those of `hopper/` sum dq in an order that varies. offsets: of packed sequences. gradients: memory for the
     results, with last stride 1. dk and dv have equal strides.
     """
-    if logsumexp2 is None:
+    if offsets is None and (q.shape[2] == 1 or window == 1):
+        # A lone key has weight 1 whatever q and k are, so zeros are exact; dp - delta would have rounding errors.
+        # Triton 3.7.1 also fails to compile the dk, dv kernel for one row with shared heads: its pipeliner rejects a
+        # descriptor made within a loop of one step.
         dq, dk, dv = gradients or tuple(empty_output(x, None) for x in (q, k, v))
         with stage("values"):
             torch.sum(dout.unflatten(1, (v.shape[1], -1)), dim=2, out=dv)

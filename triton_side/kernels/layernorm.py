@@ -13,8 +13,9 @@ both terms share: all of them if the mean is 4000 standard deviations.
 
 The backward pass reads mean and rstd, 8 bytes a row, instead of computing two more sums. Like RMSNorm's it is a
 persistent grid: each program adds its rows' shares of dweight and dbias in registers and writes them once, and a second
-kernel adds the programs' shares. Rows too long for the registers are read twice, and a third reading computes dweight
-and dbias.
+kernel adds the programs' shares. Rows too long for one program's registers are shared by two programs: each reads the
+row, one half of it from L2, and has dx, dweight and dbias of its own half. Rows too long for that are read twice, and a
+third reading computes dweight and dbias.
 """
 
 import math
@@ -182,6 +183,51 @@ def layernorm_backward_kernel(
     _store_partials(partial_ptr, dweight, dbias, column, columns)
 
 
+@declare.declare(*NORMALIZED_AGAIN, *DX, *PARTIALS, flops=lambda shapes: 19 * math.prod(shapes["x_ptr"]))
+@triton.jit
+def layernorm_backward_halves_kernel(
+    x_ptr, weight_ptr, mean_ptr, rstd_ptr, dy_ptr, dsum_ptr, dx_ptr, partial_ptr, x_row_stride, dy_row_stride,
+    dsum_row_stride, rows, columns,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+):
+    """Programs (0, p) and (1, p) have the same rows. Each reads them whole and has the gradients of one half."""
+    half = tl.program_id(0)
+    column = half * COLUMNS + tl.arange(0, COLUMNS)
+    other = (1 - half) * COLUMNS + tl.arange(0, COLUMNS)
+    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
+    dweight = tl.zeros([COLUMNS], tl.float32)
+    dbias = tl.zeros([COLUMNS], tl.float32)
+    for row in tl.range(tl.program_id(1), rows, tl.num_programs(1), num_stages=STAGES):
+        x_row_ptr = x_ptr + tl.cast(row, tl.int64) * x_row_stride
+        dy_row_ptr = dy_ptr + tl.cast(row, tl.int64) * dy_row_stride
+        mean = tl.load(mean_ptr + row)
+        rstd = tl.load(rstd_ptr + row)
+        # Past the row's end dy is zero.
+        x = tl.load(x_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+        dy = tl.load(dy_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+        normalised = (x - mean) * rstd
+        dnormalised = dy * weight.to(tl.float32)
+        other_x = tl.load(x_row_ptr + other, mask=other < columns, other=0.0).to(tl.float32)
+        other_dy = tl.load(dy_row_ptr + other, mask=other < columns, other=0.0).to(tl.float32)
+        # Held in registers, the other half's weight would take the last of 255.
+        other_weight = tl.load(weight_ptr + other, mask=other < columns, other=0.0).to(tl.float32)
+        other_dnormalised = other_dy * other_weight
+        products = dnormalised * normalised + other_dnormalised * ((other_x - mean) * rstd)
+        projection = tl.sum(products, axis=0) / columns
+        dmean = tl.sum(dnormalised + other_dnormalised, axis=0) / columns
+        dx = rstd * (dnormalised - dmean - normalised * projection)
+        if dsum_ptr is not None:
+            dsum_row_ptr = dsum_ptr + tl.cast(row, tl.int64) * dsum_row_stride
+            dx += tl.load(dsum_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+        dx_row_ptr = dx_ptr + tl.cast(row, tl.int64) * columns
+        tl.store(dx_row_ptr + column, dx.to(dx_ptr.dtype.element_ty), mask=column < columns)
+        dweight += dy * normalised
+        dbias += dy
+    partial_ptr += tl.program_id(1).to(tl.int64) * 2 * columns
+    tl.store(partial_ptr + column, dweight, mask=column < columns)
+    tl.store(partial_ptr + columns + column, dbias, mask=column < columns)
+
+
 @declare.declare(*NORMALIZED_AGAIN, *DX, flops=lambda shapes: 10 * math.prod(shapes["x_ptr"]))
 @triton.jit
 def layernorm_backward_looped_kernel(
@@ -265,18 +311,21 @@ def configure_backward(rows: int, columns: int, element_bytes: int, multiprocess
 
     Each program writes two rows of fp32 partial sums that are read again. At 8192 x 4096 bfloat16 the sums of 132
     programs are 4% of the bytes that must move. So a program takes 8192 elements at once; its registers (220 of 255 a
-    thread in 8 warps on sm_90) leave no space for a second program. At 16,384 columns threads spill 240 bytes each. The
-    looped kernels would spill none, but read x and dy from memory twice.
+    thread in 8 warps on sm_90) leave no space for a second program. At 16,384 columns threads of 16 warps would spill
+    272 bytes each, so two programs share a row and spill none. By do_bench without the second kernel, 4096 such rows of
+    bfloat16 take 120.6 us on an H200 with two rows prefetched, 187 with one. They took 226 with the second kernel when
+    a program had a whole row.
     """
     block = next_power_of_2(columns)
     if block > 16384:
         return RowConfig(1, 8192, 32, 1, min(rows, multiprocessors))
+    if block > 8192:
+        stages = 3 if element_bytes == 2 else 2  # three do not fit shared memory in fp32
+        return RowConfig(1, 8192, 8, stages, min(rows, max(1, multiprocessors // 2)))
     block_rows = rows_per_tile(rows, block, multiprocessors, elements=8192)
     tile = block * block_rows
-    stages = 3 if tile * element_bytes <= 32768 else 2
-    num_warps = 16 if tile > 8192 else max(1, min(8, tile // 512))
     resident = multiprocessors * max(1, min(16, 4096 // tile))
-    return RowConfig(block_rows, block, num_warps, stages, min(cdiv(rows, block_rows), resident))
+    return RowConfig(block_rows, block, max(1, min(8, tile // 512)), 3, min(cdiv(rows, block_rows), resident))
 
 
 def forward(
@@ -328,6 +377,8 @@ def backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Launch the backward kernels; return dx [rows, columns], contiguous, dweight and dbias [columns], in x's dtype.
 
+    If a row has two tiles, two programs share it, and config.programs counts pairs.
+
     dsum: the gradient of x from its other readers, of x's shape. It is added to dx.
     """
     rows, columns = x.shape
@@ -341,7 +392,13 @@ def backward(
     config = config or configure_backward(rows, columns, x.element_size(), multiprocessors(x.device))
     partial = torch.empty((config.programs, 2, columns), dtype=torch.float32, device=x.device)
     with device_of(x):
-        if config.block_columns < columns:
+        if config.block_columns < columns <= 2 * config.block_columns:
+            layernorm_backward_halves_kernel[(2, config.programs)](
+                x, weight, mean, rstd, dy, dsum, dx, partial, x.stride(0), dy.stride(0), dsum_row_stride, rows,
+                columns,
+                COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
+            )
+        elif config.block_columns < columns:
             layernorm_backward_looped_kernel[(config.programs,)](
                 x, weight, mean, rstd, dy, dsum, dx, x.stride(0), dy.stride(0), dsum_row_stride, rows, columns,
                 COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,

@@ -56,7 +56,7 @@ from triton_side.kernels.shared.matmul_tiles import (
 )
 from triton_side.kernels.shared.tiles import DESCRIPTOR_ALIGNMENT, product_precision, provide_descriptor_memory
 
-WORKSPACE = 256 << 20  # bytes of the logits of one chunk
+WORKSPACE = 512 << 20  # bytes of the logits of one chunk
 MIN_TOKENS = 128  # of a chunk, whatever its bytes: the height of a tile
 TILES_PER_STEP = 64  # combined in one step
 DLOGITS_CONFIG = FlatConfig(block=8192, num_warps=8)

@@ -100,21 +100,19 @@ def few_rows_config(m: int, n: int, element_bytes: int) -> MatmulConfig:
     """Tiles for an output of one tile of rows, as fast as b can be read: one program reads all of its columns of b.
 
     Each program reads all of a, from L2, so its columns must not be few: 64, or 128 if that gives each of 132
-    multiprocessors a program. Some 180 kB of prefetched tiles hide the latency. Pointers read 16 rows of a; a TMA tile
-    would have the 64 rows of a `wgmma`. By do_bench on an H200 (Triton 3.6, bfloat16, 16 rows), in us, in a kernel of
-    its own with the same tiles and loads:
+    multiprocessors a program. 160 to 180 kB of prefetched tiles hide the latency. Pointers read 16 rows of a; a TMA
+    tile would have the 64 rows of a `wgmma`. By do_bench on an H200 (Triton 3.6, bfloat16, 16 rows), in us:
 
-        | k x n                 4096 x 14336   4096 x 4096   4096 x 16384   14336 x 4096
-        | these tiles                   53.9          20.1           57.4           53.7
-        | the inner axis split          55.3          20.9           59.5           53.9
-        | 64 x 64 through TMA           80.9          87.4           69.0           69.5
-        | cuBLAS                        56.7          22.6           58.0           54.8
+        | k x n                               4096 x 14336   4096 x 4096   4096 x 16384   14336 x 4096
+        | these tiles                                 40.2          18.7           43.4           46.9
+        | narrow tiles twice as deep, 5 stages        43.1          18.8           47.5           49.1
+        | cuBLAS                                      39.6          18.7           42.5           41.4
     """
     narrow = n <= 64 * 132
     block_n = 128 if not narrow and n <= 128 * 132 else 64
-    step_bytes = (512 if narrow else 256) // (2 if m > 32 else 1)
+    step_bytes = 256 // (2 if m > 32 else 1)
     rows = max(16, next_power_of_2(m))
-    return pointer_config(rows, block_n, step_bytes // element_bytes, num_warps=4, num_stages=5)
+    return pointer_config(rows, block_n, step_bytes // element_bytes, num_warps=4, num_stages=8 if narrow else 5)
 
 
 def many_rows_config(dtype: torch.dtype, precision: str, descriptors: bool) -> MatmulConfig:

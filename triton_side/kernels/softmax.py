@@ -7,12 +7,11 @@ A row of nothing but -inf gives zeros in y, and so in dx.
 Shapes: x, y, dy, dx [rows, columns]. bfloat16, float16 or float32 in and out; fp32 inside. The forward pass saves only
 the stored y, which the backward pass reads.
 
-A row is read once and held in registers: in one tile, or in the forward pass in several tiles, because one tile of
-65,536 columns would spill where 50,257 columns fit. The looped kernels read longer rows twice. Their forward pass
-computes maximum and sum together (Milakov and Gimelshein, "Online normalizer calculation for softmax",
-arXiv:1805.02867), then writes y. The second reading mostly hits L2, because only the rows of the resident programs are
-in use. The tiled and looped kernels keep 16-byte accesses in rows that begin anywhere, as with the 50,257 columns of a
-vocabulary.
+A row is read once and held in registers. The looped kernels read longer rows twice. The second reading mostly hits a
+cache, because only the rows of the resident programs are in use. The looped kernels keep 16-byte accesses in rows that
+begin anywhere, as with the 50,257 columns of a vocabulary. Their forward pass, and that of the longest rows in
+registers, computes maximum and sum together (Milakov and Gimelshein, "Online normalizer calculation for softmax",
+arXiv:1805.02867).
 """
 
 import math
@@ -115,6 +114,34 @@ def softmax_forward_kernel(
 
 
 @triton.jit
+def _join(maximum, total, other_maximum, other_total):
+    """Return the maximum of both parts of a row, and the sum of exp(x - maximum) over them."""
+    joint = tl.maximum(maximum, other_maximum)
+    return joint, total * _exp(maximum - joint, False) + other_total * _exp(other_maximum - joint, False)
+
+
+@declare.declare(*FORWARD, flops=lambda shapes: 5 * math.prod(shapes["y_ptr"]))
+@triton.jit
+def softmax_forward_joint_kernel(
+    x_ptr, y_ptr, x_row_stride, rows, columns,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr, VECTOR: tl.constexpr,
+):
+    """Reduce a row of 16-bit results once, to its maximum and sum; each VECTOR columns begin with their own."""
+    column = tl.arange(0, COLUMNS // VECTOR)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
+    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
+        x_row_ptr = x_ptr + tl.cast(row, tl.int64) * x_row_stride
+        x = tl.load(x_row_ptr + column, mask=column < columns, other=-float("inf")).to(tl.float32)
+        maximum = tl.maximum(tl.max(x, axis=1, keep_dims=True), LOWEST)
+        numerator = _exp(x - maximum, False)
+        total = tl.sum(numerator, axis=1, keep_dims=True)
+        row_maximum, denominator = tl.reduce((maximum, total), 0, _join, keep_dims=True)
+        denominator = tl.where(denominator == 0.0, 1.0, denominator)  # a row of nothing but -inf
+        y = numerator * _divide(_exp(maximum - row_maximum, False), denominator, False)
+        y_row_ptr = y_ptr + tl.cast(row, tl.int64) * columns
+        tl.store(y_row_ptr + column, y.to(y_ptr.dtype.element_ty), mask=column < columns)
+
+
+@triton.jit
 def _row_body(start, columns, EDGES: tl.constexpr, VECTOR: tl.constexpr):
     """Return where a row's whole 16-byte vectors begin, relative to its first element, and their number."""
     if EDGES:
@@ -132,79 +159,13 @@ def _edge_columns(head, vectors, columns, VECTOR: tl.constexpr):
     return column, tl.where(edge < VECTOR, edge < head, column < columns)
 
 
-@triton.jit
-def _first_vector(start, EDGES: tl.constexpr, VECTOR: tl.constexpr):
-    """Return where a row's whole 16-byte vectors begin; the product shows the compiler the alignment."""
-    if EDGES:
-        return tl.cdiv(start, VECTOR) * VECTOR
-    else:
-        return start
-
-
-@triton.jit
-def _rest_columns(head, TILED: tl.constexpr, REST: tl.constexpr):
-    """Return the columns outside a row's tiles, which begin at column `head` and are TILED columns wide."""
-    column = tl.arange(0, REST)
-    return tl.where(column < head, column, column + TILED)
-
-
-@declare.declare(*FORWARD, flops=lambda shapes: 5 * math.prod(shapes["y_ptr"]))
-@triton.jit
-def softmax_forward_tiled_kernel(
-    x_ptr, y_ptr, x_row_stride, rows, columns,
-    TILES: tl.constexpr, COLUMNS: tl.constexpr, REST: tl.constexpr, STAGES: tl.constexpr, EDGES: tl.constexpr,
-    VECTOR: tl.constexpr,
-):
-    """Hold a row in registers: TILES tiles of COLUMNS columns that need no mask, and fewer than REST + 1 others."""
-    accurate: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
-    lanes: tl.constexpr = COLUMNS // VECTOR
-    offset = tl.arange(0, lanes)[:, None] * VECTOR + tl.arange(0, VECTOR)[None, :]
-    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0), num_stages=STAGES):
-        x_start = tl.cast(row, tl.int64) * x_row_stride
-        y_start = tl.cast(row, tl.int64) * columns
-        x_first, y_first = _first_vector(x_start, EDGES, VECTOR), _first_vector(y_start, EDGES, VECTOR)
-        tiles = ()
-        for tile in tl.static_range(TILES):
-            x = tl.load(x_ptr + x_first + (tile * COLUMNS + offset))
-            tiles = tiles + (x,)  # type: ignore[assignment]
-        if REST:
-            rest_column = _rest_columns(y_first - y_start, TILES * COLUMNS, REST)
-            rest = tl.load(x_ptr + x_start + rest_column, mask=rest_column < columns, other=-float("inf"))
-            rest = rest.to(tl.float32)
-
-        maximum = tl.full([lanes, 1], LOWEST, tl.float32)
-        for tile in tl.static_range(TILES):
-            maximum = tl.maximum(maximum, tl.max(tiles[tile].to(tl.float32), axis=1, keep_dims=True))
-        row_maximum = tl.max(maximum)
-        if REST:
-            row_maximum = tl.maximum(row_maximum, tl.max(rest))
-        partial_sum = tl.zeros([lanes, 1], tl.float32)
-        numerators = ()
-        for tile in tl.static_range(TILES):
-            numerator = _exp(tiles[tile].to(tl.float32) - row_maximum, accurate)
-            partial_sum += tl.sum(numerator, axis=1, keep_dims=True)
-            numerators = numerators + (numerator,)
-        denominator = tl.sum(_to_sum(partial_sum, accurate))
-        if REST:
-            rest = _exp(rest - row_maximum, accurate)
-            denominator += tl.sum(_to_sum(rest, accurate))
-        denominator = denominator.to(tl.float32)
-        denominator = tl.where(denominator == 0.0, 1.0, denominator)  # a row of nothing but -inf
-
-        for tile in tl.static_range(TILES):
-            y = _divide(numerators[tile], denominator, accurate)
-            tl.store(y_ptr + y_first + (tile * COLUMNS + offset), y.to(y_ptr.dtype.element_ty))
-        if REST:
-            y = _divide(rest, denominator, accurate).to(y_ptr.dtype.element_ty)
-            tl.store(y_ptr + y_start + rest_column, y, mask=rest_column < columns)
-
-
 @declare.declare(*FORWARD, flops=lambda shapes: 5 * math.prod(shapes["y_ptr"]))
 @triton.jit
 def softmax_forward_looped_kernel(
     x_ptr, y_ptr, x_row_stride, rows, columns,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr, EDGES: tl.constexpr, VECTOR: tl.constexpr,
 ):
+    """Read a row twice, with hints that caches keep x until its second reading, and do not keep y."""
     accurate: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
     vectors_per_tile: tl.constexpr = COLUMNS // VECTOR
     lane = tl.arange(0, vectors_per_tile)[:, None]
@@ -225,8 +186,10 @@ def softmax_forward_looped_kernel(
         partial_sum = tl.zeros([vectors_per_tile, 1], tl.float32)
         for tile in tl.range(0, tiles, num_stages=STAGES):
             vector = tile * vectors_per_tile + lane
-            x = tl.load(x_body_ptr + vector * VECTOR + element, mask=vector < vectors, other=-float("inf"))
-            x = x.to(tl.float32)
+            x = tl.load(
+                x_body_ptr + vector * VECTOR + element, mask=vector < vectors, other=-float("inf"),
+                eviction_policy="evict_last",
+            ).to(tl.float32)
             new_maximum = tl.maximum(maximum, tl.max(x, axis=1, keep_dims=True))
             partial_sum *= _exp(maximum - new_maximum, accurate)
             partial_sum += tl.sum(_exp(x - new_maximum, accurate), axis=1, keep_dims=True)
@@ -250,10 +213,12 @@ def softmax_forward_looped_kernel(
         # Backwards: the end of the row was read last and is most likely still in a cache.
         for tile in tl.range(0, tiles, num_stages=STAGES):
             vector = (tiles - 1 - tile) * vectors_per_tile + lane
-            x = tl.load(x_body_ptr + vector * VECTOR + element, mask=vector < vectors, other=-float("inf"))
-            y = _divide(_exp(x.to(tl.float32) - row_maximum, accurate), denominator, accurate)
-            y = y.to(y_ptr.dtype.element_ty)
-            tl.store(y_body_ptr + vector * VECTOR + element, y, mask=vector < vectors)
+            x = tl.load(
+                x_body_ptr + vector * VECTOR + element, mask=vector < vectors, other=-float("inf"),
+                eviction_policy="evict_first",
+            ).to(tl.float32)
+            y = _divide(_exp(x - row_maximum, accurate), denominator, accurate).to(y_ptr.dtype.element_ty)
+            tl.store(y_body_ptr + vector * VECTOR + element, y, mask=vector < vectors, cache_modifier=".cs")
 
 
 @declare.declare(*BACKWARD, flops=lambda shapes: 4 * math.prod(shapes["y_ptr"]))
@@ -322,7 +287,7 @@ def rows_have_edges(columns: int) -> bool:
     """Return whether rows begin or end inside a 16-byte vector, or Triton cannot tell that they do not.
 
     Triton specialises an integer argument on being a multiple of 16. Any other row length would prevent 16-byte
-    accesses, so the tiled and looped kernels then take whole vectors, and separately the elements before and after
+    accesses, so the looped kernels then take whole vectors, and separately the elements before and after
     them. For that, all matrices must have the same row stride.
     """
     return columns % 16 != 0
@@ -338,20 +303,19 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
         | 4096 columns      4025 with 8 warps, 3966 with 4, 3122 with 16, 3577 persistent with a prefetch
         | 16,384 columns    3903 with 16 warps, 3698 persistent with a prefetch
         | 32,768 columns    3860 with two rows prefetched, 3329 without
-        | 131,072 columns   looped: 2616 with 32 warps, 2315 with 16
+        | 131,072 columns   looped, without cache hints: 2616 with 32 warps, 2315 with 16
 
     A row of 32,768 columns fills a multiprocessor's registers, so no other program runs there to hide its loads, and
-    the prefetch does. In fp32 the prefetched rows do not fit. 65,536 columns would spill, but six tiles of 8192 columns
-    and 2048 others spill 24 bytes a thread (compiled for an H200).
+    the prefetch does. In fp32 the prefetched rows do not fit. By do_bench such rows take 272.6 us with one reduction,
+    284.7 with two (8192 rows). 50,257 columns, looped: 252 us with three programs a multiprocessor, 266 with two, 282
+    with three and no cache hints (4096 rows).
     """
     block = next_power_of_2(columns)
-    if element_bytes == 2 and 2**15 < columns <= 6 * 2**13 + 2**11:
-        return RowConfig(1, 8192, 32, 2, min(rows, multiprocessors), in_registers=True)
     if block > 32768 or (block > 8192 and rows_have_edges(columns)):
-        # One of two programs reads while the other writes, as long as the rows they read twice stay in 50 MB of L2.
-        resident = 2 if 2 * multiprocessors * columns * element_bytes < 2**25 else 1
-        block = 32768 // element_bytes // resident
-        return RowConfig(1, block, 32 // resident, 1, min(rows, resident * multiprocessors))
+        # Some programs read while others write, as long as the rows they read twice stay in 40 of the 50 MB of L2.
+        resident = max(1, min(3, 40_000_000 // (multiprocessors * columns * element_bytes)))
+        num_warps = 16 if resident > 1 else 32
+        return RowConfig(1, 1024 * num_warps // element_bytes, num_warps, 1, min(rows, resident * multiprocessors))
     if block > 16384:
         if block * element_bytes > 65536:
             return RowConfig(1, block, 32, 1, rows)
@@ -390,15 +354,18 @@ def forward(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
         if config.block_columns < columns:
             edges = rows_have_edges(columns)
             x = x.contiguous() if edges else x
-            vector = 16 // x.element_size()
-            parts = {"COLUMNS": config.block_columns, "STAGES": config.num_stages, "EDGES": edges, "VECTOR": vector}
-            kernel = softmax_forward_looped_kernel
-            if config.in_registers:
-                tiles = max(0, columns - (vector - 1 if edges else 0)) // config.block_columns
-                rest = columns - tiles * config.block_columns
-                parts |= {"TILES": tiles, "REST": next_power_of_2(rest) if rest else 0}
-                kernel = softmax_forward_tiled_kernel
-            kernel[(config.programs,)](x, y, x.stride(0), rows, columns, **parts, num_warps=config.num_warps)
+            softmax_forward_looped_kernel[(config.programs,)](
+                x, y, x.stride(0), rows, columns,
+                COLUMNS=config.block_columns, STAGES=config.num_stages, EDGES=edges,
+                VECTOR=16 // x.element_size(), num_warps=config.num_warps,
+            )
+        elif config.block_rows == 1 and config.num_stages > 1 and x.element_size() == 2:
+            # A program that prefetches has the multiprocessor for itself: nothing else runs during its reductions.
+            softmax_forward_joint_kernel[(config.programs,)](
+                x, y, x.stride(0), rows, columns,
+                COLUMNS=config.block_columns, STAGES=config.num_stages, VECTOR=min(32, config.block_columns),
+                num_warps=config.num_warps,
+            )
         else:
             softmax_forward_kernel[(config.programs,)](
                 x, y, x.stride(0), rows, columns,

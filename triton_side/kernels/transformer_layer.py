@@ -86,7 +86,7 @@ def _split_heads(rows: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
 
 
 def attention_backward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, merged: torch.Tensor, logsumexp2: torch.Tensor | None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, merged: torch.Tensor, logsumexp2: torch.Tensor,
     dmerged: torch.Tensor, gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ) -> None:
     """Compute dq, dk and dv, and write them to `gradients`.

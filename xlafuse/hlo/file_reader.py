@@ -14,6 +14,7 @@ from xlafuse.hlo.text_reader import Module, parse
 
 MAX_BYTES = 3 << 29  # of unpacked text
 MAX_PROTO_BYTES = 512 << 20
+MAX_KEPT = 512 << 20  # characters of text without long literals; they are in memory while they are read
 MAX_LINES = 1_000_000
 MAX_LINE = 8 << 20  # characters; a longer line is a literal, or XLA did not write it
 
@@ -32,6 +33,8 @@ def read(path: str | Path) -> Module:
     The file holds text of any XLA version (`text_reader`), or a serialized HloModuleProto, HloProto or HloSnapshot
     (`proto_reader`, which needs jaxlib and protobuf). Either may be gzipped. A literal of more than MAX_LINE characters
     is skipped; any other line of that length is counted as unparsed.
+
+    As in XLA, the last computation is the entry if none is marked; but only if every line of the text was understood.
 
     Raises UnreadableHlo for other files, for modules without an entry computation, and above the limits of this file;
     OSError if the file cannot be opened.
@@ -113,9 +116,13 @@ def _no_entry(module: Module, head: bytes) -> str:
 
 def _lines(text: IO[str]) -> Iterator[str]:
     """Yield the lines, each at most MAX_LINE characters long."""
+    left = MAX_KEPT
     while line := text.readline(MAX_LINE):
         if len(line) == MAX_LINE and not line.endswith("\n"):
             line = _shortened(line, *_skip_line(text))
+        left -= len(line)
+        if left < 0:
+            raise _Refused(f"more than {MAX_KEPT >> 20} MiB besides long literals, which no HLO text needs")
         yield line
 
 
@@ -129,9 +136,12 @@ def _skip_line(text: IO[str]) -> tuple[int, str]:
 
 
 def _shortened(line: str, rest: int, tail: str) -> str:
-    """Return a constant without its literal, as XLA itself writes long ones, or the beginning of another line."""
+    """Return a constant without its literal, as XLA itself writes long ones, or the beginning of another line.
+
+    A zero character keeps brackets that were cut off from being closed by later lines.
+    """
     constant = line.find(" constant(", 0, _TAIL)
     close = tail.find(")")
     if constant >= 0 and close >= 0:
         return f"{line[:constant]} constant({{...}}{tail[close:]}"
-    return f"{line[:_SHOWN]} ... ({len(line) + rest} characters)"
+    return f"{line[:_SHOWN]}\0 ... ({len(line) + rest} characters)\n"

@@ -13,7 +13,7 @@
 import math
 import re
 
-from xlafuse.hlo.shape import MAX_DIGITS, Shape
+from xlafuse.hlo.shape import MAX_DIGITS, UNBOUNDED, Shape
 from xlafuse.hlo.text_reader import Computation, Instruction, Module, WindowDimension
 
 _ELEMENTWISE = frozenset(  # prose: ok
@@ -55,7 +55,7 @@ class Flops:
             return 0
         shapes = instruction.shapes
         operands = [computation.operand_shape(name) for name in instruction.operands]
-        if not shapes:
+        if not shapes or any(UNBOUNDED in shape.dims for shape in shapes):
             return None
         if opcode in _ELEMENTWISE:
             return sum(_elements(shape) for shape in (shapes if opcode == "rng-bit-generator" else shapes[:1]))
@@ -66,6 +66,8 @@ class Flops:
         if not operands or any(shape is None for shape in operands):
             return None
         known = [shape for shape in operands if shape is not None]
+        if any(UNBOUNDED in shape.dims for shape in known):
+            return None
         match opcode:
             case "dot" | "scaled-dot":
                 return _product(known[0], shapes[0], instruction.contracting)

@@ -36,6 +36,8 @@ class Kernel:
         or gather reads as much as it returns, and an in-place update writes its update. A library's scratch space is
         left out.
     launches: in one call of the module; None if that depends on data (a conditional, a loop of unknown length).
+    least_launches: the fewest in one call. Loops of unknown length make no iteration, and of a conditional the branch
+        that moves the fewest bytes runs.
     tunable: XLA's autotuner chooses the configuration by measuring, if there is a device.
     """
 
@@ -49,6 +51,7 @@ class Kernel:
     bytes_written: int
     runtime_name: str | None
     launches: int | None
+    least_launches: int
     tunable: bool
 
 
@@ -124,17 +127,19 @@ def _program(module: Module, walk: ModuleWalk) -> Program:
     outputs = [values.find(value) for value in walk.outputs if values.is_array(value)]
     used = {value for accesses in (*reads, *writes) for value in accesses}
     buffers = values.buffers(used, set(outputs))
+    sizes = [sum(read.values()) + sum(written.values()) for read, written in zip(reads, writes, strict=True)]
+    least = _least_launches(walk, sizes)
     return Program(
         name=module.name,
         launches=tuple(
             [
                 Launch(
-                    _kernel(site, sum(read.values()), sum(written.values())),
+                    _kernel(site, fewest, sum(read.values()), sum(written.values())),
                     tuple([Access(buffers[value].name, size) for value, size in read.items()]),
                     tuple([Access(buffers[value].name, size) for value, size in written.items()]),
                     site.source_ops, site.flops, site.workspace_bytes, site.instruction,
                 )
-                for site, read, written in zip(walk.sites, reads, writes, strict=True)
+                for site, fewest, read, written in zip(walk.sites, least, reads, writes, strict=True)
             ]
         ),
         buffers=tuple(buffers.values()),
@@ -142,6 +147,18 @@ def _program(module: Module, walk: ModuleWalk) -> Program:
         outputs=tuple(buffers[value].name for value in outputs),
         unresolved=tuple(walk.unresolved),
     )
+
+
+def _least_launches(walk: ModuleWalk, sizes: list[int]) -> list[int]:
+    """Return the fewest launches of each site, given the bytes of one launch."""
+    least = [site.least for site in walk.sites]
+    for branches in walk.branches:
+        costs = [sum(sizes[site] * least[site] for site in branch) for branch in branches]
+        taken = costs.index(min(costs))
+        for number, branch in enumerate(branches):
+            if number != taken:
+                least[branch.start : branch.stop] = [0] * len(branch)
+    return least
 
 
 def _merged(walk: ModuleWalk, accesses: list[tuple[int, int]], at_most_once: bool) -> dict[int, int]:
@@ -154,7 +171,7 @@ def _merged(walk: ModuleWalk, accesses: list[tuple[int, int]], at_most_once: boo
     return merged
 
 
-def _kernel(site: KernelSite, bytes_read: int, bytes_written: int) -> Kernel:
+def _kernel(site: KernelSite, least_launches: int, bytes_read: int, bytes_written: int) -> Kernel:
     instruction, work = site.instruction, site.work
     kind = kind_of(instruction, work)
     return Kernel(
@@ -168,5 +185,6 @@ def _kernel(site: KernelSite, bytes_read: int, bytes_written: int) -> Kernel:
         bytes_written=bytes_written,
         runtime_name=runtime_name(instruction, kind, work),
         launches=site.launches,
+        least_launches=least_launches,
         tunable=is_tunable(instruction, kind),
     )

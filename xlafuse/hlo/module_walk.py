@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypeAlias
 
 from xlafuse.hlo import custom_calls
 from xlafuse.hlo.buffers import Role, Tree, Values, element, leaves
 from xlafuse.hlo.flops import Flops
 from xlafuse.hlo.fusion_bytes import DeclaredBytes, calls_library
-from xlafuse.hlo.shape import Element
+from xlafuse.hlo.shape import UNBOUNDED, Element
 from xlafuse.hlo.source_lines import SourceOp, SourceOpFinder, library_epilogue
 from xlafuse.hlo.text_reader import Computation, Instruction, Module, Shape
 from xlafuse.hlo.value_numbering import ValueNumbers
@@ -26,7 +27,7 @@ _SAME_VALUE = frozenset(("bitcast", "add-dependency", "opt-barrier", "domain"))
 # Instructions that are no work inside a kernel. A fusion's work is that of its body.
 _NO_WORK = NO_KERNEL | {"fusion", "fusion-start"}
 _MAX_NAME = 200  # characters of a name in a message
-_TRIPS = re.compile(r'"known_trip_count":\{"n":"?(\d{1,18})"?\}')
+_TRIPS = re.compile(r'"known_trip_count\\?":\s?\{\\?"n\\?":\s?(?:\\?")?(\d{1,18})(?:\\?")?\}')
 
 
 @dataclass
@@ -35,6 +36,7 @@ class KernelSite:
 
     work: the instructions inside that compute or move data.
     launches: in one call of the module, None if that depends on data.
+    least: the fewest launches, as if each branch of a conditional were taken (see `ModuleWalk.branches`).
     reads, writes: (value, bytes) of one launch. Only the finished walk knows which values share a buffer.
     flops: of one launch, None if unknown. FLOPs and source operations of a custom call are those that its author
         declares (see `custom_calls`).
@@ -43,6 +45,7 @@ class KernelSite:
     instruction: Instruction
     work: list[Instruction]
     launches: int | None
+    least: int
     reads: list[tuple[int, int]]
     writes: list[tuple[int, int]]
     source_ops: tuple[SourceOp, ...]
@@ -56,14 +59,15 @@ class _Frame:
 
     computation: Computation
     launches: int | None
+    least: int
     arguments: Sequence[Tree | None]
     entered_by: _Caller | None
     rest: Iterator[Instruction]
     known: dict[str, Tree] = field(default_factory=dict)
 
 
-# A computation to run, its arguments, and how often it runs.
-_Run: TypeAlias = "tuple[str, list[Tree | None], int | None]"
+# A computation to run, its arguments, how often it runs (None: data decides), and how often at least.
+_Run: TypeAlias = "tuple[str, list[Tree | None], int | None, int]"
 
 
 @dataclass
@@ -78,16 +82,21 @@ class _Caller:
     operands: list[Tree | None]
     runs: list[_Run]
     shared: Tree | None
+    ends: list[int] = field(default_factory=list)  # of branches, in ModuleWalk.sites
 
 
 class ModuleWalk:
-    """The walk through one module. It enters each loop's body once and does not recurse."""
+    """The walk through one module. It enters each loop's body once and does not recurse.
+
+    branches: the branches of each conditional, each a range of `sites`; inner conditionals come before outer ones.
+    """
 
     def __init__(self, module: Module) -> None:
         self._module = module
         self._bytes, self._flops, self._numbers = DeclaredBytes(module), Flops(module), ValueNumbers(module)
         self.values = Values()
         self.sites: list[KernelSite] = []
+        self.branches: list[list[range]] = []
         self.unresolved: list[str] = []
         self._stack: list[_Frame] = []
         self._open: set[str] = set()
@@ -105,8 +114,9 @@ class ModuleWalk:
             key=lambda part: part.index or 0,
         )
         self._sources = SourceOpFinder(frozenset(part.op_name for part in parameters if part.op_name))
-        self._push(entry, 1, (), None)
+        self._push(entry, 1, 1, (), None)
         for part in parameters:
+            self._note_unbounded(part)
             value = self._new(part.result, part.name, "input", part.op_name)
             self._stack[-1].known[part.name] = value
             self.inputs += leaves(value)
@@ -122,10 +132,12 @@ class ModuleWalk:
                 self._execute(frame, instruction)
 
     def _push(
-        self, computation: Computation, launches: int | None, arguments: Sequence[Tree | None], caller: _Caller | None
+        self, computation: Computation, launches: int | None, least: int, arguments: Sequence[Tree | None],
+        caller: _Caller | None,
     ) -> None:
         self._open.add(computation.name)
-        self._stack.append(_Frame(computation, launches, arguments, caller, iter(computation.instructions.values())))
+        rest = iter(computation.instructions.values())
+        self._stack.append(_Frame(computation, launches, least, arguments, caller, rest))
 
     def _execute(self, frame: _Frame, instruction: Instruction) -> None:
         operands = [self._operand(frame, instruction, name) for name in instruction.operands]
@@ -189,21 +201,22 @@ class ModuleWalk:
         match instruction.synchronous_opcode:
             case "call" | "async":
                 names = instruction.called("to_apply", "calls")[:1]
-                runs = [(name, operands, 1) for name in names]
+                runs = [(name, operands, 1, 1) for name in names]
             case "while":
                 trips = _TRIPS.search(instruction.backend_config)
-                names = instruction.called("body")
-                if not trips:  # with a known trip count, the condition is never evaluated
-                    names = instruction.called("condition") + names
-                runs = [(name, [], int(trips[1]) if trips else None) for name in names]
+                if trips:  # the condition is never evaluated
+                    runs = [(name, [], int(trips[1]), int(trips[1])) for name in instruction.called("body")]
+                else:  # the condition runs once more often than the body
+                    runs = [(name, [], None, 1) for name in instruction.called("condition")]
+                    runs += [(name, [], None, 0) for name in instruction.called("body")]
             case "conditional":
                 names = instruction.called("branch_computations") or instruction.called(
                     "true_computation", "false_computation"
                 )
-                runs = [(name, operands[place : place + 1], None) for place, name in enumerate(names, start=1)]
+                runs = [(name, operands[place : place + 1], None, 1) for place, name in enumerate(names, start=1)]
             case _:
                 return False
-        missing = [name for name, _, _ in runs if name not in self._module.computations]
+        missing = [name for name, *_ in runs if name not in self._module.computations]
         for name in missing:
             self.unresolved.append(f"{instruction.name[:_MAX_NAME]}: computation {name[:_MAX_NAME]} is not there")
         distinct = {name: run for run in reversed(runs) if (name := run[0]) not in missing and name not in self._open}
@@ -212,15 +225,15 @@ class ModuleWalk:
         called = instruction.synchronous_opcode in ("call", "async")
         result = self._bytes.result(frame.computation, instruction)
         shared = None if called else self._new(result, instruction.name)
-        self._run_next(_Caller(frame, instruction, operands, list(distinct.values()), shared))
+        self._run_next(_Caller(frame, instruction, operands, list(distinct.values()), shared, [len(self.sites)]))
         return True
 
     def _run_next(self, caller: _Caller) -> None:
-        name, arguments, times = caller.runs.pop()
+        name, arguments, times, least = caller.runs.pop()
         around = caller.frame.launches
         given = [caller.shared] if caller.instruction.synchronous_opcode == "while" else arguments
         launches = None if around is None or times is None else around * times
-        self._push(self._module.computations[name], launches, given, caller)
+        self._push(self._module.computations[name], launches, caller.frame.least * least, given, caller)
 
     def _leave(self, frame: _Frame, root: Tree | None) -> None:
         caller = frame.entered_by
@@ -228,6 +241,7 @@ class ModuleWalk:
             self.outputs = leaves(root)
             return
         instruction, shared = caller.instruction, caller.shared
+        caller.ends.append(len(self.sites))
         if instruction.synchronous_opcode == "conditional" and shared is not None:
             self.values.join_branch(shared, root)
         elif shared is not None and frame.computation.name in instruction.called("body"):
@@ -235,10 +249,13 @@ class ModuleWalk:
         if caller.runs:
             self._run_next(caller)
         else:
+            if instruction.synchronous_opcode == "conditional":
+                self.branches.append([range(*ends) for ends in pairwise(caller.ends)])
             self._record(caller.frame, instruction, root if shared is None else shared)
 
     def _launch(self, frame: _Frame, instruction: Instruction, operands: list[Tree | None]) -> Tree:
         computation, values = frame.computation, self.values
+        self._note_unbounded(instruction)
         numbers = [self._number(value) for value in operands]
         parts = self._numbers.instructions(computation, instruction, numbers)
         result = self._bytes.result(computation, instruction)
@@ -262,11 +279,15 @@ class ModuleWalk:
             flops, source_ops = declared.flops, declared.source_ops
         self.sites.append(
             KernelSite(
-                instruction, [part.instruction for part in work], frame.launches, reads, writes, source_ops, flops,
-                workspace,
+                instruction, [part.instruction for part in work], frame.launches, frame.least, reads, writes,
+                source_ops, flops, workspace,
             )
         )
         return value
+
+    def _note_unbounded(self, instruction: Instruction) -> None:
+        if any(UNBOUNDED in shape.dims for shape in instruction.shapes):
+            self.unresolved.append(f"{instruction.name[:_MAX_NAME]}: an array of unknown size (?) counts as 0 bytes")
 
     def _declaration(self, instruction: Instruction) -> custom_calls.Declaration | None:
         try:

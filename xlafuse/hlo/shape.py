@@ -1,16 +1,18 @@
 """Shapes in HLO text: arrays, tuples of arrays, and their bytes."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_DIGITS = 18  # of one dimension or identifier, so that it fits in 64 bits
+UNBOUNDED = -1
 _MAX_RANK = 64
 _MAX_BYTES = 1 << 62
 
 # bf16[4096,2048]{1,0:T(8,128)}, or a tuple's bracket
-_SHAPE_TOKEN = re.compile(r"(?<![a-z0-9])([a-z][a-z0-9]*+)\[([^\]\[]*+)\](\{[^{}]*+\})?|[()]")
+_SHAPE_TOKEN = re.compile(r"(?<![a-z0-9])([a-z][a-z0-9]*+)\s*+\[([^\]\[]*+)\](\s*+\{[^{}]*+\})?|[()]")
 _BITS = re.compile(r"(?:pred|[a-z]+?(\d{1,3})(?:e\d+m\d+[a-z0-9]*)?)$")
-_ELEMENT_BITS = re.compile(r"E\((\d{1,3})\)")
+_ELEMENT_BITS = re.compile(r"E\s*\(\s*(\d{1,3})\s*\)")
 
 
 class Malformed(ValueError):
@@ -19,7 +21,10 @@ class Malformed(ValueError):
 
 @dataclass(frozen=True)
 class Shape:
-    """One array: dtype as HLO writes it ("bf16"), dims, bytes in memory (0 for token and opaque)."""
+    """One array: dtype as HLO writes it ("bf16"), dims, bytes in memory (0 for token and opaque).
+
+    A dynamic dimension `<=8` counts as its bound, 8; an unbounded one, `?`, is UNBOUNDED, and the bytes are 0.
+    """
 
     dtype: str
     dims: tuple[int, ...]
@@ -46,7 +51,7 @@ def read_shapes(text: str) -> tuple[tuple[Shape, ...], Element]:
             if len(levels) == 1:
                 raise Malformed
             elements = levels.pop()
-            levels[-1].append(Element(sum(element.bytes for element in elements), tuple(elements)))
+            levels[-1].append(tuple_element(elements))
         else:
             shapes.append(_shape(*token.groups()))
             levels[-1].append(Element(shapes[-1].bytes, shape=shapes[-1]))
@@ -55,24 +60,57 @@ def read_shapes(text: str) -> tuple[tuple[Shape, ...], Element]:
     return tuple(shapes), levels[0][0]
 
 
+def array_element(dtype: str, dims: Sequence[int], bits: int = 0) -> Element:
+    """Return an array as an element. bits: of one value in memory if its layout says so, else 0."""
+    shape = _array(dtype, tuple(dims), bits)
+    return Element(shape.bytes, shape=shape)
+
+
+def tuple_element(elements: Sequence[Element]) -> Element:
+    return Element(sum(element.bytes for element in elements), tuple(elements))
+
+
+def arrays(element: Element) -> tuple[Shape, ...]:
+    """Return the arrays of an element in order."""
+    found: list[Shape] = []
+    pending = [element]
+    while pending:
+        part = pending.pop()
+        if part.shape is not None:
+            found.append(part.shape)
+        pending += reversed(part.elements)
+    return tuple(found)
+
+
 def _shape(dtype: str, dims_text: str, layout: str | None) -> Shape:
+    dims = [] if not dims_text.strip() else dims_text.split(",", _MAX_RANK + 1)
+    if len(dims) > _MAX_RANK:
+        raise Malformed
+    bits = _ELEMENT_BITS.search(layout or "")
+    return _array(dtype, tuple([_dimension(dim.strip()) for dim in dims]), int(bits[1]) if bits else 0)
+
+
+def _dimension(text: str) -> int:
+    return UNBOUNDED if text == "?" else read_integer(text.removeprefix("<="))
+
+
+def _array(dtype: str, dims: tuple[int, ...], layout_bits: int) -> Shape:
     if dtype in ("token", "opaque"):
         return Shape(dtype, (), 0)
-    dims = [] if not dims_text.strip() else dims_text.split(",", _MAX_RANK + 1)
     bits = _BITS.match(dtype)
-    if len(dims) > _MAX_RANK or not bits:
+    if not bits:
         raise Malformed
     element = int(bits[1]) if bits[1] else 8
     if element <= 8:  # an element of less than a byte fills one unless its layout packs it: s4[8,2]{1,0:E(4)}
-        packed = _ELEMENT_BITS.search(layout or "")
-        element = min(int(packed[1]) or 8, 8) if packed else 8
-    sizes = tuple(read_integer(dim.strip().removeprefix("<=")) for dim in dims)
+        element = min(layout_bits, 8) or 8
+    if UNBOUNDED in dims:
+        return Shape(dtype, dims, 0)
     count = 1
-    for size in sizes:
+    for size in dims:
         count *= size
         if count > _MAX_BYTES:
             raise Malformed
-    return Shape(dtype, sizes, -(-count * element // 8))
+    return Shape(dtype, dims, -(-count * element // 8))
 
 
 def read_integer(text: str) -> int:

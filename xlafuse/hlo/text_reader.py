@@ -1,30 +1,32 @@
 """A reader of HLO text of any XLA version: module -> computations -> instructions. It needs no framework.
 
-XLA's own parser rejects a whole module for one unknown word and crashes on deep nesting. This reader works line by line
-without recursion, so time and memory are linear in the text, hostile text included. Lines that it does not understand
-are kept in `Module.unparsed`.
+XLA's own parser rejects a whole module for one unknown word and crashes on deep nesting. This reader accepts what XLA's
+parser accepts. It keeps what it does not understand in `Module.unparsed` and goes on. Time and memory are linear in
+the text, hostile text included.
 """
 
 import re
+import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from xlafuse.hlo.gc_pause import collector_paused
-from xlafuse.hlo.shape import MAX_DIGITS, Element, Malformed, Shape, read_integer, read_shapes
+from xlafuse.hlo.shape import MAX_DIGITS, Element, Malformed, Shape, arrays, read_integer, read_shapes
+from xlafuse.hlo.shape_inference import infer
+from xlafuse.hlo.text_scanner import (
+    INSTRUCTION,
+    NAME,
+    STRING,
+    skip_brackets,
+    skip_space,
+    skip_value,
+    split_brackets,
+    string,
+    without_comments,
+)
+from xlafuse.hlo.window import WindowDimension, read_dimensions, read_window
 
-
-@dataclass(frozen=True)
-class WindowDimension:
-    """One dimension of a convolution's or a reduction's window; negative padding crops elements."""
-
-    size: int
-    stride: int = 1
-    padding_low: int = 0
-    padding_high: int = 0
-    base_dilation: int = 1
-    window_dilation: int = 1
-
-
+DECLARATION = "xlafuse_declared"  # the one frontend attribute that is kept
 @dataclass(frozen=True)
 class Instruction:
     """One line of a computation.
@@ -134,176 +136,379 @@ class Module:
 
 def parse(text: str | Iterable[str]) -> Module:
     """Read HLO text, given as a string or as lines, such as an open file. No content makes it raise."""
-    reader = _Reader()
-    lines = text.splitlines() if isinstance(text, str) else text
-    number = 0
     with collector_paused():
-        for number, line in enumerate(lines, start=1):
-            line = line.rstrip()
-            if line and not reader.take(line):
-                reader.module.unparsed.append((number, line))
-    if reader.open_computation is not None:
-        reader.module.unparsed.append((number + 1, f"the text ends inside computation {reader.open_computation}"))
-    return reader.module
+        return _Reader(text if isinstance(text, str) else "".join(text)).read()
 
 
 # HloModule jit_mlp, is_scheduled=true, entry_computation_layout={...}
-_MODULE = re.compile(r"HloModule ([^\s,]+)")
+_MODULE = re.compile(rf"HloModule\s+%?({NAME}):?")
 # ENTRY %main.3 (x.1: bf16[8192,4096]) -> bf16[8192,4096] {      or, in the short form:  region_0.4 {
-_COMPUTATION = re.compile(r"(ENTRY )?%?([^\s(){}=,]+) (\{$|\()")
-# }      or  }, execution_thread="host"
-_END = re.compile(r"\}(?:, .*)?$")
-# 2 "blocks.py"
-_TABLE_STRING = re.compile(r'(\d{1,18}) "(.*)"$')
-# 3 {file_name_id=1 function_name_id=3 line=9 end_line=9 column=55 end_column=92}
-_TABLE_FIELDS = re.compile(r"(\d{1,18}) \{([a-z_0-9= ]*)\}$")
-_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+_COMPUTATION = re.compile(rf"(ENTRY\s+)?%?({NAME}):?\s*(?=[({{])")
+_ARROW = re.compile(r"\s*->\s*")
+_BODY = re.compile(r"\s*\{(?!\s*[\d:])")
+_TABLE = re.compile(r"(?:FileNames|FunctionNames|FileLocations|StackFrames)\b")
+# 2 "blocks.py"    or    3 {file_name_id=1 function_name_id=3 line=9 end_line=9 column=55 end_column=92}
+_ROW = re.compile(rf"""\s*(\d{{1,18}})\s*({STRING}|\{{[a-z_0-9=,\s]*+\}})""")
+_ROW_FIELD = re.compile(r"([a-z_]+)=(\d+)")
 
-# ROOT %name =
-_RESULT = re.compile(r"\s*+(ROOT )?%?([^\s=(),]+) = ")
-_OPCODE = re.compile(r" ([a-z][a-zA-Z0-9_-]*)\(")
-# Brackets, commas and complete strings. A single quote is a string that never ends.
-_TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[(){}\[\],"]')
-_COMMENT = re.compile(r"/\*[^*]*\*/")
-_NAME = re.compile(r"[^\s%{},()=]+$")
-_ATTRIBUTE = re.compile(r"\s*([a-zA-Z_0-9.-]+)=")  # control-predecessors={%a}
-_METADATA = re.compile(r'(?<![a-z_])([a-z_]++)=("[^"\\]*+(?:\\.[^"\\]*+)*+"|[^\s"{}]+)')
-_ESCAPE = re.compile(r"\\(.)")
-DECLARATION = "xlafuse_declared"  # the one frontend attribute that is kept
+_INSTRUCTION = re.compile(rf"(?={INSTRUCTION})(ROOT\s+)?+%?({NAME})\s*=\s*")
+_ARRAY = re.compile(r"[a-z][a-z0-9]*+\s*+\[[^\[\]]*+\](?:\s*+\{(?:\s*+[\d:][^{}]*+)?\})?+")
+_LONE = re.compile(rf"(?:{_ARRAY.pattern}|\([^=]*?\))\s*+[a-z][a-zA-Z0-9_-]*+\s*+\(")  # f32[2] add(
+_BUFFER = re.compile(r"b(?=\()")  # b(f32[2]), an array in memory that a program sees
+_OPCODE = re.compile(r"\s*+([a-z][a-zA-Z0-9_-]*+)\s*+(?=\()")
+_NAMES = re.compile(r"""\(([^(){}\[\]"']*+)\)""")  # operands without shapes
+_REFERENCE = re.compile(rf"%?({NAME})")
+_ATTRIBUTE = re.compile(r"\s*,\s*([a-zA-Z_0-9.-]+)=\s*")  # control-predecessors={%a}
+_METADATA = re.compile(rf"""(?<![a-z_])([a-z_]++)=\s*+({STRING}|[^\s"'{{}},]+)""")
 
-# The attributes that name computations.
+# The attributes that name computations, or hold them.
 _CALLS = (
     "calls", "to_apply", "body", "condition", "branch_computations", "true_computation", "false_computation",
     "called_computations", "select", "scatter",
 )
+_NO_OPERANDS = frozenset(("parameter", "constant", "iota"))
+_MAX_LITERAL = 64  # characters that are kept
+_MAX_DEPTH = 64  # of computations in attributes and instructions in operands
+_MAX_BROKEN_HEADERS = 4  # that may be looked for beyond their line
+
+
+@dataclass
+class _Statement:
+    """The pieces of one instruction: where they are in the text, and what its attributes say."""
+
+    name: str
+    is_root: bool
+    shape: str
+    opcode: str
+    literal: str
+    operands: tuple[str, ...]
+    attributes: dict[str, str]
+    calls: dict[str, list[str]]
 
 
 class _Reader:
-    """The state between lines: the open table or computation, and the source tables read so far."""
+    """The text, the tables read so far, and the places that were not understood."""
 
-    def __init__(self) -> None:
+    def __init__(self, text: str) -> None:
         self.module = Module()
-        self._computation: Computation | None = None
-        self._table = ""
+        self._original = text
+        self._text = without_comments(text)
         self._files: dict[str, str] = {}
         self._locations: dict[str, dict[str, str]] = {}
-        self._shapes: dict[str, tuple[tuple[Shape, ...], Element]] = {}
         self._frames: dict[str, str] = {}  # stack frame id -> file location id
+        self._shapes: dict[str, tuple[tuple[Shape, ...], Element]] = {}
+        self._unparsed: list[int] = []
+        self._cut_off = ""  # the computation in which the text ends
+        self._last = ""
+        self._lone: Computation | None = None
+        self._broken_headers = 0
+        self._unnamed: dict[str, int] = {}
 
-    @property
-    def open_computation(self) -> str | None:
-        return None if self._computation is None else self._computation.name
+    def read(self) -> Module:
+        text, at = self._text, 0
+        while (at := skip_space(text, at)) < len(text):
+            if module := _MODULE.match(text, at):
+                if self.module.name:
+                    self._unparsed.append(at)  # two modules in one text
+                self.module.name = module[1]
+                attributes, at = self._trailing_attributes(module.end())
+                self.module.is_scheduled = attributes.get("is_scheduled") == "true"
+            elif table := _TABLE.match(text, at):
+                at = self._table(table[0], table.end())
+            else:
+                try:
+                    at = self._lone_instruction(at) if self._is_lone_instruction(at) else self._computation(at)
+                except Malformed:
+                    at = self._skip_line(at)
+        self._finish()
+        return self.module
 
-    def take(self, line: str) -> bool:
-        """Read one line; return whether it was understood."""
-        if self._computation is not None:
-            if _END.match(line):
-                self._computation = None
-                return True
-            return self._take_instruction(line)
-        if line in _TABLES:
-            self._table = line
-            return True
-        if self._table and self._take_row(line):
-            return True
-        if module := _MODULE.match(line):
-            self.module.name = module[1]
-            self.module.is_scheduled = "is_scheduled=true" in line
-            return True
-        if (
-            line.endswith(" {")
-            and (header := _COMPUTATION.match(line))
-            and (header[3] == "{" or ") -> " in line)
-        ):
-            return self._open(header)
-        return False
+    def _is_lone_instruction(self, at: int) -> bool:
+        nothing_before = not (self.module.name or self.module.computations or self._unparsed)
+        return nothing_before and bool(_INSTRUCTION.match(self._text, at) or _LONE.match(self._text, at))
 
-    def _open(self, header: re.Match[str]) -> bool:
-        self._table = ""
-        self._computation = Computation(header[2])
-        if header[2] in self.module.computations:
-            return False  # a duplicate: its instructions go into a computation that nothing refers to
-        self.module.computations[header[2]] = self._computation
-        if header[1]:
-            self.module.entry = header[2]
-        return True
+    def _lone_instruction(self, at: int) -> int:
+        """Read a text of one instruction; its operands have shapes and become parameters."""
+        self._lone = computation = Computation(self._unnamed_name("_"))
+        if _INSTRUCTION.match(self._text, at):
+            statement, at = self._statement(at, computation, 0)
+        else:
+            statement, at = self._operation(at, computation, 0)
+            statement.attributes, statement.calls, at = self._attributes(at, 0)
+            statement.name = "_"
+        statement.is_root = True
+        self._add(statement, computation)
+        self._last = computation.name
+        self.module.computations[computation.name] = computation
+        self.module.is_scheduled = True
+        return at
 
-    def _take_row(self, line: str) -> bool:
-        if row := _TABLE_STRING.match(line):
-            if self._table == "FileNames":
-                self._files[row[1]] = _unescape(row[2])
-            return self._table in ("FileNames", "FunctionNames")
-        if row := _TABLE_FIELDS.match(line):
-            fields = dict(pair.split("=", 1) for pair in row[2].split() if "=" in pair)
-            if self._table == "FileLocations":
-                self._locations[row[1]] = fields
-            elif self._table == "StackFrames":
-                self._frames[row[1]] = fields.get("file_location_id", "")
-            return self._table in ("FileLocations", "StackFrames")
-        return False
+    def _finish(self) -> None:
+        module = self.module
+        lines, number, at = self._original, 1, 0
+        for place in sorted(self._unparsed):
+            number += lines.count("\n", at, place)
+            at = place
+            begin, end = lines.rfind("\n", 0, at) + 1, lines.find("\n", at)
+            module.unparsed.append((number, lines[begin : end if end >= 0 else None].rstrip().replace("\0", "")))
+        if self._cut_off:
+            number += lines.count("\n", at) + (not lines.endswith("\n"))
+            module.unparsed.append((number, f"the text ends inside computation {self._cut_off}"))
+        if not module.entry and not module.unparsed:  # as XLA does
+            module.entry = self._last
+        if not module.name and module.entry:  # as XLA does
+            module.name = "_" if self._lone else f"module_{module.entry}"
 
-    def _take_instruction(self, line: str) -> bool:
-        assert self._computation is not None
-        try:
-            instruction = self._instruction(line)
-        except Malformed:
-            return False
-        if instruction.name in self._computation.instructions:
-            return False
-        self._computation.instructions[instruction.name] = instruction
-        return True
+    def _skip_line(self, at: int) -> int:
+        """Note that the line at `at` is not understood; return where the next one begins."""
+        self._unparsed.append(at)
+        end = self._text.find("\n", at)
+        return end + 1 if end >= 0 else len(self._text)
 
-    def _instruction(self, line: str) -> Instruction:
-        result = _RESULT.match(line)
-        if not result:
+    def _table(self, table: str, at: int) -> int:
+        while row := _ROW.match(self._text, at):
+            key, value = row.groups()
+            if value.startswith('"') != table.endswith("Names"):
+                break
+            fields = dict(_ROW_FIELD.findall(value))
+            if table == "FileNames":
+                self._files[key] = string(value)
+            elif table == "FileLocations":
+                self._locations[key] = fields
+            elif table == "StackFrames":
+                self._frames[key] = fields.get("file_location_id", "")
+            at = row.end()
+        return at
+
+    def _computation(self, at: int) -> int:
+        text, start = self._text, at
+        header = _COMPUTATION.match(text, at)
+        if not header:
             raise Malformed
-        shape_end = _shape_end(line, result.end())
-        opcode = _OPCODE.match(line, shape_end)
+        at = header.end()
+        if text[at] == "(":
+            at = self._signature(at)
+        body = _BODY.match(text, at)
+        if not body:
+            raise Malformed
+        computation = Computation(header[2])
+        if header[2] in self.module.computations:
+            self._unparsed.append(start)  # its instructions go into a computation that nothing refers to
+        else:
+            self.module.computations[header[2]] = computation
+            self._last = header[2]
+            if header[1] and self.module.entry:
+                self._unparsed.append(start)  # a second entry
+            elif header[1]:
+                self.module.entry = header[2]
+        at = self._instructions(body.end(), computation, 0)
+        return self._trailing_attributes(at)[1]
+
+    def _trailing_attributes(self, at: int) -> tuple[dict[str, str], int]:
+        """Return the attributes of the module or of a computation, and where they end."""
+        try:
+            attributes, _, end = self._attributes(at, 0)
+        except Malformed:
+            return {}, self._skip_line(at)
+        return attributes, end
+
+    def _signature(self, at: int) -> int:
+        """Return where (x: f32[2]) -> f32[2] ends."""
+        text = self._text
+        end = text.find("\n", at)
+        limit = len(text) if self._broken_headers < _MAX_BROKEN_HEADERS or end < 0 else end
+        try:
+            arrow = _ARROW.match(text, skip_brackets(text, at, limit))
+            shape = arrow and self._shape_end(arrow.end(), limit)
+        except Malformed:
+            shape = None
+        if shape is None:
+            self._broken_headers += 1
+            raise Malformed
+        return shape
+
+    def _instructions(self, at: int, computation: Computation, depth: int) -> int:
+        """Read instructions up to the closing brace; return the position after it."""
+        text, understood, last = self._text, True, ""
+        while True:
+            at = start = skip_space(text, at)
+            if at >= len(text):
+                self._cut_off = computation.name
+                return at
+            if text[at] == "}":
+                break
+            try:
+                statement, at = self._statement(at, computation, depth)
+            except Malformed:
+                understood, at = False, self._skip_line(at)
+                continue
+            try:
+                last = self._add(statement, computation)
+            except Malformed:
+                understood = False
+                self._unparsed.append(start)
+        if understood and last and computation.root is None:
+            computation.instructions[last] = replace(computation.instructions[last], is_root=True)
+        return at + 1
+
+    def _statement(self, at: int, computation: Computation, depth: int) -> tuple[_Statement, int]:
+        head = _INSTRUCTION.match(self._text, at)
+        if not head:
+            raise Malformed
+        statement, at = self._operation(head.end(), computation, depth)
+        statement.name, statement.is_root = head[2], bool(head[1])
+        statement.attributes, statement.calls, at = self._attributes(at, depth)
+        return statement, at
+
+    def _operation(self, at: int, computation: Computation, depth: int) -> tuple[_Statement, int]:
+        """Read a shape, which may be missing, an opcode and operands."""
+        text = self._text
+        end = self._shape_end(at)
+        opcode = _OPCODE.match(text, at if end is None else end)
         if not opcode:
             raise Malformed
-        operands, close = _split(line, opcode.end())
-        pieces, _ = _split(line, close + 1) if line.startswith(",", close + 1) else ([], close)
+        statement = _Statement("", False, "" if end is None else text[at:end], opcode[1], "", (), {}, {})
+        at = opcode.end()
+        if opcode[1] in _NO_OPERANDS:
+            end = skip_brackets(text, at)
+            statement.literal = text[at + 1 : min(end - 1, at + 1 + _MAX_LITERAL)]
+            return statement, end
+        if names := _NAMES.match(text, at):
+            words = [word for piece in names[1].split(",") if (word := piece.strip())]
+            if all(_REFERENCE.fullmatch(word) for word in words):
+                statement.operands = tuple([word.removeprefix("%") for word in words])
+                return statement, names.end()
+        operands = []
+        at = skip_space(text, at + 1)
+        while not text.startswith(")", at):
+            operand, at = self._operand(at, computation, depth)
+            operands.append(operand)
+            at = skip_space(text, at + 1) if text.startswith(",", at) else at
+        statement.operands = tuple(operands)
+        return statement, at + 1
+
+    def _operand(self, at: int, computation: Computation, depth: int) -> tuple[str, int]:
+        """Return the name in `%name` or `f32[2]{0} %name`, and the position of the comma or bracket after it.
+
+        An operation in the place of a name becomes an instruction.
+        """
+        text = self._text
+        shape_end = self._shape_end(at)
+        shape, name_at = text[at : shape_end or at], at if shape_end is None else skip_space(text, shape_end)
+        if name := _REFERENCE.match(text, name_at):
+            end = skip_space(text, name.end())
+            if text.startswith((",", ")"), end):
+                return self._operand_name(shape, name[1], computation), end
+        elif computation is self._lone and text.startswith((",", ")"), name_at):
+            return self._operand_name(shape, f"_{len(computation.instructions)}", computation), name_at
+        if depth >= _MAX_DEPTH:
+            raise Malformed
+        statement, end = self._operation(at, computation, depth + 1)
+        end = skip_space(text, end)
+        if not text.startswith((",", ")"), end):
+            raise Malformed
+        statement.name = self._unnamed_name(f"{statement.opcode}.anon")
+        return self._add(statement, computation), end
+
+    def _operand_name(self, shape: str, name: str, computation: Computation) -> str:
+        if computation is self._lone and shape and name not in computation.instructions:
+            number = len(computation.instructions)
+            self._add(_Statement(name, False, shape, "parameter", str(number), (), {}, {}), computation)
+        return name
+
+    def _unnamed_name(self, stem: str) -> str:
+        count = self._unnamed.get(stem, -1) + 1
+        self._unnamed[stem] = count
+        return f"{stem}.{count}" if count else stem
+
+    def _shape_end(self, at: int, limit: int = sys.maxsize) -> int | None:
+        """Return where the shape at `at` ends, None if there is none."""
+        if array := _ARRAY.match(self._text, at):
+            return array.end()
+        if buffer := _BUFFER.match(self._text, at):
+            at = buffer.end()
+        return skip_brackets(self._text, at, limit) if self._text.startswith("(", at) else None
+
+    def _attributes(self, at: int, depth: int) -> tuple[dict[str, str], dict[str, list[str]], int]:
+        """Return attributes as text, the computations that they name, and where they end."""
         attributes: dict[str, str] = {}
-        for piece in pieces:
-            if not (key := _ATTRIBUTE.match(piece)):
-                if not piece.strip():
-                    continue
-                raise Malformed
-            attributes[key[1]] = piece[key.end() :]
-        metadata = {key: value.strip('"') for key, value in _METADATA.findall(attributes.get("metadata", ""))}
+        calls: dict[str, list[str]] = {}
+        while found := _ATTRIBUTE.match(self._text, at):
+            key = found[1]
+            if key in _CALLS:
+                calls[key], at = self._called(found.end(), depth)
+            else:
+                at = skip_value(self._text, found.end())
+                attributes[key] = self._text[found.end() : at]
+        return attributes, calls, at
+
+    def _called(self, at: int, depth: int) -> tuple[list[str], int]:
+        """Return the computations in %name, {%name, name}, or { instructions }."""
+        text = self._text
+        if not text.startswith("{", at) or _INSTRUCTION.match(text, skip_space(text, at + 1)):
+            name, at = self._called_computation(at, depth)
+            return [name], at
+        names = []
+        at = skip_space(text, at + 1)
+        while not text.startswith("}", at):
+            name, at = self._called_computation(at, depth)
+            names.append(name)
+            at = skip_space(text, at)
+            if text.startswith(",", at):
+                at = skip_space(text, at + 1)
+        return names, at + 1
+
+    def _called_computation(self, at: int, depth: int) -> tuple[str, int]:
+        if reference := _REFERENCE.match(self._text, at):
+            return reference[1], reference.end()
+        if not self._text.startswith("{", at) or depth >= _MAX_DEPTH:
+            raise Malformed
+        while (name := self._unnamed_name("_")) in self.module.computations:
+            pass
+        computation = self.module.computations[name] = Computation(name)
+        return name, self._instructions(at + 1, computation, depth + 1)
+
+    def _add(self, statement: _Statement, computation: Computation) -> str:
+        if statement.name in computation.instructions:
+            raise Malformed
+        computation.instructions[statement.name] = self._instruction(statement, computation)
+        return statement.name
+
+    def _instruction(self, statement: _Statement, computation: Computation) -> Instruction:
+        attributes, opcode = statement.attributes, statement.opcode
+        metadata = {key: string(value) for key, value in _METADATA.findall(attributes.get("metadata", ""))}
         index = None
-        if opcode[1] == "parameter":
-            index = read_integer(operands[0] if operands else "")
-        elif opcode[1] == "get-tuple-element":
+        if opcode == "parameter":
+            index = read_integer(statement.literal)
+        elif opcode == "get-tuple-element":
             index = read_integer(attributes.get("index", ""))
-        shapes, element = self._shape(line[result.end() : shape_end])
+        if statement.shape:
+            shapes, element = self._shape(statement.shape)
+        else:
+            element = self._inferred(statement, computation)
+            shapes = arrays(element)
         return Instruction(
-            name=result[2],
-            opcode=opcode[1],
+            name=statement.name,
+            opcode=opcode,
             shapes=shapes,
             result=element,
-            operands=() if opcode[1] in ("parameter", "constant", "iota") else tuple(map(_operand, operands)),
-            calls=tuple(
-                (key, name)
-                for key in _CALLS
-                if key in attributes
-                for name in _computation_names(attributes[key])
-            ),
-            op_name=_unescape(metadata.get("op_name", "")),
+            operands=statement.operands,
+            calls=tuple([(key, name) for key in _CALLS if key in statement.calls for name in statement.calls[key]]),
+            op_name=metadata.get("op_name", ""),
             source=self._source(metadata),
             site=metadata.get("stack_frame_id", ""),
-            backend_config=attributes.get("backend_config", ""),
-            custom_call_target=attributes.get("custom_call_target", "").strip('"'),
+            backend_config=string(attributes.get("backend_config", "")),
+            custom_call_target=string(attributes.get("custom_call_target", "")),
             declared=_declared(attributes.get("frontend_attributes", "")),
             fusion_kind=attributes.get("kind", ""),
             index=index,
-            is_root=bool(result[1]),
-            contracting=_dimensions(attributes.get("lhs_contracting_dims", "")),
-            window=_window(attributes["window"]) if "window" in attributes else (),
+            is_root=statement.is_root,
+            contracting=read_dimensions(attributes.get("lhs_contracting_dims", "")),
+            window=read_window(attributes["window"]) if "window" in attributes else (),
             dim_labels=attributes.get("dim_labels", ""),
             feature_groups=read_integer(attributes.get("feature_group_count", "1")),
             batch_groups=read_integer(attributes.get("batch_group_count", "1")),
-            detail=(",".join(operands[:4]) if opcode[1] == "constant" else attributes.get("slice", ""))[:64],
+            detail=(statement.literal if opcode == "constant" else attributes.get("slice", ""))[:_MAX_LITERAL],
         )
 
     def _shape(self, text: str) -> tuple[tuple[Shape, ...], Element]:
@@ -312,109 +517,31 @@ class _Reader:
             self._shapes[text] = read_shapes(text)
         return self._shapes[text]
 
+    def _inferred(self, statement: _Statement, computation: Computation) -> Element:
+        operands = [computation.operand(name) for name in statement.operands]
+        roots = {key: self.module.computations[names[0]].root for key, names in statement.calls.items()
+                 if names and names[0] in self.module.computations}
+        called = {key: root.result for key, root in roots.items() if root is not None}
+        known = [operand for operand in operands if operand is not None]
+        if len(known) < len(operands):
+            raise Malformed
+        return infer(statement.opcode, known, statement.attributes, called)
+
     def _source(self, metadata: dict[str, str]) -> str:
         if frame := metadata.get("stack_frame_id"):
             location = self._locations.get(self._frames.get(frame, ""), {})
             file = self._files.get(location.get("file_name_id", ""), "")
             return f"{file}:{location.get('line', '?')}" if file else ""
-        file = _unescape(metadata.get("source_file", ""))
+        file = metadata.get("source_file", "")
         return f"{file}:{metadata.get('source_line', '?')}" if file else ""
-
-
-def _shape_end(line: str, start: int) -> int:
-    """Return where the result's shape ends: a tuple at its closing bracket, an array at the first space."""
-    if line.startswith("(", start):
-        return _split(line, start + 1)[1] + 1
-    end = line.find(" ", start)
-    if end < 0:
-        raise Malformed
-    return end
-
-
-def _split(line: str, start: int) -> tuple[list[str], int]:
-    """Return the comma-separated pieces from `start` to the closing bracket or the line's end, and that position."""
-    pieces, depth, begin = [], 0, start
-    end = len(line)
-    for token in _TOKEN.finditer(line, start):
-        mark = token[0]
-        if mark == '"':
-            raise Malformed
-        if mark in "([{":
-            depth += 1
-        elif mark in ")]}":
-            if depth == 0:
-                end = token.start()
-                break
-            depth -= 1
-        elif mark == "," and depth == 0:
-            pieces.append(line[begin : token.start()])
-            begin = token.end()
-    if depth:
-        raise Malformed
-    if begin < end and line[begin:end].strip():
-        pieces.append(line[begin:end])
-    return pieces, end
-
-
-def _operand(text: str) -> str:
-    """Return the name in `%name`, `name`, or the long form `f32[2]{0} %name`."""
-    words = _COMMENT.sub("", text).split()
-    name = words[-1].removeprefix("%") if words else ""
-    if not _NAME.match(name):
-        raise Malformed
-    return name
-
-
-def _computation_names(text: str) -> list[str]:
-    return [name.strip().removeprefix("%") for name in text.strip("{}").split(",") if name.strip()]
 
 
 def _declared(text: str) -> str:
     """Return the declaration in {some="thing",xlafuse_declared={"flops": 1.0}}; XLA quotes values other than JSON."""
     if DECLARATION not in text:
         return ""
-    for piece in _split(text, 1)[0]:
-        name, _, value = piece.partition("=")
+    for begin, end in split_brackets(text, 0)[0]:
+        name, _, value = text[begin:end].partition("=")
         if name.strip() == DECLARATION:
-            return _unescape(value[1:-1]) if value.startswith('"') else value
+            return string(value.strip())
     return ""
-
-
-def _dimensions(text: str) -> tuple[int, ...]:
-    """Read {0,2} or {}."""
-    return tuple(read_integer(dimension) for dimension in text.strip("{}").split(",") if dimension.strip())
-
-
-def _window(text: str) -> tuple[WindowDimension, ...]:
-    """Read {size=3x3 stride=2x2 pad=0_1x0_1 lhs_dilate=1x1 rhs_dilate=1x1 rhs_reversal=0x0}."""
-    fields = {}
-    for piece in text.strip("{}").split():
-        key, _, value = piece.partition("=")
-        fields[key] = value.split("x")
-    sizes = [read_integer(size) for size in fields.get("size", ())]
-
-    def numbers(key: str) -> list[int]:
-        values = [read_integer(value) for value in fields.get(key, ["1"] * len(sizes))]
-        if len(values) != len(sizes):
-            raise Malformed
-        return values
-
-    padding = fields.get("pad", ["0_0"] * len(sizes))
-    if len(padding) != len(sizes):
-        raise Malformed
-    low, high = zip(*map(_padding, padding), strict=True) if padding else ((), ())
-    rows = zip(sizes, numbers("stride"), low, high, numbers("lhs_dilate"), numbers("rhs_dilate"), strict=True)
-    return tuple(WindowDimension(*row) for row in rows)
-
-
-def _padding(text: str) -> tuple[int, int]:
-    low, _, high = text.partition("_")
-    return _signed(low), _signed(high)
-
-
-def _signed(text: str) -> int:
-    return -read_integer(text[1:]) if text.startswith("-") else read_integer(text)
-
-
-def _unescape(text: str) -> str:
-    return _ESCAPE.sub(r"\1", text)

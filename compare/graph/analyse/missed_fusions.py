@@ -5,8 +5,10 @@ from __future__ import annotations
 from ..model import FusionGraph, Reason
 
 
-def ranked(graph: FusionGraph, bandwidth: float) -> list[tuple[Reason, float]]:
+def ranked(graph: FusionGraph, bandwidth: float | None) -> list[tuple[Reason, float | None]]:
     """Return missed fusions with the microseconds that each would save at `bandwidth` (bytes per second).
+
+    The microseconds are None where the bandwidth is.
 
     The largest saving comes first. Each is an upper bound: the saved bytes over the bandwidth. It assumes that the
     fused kernel is no slower otherwise and that no byte comes from cache. Savings of two edges of one buffer do not
@@ -14,7 +16,7 @@ def ranked(graph: FusionGraph, bandwidth: float) -> list[tuple[Reason, float]]:
 
     Raises ValueError for a bandwidth that is not positive.
     """
-    if not bandwidth > 0:
+    if bandwidth is not None and not bandwidth > 0:
         raise ValueError(f"bandwidth must be positive, got {bandwidth}; a target's is in its measured ceilings")
-    priced = [(reason, reason.bytes_saved / bandwidth * 1e6) for reason in graph.reasons if reason.bytes_saved]
-    return sorted(priced, key=lambda pair: -pair[1])
+    saving = sorted((reason for reason in graph.reasons if reason.bytes_saved), key=lambda one: -(one.bytes_saved or 0))
+    return [(one, None if bandwidth is None else (one.bytes_saved or 0) / bandwidth * 1e6) for one in saving]

@@ -108,9 +108,13 @@ def declared_bytes(kernel: Kernel) -> int | None:
 
 
 def known_declared_bytes(kernel: Kernel) -> int:
-    """Return the known part of the declared bytes; an unknown number of launches counts as one."""
+    """Return the known part of the declared bytes, at the fewest launches where their number depends on data."""
     accesses = (*(kernel.inputs or ()), *(kernel.outputs or ()))
-    return sum(access.bytes or 0 for access in accesses) * (1 if kernel.launches is None else kernel.launches)
+    return sum(access.bytes or 0 for access in accesses) * _known_launches(kernel)
+
+
+def _known_launches(kernel: Kernel) -> int:
+    return kernel.least_launches if kernel.launches is None else kernel.launches
 
 
 def compulsory_traffic(graph: FusionGraph) -> dict[Phase, tuple[int, int]]:
@@ -219,8 +223,7 @@ def _accessed(graph: FusionGraph, indices: Iterable[int], side: str) -> dict[str
     result: dict[str, int] = {}
     for kernel, access in _accesses(graph, indices, side):
         whole = graph.buffer[access.buffer].bytes
-        known = access.bytes is not None and kernel.launches is not None
-        touched = (access.bytes or 0) * (kernel.launches or 0) if known else whole
+        touched = whole if access.bytes is None else access.bytes * _known_launches(kernel)
         result[access.buffer] = min(whole, result.get(access.buffer, 0) + touched)
     return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -12,6 +13,7 @@ from xlafuse.hlo.gc_pause import collector_paused
 from ..model import Access, Buffer, FusionGraph, Kernel, Phase, SourceOp
 
 _MAX_TEXT = 1000  # characters of an unparsed line, enough to find it
+_UNSCHEDULED = "the module has no schedule: XLA had not finished with it, and its kernels may still change"
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -25,8 +27,8 @@ def from_hlo(
 ) -> FusionGraph:
     """Return the graph of one module after all of XLA's passes.
 
-    Kernels are in launch order if the module is scheduled (`module.is_scheduled`). In a module that XLA has not
-    optimized, each instruction is a kernel.
+    Kernels are in launch order if the module is scheduled (`module.is_scheduled`); the notes of another one say that
+    it has none. In a module that XLA has not optimized, each instruction is a kernel.
 
     provenance: by kernel name (`xlafuse.hlo.provenance`).
 
@@ -38,11 +40,12 @@ def from_hlo(
 
     Raises ValueError if the module's calls expand more than those of any real module.
     """
-    return from_program(
+    graph = from_program(
         gpu_program.program(module),
         unparsed=tuple(f"line {number}: {text[:_MAX_TEXT]}" for number, text in module.unparsed),
         phase=phase, target=target, versions=versions, provenance=provenance,
     )
+    return graph if module.is_scheduled else replace(graph, notes=(_UNSCHEDULED,))
 
 
 def from_program(
@@ -91,6 +94,7 @@ def _kernel(launch: gpu_program.Launch, phase: Phase, provenance: str) -> Kernel
         workspace_bytes=launch.workspace_bytes,
         flops=launch.flops,
         launches=kernel.launches,
+        least_launches=kernel.least_launches if kernel.launches is None else 0,
         provenance=provenance,
         facts={name: value for name, value in facts.items() if value},
     )

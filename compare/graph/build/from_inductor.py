@@ -82,7 +82,7 @@ def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str
     )
     name = "+".join(phase.name for phase in phases)
     return dataclasses.replace(
-        joined, name=name, reasons=(*joined.reasons, *breaks), unparsed=(*program.notes, *joined.unparsed)
+        joined, name=name, reasons=(*joined.reasons, *breaks), notes=(*program.notes, *joined.notes)
     )
 
 

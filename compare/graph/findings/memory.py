@@ -68,8 +68,13 @@ def largest(view: View) -> Iterator[Finding]:
     if buffer is None or not view.is_significant(size := view.traffic(buffer)):
         return
     readers = view.graph.consumers[buffer.name]
+    described, reader = view.described(buffer), view.place(readers)
+    if reader == view.maker(buffer):  # both ends are one line or stage, so their operations tell them apart
+        writers = view.graph.producers[buffer.name]
+        described = f"{formats.shape(buffer)}, {formats.size(buffer.bytes)}, written by {view.work(writers)}"
+        reader = view.work(readers)
     text = (
-        f"{view.name}'s largest intermediate is {view.described(buffer)}, read by {view.place(readers)}. "
+        f"{view.name}'s largest intermediate is {described}, read by {reader}. "
         f"Writing and reading it moves {formats.size(size)}."
     )
     kernels = {view.key: (*view.graph.producers[buffer.name], *readers)}

@@ -23,7 +23,10 @@ def missed(view: View) -> Iterator[Finding]:
     size = best.bytes_saved or 0
     if not view.is_significant(size):
         return
-    ends = [view.kernel_kind(named[name]) for name in (best.producer, best.consumer)]
+    indices = [named[name] for name in (best.producer, best.consumer)]
+    ends = list(map(view.kernel_kind, indices))
+    if ends[0] == ends[1]:  # one kind and one place, so only the operations tell the two apart
+        ends = [f"the kernel of {view.work(end)}" for end in indices]
     text = (
         f"{view.name} does not fuse {ends[0]} with {ends[1]}: {_because(view, best)}. "
         f"Fusing them would save at most {formats.size(size)}."

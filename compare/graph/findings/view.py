@@ -123,6 +123,11 @@ class View:
         tokens = [token(op.op) for index in indices for op in self.kernels[index].source_ops]
         return series([name for name in tokens if name not in MOVEMENT])
 
+    def work(self, indices: Sequence[int]) -> str:
+        """Return the kernels' operations and their place: "exp and sub (model.py:15)"."""
+        names = self.operations(indices) or series([formats.name(self.kernels[index].name) for index in indices])
+        return f"{names} ({self.place(indices)})"
+
     def traffic(self, buffer: Buffer, readers: Sequence[Phase] = PHASES) -> int:
         """Return the bytes of all writes of the buffer, and of its reads in these phases."""
         total = 0

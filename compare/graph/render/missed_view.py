@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 MOST_SHOWN = 20
 
 
-def tree(graph: FusionGraph, bandwidth: float, whose: str, *, every: bool = False) -> RenderableType:
+def tree(graph: FusionGraph, bandwidth: float | None, whose: str, *, every: bool = False) -> RenderableType:
     """Return each missed fusion with its largest possible saving and the compiler's own words.
 
-    bandwidth: bytes per second. whose: the device with that bandwidth.
+    bandwidth: bytes per second; None shows no times. whose: the device with that bandwidth.
     """
     from rich.tree import Tree
 
@@ -34,8 +34,8 @@ def tree(graph: FusionGraph, bandwidth: float, whose: str, *, every: bool = Fals
     if not graph.reasons:
         root.add(plain("no reasons are recorded: the compiler's log was not requested or not kept"))
         return root
-    rate = f"{bandwidth / 1e12:.2f} TB/s of {whose}"
-    root.add(plain(f"the most that each missed fusion would save, at {rate}"))
+    rate = f", at {bandwidth / 1e12:.2f} TB/s of {whose}" if bandwidth else "; its GPU's bandwidth is not known"
+    root.add(plain(f"the most that each missed fusion would save{rate}"))
     shown = priced if every else priced[:MOST_SHOWN]
     places = {
         kernel.name: ", ".join(kernel.stages or map(formats.place, kernel.lines)) for kernel in graph.kernels or ()
@@ -57,8 +57,9 @@ def tree(graph: FusionGraph, bandwidth: float, whose: str, *, every: bool = Fals
     return root
 
 
-def _add(root: Tree, number: int, reason: Reason, us: float, places: Mapping[str, str]) -> None:
-    branch = root.add(plain(f"{number}. {formats.size(reason.bytes_saved)}, {formats.microseconds(us)}", "bold"))
+def _add(root: Tree, number: int, reason: Reason, us: float | None, places: Mapping[str, str]) -> None:
+    time = "" if us is None else f", {formats.microseconds(us)}"
+    branch = root.add(plain(f"{number}. {formats.size(reason.bytes_saved)}{time}", "bold"))
     branch.add(plain(_pair(reason)))
     ends = [places.get(name, "") for name in (reason.producer, reason.consumer)]
     if any(ends):  # stages or lines, which often say more than the kernels' names
@@ -77,7 +78,7 @@ def _pair(reason: Reason) -> str:
     return " → ".join(formats.name(name, 32) if name else "?" for name in (reason.producer, reason.consumer))
 
 
-def to_json(graph: FusionGraph, bandwidth: float, whose: str) -> dict[str, Any]:
+def to_json(graph: FusionGraph, bandwidth: float | None, whose: str) -> dict[str, Any]:
     """Return `missed`: ranked, each with `saves_us_at_most`; `others`: reasons without a known saving."""
     priced = ranked(graph, bandwidth)
     known = {id(reason) for reason, _ in priced}

@@ -59,7 +59,7 @@ def overview(
     notes: lines below the title.
     remarks: lines at the end.
     """
-    tree = titled(title or graph.name, [formats.origin(graph), *notes])
+    tree = titled(title or graph.name, [formats.origin(graph), *graph.notes, *notes])
     if graph.kernels is None:
         _add_operations(tree, graph.operations)
     else:
@@ -277,8 +277,8 @@ def facts(kernel: Kernel) -> list[str]:
     found = [printable(kernel.kind, 20)]
     found.append(f"reads {formats.size(kernel.bytes_read)}, writes {formats.size(kernel.bytes_written)}")
     if kernel.launches != 1:
-        many = "launches depend on data" if kernel.launches is None else f"each of {kernel.launches:,} launches"
-        found.append(many)
+        unknown = "launches depend on data" + (f", at least {kernel.least_launches:,}" if kernel.least_launches else "")
+        found.append(unknown if kernel.launches is None else f"each of {kernel.launches:,} launches")
     if kernel.provenance:
         found.append(printable(kernel.provenance, 40))
     if kernel.runtime_name and kernel.name.startswith("aten."):  # tells several kernels of one operation apart

@@ -122,6 +122,20 @@ def test_a_file_has_no_roofline_time_of_the_function(file: Path) -> None:
     assert "above their roofline times" in text and "whole function" not in text
 
 
+def test_unread_parts_are_in_the_json_and_in_the_exit_code_of_strict(tmp_path: Path) -> None:
+    whole, torn, nothing = (tmp_path / name for name in ("whole", "torn", "nothing"))
+    head, body = "HloModule x, is_scheduled=true\nENTRY e {\n", " ROOT a = f32[8] iota()\n"
+    whole.write_text(f"{head}{body}}}")
+    torn.write_text(f"{head} b = ((\n{body}}}")
+    nothing.write_text(f"{head} ROOT b = ((\n}}")
+    assert inspect(whole, "--strict").exit_code == 0
+    assert inspect(torn).exit_code == 0
+    shown = inspect(torn, "--json", "--strict")
+    assert shown.exit_code == 1 and len(json.loads(shown.stdout)["unparsed"]) == 1
+    refused = inspect(nothing)
+    assert refused.exit_code == 2 and refused.stdout == ""
+
+
 def test_json_of_a_file_is_its_graph(file: Path) -> None:
     assert store.from_json(json.loads(inspect(file, "--json").stdout)) == XLA
 

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 import xlafuse
-from compare import targets
 from compare.graph.analyse.roofline import Ceilings
 from compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
 from compare.report.missed_fusions import price
@@ -71,12 +70,13 @@ def test_bytes_are_priced_by_the_graphs_target():
 
 
 def test_missed_fusions_use_the_best_known_bandwidth():
-    unknown = graph("f", "tanh")
+    unknown = replace(graph("f", "tanh"), target="")
     slow = Ceilings({0.5: 1e9}, {})
     h200 = target_ceilings("h200").bandwidth(1, 1)
     assert price(unknown, slow, "this run's device") == (1e9, "this run's device")
     assert price(replace(unknown, target="NVIDIA H200")) == (h200, "h200")
-    assert price(unknown) == (h200, targets.DEFAULT)
+    assert price(unknown) == (None, "")
+    assert price(replace(unknown, target="NVIDIA A100-SXM4-40GB")) == (None, "")
 
 
 def test_two_results_are_joined():

@@ -145,6 +145,21 @@ def test_ceilings_of_the_target(tmp_path: Path) -> None:
     assert ceilings is not None and ceilings.bandwidth(1, 1) > 1e12 and whose == "h200"
 
 
+HLO_FILES = PROJECT / "tests" / "data" / "hlo"
+
+
+@pytest.mark.parametrize("path", sorted(HLO_FILES.glob("jax-*/*.txt.gz")), ids=lambda path: path.name)
+def test_a_module_names_its_platform(path: Path) -> None:
+    (found,) = graph_sources.contents(path).graphs
+    graph = found.graph()
+    platform = path.name.split("-")[0]
+    assert graph.target == (platform if platform in ("cpu", "tpu") else "")
+    assert found.ceilings_for(graph, None) == (None, "")  # the module of a GPU does not say which one
+    if graph.target:
+        with pytest.raises(UsageError, match=f"compiled for the {platform.upper()}"):
+            found.ceilings_for(graph, "h200")
+
+
 def zipped(**members: bytes) -> bytes:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as packed:
@@ -171,11 +186,57 @@ HOSTILE = {
 }
 
 
+UNREAD = {
+    "brackets": "(" * 20_000,
+    "huge": "f32[999999999999,999999999999] add(a, a)",
+}
+
+
+@pytest.mark.parametrize("line", UNREAD)
+def test_hlo_of_which_nothing_was_understood_is_refused(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "unread.hlo.txt"
+    path.write_text(f"HloModule x, is_scheduled=true\nENTRY e {{\n ROOT b = {UNREAD[line]}\n}}\n")
+    (found,) = graph_sources.contents(path).graphs
+    with pytest.raises(UsageError, match="no kernels found, and 1 line could not be read"):
+        found.graph()
+
+
 def test_malformed_hlo_is_counted_as_unparsed(tmp_path: Path) -> None:
     path = tmp_path / "brackets.hlo.txt"
-    path.write_bytes(b"HloModule x\nENTRY e {\n ROOT a = " + b"(" * 20_000 + b"\n}\n")
+    lines = ["HloModule x, is_scheduled=true", "ENTRY e {", " a = f32[8] iota()", f" ROOT b = {'(' * 20_000}", "}"]
+    path.write_text("\n".join(lines))
     (found,) = graph_sources.contents(path).graphs
     assert len(found.graph().unparsed) == 1
+
+
+BODY = """%f (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %n = f32[8]{0} negate(%p)
+}
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  ROOT %y = f32[8]{0} WORK
+}
+"""
+
+
+def test_a_program_before_fusion_is_no_kernels(tmp_path: Path) -> None:
+    path = tmp_path / "module_0001.jit_f.before_optimizations.txt"
+    path.write_text("HloModule m\n" + BODY.replace("WORK", "copy(%x)"))
+    (found,) = graph_sources.contents(path).graphs
+    with pytest.raises(UsageError, match="before fusion"):
+        found.graph()
+    path.write_text("HloModule m, is_scheduled=true\n" + BODY.replace("WORK", "copy(%x)"))
+    assert len(found.graph().kernels or ()) == 1 and not found.graph().notes
+
+
+def test_a_module_between_passes_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "between.txt"
+    path.write_text("HloModule m\n" + BODY.replace("WORK", "fusion(%x), kind=kLoop, calls=%f"))
+    (found,) = graph_sources.contents(path).graphs
+    graph = found.graph()
+    assert len(graph.kernels or ()) == 1 and "no schedule" in " ".join(graph.notes)
+    assert store.from_json(store.to_json(graph)) == graph
 
 
 @pytest.mark.parametrize("name", HOSTILE)

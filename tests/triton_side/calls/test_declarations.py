@@ -110,10 +110,12 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "geglu": ("kernels", "geglu", GATED, {}, "bfloat16"),
     "bias_gelu": ("kernels", "bias_gelu", {"x": (64, 128), "bias": (128,)}, {}, "bfloat16"),
     "softmax": ("kernels", "softmax", {"x": (64, 128)}, {}, "bfloat16"),
+    "softmax, one reduction": ("kernels", "softmax", {"x": (2, 32768)}, {}, "bfloat16"),
     "softmax, long rows": ("kernels", "softmax", {"x": (2, 50257)}, {}, "bfloat16"),
     "rmsnorm": ("kernels", "rmsnorm", {"x": (64, 128), "weight": (128,)}, EPS, "bfloat16"),
     "rmsnorm, long rows": ("kernels", "rmsnorm", {"x": (4, 20000), "weight": (20000,)}, EPS, "bfloat16"),
     "layernorm": ("kernels", "layernorm", affine(64, 128), EPS, "bfloat16"),
+    "layernorm, halves of rows": ("kernels", "layernorm", affine(4, 16384), EPS, "bfloat16"),
     "layernorm, long rows": ("kernels", "layernorm", affine(4, 20000), EPS, "bfloat16"),
     "dropout_residual_norm": ("kernels", "dropout_residual_norm", CHAIN, {"p": 0.1} | EPS, "bfloat16"),
     "matmul": ("kernels", "matmul", MATMUL, {}, "bfloat16"),
@@ -486,8 +488,8 @@ def test_the_fused_loss_needs_little_memory() -> None:
         for storage, size in event["sizes"].items():
             sizes[storage] = max(sizes.get(storage, 0), size)
     h, w = 2 * 8192 * 4096, 2 * 128256 * 4096
-    assert sum(sizes.values()) - 2 * (h + w) < 0.5e9 < 2 * 8192 * 128256
-    chunk, classes = 1024, 128256
+    assert sum(sizes.values()) - 2 * (h + w) < 0.8e9 < 2 * 8192 * 128256
+    chunk, classes = 2048, 128256
     first = next(event for event in parts["forward"] if event["label"] == "projected_statistics_kernel")
     statistics, logits = 3 * 4 * (classes // 256) * chunk, 2 * chunk * classes
     assert first["bytes"] == h * chunk // 8192 + w + 4 * chunk + statistics + 4 * chunk + logits

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -95,7 +95,8 @@ from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 FLAT = FlatConfig(block=64, num_warps=1)  # overruns stay within the guard
 ROW = RowConfig(block_rows=4, block_columns=256, num_warps=4, num_stages=1, programs=3)
 LOOPED = RowConfig(block_rows=1, block_columns=32, num_warps=1, num_stages=1, programs=3)
-TILED = replace(LOOPED, in_registers=True)
+HALVES = RowConfig(block_rows=1, block_columns=64, num_warps=1, num_stages=1, programs=3)
+PREFETCHED = RowConfig(block_rows=1, block_columns=256, num_warps=1, num_stages=2, programs=3)
 BIASED = TileConfig(block_rows=4, block_columns=64, num_warps=1, programs=2)
 LOOPED_FLAT = FlatConfig(block=32, num_warps=1)
 TILES = MatmulConfig(16, 32, 16, num_warps=4, num_stages=1, group_m=2, descriptors=False)
@@ -104,8 +105,8 @@ ORDINARY_ROWS, KINDS = [ORDINARY], [*FINITE, *NOT_FINITE]
 Problem = str | None
 
 
-def draw(*shape: int, seed: int = 0, kinds=ORDINARY_ROWS) -> torch.Tensor:
-    rows = matrix(torch.Size(shape[:-1]).numel(), shape[-1], kinds, seed, torch.float32)
+def draw(*shape: int, seed: int = 0, kinds=ORDINARY_ROWS, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    rows = matrix(torch.Size(shape[:-1]).numel(), shape[-1], kinds, seed, dtype)
     return placed(rows.view(shape), "dense", DEVICE)
 
 
@@ -145,10 +146,13 @@ def sum_columns_problems(module: ModuleType) -> Iterator[Problem]:
     yield properties.sum_columns(lambda partial: module.sum_vectors(partial, torch.float32), draw(300, 3, 37))
 
 
-def softmax_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
+def softmax_problems(
+    config: RowConfig, module: ModuleType, dtype: torch.dtype = torch.float32
+) -> Iterator[Problem]:
     launch = properties.training(softmax_configured(config, module))
     for columns in (67, 80):  # rows with and without edges
-        yield properties.softmax(launch, draw(14, columns, kinds=KINDS), draw(14, columns, seed=1))
+        x, dy = draw(14, columns, kinds=KINDS, dtype=dtype), draw(14, columns, seed=1, dtype=dtype)
+        yield properties.softmax(launch, x, dy)
 
 
 def cross_entropy_problems(module: ModuleType) -> Iterator[Problem]:
@@ -338,10 +342,9 @@ MUTATIONS = [
         partial(softmax_problems, LOOPED),
     ),
     Mutation(
-        "softmax_forward_tiled_kernel", softmax,
-        "numerator = _exp(tiles[tile].to(tl.float32) - row_maximum, accurate)",
-        "numerator = _exp(tiles[tile].to(tl.float32), accurate)",
-        partial(softmax_problems, TILED),
+        "softmax_forward_joint_kernel", softmax,
+        "return joint, total * _exp(maximum - joint, False) + ", "return joint, total + ",
+        partial(softmax_problems, PREFETCHED, dtype=torch.float16),
     ),
     Mutation(
         "softmax_backward_kernel", softmax,
@@ -457,6 +460,11 @@ MUTATIONS = [
         "layernorm_backward_kernel", layernorm,
         "return rstd * (dnormalised - dmean - normalised * projection)", "return rstd * (dnormalised - dmean)",
         partial(layernorm_problems, ROW),
+    ),
+    Mutation(
+        "layernorm_backward_halves_kernel", layernorm,
+        "dmean = tl.sum(dnormalised + other_dnormalised, axis=0)", "dmean = tl.sum(dnormalised, axis=0)",
+        partial(layernorm_problems, HALVES),
     ),
     Mutation(
         "layernorm_backward_looped_kernel", layernorm,

@@ -133,7 +133,7 @@ row_configs = st.sampled_from([
     RowConfig(block_rows=4, block_columns=256, num_warps=4, num_stages=1, programs=3),
     RowConfig(block_rows=1, block_columns=32, num_warps=1, num_stages=1, programs=5),
     RowConfig(block_rows=1, block_columns=16, num_warps=1, num_stages=2, programs=2),
-    RowConfig(block_rows=1, block_columns=32, num_warps=1, num_stages=1, programs=5, in_registers=True),
+    RowConfig(block_rows=1, block_columns=256, num_warps=1, num_stages=2, programs=5),
 ])
 matmul_configs = st.sampled_from([
     MatmulConfig(16, 32, 16, num_warps=4, num_stages=1, group_m=1, descriptors=False),

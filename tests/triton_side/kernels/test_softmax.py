@@ -5,15 +5,17 @@ from row_kernel_checks import DEVICE, DTYPES, is_accurate, random, with_gradient
 from triton_side.kernels import softmax
 from triton_side.kernels.shared.launch import RowConfig
 
-# Tiles of several rows, a persistent grid with a prefetch, looped and tiled kernels; none covers 37 x 203 exactly.
+# Tiles of several rows, persistent grids with a prefetch, looped kernels; none covers 37 x 203 exactly. In 16 bits a
+# prefetching tile of one row takes the kernel with one reduction.
 CONFIGS = [
     RowConfig(block_rows=1, block_columns=256, num_warps=1, num_stages=1, programs=37),
     RowConfig(block_rows=4, block_columns=256, num_warps=4, num_stages=1, programs=10),
     RowConfig(block_rows=2, block_columns=256, num_warps=2, num_stages=3, programs=5),
     RowConfig(block_rows=1, block_columns=64, num_warps=2, num_stages=1, programs=37),
     RowConfig(block_rows=1, block_columns=64, num_warps=1, num_stages=2, programs=5),
-    RowConfig(block_rows=1, block_columns=64, num_warps=1, num_stages=2, programs=5, in_registers=True),
+    RowConfig(block_rows=1, block_columns=256, num_warps=1, num_stages=2, programs=5),
 ]
+configs_of_rows = pytest.mark.parametrize("config", [None, *CONFIGS[-2:]], ids=["row", "looped", "prefetched"])
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:
@@ -54,20 +56,20 @@ def test_agrees_with_float64(shape: tuple[int, int], dtype: torch.dtype) -> None
     assert agrees(lambda x: softmax.apply({"x": x})["y"], x, dy)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("columns", [203, 208])
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_any_configuration_agrees(config: RowConfig, columns: int) -> None:
-    x, dy = 3 * random(37, columns), random(37, columns, seed=1)
+def test_any_configuration_agrees(config: RowConfig, columns: int, dtype: torch.dtype) -> None:
+    x, dy = 3 * random(37, columns, dtype=dtype), random(37, columns, dtype=dtype, seed=1)
     assert agrees(configured(config), x, dy)
 
 
-# Rows that begin and end anywhere in a 16-byte vector, with up to two whole vectors, in one tile or several.
+# Rows that begin and end anywhere in a 16-byte vector, with up to two whole vectors.
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 @pytest.mark.parametrize("columns", range(9, 20))
-@pytest.mark.parametrize("in_registers", [False, True])
-def test_rows_in_parts_at_any_alignment(columns: int, dtype: torch.dtype, in_registers: bool) -> None:
+def test_looped_rows_at_any_alignment(columns: int, dtype: torch.dtype) -> None:
     x, dy = 3 * random(3, columns, dtype=dtype), random(3, columns, dtype=dtype, seed=1)
-    config = RowConfig(1, block_columns=8, num_warps=1, num_stages=1, programs=2, in_registers=in_registers)
+    config = RowConfig(1, block_columns=8, num_warps=1, num_stages=1, programs=2)
     assert agrees(configured(config), x, dy)
     apart = 3 * random(3, columns + 3, dtype=dtype)[:, 1:-2]
     assert torch.equal(softmax.forward(apart, config), softmax.forward(apart.contiguous(), config))
@@ -80,13 +82,14 @@ def test_non_contiguous() -> None:
     assert agrees(softmax.softmax, random(30, 40)[:, ::2], dy.t().contiguous().t())
 
 
-@pytest.mark.parametrize("config", [None, *CONFIGS[-2:]], ids=["row", "looped", "tiled"])
-def test_large_and_infinite_entries(config: RowConfig | None) -> None:
-    x = random(5, 200)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@configs_of_rows
+def test_large_and_infinite_entries(config: RowConfig | None, dtype: torch.dtype) -> None:
+    x = random(5, 200, dtype=dtype)
     x[0] *= 1e4
     x[1] += 1e4
     x[2, :150] = -torch.inf
-    x[3] = torch.finfo(torch.float32).min
+    x[3] = torch.finfo(dtype).min
     x[4, 7:] = -torch.inf
     y = softmax.forward(x, config)
     assert is_accurate(y, plain(x), plain(x.double()))
@@ -106,9 +109,10 @@ def test_rows_of_nothing_but_minus_infinity_are_zeros(config: RowConfig, columns
     assert agrees(configured(config), x, dy)
 
 
-@pytest.mark.parametrize("config", [None, *CONFIGS[-2:]], ids=["row", "looped", "tiled"])
-def test_rows_with_nan_or_infinity_are_nan(config: RowConfig | None) -> None:
-    x = random(5, 203)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@configs_of_rows
+def test_rows_with_nan_or_infinity_are_nan(config: RowConfig | None, dtype: torch.dtype) -> None:
+    x = random(5, 203, dtype=dtype)
     x[0, 5] = x[1, 202] = torch.nan
     x[2, 5] = x[3, 202] = torch.inf
     x[1, :202] = x[3, :202] = -torch.inf
@@ -144,13 +148,12 @@ def test_configurations_cover_the_matrix_and_fit_an_h200(configure, columns: int
         for element_bytes in (2, 4):
             config = configure(rows, columns, element_bytes, 132)
             buffers = (1 if configure is softmax.configure_forward else 2) * (config.num_stages - 1)
-            prefetched = columns if config.in_registers else config.block_rows * config.block_columns
-            assert buffers * prefetched * element_bytes < 232448 - 1024
+            assert buffers * config.block_rows * config.block_columns * element_bytes < 232448 - 1024
             assert 1 <= config.programs <= -(-rows // config.block_rows)
             assert config.block_columns >= columns or config.block_rows == 1
 
 
-@pytest.mark.parametrize("config", [None, *CONFIGS[-2:]], ids=["row", "looped", "tiled"])
+@configs_of_rows
 def test_fp32_keeps_the_relative_accuracy_of_plain_code(config: RowConfig | None) -> None:
     # exp2(x log2(e)) and fp32 sums erred twice as much: 42 against 18 eps.
     x = 8 * random(7, 257)

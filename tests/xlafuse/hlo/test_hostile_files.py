@@ -91,7 +91,10 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
     "prose": (lambda: "Dear reader,\n" * 1000, "refused"),
     "StableHLO": (lambda: "module @jit_f attributes {} {\n  func.func public @main() {\n  }\n}\n", "refused"),
     "a header alone": (lambda: "HloModule m, is_scheduled=true\n", "refused"),
-    "no entry": (lambda: "HloModule m\n%c () -> f32[] {\n  ROOT %x = f32[] constant(1)\n}\n", "refused"),
+    "no entry, and a line of garbage": (
+        lambda: "HloModule m\n%c () -> f32[] {\n  ROOT %x = f32[] constant(1)\n  ?\n}\n",
+        "refused",
+    ),
     "20,000 brackets": (lambda: _deep_shape(20_000), "read: 1 unparsed: "),
     "20,000 brackets, open": (lambda: _module("  %x = " + "(" * 20_000), "read: 0 unparsed: 1"),
     "20,000 brackets among operands": (
@@ -225,6 +228,10 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
     ),
     "control characters": (lambda: _module("  %x\x1b[31m = f32[] parameter(0)", "  %y = f32[] sine(%x\x1b[31m)"), "re"),
     "3 million lines": (lambda: _module(*["  %x = f32[] constant(1)"] * 3_000_000), "refused"),
+    "400,000 open brackets": (lambda: _module(*["  %x = f32[] sine("] * 400_000), "read: 0 unparsed: "),
+    "400,000 headers of computations": (lambda: "x (y: f32[]) -> (\n" * 400_000, "refused"),
+    "400,000 open comments": (lambda: _module(*["  /*"] * 400_000), "read: 0 unparsed: "),
+    "400,000 nested computations": (lambda: _module(*["  %x = call(), to_apply={"] * 400_000), "re"),
     "900,000 lines of garbage": (lambda: _module(*["  %%%%"] * 900_000), "read: 0 unparsed: 900000"),
     "cut off": (lambda: _module("  %x = f32[] constant(1)", "  %y = f32[] sine(%x)")[:-2], "read: 1 unparsed: 1"),
 }
@@ -361,6 +368,14 @@ def test_long_lines_other_than_literals_are_unparsed(tmp_path: Path, monkeypatch
     )
     ((number, text),) = read(path).unparsed
     assert (number, len(text) < 300, text.endswith("characters)")) == (4, True, True)
+
+
+def test_more_text_than_fits_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(file_reader, "MAX_KEPT", 1000)
+    path = tmp_path / "module"
+    path.write_text(_module(*[f"  %x{n} = f32[] constant(1)" for n in range(100)]))
+    with pytest.raises(UnreadableHlo, match="besides long literals"):
+        read(path)
 
 
 @pytest.mark.parametrize("path", ["/dev/zero", "."])

@@ -345,6 +345,94 @@ def test_the_short_form_without_percent_signs() -> None:
     assert module.computations["region_0.1"].instructions["b"].operands == ("a",)
 
 
+def _opcodes(text: str) -> dict[str, dict[str, str]]:
+    module = gpu_program.parse(text)
+    assert not module.unparsed
+    return {
+        name: {part.name: part.opcode for part in computation.instructions.values()}
+        for name, computation in module.computations.items()
+    }
+
+
+_BRIEF = "HloModule m\nmain {\n  x = f32[8, 64] parameter(0)\n  y = f32[8,64] negate(x)\n}\n"
+_READ = {"main": {"x": "parameter", "y": "negate"}}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        _BRIEF,
+        _BRIEF.replace("}\n", "} // main\n"),
+        "    " + _BRIEF.replace("\n", "\n    "),
+        "// RUN: {\n" + _BRIEF,
+        _BRIEF.replace(" = ", " /* = */ = ").replace("(x)", "( // of x\n x)"),
+        _BRIEF.replace("negate(x)", 'negate(x),\n    metadata={op_name="//"\n      source_line=3}, backend_config={}'),
+        _BRIEF.replace("f32[8,64] negate", "negate"),
+        " ".join(_BRIEF.split()),
+        _BRIEF.replace("HloModule m\n", ""),
+        _BRIEF.replace("\n", "\r\n"),
+    ],
+    ids=["brief", "footer", "indented", "comment before", "comments", "attributes below", "no shape", "one line",
+         "no header", "carriage returns"],
+)
+def test_forms_of_the_grammar(text: str) -> None:
+    module = gpu_program.parse(text)
+    assert _opcodes(text) == _READ and module.entry == "main"
+    y = module.computations["main"].instructions["y"]
+    assert (y.shapes[0].dims, y.operands, y.is_root) == ((8, 64), ("x",), True)
+
+
+def test_computations_and_operations_in_place_of_names() -> None:
+    text = (
+        "HloModule m\nmain {\n  x = f32[8] parameter(0)\n  f = f32[8] fusion(add(x, x)), kind=kLoop, calls={\n"
+        "    p = f32[8] parameter(0)\n    ROOT n = f32[8] negate(p)\n  }\n}\n"
+    )
+    assert _opcodes(text) == {
+        "main": {"x": "parameter", "add.anon": "add", "f": "fusion"},
+        "_": {"p": "parameter", "n": "negate"},
+    }
+    (added, fused) = gpu_program.kernels(gpu_program.parse(text))
+    assert added.opcodes == ("add",) and fused.opcodes == ("negate",)
+
+
+def test_dynamic_dimensions() -> None:
+    module = _module("  %a = (f32[<=8,2], f32[?,4]) parameter(0)\n  ROOT %b = f32[?,4] get-tuple-element(%a), index=1")
+    bounded, unbounded = module.computations["main"].instructions["a"].shapes
+    assert (bounded.dims, bounded.bytes) == ((8, 2), 64)
+    assert (unbounded.dims, unbounded.bytes) == ((-1, 4), 0)
+    assert gpu_program.program(module).unresolved == ("a: an array of unknown size (?) counts as 0 bytes",)
+
+
+def test_quoted_configurations_are_unescaped() -> None:
+    module = _module(
+        "  %x = f32[4]{0} parameter(0)\n  ROOT %w = f32[4]{0} while(%x), condition=%cond, body=%step, "
+        r'backend_config="{\"known_trip_count\":{\"n\":\"12\"}}"',
+        _LOOP,
+    )
+    assert [kernel.launches for kernel in gpu_program.kernels(module)] == [12]
+
+
+def test_a_text_without_its_end_has_no_entry() -> None:
+    assert gpu_program.parse(_BRIEF).entry == "main"
+    assert gpu_program.parse(_BRIEF + "rest {\n  x = f32[] parameter(0)\n").entry == ""
+
+
+def test_two_modules_in_one_text() -> None:
+    text = "HloModule a\nENTRY x {\n  p = f32[] parameter(0)\n}\nHloModule b\nENTRY y {\n  p = f32[] parameter(0)\n}\n"
+    module = gpu_program.parse(text)
+    assert module.entry == "x" and [number for number, _ in module.unparsed] == [5, 6]
+
+
+def test_an_open_bracket_does_not_hide_the_next_instructions() -> None:
+    lines = [
+        '  %a = f32[4] sine(%x), metadata={op_name="a"', "  %b = f32[4] sine(%x", '  %c = f32[4] sine(%x), calls="',
+        "  %d = f32[4] mystery[(%x)", "  %e = mystery[4] fusion(%x), kind=kLoop, calls={ p = f32[4] parameter(0)\n  }",
+    ]
+    module = _module("\n".join(["  %x = f32[4] parameter(0)", *lines, "  ROOT %y = f32[4] sine(%x)"]))
+    assert list(module.computations["main"].instructions) == ["x", "y"]
+    assert [number for number, _ in module.unparsed] == [4, 5, 6, 7, 8]
+
+
 def test_lines_that_are_not_understood_are_listed() -> None:
     strange = ["  what is this", "  ROOT %y = mystery[4] sine(%x)", "  %x = f32[4]{0} parameter(1)"]
     module = _module("\n".join(["  %x = f32[4]{0} parameter(0)", *strange]))
@@ -377,8 +465,22 @@ _LONG = 200_000
         '1 "' + '"' * _LONG,
         "a" * _LONG + " = ",
         "%" * _LONG,
+        "  %a = f32[2] sine(" + "sine(" * _LONG,
+        "  %a = f32[2] sine(" + "sine(" * _LONG + ")" * _LONG + ")",
+        "  %a = f32[2] call(), to_apply=" + "{ b = f32[2] call(), to_apply=" * _LONG,
+        "  %a = f32[2] call(), to_apply={" + "{" * _LONG,
+        ("  %a = f32[2] sine(\n" * (_LONG // 4)),
+        ("  %a = f32[2] call(), to_apply={\n" * (_LONG // 4)),
+        ('  %a = f32[2] sine(%b), metadata={\\"\n' * (_LONG // 4)),
+        "x (\n" * _LONG,
+        "x (y: f32[2]) -> (\n" * (_LONG // 4),
+        "/*\n" * _LONG,
+        "'\n\"\n" * (_LONG // 2),
+        "\n" * _LONG + "x" + "\n" * _LONG,
+        "FileNames " * _LONG,
+        "HloModule m, a=\n" * (_LONG // 4),
     ],
-    ids=range(18),
+    ids=range(32),
 )
 def test_hostile_lines_take_linear_time(line: str) -> None:
     started = time.perf_counter()

@@ -32,9 +32,8 @@ class RowConfig:
     """Launch configuration of a kernel that works on whole rows of a matrix.
 
     A program takes tiles of `block_rows` x `block_columns` (powers of two), `programs` apart. If a tile is narrower
-    than the row, the launcher selects the looped kernel, which reads each row twice, or with `in_registers` a kernel
-    that holds all tiles of a row. `num_stages` > 1 prefetches that many tiles less one (with `in_registers`, rows less
-    one) into shared memory; 1 loads straight into registers.
+    than the row, the launcher selects the looped kernel, which reads each row twice. `num_stages` > 1 prefetches that
+    many tiles less one into shared memory; 1 loads straight into registers.
     """
 
     block_rows: int
@@ -42,7 +41,6 @@ class RowConfig:
     num_warps: int
     num_stages: int
     programs: int
-    in_registers: bool = False
 
 
 # Triton's own cdiv and next_power_of_2 cost the host 2.6 us a call (3.7.1, one core of a shared machine), because its

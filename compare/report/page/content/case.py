@@ -158,7 +158,7 @@ def _missed(case: CaseResults) -> tuple[list[dict[str, Any]], int, str]:
                 ],
                 "line": formats.place(reason.line) if reason.line else "",
             })
-    found.sort(key=lambda one: -one["us"])
+    found.sort(key=lambda one: -one["bytes"])
     return found[:MOST_MISSED], max(0, len(found) - MOST_MISSED), whose
 
 

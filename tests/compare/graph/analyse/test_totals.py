@@ -37,7 +37,7 @@ def test_declared_bytes_count_every_launch() -> None:
 def test_unknown_bytes_are_counted_separately() -> None:
     unknown = replace(kernel("k", "custom", "s:f", "x", "y"), inputs=None)
     found = totals(graph(unknown, kernel("loop", "copy", "s:copy", "y", "z", launches=None)))
-    assert found.declared == Tally(4000 + 8000, 2) and found.declared.exact is None  # at least what is known of them
+    assert found.declared == Tally(4000, 2) and found.declared.exact is None  # at least what is known of them
     assert found.fusion_efficiency is None
 
 

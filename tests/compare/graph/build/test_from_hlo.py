@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from compare.graph import store
+from compare.graph.analyse.totals import totals
 from compare.graph.build.from_hlo import from_hlo
 from compare.graph.model import FusionGraph, SourceOp
 from xlafuse.hlo import gpu_program
@@ -119,3 +120,48 @@ def test_cost_grows_linearly(make: object) -> None:
     cost(1000)
     small, large = min(cost(2000) for _ in range(3)), cost(20_000)
     assert large < 30 * small
+
+
+BRANCHES = """HloModule m, is_scheduled=true
+%cheap (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %n = f32[8]{0} negate(%p)
+}
+%dear (q: f32[8]) -> f32[8] {
+  %q = f32[8]{0} parameter(0)
+  %a = f32[8]{0} sine(%q)
+  ROOT %b = f32[8]{0} cosine(%a)
+}
+%ends (c: f32[8]) -> pred[] {
+  %c = f32[8]{0} parameter(0)
+  ROOT %t = pred[] custom-call(%c), custom_call_target="f"
+}
+ENTRY %main (x: f32[8], i: s32[]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  %i = s32[] parameter(1)
+  WORK
+}
+"""
+
+
+def _at_least(work: str) -> float:
+    found = totals(from_hlo(gpu_program.parse(BRANCHES.replace("WORK", work))))
+    assert found.declared.exact is None
+    return found.declared.value
+
+
+def test_at_least_the_cheapest_branch_of_a_conditional() -> None:
+    branches = "branch_computations={%dear, %cheap}"
+    assert _at_least(f"ROOT %y = f32[8]{{0}} conditional(%i, %x, %x), {branches}") == 2 * 32
+
+
+def test_at_least_no_trip_of_a_loop_and_one_look_at_its_condition() -> None:
+    loop = "ROOT %y = f32[8]{0} while(%x), condition=%ends, body=%dear"
+    assert _at_least(loop) == 32 + 1
+
+
+@pytest.mark.parametrize("config", ['{"known_trip_count":{"n":"3"}}', '"{\\"known_trip_count\\":{\\"n\\":\\"3\\"}}"'])
+def test_known_trips_count(config: str) -> None:
+    loop = f"ROOT %y = f32[8]{{0}} while(%x), condition=%ends, body=%dear, backend_config={config}"
+    found = totals(from_hlo(gpu_program.parse(BRANCHES.replace("WORK", loop))))
+    assert found.declared.exact == 3 * 4 * 32

@@ -208,6 +208,15 @@ def test_the_largest_intermediate_with_its_line() -> None:
     assert one(graph(NORM), "largest") == []
 
 
+def test_operations_tell_the_ends_of_one_line_apart() -> None:
+    shifted, scaled = kernel("a", "elementwise", ":exp@15", "x", "e"), kernel("b", "elementwise", ":div@15", "e", "y")
+    (found,) = one(graph(shifted, scaled), "largest")
+    assert "written by exp (model.py:15), read by div (model.py:15)." in found
+    missed = replace(graph(shifted, scaled), reasons=(Reason("a", "b", "shape", "no", "xla", 9000),))
+    (found,) = one(missed, "missed")
+    assert "exp (model.py:15)" in found and "div (model.py:15)" in found
+
+
 def test_the_missed_fusion_with_the_largest_saving() -> None:
     plain = graph(NORM, GATE, ACT, DOWN)
     reasons = (

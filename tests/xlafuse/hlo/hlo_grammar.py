@@ -1,0 +1,388 @@
+"""Random HLO modules that XLA's parser accepts, written in every form that its grammar allows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from random import Random
+
+Shape = tuple  # ("f32", (8, 64)), or ("tuple", (Shape, ...))
+
+_FLOAT = ("f32", "bf16", "f16", "f64", "f8e4m3fn")
+_INTEGER = ("s32", "u8", "s64", "s4")
+_UNARY = ("negate", "exponential", "tanh", "sqrt", "logistic", "abs", "cosine", "floor", "copy")
+_BINARY = ("add", "multiply", "subtract", "maximum", "minimum", "divide", "power")
+_STRINGS = (
+    '"plain"', r'"a \"quoted\" word"', r'"back\\slash"', '"braces } ) ] {"', '"// no comment"', '"/* nor this"',
+    r'"jit(f)/norm/\303\251"', "'single'", r'"line\nbreak\t"', '"a,b=c"', '"x = f32[2] add(y, z)"', '""',
+)
+_SEPARATORS = (
+    " ", " ", " ", "  ", "\t", "\n    ", " /* note */ ", " // a remark, with = and {\n", "\n\n", " /*index=5*/ ",
+    " /* two\n lines * / */ ",
+)
+_TIGHT = set(",(){}[]")  # no space is needed next to these
+
+
+@dataclass
+class _Value:
+    name: str
+    shape: Shape
+
+
+@dataclass
+class Grammar:
+    """One module. tokens: of the text; spaces and comments come between them."""
+
+    random: Random
+    tokens: list[str] = field(default_factory=list)
+    names: int = 0
+    combiners: list[str] = field(default_factory=list)  # named computations that add two f32[]
+    blocks: list[str] = field(default_factory=list)  # named computations from f32[4,8] to f32[4,8]
+
+    def text(self) -> str:
+        module = self.random.random() < 0.8
+        if module:
+            self._put("HloModule", self._name("module"))
+            self._header()
+        for _ in range(self.random.randrange(3)):
+            self.combiners.append(self._computation("add", self._combiner, brief=not module))
+            self.blocks.append(self._computation("block", self._block, brief=not module))
+        entry = self.random.random() < 0.7
+        self._computation("main", self._entry, entry, brief=not module)
+        if module and entry and self.random.random() < 0.3:
+            self._computation("unused", self._combiner)
+        return self._joined()
+
+    # Text
+
+    def _joined(self) -> str:
+        pieces = []
+        margin = "    " * self.random.randrange(3)
+        for token, after in zip(self.tokens, [*self.tokens[1:], ""], strict=True):
+            pieces.append(token)
+            if token.endswith("="):  # of an attribute
+                pieces.append(self.random.choice(("", "", " ", "\n  ")))
+            elif token == "\n":
+                pieces.append(margin)
+            elif token[-1] in _TIGHT or after[:1] in _TIGHT:
+                pieces.append(self._separator() if self.random.random() < 0.15 else "")
+            else:
+                pieces.append(self._separator() if self.random.random() < 0.15 else " ")
+        return margin + "".join(pieces)
+
+    def _separator(self) -> str:
+        return self.random.choice(_SEPARATORS)
+
+    def _put(self, *tokens: str) -> None:
+        self.tokens.extend(tokens)
+
+    def _maybe(self, chance: float = 0.5) -> bool:
+        return self.random.random() < chance
+
+    def _name(self, stem: str) -> str:
+        self.names += 1
+        return self.random.choice((f"{stem}.{self.names}", f"{stem}_{self.names}", f"{stem}-x{self.names}"))
+
+    def _reference(self, name: str) -> str:
+        return f"%{name}" if self._maybe() else name
+
+    # Modules and computations
+
+    def _header(self) -> None:
+        if self._maybe(0.3):
+            self._put(",", "is_scheduled=", self.random.choice(("true", "false")))
+        if self._maybe(0.2):
+            self._put(",", "frontend_attributes=", "{", "a=", self._string(), "}")
+        if self._maybe(0.2):
+            self._put(",", "num_partitions=", "2", ",", "replica_count=", "1")
+        self._put("\n")
+
+    def _computation(self, stem: str, fill, entry: bool = False, brief: bool = False) -> str:  # type: ignore[no-untyped-def]
+        name = self._name(stem)
+        if entry:
+            self._put("ENTRY")
+        self._put(self._reference(name))
+        place = len(self.tokens)
+        self._put("{", "\n")
+        parameters, result = fill()
+        self._put("}")
+        if self._maybe(0.2) and not entry:
+            self._put(",", "execution_thread=", '"main"')
+        if self._maybe(0.3):
+            self._put(f" // {name}\n")
+        self._put("\n")
+        if not brief and self._maybe():
+            signature = ["("]
+            for at, value in enumerate(parameters):
+                signature += [*([","] if at else []), f"{value.name}:", *self._shape(value.shape, layout=False)]
+            self.tokens[place:place] = [*signature, ")", "->", *self._shape(result.shape, layout=False)]
+        return name
+
+    def _combiner(self) -> tuple[list[_Value], _Value]:
+        values = [self._parameter(("f32", ()), at) for at in range(2)]
+        return values, self._statement("add", ("f32", ()), values, is_last=True)
+
+    def _block(self) -> tuple[list[_Value], _Value]:
+        value = self._parameter(("f32", (4, 8)), 0)
+        middle = self._statement(self.random.choice(_UNARY), value.shape, [value])
+        return [value], self._statement(self.random.choice(_BINARY), value.shape, [middle, value], is_last=True)
+
+    def _entry(self) -> tuple[list[_Value], _Value]:
+        shapes: list[Shape] = [("f32", (4, 8)), ("f32", ()), ("pred", ())]
+        shapes += [self._random_shape() for _ in range(self.random.randrange(4))]
+        values = [self._parameter(shape, at) for at, shape in enumerate(shapes)]
+        parameters = list(values)
+        for _ in range(self.random.randrange(2, 9)):
+            values.append(self._random_statement(values))
+        return parameters, self._statement("tuple", ("tuple", tuple(v.shape for v in values)), values, is_last=True)
+
+    def _nested(self, fill) -> None:  # type: ignore[no-untyped-def]
+        self._put("{", "\n")
+        fill()
+        self._put("}")
+
+    def _called(self, attribute: str, names: list[str], fill) -> None:  # type: ignore[no-untyped-def]
+        """Write attribute=%name, or a computation in the place of the name."""
+        self._put(attribute)
+        self._callee(names, fill)
+
+    def _callee(self, names: list[str], fill) -> None:  # type: ignore[no-untyped-def]
+        if names and self._maybe(0.6):
+            self._put(self._reference(self.random.choice(names)))
+        else:
+            self._nested(fill)
+
+    # Shapes
+
+    def _random_shape(self, depth: int = 0) -> Shape:
+        if depth < 2 and self._maybe(0.25):
+            return ("tuple", tuple(self._random_shape(depth + 1) for _ in range(self.random.randrange(4))))
+        rank = self.random.randrange(4)
+        dims = tuple(self.random.choice((0, 1, 2, 8, 64, "<=8", "?")) for _ in range(rank))
+        return (self.random.choice(_FLOAT + _INTEGER + ("pred", "c64")), dims)
+
+    def _shape(self, shape: Shape, layout: bool = True) -> list[str]:
+        kind, parts = shape
+        if kind == "tuple":
+            tokens = ["("]
+            for at, part in enumerate(parts):
+                tokens += [*([","] if at else []), *self._shape(part, layout)]
+            return [*tokens, ")"]
+        tokens = [kind, "["]
+        for at, size in enumerate(parts):
+            tokens += [*([","] if at else []), str(size)]
+        tokens.append("]")
+        if layout and parts and self._maybe(0.4):
+            order = list(range(len(parts)))
+            self.random.shuffle(order)
+            tokens.append("{")
+            for at, dimension in enumerate(order):
+                tokens += [*([","] if at else []), str(dimension)]
+            extra = [
+                *(["T(8,128)"] if self._maybe(0.3) else []), *(["E(4)"] if kind == "s4" and self._maybe() else []),
+                *(["S(5)"] if self._maybe(0.3) else []),
+            ]
+            if extra:
+                tokens += [":", "".join(extra)]
+            tokens.append("}")
+        return tokens
+
+    # Instructions
+
+    def _parameter(self, shape: Shape, number: int) -> _Value:
+        return self._written("p", shape, "parameter", [str(number)], [])
+
+    def _statement(
+        self, opcode: str, shape: Shape, operands: list[_Value], attributes: list[str] = [], *,  # noqa: B006
+        inferred: bool = True, is_last: bool = False,
+    ) -> _Value:
+        tokens: list[str] = []
+        for at, operand in enumerate(operands):
+            tokens += [*([","] if at else []), *self._operand(operand)]
+        return self._written(opcode, shape, opcode, tokens, attributes, inferred and self._maybe(0.4), is_last)
+
+    def _operand(self, value: _Value, depth: int = 0) -> list[str]:
+        tokens = self._shape(value.shape) if self._maybe(0.2) and not _dynamic(value.shape) else []
+        kind, dims = value.shape
+        if kind == "f32" and depth < 3 and self._maybe(0.15):  # an operation in the place of a name
+            opcode = self.random.choice(("negate", "add"))
+            inside = self._operand(value, depth + 1)
+            if opcode == "add":
+                inside += [",", *self._operand(value, depth + 1)]
+            return [*(tokens if not _dynamic(value.shape) else []), opcode, "(", *inside, ")"]
+        return [*tokens, self._reference(value.name)]
+
+    def _written(
+        self, stem: str, shape: Shape, opcode: str, inside: list[str], attributes: list[str], inferred: bool = False,
+        is_last: bool = False,
+    ) -> _Value:
+        name = self._name(stem.replace("-", "_"))
+        if is_last and self._maybe():
+            self._put("ROOT")
+        self._put(self._reference(name), "=")
+        if not inferred:
+            self._put(*self._shape(shape))
+        self._put(opcode, "(", *inside, ")", *attributes)
+        self._extras(opcode)
+        if self._maybe(0.9):
+            self._put("\n")
+        return _Value(name, shape)
+
+    def _extras(self, opcode: str) -> None:
+        if self._maybe(0.3):
+            keys = [("op_name=", self._string()), ("source_file=", '"model.py"'), ("source_line=", "12")]
+            self.random.shuffle(keys)
+            self._put(",", "metadata=", "{")
+            for at, pair in enumerate(keys[: self.random.randrange(4)]):
+                self._put(*([","] if at and self._maybe() else []), *pair)
+            self._put("}")
+        if self._maybe(0.15):
+            self._put(",", "frontend_attributes=", "{", "a=", self._string(), ",", "b=", '{"k": [1, {"x": "}"}]}', "}")
+        if self._maybe(0.1) and opcode not in ("tuple", "parameter", "while"):
+            self._put(",", "sharding=", "{", self.random.choice(("replicated", "maximal device=0", "manual")), "}")
+        if self._maybe(0.15):
+            config = ('{"a":{"b":["1"]},"s":"} {"}', r'"{\"n\": \"12\"}"', '"opaque"', "{}")
+            self._put(",", "backend_config=", self.random.choice(config))
+
+    def _string(self) -> str:
+        return self.random.choice(_STRINGS)
+
+    def _random_statement(self, values: list[_Value]) -> _Value:
+        matrix = self.random.choice([v for v in values if v.shape == ("f32", (4, 8))])
+        other = self.random.choice([v for v in values if v.shape == ("f32", (4, 8))])
+        scalar = self.random.choice([v for v in values if v.shape == ("f32", ())])
+        predicate = next(v for v in values if v.shape == ("pred", ()))
+        both: Shape = ("tuple", (matrix.shape, scalar.shape))
+        match self.random.randrange(24):
+            case 0:
+                return self._statement(self.random.choice(_UNARY), matrix.shape, [matrix])
+            case 1:
+                return self._statement(self.random.choice(_BINARY), matrix.shape, [matrix, other])
+            case 2:
+                direction = self.random.choice(("LT", "GE", "EQ"))
+                return self._statement("compare", ("pred", (4, 8)), [matrix, other], [",", "direction=", direction])
+            case 3:
+                return self._statement("select", matrix.shape, [predicate, matrix, other])
+            case 4:
+                attribute = [",", "dimensions=", "{", "}"]
+                return self._statement("broadcast", matrix.shape, [scalar], attribute, inferred=False)
+            case 5:
+                return self._statement("reshape", ("f32", (8, 2, 2)), [matrix], inferred=False)
+            case 6:
+                attribute = [",", "dimensions=", "{", "1", ",", "0", "}"]
+                return self._statement("transpose", ("f32", (8, 4)), [matrix], attribute)
+            case 7:
+                attribute = [",", "slice=", "{", "[0:4:2]", ",", "[1:8]", "}"]
+                return self._statement("slice", ("f32", (2, 7)), [matrix], attribute, inferred=False)
+            case 8:
+                attribute = [",", "dimensions=", "{", "0", "}"]
+                return self._statement("concatenate", ("f32", (8, 8)), [matrix, other], attribute)
+            case 9:
+                return self._statement("pad", ("f32", (8, 7)), [matrix, scalar], [",", "padding=", "1_0_1x0_-1"])
+            case 10:
+                attribute = [",", "lhs_contracting_dims=", "{1}", ",", "rhs_contracting_dims=", "{1}"]
+                return self._statement("dot", ("f32", (4, 4)), [matrix, other], attribute)
+            case 11:
+                return self._with_computation("reduce", ("f32", (4,)), [matrix, scalar], "{1}")
+            case 12:
+                window = [",", "window=", "{", "size=2x3 stride=2x1 pad=0_0x1_1", "}"]
+                return self._with_computation("reduce-window", ("f32", (2, 8)), [matrix, scalar], "", window)
+            case 13:
+                return self._constant()
+            case 14:
+                value = self._statement("tuple", both, [matrix, scalar])
+                return self._statement("get-tuple-element", scalar.shape, [value], [",", "index=", "1"])
+            case 15:
+                return self._fusion(matrix)
+            case 16:
+                return self._conditional(predicate, matrix, other)
+            case 17:
+                return self._loop(matrix)
+            case 18:
+                return self._call(matrix)
+            case 19:
+                target = [",", "custom_call_target=", self.random.choice(('"f"', '"__cublas$gemm"', r'"a\"b"'))]
+                target += [",", "operand_layout_constraints=", "{", "f32[4,8]{1,0}", "}"] if self._maybe() else []
+                return self._statement("custom-call", both, [matrix], target, inferred=False)
+            case 20:
+                return self._written("iota", ("s32", (4, 8)), "iota", [], [",", "iota_dimension=", "1"])
+            case 21:
+                attribute = [",", "control-predecessors=", "{", matrix.name, "}"]
+                return self._statement("negate", other.shape, [other], attribute)
+            case 22:
+                index = self._written("constant", ("s32", ()), "constant", ["0"], [])
+                sizes = [",", "dynamic_slice_sizes=", "{", "2", ",", "8", "}"]
+                return self._statement("dynamic-slice", ("f32", (2, 8)), [matrix, index, index], sizes, inferred=False)
+            case _:
+                value = self.random.choice(values)
+                if value.shape[0] == "f32":
+                    return self._statement("abs", value.shape, [value])
+                return self._statement("opt-barrier", value.shape, [value], inferred=False)
+
+    def _constant(self) -> _Value:
+        shape, literal = self.random.choice((
+            (("f32", ()), "-1.5e-3"), (("f32", ()), "inf"), (("f32", ()), "-inf"), (("f32", ()), "nan"),
+            (("pred", ()), "true"), (("pred", (2,)), "{ true, false }"), (("s32", (3,)), "{1, -2, 3}"),
+            (("f32", (2, 2)), "{ { 1, 2.5 },\n { /*i1=1*/ 3, 4 } }"), (("c64", ()), "(1, -2)"), (("u8", (0,)), "{}"),
+            (("bf16", (2, 3)), "{...}"), (("tuple", (("f32", ()), ("s32", ()))), "(1, 2)"),
+            (("s4", (2, 1, 2)), "{ { { 1, 2 } }, { { 3, -4 } } }"),
+        ))
+        return self._written("constant", shape, "constant", [literal], [])
+
+    def _with_computation(
+        self, opcode: str, shape: Shape, operands: list[_Value], dimensions: str, attributes: list[str] = [],  # noqa: B006
+    ) -> _Value:
+        start = len(self.tokens)
+        given = [*attributes, *([",", "dimensions=", dimensions] if dimensions else [])]
+        outer, self.tokens = self.tokens, []
+        self._called("to_apply=", self.combiners, self._combiner)
+        called, self.tokens = self.tokens, outer
+        assert len(self.tokens) == start
+        given = [*given, ",", *called] if self._maybe() else [",", *called, *given]
+        return self._statement(opcode, shape, operands, given)
+
+    def _attribute(self, write) -> list[str]:  # type: ignore[no-untyped-def]
+        outer, self.tokens = self.tokens, []
+        write()
+        written, self.tokens = self.tokens, outer
+        return written
+
+    def _fusion(self, matrix: _Value) -> _Value:
+        called = self._attribute(lambda: self._called("calls=", self.blocks, self._block))
+        kind = ["kind=", self.random.choice(("kLoop", "kInput", "kCustom"))]
+        attributes = [",", *kind, ",", *called] if self._maybe() else [",", *called, ",", *kind]
+        return self._statement("fusion", matrix.shape, [matrix], attributes, inferred=False)
+
+    def _call(self, matrix: _Value) -> _Value:
+        called = self._attribute(lambda: self._called("to_apply=", self.blocks, self._block))
+        return self._statement("call", matrix.shape, [matrix], [",", *called])
+
+    def _conditional(self, predicate: _Value, first: _Value, second: _Value) -> _Value:
+        if self._maybe():
+            attributes = []
+            for key in ("true_computation=", "false_computation="):
+                attributes += [",", *self._attribute(lambda key=key: self._called(key, self.blocks, self._block))]
+            return self._statement("conditional", first.shape, [predicate, first, second], attributes)
+        index = self._written("constant", ("s32", ()), "constant", ["1"], [])
+
+        def branches() -> None:
+            self._put(",", "branch_computations=", "{")
+            self._callee(self.blocks, self._block)
+            self._put(",")
+            self._callee(self.blocks, self._block)
+            self._put("}")
+
+        return self._statement("conditional", first.shape, [index, first, second], self._attribute(branches))
+
+    def _loop(self, matrix: _Value) -> _Value:
+        def condition() -> None:
+            self._parameter(matrix.shape, 0)
+            self._written("constant", ("pred", ()), "constant", ["false"], [], is_last=True)
+
+        attributes = [",", *self._attribute(lambda: self._called("condition=", [], condition))]
+        attributes += [",", *self._attribute(lambda: self._called("body=", self.blocks, self._block))]
+        return self._statement("while", matrix.shape, [matrix], attributes)
+
+
+def _dynamic(shape: Shape) -> bool:
+    kind, parts = shape
+    return any(map(_dynamic, parts)) if kind == "tuple" else any(isinstance(size, str) for size in parts)
