@@ -54,7 +54,7 @@ class _NotCompiled(click.ClickException):
 )
 @click.option(
     "--framework", type=click.Choice(["jax", "torch"]),
-    help="Needed where neither the function's type nor its arguments tell, as for a plain function with --args.",
+    help="Needed where neither the function's type, its arguments nor the names in its code tell.",
 )
 @click.option("--why", is_flag=True, help="Show missed fusions and the reasons against them, most costly first.")
 @json_option

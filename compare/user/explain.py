@@ -75,7 +75,7 @@ def explain(
         require grad, or to every float argument where none does. Not for a function that takes its gradient itself.
     target: the GPU to compile for without having it. Default: this machine's GPU, or "h200" without one.
     name: the graph's name. Default: the function's.
-    framework: "jax" or "torch"; needed where neither the function nor its arguments tell.
+    framework: "jax" or "torch"; needed where neither the function, its arguments nor the names in its code tell.
     timeout: seconds for all compiles together.
 
     A separate process imports the function, or gets a copy of it and of the values that it closes over, and calls it.
@@ -143,7 +143,11 @@ def explain_all(
             done[name] = Explained({name: graph})
         done[calls[-1].name] = replace(done[calls[-1].name], notes=result.notes)
     graphs = {name: done[name].graph for name in functions}
-    return Explained(graphs, tuple(note for name in functions for note in done[name].notes))
+    static = [
+        f"{name}: torch.compile was given dynamic=True, and the shapes are static here"
+        for name, function in functions.items() if _is_dynamic(function)
+    ]
+    return Explained(graphs, (*static, *(note for name in functions for note in done[name].notes)))
 
 
 @dataclass(frozen=True)
@@ -228,6 +232,14 @@ def _uncompiled(fn: Any) -> Any:
     return getattr(fn, "_orig_mod", None) or getattr(fn, "_torchdynamo_orig_callable", None) or fn
 
 
+def _is_dynamic(fn: Any) -> bool:
+    """Return whether `fn` is a wrapper of torch.compile(dynamic=True), as far as the wrapper shows it (torch 2.13)."""
+    if "_torchdynamo_orig_callable" not in getattr(fn, "__dict__", {}):
+        return False
+    held = [getattr(fn, "dynamo_ctx", None), *(cell.cell_contents for cell in getattr(fn, "__closure__", None) or ())]
+    return any(getattr(each, "_dynamic", None) is True for each in held)
+
+
 def _is_stage(fn: Any, kind: str) -> bool:
     stages: Any = sys.modules.get("jax.stages")
     return stages is not None and isinstance(fn, getattr(stages, kind))
@@ -274,15 +286,20 @@ def _make_call(
 
 
 def _framework(name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Framework:
-    """Return the framework of the function's type, else of its arguments'. Raises ExplainError without an answer."""
+    """Return the framework of the function's type, else of its arguments', else of the names that its code uses.
+
+    Raises ExplainError without an answer.
+    """
     of_function = _owners([function, getattr(function, "__self__", None)])
     found = of_function or _owners(_leaves((args, kwargs)))
+    if not found and len(used := _used_frameworks(function)) == 1:
+        return used.pop()
     if len(found) == 1:
         return found.pop()
     if found:
         raise ExplainError(f"{name} has both JAX and PyTorch arrays as arguments; give arrays of one, or framework=")
     raise ExplainError(
-        f"neither {name} nor its arguments tell JAX from PyTorch (imports of its module do not decide): say "
+        f"neither {name}, the names that it uses nor its arguments tell JAX from PyTorch: say "
         "framework='jax' or framework='torch' (--framework), or give jax.ShapeDtypeStructs or tensors"
     )
 
@@ -294,6 +311,30 @@ def _owners(values: Iterable[Any]) -> set[Framework]:
             owner = _OWNERS.get((cls.__module__ or "").split(".")[0])
             if owner is not None:
                 found.add(owner)  # type: ignore[arg-type]
+    return found
+
+
+def _used_frameworks(function: Any) -> set[Framework]:
+    """Return the frameworks behind the global names of a function's code, and of the functions of its module it calls.
+    """
+    found: set[Framework] = set()
+    waiting, seen = [getattr(function, "__func__", function)], set()
+    while waiting:
+        function = waiting.pop()
+        if not isinstance(function, types.FunctionType) or function in seen:
+            continue
+        seen.add(function)
+        codes = [function.__code__]
+        while codes:
+            code = codes.pop()
+            codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
+            for used in (function.__globals__.get(name) for name in code.co_names):
+                module = used.__name__ if isinstance(used, types.ModuleType) else getattr(used, "__module__", None)
+                owner = _OWNERS.get(str(module).split(".")[0])
+                if owner is not None:
+                    found.add(owner)  # type: ignore[arg-type]
+                elif getattr(used, "__module__", None) == function.__module__:
+                    waiting.append(used)
     return found
 
 
@@ -330,6 +371,7 @@ def _compile(
         command = [sys.executable, "-m", _WORKERS[framework], str(folder)]
         environment = {**os.environ, "PYTHONPATH": python_path()}
         environment.pop("TRITON_INTERPRET", None)  # it keeps Triton from compiling
+        environment.pop("TORCH_COMPILE_DEBUG", None)  # it loads Dynamo before torch can pretend to have a GPU
         with (folder / "log").open("wb") as log:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,

@@ -41,6 +41,14 @@ class TensorFactory:
     def __init__(self) -> None:
         self.mode = private.fake_tensor_mode() if _fake_cuda.active() else None
 
+    def assumed(self) -> list[str]:
+        """Return, and forget, the assumptions about values that code between the pieces of a broken graph read."""
+        if self.mode is None:
+            return []
+        found = list(self.mode.assumed)
+        self.mode.assumed.clear()
+        return found
+
     def tensor(self, like: TensorSpec) -> torch.Tensor:
         """Return a tensor. A real one is normally distributed, or zeros if its dtype is not floating.
 

@@ -71,7 +71,7 @@ _NAMES = {
         "CachingAutotuner.precompile", "CachingAutotuner._precompile_config", "HeuristicType.REDUCTION",
         "OutOfResources", "PTXASError",
     ),
-    "torch._subclasses.fake_tensor": ("FakeTensorMode",),
+    "torch._subclasses.fake_tensor": ("FakeTensorMode.dispatch",),
     "torch.utils._pytree": ("arg_tree_leaves", "tree_leaves"),
 }
 
@@ -863,5 +863,44 @@ def _precompile_first(kernel: CachingAutotuner, *args: Any, **kwargs: Any) -> No
     raise RuntimeError(f"none of {len(configs)} configurations of {kernel.fn.__name__} fits the GPU") from failure
 
 
-def fake_tensor_mode() -> FakeTensorMode:
-    return FakeTensorMode(allow_non_fake_inputs=True)
+class _AssumingValues(FakeTensorMode):
+    """Fake tensors between the pieces of a broken graph: every number read from one is 1, and every mask is true.
+
+    Dynamo traces with a mode of its own, so it still breaks graphs there. assumed: what was assumed, in words.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self.assumed: dict[str, None] = {}
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        aten = torch.ops.aten
+        if func is aten._local_scalar_dense.default:
+            self.assumed["a number read from a tensor is 1"] = None
+            return _number_of(args[0].dtype)(1)
+        if func is aten.nonzero.default:
+            self.assumed["every element is nonzero, and every mask is true"] = None
+            return args[0].new_empty((args[0].numel(), args[0].dim()), dtype=torch.int64)
+        if func is aten.masked_select.default:
+            self.assumed["every element is nonzero, and every mask is true"] = None
+            return args[0].new_empty(math.prod(torch.broadcast_shapes(args[0].shape, args[1].shape)))
+        if func is aten.index.Tensor and any(_is_mask(index) for index in args[1]):
+            indices: list[Any] = []
+            for index in args[1]:
+                indices += index.nonzero().unbind(1) if _is_mask(index) else [index]
+            args = (args[0], indices)
+        return super().dispatch(func, types, args, kwargs)
+
+
+def _is_mask(index: Any) -> bool:
+    return isinstance(index, torch.Tensor) and index.dtype in (torch.bool, torch.uint8)
+
+
+def _number_of(dtype: torch.dtype) -> Callable[[int], bool | int | float | complex]:
+    if dtype == torch.bool:
+        return bool
+    return complex if dtype.is_complex else float if dtype.is_floating_point else int
+
+
+def fake_tensor_mode() -> _AssumingValues:
+    return _AssumingValues()

@@ -42,7 +42,7 @@ from triton_side.inductor.graph import (
     helper_node,
     kind_of,
 )
-from triton_side.inductor.output_code import body_of_call
+from triton_side.inductor.output_code import body_of_call, views_in
 
 
 @dataclasses.dataclass
@@ -97,6 +97,7 @@ class Graph:
             nodes=_without_inputs(node for _, _, node in call.announcement.nodes),
             operations=call.announcement.operations,
             runtime_name=private.runtime_name(self._loaded.module, kernel.name),
+            views=call.views,
         )
 
     def triton_kernels(self) -> dict[str, Any]:
@@ -110,6 +111,7 @@ class Graph:
 class _Call:
     announcement: private.Announcement
     sources: tuple[SourceNode, ...]
+    views: tuple[str, ...] = ()
 
 
 class _StorageNumbers:
@@ -308,7 +310,7 @@ class _Recorder:
         self.graph_names |= loaded.fx_names
         if loaded.part == "forward":
             self.units += 1
-        handles, unparsed = _calls_in(loaded.code)
+        handles, lines, unparsed = _calls_in(loaded.code)
         announcements = _keep_products_once([self.announcements[handle] for handle in handles])
         claimed = {name for announcement in announcements for _, replaced, _ in announcement.nodes for name in replaced}
         graph = Graph(
@@ -320,7 +322,10 @@ class _Recorder:
             code=loaded.code,
             unparsed=unparsed,
             refusals=tuple(self.refusals.values()),
-            _calls=tuple(_Call(each, self._sources_of(each, claimed)) for each in announcements),
+            _calls=tuple(
+                _Call(each, self._sources_of(each, claimed), views_in(lines.get(each.handle, "")))
+                for each in announcements
+            ),
             _loaded=loaded,
             _measured=self.measured,
         )
@@ -392,9 +397,11 @@ _CALL = re.compile(r"(?:\w+ = )?((?:extern_kernels|torch\.ops|aten|prims)\.[\w.]
 _FINISH = re.compile(r"\w+ = workspace_\d+\[")
 
 
-def _calls_in(code: str) -> tuple[list[int], tuple[str, ...]]:
-    """Return the handles of the announced kernels in the order of the code, and the calls without a handle."""
+def _calls_in(code: str) -> tuple[list[int], dict[int, str], tuple[str, ...]]:
+    """Return the handles of the announced kernels in the order of the code, their lines, and calls without a handle.
+    """
     handles: list[int] = []
+    lines: dict[int, str] = {}
     unparsed: list[str] = []
     announced = 0
     for line in body_of_call(code.splitlines()):
@@ -404,13 +411,14 @@ def _calls_in(code: str) -> tuple[list[int], tuple[str, ...]]:
         elif _CALL.match(line):
             if not announced:
                 unparsed.append(line)
+            lines |= dict.fromkeys(handles[len(handles) - announced :], line)
             announced = 0
         elif _FINISH.match(line):  # a line with one or two kernels; all are announced before the first such line
             calls = 2 if ".to(" in line else 1
             if announced < calls:
                 unparsed.append(line)
             announced = max(0, announced - calls)
-    return handles, tuple(unparsed)
+    return handles, lines, tuple(unparsed)
 
 
 def _kernel(call: _Call, loaded: private.LoadedGraph, measured: bool) -> Kernel:

@@ -54,7 +54,7 @@ class _Texts:
     """The texts of one graph in a dump.
 
     before, after: the FX graph before and after Inductor's post-grad passes.
-    elsewhere: nodes of `before` that another graph has.
+    elsewhere: nodes of `before` that another graph has. compiled: Dynamo's numbers of the frame and of its compile.
     """
 
     source: str
@@ -65,20 +65,24 @@ class _Texts:
     handles: Mapping[str, list[str]] = field(default_factory=dict)
     kernels: list[dict[str, Any]] | None = None
     elsewhere: frozenset[str] = frozenset()
+    compiled: tuple[int, int] = (0, 0)
 
 
 def read(path: str | Path) -> Program:
     """Return all graphs in a folder, log or zip. Units are numbered in the order of their compilation.
 
+    A TORCH_TRACE folder of several ranks yields its lowest rank, and a note on the others.
+
     Raises DumpError if there is no graph, OSError if the path cannot be read.
     """
     path = Path(path)
     breaks: list[GraphBreak] = []
+    notes: list[str] = []
     try:
         if path.is_file():
-            texts = _of_file(path, breaks)
+            texts = _of_file(path, breaks, notes)
         else:
-            texts = _of_folder(path, breaks)
+            texts = _of_folder(path, breaks, notes)
     except (zipfile.BadZipFile, NotImplementedError, RecursionError) as problem:
         raise DumpError(f"{path}: {problem}") from None
     if not texts:
@@ -90,10 +94,10 @@ def read(path: str | Path) -> Program:
     graphs = tuple(_graphs(texts))
     if not any(graph.calls or graph.outputs for graph in graphs):
         raise DumpError(f"{path}: no kernel call in its emitted code; {'; '.join(graphs[0].unparsed[:1])}")
-    return Program(graphs, tuple(dict.fromkeys(breaks)))
+    return Program(graphs, tuple(dict.fromkeys(breaks)), tuple(notes))
 
 
-def _of_file(path: Path, breaks: list[GraphBreak]) -> list[_Texts]:
+def _of_file(path: Path, breaks: list[GraphBreak], notes: list[str]) -> list[_Texts]:
     if zipfile.is_zipfile(path):
         with zipfile.ZipFile(path) as archive:
             names = {info.filename: info for info in archive.infolist()[:_MAX_FILES]}
@@ -107,10 +111,10 @@ def _of_file(path: Path, breaks: list[GraphBreak]) -> list[_Texts]:
             return list(_of_capture(str(path), member, sorted(names)))
     if path.suffix == ".py":
         return [_Texts(str(path), _text(path))]
-    return list(_of_trace(path, breaks))
+    return list(_of_trace(path, breaks, notes))
 
 
-def _of_folder(path: Path, breaks: list[GraphBreak]) -> list[_Texts]:
+def _of_folder(path: Path, breaks: list[GraphBreak], notes: list[str]) -> list[_Texts]:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     if (path / "kernels.json").is_file():
@@ -119,7 +123,31 @@ def _of_folder(path: Path, breaks: list[GraphBreak]) -> list[_Texts]:
     codes = sorted(path.rglob("output_code.py"))[:_MAX_FILES]
     if codes:
         return [_of_debug(code) for code in codes]
-    return [texts for log in sorted(path.rglob("*.log")) for texts in _of_trace(log, breaks)]
+    logs = sorted(path.rglob("*.log"))
+    ranks: dict[int, list[Path]] = {}
+    for log in logs:
+        if match := _RANK.search(log.name):
+            ranks.setdefault(int(match[1]), []).append(log)
+    if len(ranks) < 2:
+        return [texts for log in logs for texts in _of_trace(log, breaks, notes)]
+    first, *others = sorted(ranks)
+    chosen = [texts for log in ranks[first] for texts in _of_trace(log, breaks, notes)]
+    alike: list[str] = []
+    unlike: list[str] = []
+    for rank in others:
+        found = [texts for log in ranks[rank] for texts in _of_trace(log, [], [])]
+        (alike if _kernel_names(found) == _kernel_names(chosen) else unlike).append(str(rank))
+    notes.append(f"rank {first} of {len(ranks)} ranks" + "".join(
+        f"; {words} kernels: {', '.join(some)}" for words, some in (("the same", alike), ("other", unlike)) if some
+    ) + "; the name of its log opens another rank")
+    return chosen
+
+
+_RANK = re.compile(r"_rank_(\d{1,6})_")
+
+
+def _kernel_names(texts: Iterable[_Texts]) -> list[list[str]]:
+    return [[call.name for call in read_code(each.code).calls] for each in texts]
 
 
 def _text(path: Path) -> str:
@@ -169,34 +197,36 @@ def _of_capture(source: str, member: Callable[[str], str], names: Iterable[str])
         )
 
 
-def _of_trace(log: Path, breaks: list[GraphBreak]) -> Iterator[_Texts]:
+def _of_trace(log: Path, breaks: list[GraphBreak], notes: list[str]) -> Iterator[_Texts]:
     found: list[_Texts] = []
     before = after = ""
-    for name, payload in _events(log):
+    for name, compiled, payload in _events(log):
         if name == "before_post_grad_graph":
             before = payload
         elif name == "inductor_post_grad_graph":
             after = payload
         elif name == "inductor_output_code":
-            found.append(_Texts(str(log), payload, before, after))
+            found.append(_Texts(str(log), payload, before, after, compiled=compiled))
             before = after = ""
         elif name == "inductor_provenance_tracking_node_mappings" and found:
             found[-1].handles = _handles(payload)
         elif name == "dynamo_graph_break_reason":
             breaks.append(_graph_break(payload))
+        elif name == "recompile_reasons":
+            notes.append(_recompile(compiled, payload))
     yield from found
 
 
 _EVENT = re.compile(r"V\d{4} \S+ \d+ \S+\] (\{.*\})\s*$")
 _WANTED = {
     "before_post_grad_graph", "inductor_post_grad_graph", "inductor_output_code",
-    "inductor_provenance_tracking_node_mappings", "dynamo_graph_break_reason",
+    "inductor_provenance_tracking_node_mappings", "dynamo_graph_break_reason", "recompile_reasons",
 }
 
 
-def _events(log: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name and payload of a structured log's events about graphs; a payload's lines begin with a tab."""
-    name, size = "", 0
+def _events(log: Path) -> Iterator[tuple[str, tuple[int, int], str]]:
+    """Yield the name, compile and payload of a structured log's events about graphs; its lines begin with a tab."""
+    name, size, compiled = "", 0, (0, 0)
     payload: list[str] = []
     with log.open(errors="replace") as stream:
         while line := stream.readline(MAX_BYTES):
@@ -206,12 +236,19 @@ def _events(log: Path) -> Iterator[tuple[str, str]]:
                     payload.append(line[1:])
                 continue
             if name:
-                yield name, "".join(payload)
+                yield name, compiled, "".join(payload)
             name, size, payload = "", 0, []
             if match := _EVENT.match(line):
-                name = _event_name(_json(match[1]))
+                event = _json(match[1])
+                name, compiled = _event_name(event), _compile_of(event)
     if name:
-        yield name, "".join(payload)
+        yield name, compiled, "".join(payload)
+
+
+def _compile_of(event: Any) -> tuple[int, int]:
+    numbers = [event.get(key) if isinstance(event, dict) else 0 for key in ("frame_id", "frame_compile_id")]
+    frame, compiled = (number if isinstance(number, int) else 0 for number in numbers)
+    return frame, compiled
 
 
 def _event_name(event: Any) -> str:
@@ -227,6 +264,16 @@ def _graph_break(payload: str) -> GraphBreak:
     place = re.search(r"^Graph break in user code at (.+:\d+)$", payload, flags=re.MULTILINE)
     text = re.search(r"Graph Break Reason: (.*?)(?=\n *User code traceback:|\Z)", payload, flags=re.DOTALL)
     return GraphBreak(text=(text[1] if text else payload).strip(), line=place[1] if place else "")
+
+
+def _recompile(compiled: tuple[int, int], payload: str) -> str:
+    reasons = _json(payload)
+    first = str(reasons[0]) if isinstance(reasons, list) and reasons else payload.strip().partition("\n")[0]
+    reason = " ".join(first.partition("#")[0].split())
+    return (
+        f"frame {compiled[0]} was compiled again ({compiled[0]}/{compiled[1]}) because a guard failed: {reason}; "
+        "the totals add up all its compiles"
+    )
 
 
 def _handles(text: str) -> dict[str, list[str]]:
@@ -249,13 +296,13 @@ def _json(text: str) -> Any:
 
 def _graphs(texts: list[_Texts]) -> Iterator[CompiledGraph]:
     codes = [read_code(one.code) for one in texts]
-    units: dict[tuple[str, int], int] = {}
-    for one, code in sorted(zip(texts, codes, strict=True), key=lambda pair: (pair[0].source, pair[1].unit)):
-        units.setdefault((one.source, code.unit), len(units))
+    # A compile that the cache answers has the unit of the earlier one in its code, so the compile counts, too.
+    keys = [(one.source, code.unit, one.compiled) for one, code in zip(texts, codes, strict=True)]
+    units = {key: number for number, key in enumerate(sorted(set(keys)))}
     forward: dict[int, set[str]] = {}
     graphs = []
     for one, code in sorted(zip(texts, codes, strict=True), key=lambda pair: pair[1].part == "backward"):
-        unit = units[one.source, code.unit]
+        unit = units[one.source, code.unit, one.compiled]
         graph = _Graph(one, code, forward.get(unit, set()) if code.part == "backward" else set())
         if code.part == "forward":
             forward[unit] = set(graph.after.nodes) | {name for call in graph.named for name in call}
@@ -387,6 +434,7 @@ class _Graph:
             operations=frozenset() if scheduled is None else scheduled.operations,
             runtime_name=definition.runtime_name if definition is not None else None,
             workspace_bytes=sum(scratch.get(name, 0) for name in call.writes),
+            views=call.views,
         )
 
     def _measured(self, kernel: Kernel, listed: Mapping[str, Any]) -> Kernel:

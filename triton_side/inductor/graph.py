@@ -119,6 +119,7 @@ class Call:
     sources: its FX nodes before the pattern matchers. nodes: its FX nodes after them, which it computes.
     operations: the scheduler's names ("op3"). runtime_name: the GPU kernel's name; None for a library's.
     workspace_bytes: scratch of one launch that no other kernel reads. flops: None if unknown.
+    views: the views in its arguments, as the emitted code writes them.
     """
 
     kernel: Kernel
@@ -127,6 +128,7 @@ class Call:
     operations: frozenset[str] = frozenset()
     runtime_name: str | None = None
     workspace_bytes: int = 0
+    views: tuple[str, ...] = ()
 
     @property
     def flops(self) -> float | None:
@@ -174,10 +176,11 @@ class CompiledGraph:
 
 @dataclass(frozen=True)
 class Program:
-    """All graphs of one call, forward before backward, units in the order of the trace."""
+    """All graphs of one call, forward before backward, units in the order of the trace. notes: on what was left out."""
 
     graphs: tuple[CompiledGraph, ...]
     breaks: tuple[GraphBreak, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 def sum_before_cast(buffer: str) -> str:
@@ -281,8 +284,12 @@ _COSTS_VARY = {"aten.sort", "aten.topk", "aten.cumsum", "aten.cumprod", "aten.ra
 def kind_of(
     name: str, targets: set[str], before: set[str], *, is_template: bool, is_extern: bool, is_reduction: bool
 ) -> Kind:
-    """Return a kernel's kind. targets, before: its operations after and before pattern matching."""
-    if any(ATTENTION.search(word) for word in (*targets, name)):
+    """Return a kernel's kind. targets, before: its operations after and before pattern matching.
+
+    The name of a generated kernel lists operations around it, so only that of a library call or template counts.
+    """
+    called = (name,) if is_extern or is_template else ()
+    if any(ATTENTION.search(word) for word in (*targets, *called)):
         return "attention"
     if any("triton_kernel_wrapper" in target for target in targets):
         return "custom"

@@ -22,6 +22,7 @@ class EmittedCall:
 
     handle: Inductor's "name:number", or "". elements: points that a generated kernel iterates over; None for a library
     call. atens: the operations that its comment names. sums_partials: it adds up a kernel's partial results.
+    views: the views in its arguments.
     """
 
     name: str
@@ -32,6 +33,7 @@ class EmittedCall:
     elements: int | None = None
     atens: tuple[str, ...] = ()
     sums_partials: bool = False
+    views: tuple[str, ...] = ()
 
 
 @dataclass
@@ -208,9 +210,11 @@ class _Body:
         self.handles: list[str] = []
         self.returned = False
         self.atens: tuple[str, ...] = ()
+        self.line = ""
 
     def read(self, lines: Iterator[str]) -> None:
         for line in lines:
+            self.line = line
             if match := _HANDLE.search(line):
                 self.handles.append(match[1])
             elif line.startswith("#"):
@@ -356,6 +360,7 @@ class _Body:
         position = next((i for i, handle in enumerate(self.handles) if handle.rpartition(":")[0] == call.name), None)
         call.handle = self.handles.pop(position) if position is not None else ""
         call.atens, self.atens = self.atens, ()
+        call.views = views_in(self.line)
         self.written |= set(call.writes)
         self.code.calls.append(call)
         return call
@@ -388,6 +393,12 @@ class _Body:
         return [] if name is None else [name]
 
 
+def views_in(line: str) -> tuple[str, ...]:
+    """Return the views of other shapes or offsets among a call's arguments, without its result."""
+    return tuple(_VIEW.findall(line.partition("out=")[0]))
+
+
+_VIEW = re.compile(r"reinterpret_tensor\(\w+, \([^()]*\), \([^()]*\), \d+\)")
 _VIEWS = ("reinterpret_tensor", "copy_if_misaligned", "alloc_from_pool")
 _NO_KERNEL = (
     "assert_", "torch.cuda.", "get_raw_stream", "run_intermediate_hooks", "copy_if_misaligned", "torch._C.", "print",

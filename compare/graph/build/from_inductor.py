@@ -81,7 +81,9 @@ def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str
         Reason("", "", "graph-break", cut.text, "dynamo", line=portable_line(cut.line)) for cut in program.breaks
     )
     name = "+".join(phase.name for phase in phases)
-    return dataclasses.replace(joined, name=name, reasons=(*joined.reasons, *breaks))
+    return dataclasses.replace(
+        joined, name=name, reasons=(*joined.reasons, *breaks), notes=(*program.notes, *joined.notes)
+    )
 
 
 def _phase_graph(
@@ -115,7 +117,10 @@ def _phase_graph(
 
 def _kernel(call: Call, name: str, graph: CompiledGraph, forward_sites: set[str]) -> Kernel:
     known = call.kernel
-    facts = {"call": known.name, "config": known.config, "template": known.is_template, "extern": known.is_extern}
+    facts = {
+        "call": known.name, "config": known.config, "template": known.is_template, "extern": known.is_extern,
+        "views": list(call.views),
+    }
 
     def accesses(buffers: Iterable[Any] | None) -> tuple[Access, ...] | None:
         if buffers is None:

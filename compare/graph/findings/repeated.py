@@ -33,14 +33,18 @@ def duplicates(view: View) -> Iterator[Finding]:
 
 
 def _equal_kernels(view: View) -> list[list[int]]:
-    """Return groups of kernels with equal operations, equal inputs and outputs of equal shapes."""
+    """Return groups of kernels with equal code, equal operations, equal inputs and outputs of equal shapes.
+
+    Inductor gives kernels that read other elements of the same arrays other code, and a library call other views.
+    """
     groups: dict[object, list[int]] = defaultdict(list)
     for index, kernel in enumerate(view.kernels):
         if not kernel.source_ops or not kernel.inputs or not all(op.site for op in kernel.source_ops):
             continue
         written = sorted((buffer.shape, buffer.dtype) for buffer in view.buffers(index, "outputs"))
         read = frozenset(access.buffer for access in kernel.inputs)
-        groups[frozenset(op.site for op in kernel.source_ops), read, tuple(written)].append(index)
+        code = kernel.facts.get("call"), tuple(kernel.facts.get("views", ()))
+        groups[code, frozenset(op.site for op in kernel.source_ops), read, tuple(written)].append(index)
     return [group for group in groups.values() if len(group) > 1]
 
 
@@ -129,10 +133,10 @@ def _in_one_kernel(view: View, phase: Phase, places: Iterable[str]) -> bool:
 
 
 def _read_again(view: View, indices: Sequence[int]) -> int:
-    """Return the bytes that these kernels read of buffers that another of them reads, too."""
+    """Return the bytes that these kernels are known to read again: beyond the size of each buffer that they share."""
     sizes: dict[str, list[int]] = defaultdict(list)
     for index in indices:
         kernel = view.kernels[index]
         for access in kernel.inputs or ():
             sizes[access.buffer].append((access.bytes or 0) * (kernel.launches or 1))
-    return sum(sum(reads) - max(reads) for reads in sizes.values())
+    return sum(max(sum(reads) - max(view.graph.buffer[name].bytes, *reads, 0), 0) for name, reads in sizes.items())

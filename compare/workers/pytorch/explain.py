@@ -71,11 +71,13 @@ class TorchExplainer:
 
     def _assumed(self, name: str, captured: Any) -> list[str]:
         chosen = {match[1] for kernel in captured.kernels if (match := _ATTENTION.search(kernel.name))}
+        values = [f"{name}: without a GPU, it is assumed that {words}" for words in self._factory.assumed()]
         if not chosen or not self._deviceless:
-            return []
+            return values
         return [
+            *values,
             f"{name}: without a GPU, scaled_dot_product_attention is assumed to run {' and '.join(sorted(chosen))}; "
-            "torch.nn.attention.sdpa_kernel fixes the choice"
+            "torch.nn.attention.sdpa_kernel fixes the choice",
         ]
 
 

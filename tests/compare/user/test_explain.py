@@ -17,6 +17,7 @@ from click.testing import CliRunner
 
 import xlafuse
 from compare.cli.main import cli
+from compare.user import explain as explain_user
 
 pytestmark = pytest.mark.slow
 CODE = Path(__file__).parent / "user_code"
@@ -188,7 +189,7 @@ def test_the_callers_settings_apply(jax_code: Any):
     ("call", "complaint"),
     [
         (lambda code: xlafuse.explain(code.mismatched, struct(8, 16), **TARGET), r"TypeError: .*jax_code.py:\d+"),
-        (lambda code: xlafuse.explain(code.gelu, 3.0, **TARGET), "framework='jax'"),
+        (lambda code: xlafuse.explain(lambda x: x * 2, 3.0, **TARGET), "framework='jax'"),
         (lambda code: xlafuse.explain(code.gelu, struct(8, dtype="int32"), grad=True, **TARGET), "floating dtype"),
         (lambda code: xlafuse.explain(code.gelu, struct(8), target="h2000"), "unknown target"),
         (lambda code: xlafuse.explain(3, struct(8)), "cannot be called"),
@@ -248,6 +249,56 @@ def test_graph_breaks_are_reasons(torch_code: Any):
     assert (between.producer, between.consumer) == tuple(kernel.name for kernel in graph.kernels)
     assert broke.line.endswith("torch_code.py:29") and len(explained.notes) == 1
     assert f"breaks at {broke.line}: Call to `torch._dynamo.graph_break()`" in explained.notes[0]
+
+
+@pytest.fixture
+def torch_breaks(monkeypatch: pytest.MonkeyPatch) -> Any:
+    pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(CODE))
+    return importlib.import_module("torch_breaks")
+
+
+def test_pieces_around_values_that_depend_on_data_are_compiled(torch_breaks: Any):
+    import torch
+
+    functions = [getattr(torch_breaks, name) for name in ("number", "mask", "branch", "indices", "nothing", "in_place")]
+    explained = xlafuse.explain(functions, torch.empty(64, 128, device="meta"), **TARGET)
+    wanted = {
+        "number": {"aten.sum", "aten.mul"}, "mask": {"aten.gt", "aten.mul"}, "branch": {"aten.sum", "aten.add"},
+        "indices": {"aten.add"}, "nothing": {"aten.add"}, "in_place": {"aten.mul"},
+    }
+    for name, operations in wanted.items():
+        assert operations <= names(explained.graphs[name]), name
+        broken = any(reason.origin == "dynamo" for reason in explained.graphs[name].reasons)
+        assert broken == (name in ("number", "mask", "branch", "indices")), name
+    assert sum("assumed" in note for note in explained.notes) == 4
+
+
+def test_dynamic_shapes_that_become_static_are_noted(torch_breaks: Any, monkeypatch: pytest.MonkeyPatch):
+    import torch
+
+    monkeypatch.setenv("TORCH_COMPILE_DEBUG", "1")
+    functions = {"dynamic": torch_breaks.dynamic(), "static": torch.compile(torch_breaks.relu)}
+    explained = xlafuse.explain(functions, torch.empty(64, 128, device="meta"), **TARGET)
+    assert [note.partition(":")[0] for note in explained.notes if "static" in note] == ["dynamic"]
+
+
+def test_the_names_in_the_code_tell_the_framework(torch_breaks: Any):
+    from compare.workers.explain_request import ArrayLike
+
+    array = ArrayLike("numpy", (64, 128), "float32")
+    assert explain_user.identify(torch_breaks.relu, (array,), {}).framework == "torch"
+    with pytest.raises(xlafuse.ExplainError, match="framework"):
+        explain_user.identify(torch_breaks.branch, (array,), {})
+
+
+def test_parts_of_one_product_are_not_the_same_values(torch_breaks: Any):
+    import torch
+
+    x = torch.empty(8, 256, 128, dtype=torch.bfloat16, device="meta")
+    explained = xlafuse.explain(torch_breaks.Attention(), x, **TARGET)
+    kinds = {finding.kind for finding in explained.findings()}
+    assert not kinds & {"duplicate", "recomputed"}
 
 
 def test_torch_errors_name_the_users_line(torch_code: Any):

@@ -259,7 +259,7 @@ def call(self, args):
         triton_poi_fused_mul_1.run(buf1, buf2, 64, stream=raw_stream0)
         return (buf2, )
 """
-    assert compiler._calls_in(code) == ([7, 3], ("buf1 = torch.ops.aten.sort.stable(buf0)",))
+    assert compiler._calls_in(code)[::2] == ([7, 3], ("buf1 = torch.ops.aten.sort.stable(buf0)",))
 
 
 def test_kernels_that_become_a_cuda_graph_stand_where_the_graph_is_called():
@@ -301,7 +301,7 @@ class Runner:
 runner = Runner(partitions=[partition_0,partition_1,])
 call = runner.call
 """
-    assert compiler._calls_in(code) == ([4, 5, 6], ())
+    assert compiler._calls_in(code)[::2] == ([4, 5, 6], ())
     read = read_code(code)
     generated = ["triton_poi_fused_add_0", "triton_poi_fused_mul_1"]
     assert [line.partition(".run(")[0] for line in read.unparsed] == generated  # this code does not define them
@@ -339,9 +339,9 @@ def call(self, args):
         return (buf2, )
 """
     unannounced = "triton_poi_fused_mul_1.run(buf1, buf2, 64, stream=raw_stream0)"
-    assert compiler._calls_in(code) == ([7, 8, 9, 10], (unannounced,))
+    assert compiler._calls_in(code)[::2] == ([7, 8, 9, 10], (unannounced,))
     finish = "buf1 = workspace_0[0 : 1024].view(4, 256).sum(dim=0)"
-    assert compiler._calls_in(f"def call(args):\n    {finish}\n") == ([], (finish,))
+    assert compiler._calls_in(f"def call(args):\n    {finish}\n")[::2] == ([], (finish,))
 
 
 def test_the_choice_of_coordinate_descent_is_the_kernel_in_use() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from triton_side.inductor import dump
 from triton_side.inductor.dump import DumpError, read
-from triton_side.inductor.graph import Buffer, GraphBreak, SourceNode, flops
+from triton_side.inductor.graph import Buffer, GraphBreak, SourceNode, flops, kind_of
 from triton_side.inductor.ir_text import read_fx, replaced
 from triton_side.inductor.output_code import read_code
 
@@ -31,6 +31,31 @@ def test_a_trace_and_a_debug_folder_agree(version):
         assert [call.sources for call in one.calls] == [call.sources for call in other.calls]
         assert (one.memory, one.inputs, one.outputs) == (other.memory, other.inputs, other.outputs)
         assert one.unparsed == other.unparsed == ()
+
+
+def test_one_of_several_ranks_is_read_and_the_others_are_compared(tmp_path):
+    (log,) = (DATA / "torch-2.13.0/trace").glob("*.log")
+    text = log.read_text()
+    for rank in range(3):
+        other = text.replace("extern_kernels.addmm", "extern_kernels.baddbmm") if rank == 2 else text
+        (tmp_path / f"dedicated_log_torch_trace_rank_{rank}_abc.log").write_text(other)
+    alone, several = read(log), read(tmp_path)
+    assert [len(g.calls) for g in several.graphs] == [len(g.calls) for g in alone.graphs]
+    assert alone.notes == () and "the same kernels: 1; other kernels: 2" in several.notes[0]
+
+
+def test_compiles_that_share_cached_code_are_units_of_their_own(tmp_path):
+    (log,) = (DATA / "torch-2.13.0/trace").glob("*.log")
+    text = log.read_text()
+    header = 'V1125 19:18:24.264000 9649 torch/_dynamo/guards.py:5400] {"artifact": {"name": "recompile_reasons"}, '
+    why = header + '"frame_id": 0, "frame_compile_id": 1}\n\t0/0: n == 2   # f.py:4 in g\n\tUser stack trace:\n'
+    (tmp_path / "trace.log").write_text(text + why + text.replace('"frame_compile_id": 0', '"frame_compile_id": 1'))
+    program = read(tmp_path / "trace.log")
+    graphs = program.graphs
+    assert len(program.notes) == 1 and "0/0: n == 2;" in program.notes[0]
+    assert [(graph.part, graph.unit) for graph in graphs] == [
+        ("forward", 0), ("forward", 1), ("backward", 0), ("backward", 1),
+    ]
 
 
 def test_two_versions_of_torch_emit_the_same_kernels():
@@ -108,6 +133,16 @@ def test_without_the_ir_bytes_of_a_partial_read_are_unknown(tmp_path):
     (graph,) = read(tmp_path).graphs
     assert [buffer.bytes for buffer in graph.calls[3].kernel.inputs] == [None, None]
     assert None not in [buffer.bytes for buffer in graph.calls[4].kernel.inputs]
+
+
+def test_a_kernel_that_prepares_an_attention_is_none():
+    def kind(name, *ops, extern=False):
+        return kind_of(name, set(ops), set(ops), is_template=False, is_extern=extern, is_reduction=False)
+
+    assert kind("triton_poi_fused__scaled_dot_product_flash_attention_add_0", "aten.add", "aten.view") == "elementwise"
+    assert kind("triton_poi_fused__scaled_dot_product_flash_attention_clone_1", "aten.clone") == "copy"
+    call = "torch.ops.aten._scaled_dot_product_flash_attention.default"
+    assert kind(call, "aten._scaled_dot_product_flash_attention", extern=True) == kind(call, extern=True) == "attention"
 
 
 def test_our_own_archive(tmp_path):

@@ -77,6 +77,22 @@ def test_a_kernel_launched_twice_for_the_same_values() -> None:
     assert one(other, "duplicate") == []
 
 
+def test_kernels_that_read_other_elements_of_one_array_are_no_duplicates() -> None:
+    def thirds(*codes: str, **facts: object) -> object:
+        return graph(
+            NORM, *(
+                replace(made, facts={"call": code, **facts}, inputs=tuple(replace(a, bytes=1000) for a in made.inputs))
+                for code, made in zip(
+                    codes, (kernel(n, "elementwise", "act:mul@3", "h", f"o{n}") for n in "12"), strict=True
+                )
+            )
+        )
+
+    assert one(thirds("same", "same"), "duplicate")
+    apart = thirds("first", "second")
+    assert one(apart, "duplicate") == one(apart, "recomputed") == []
+
+
 AGAIN = (
     kernel("1", "elementwise", "act:exp@3 act:mul@3 act:sub@4", "g", "a", phase="backward"),
     kernel("2", "elementwise", "act:exp@3 act:mul@3", "g d", "b", phase="backward"),
