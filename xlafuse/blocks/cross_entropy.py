@@ -19,8 +19,9 @@ def apply(inputs: dict[str, jax.Array], *, smoothing: float, z_loss: float) -> d
         lse = largest + jnp.log(jnp.sum(jnp.exp(logits - largest[:, None]), axis=-1))
     with jax.named_scope("target"):
         label = jnp.where(inputs["labels"] != IGNORED, inputs["labels"], 0)
-        # From the logits in their own dtype: their gradient then needs no float32 array of zeros to scatter into.
-        chosen = jnp.take_along_axis(inputs["logits"], label[:, None], axis=-1)[:, 0].astype(jnp.float32)
+        # A comparison, because the gradient of a lookup is a scatter into an array of zeros.
+        is_label = jnp.arange(logits.shape[-1]) == label[:, None]
+        chosen = jnp.sum(jnp.where(is_label, logits, 0.0), axis=-1)
     with jax.named_scope("smoothing"):
         mean = jnp.mean(logits, axis=-1)
     return {"loss": mean_loss(lse, chosen, mean, inputs["labels"], smoothing, z_loss)}
