@@ -60,11 +60,10 @@ def launch_gaps() -> list[tuple[str, str, str, str, str]]:
     A gap is the ratio of device time to the time in which kernels ran. The last two values are "yes" where one is at
     least LAUNCH_BOUND, and where the block has the implementations that replay CUDA graphs.
     """
-    realistic = {case.id for block in BLOCKS.values() for case in block.cases("full")}
     largest: dict[tuple[str, str], tuple[float, str]] = {}
     for row in rows.read(FULL).rows:
         case, implementation = rows.id_of(row).rpartition("/")[::2]
-        if implementation in ("triton", "inductor") and case in realistic and row["busy_time_us"]:
+        if implementation in ("triton", "inductor") and peers.is_realistic(row) and row["busy_time_us"]:
             found = row["device_time_us"] / row["busy_time_us"], f"`{case.partition('/')[2]}`: {_both(row)}"
             key = row["block"], implementation
             largest[key] = max(largest.get(key, found), found)

@@ -51,9 +51,9 @@ def of(rows: Iterable[Row]) -> list[Row]:
 
 
 def is_realistic(row: Mapping[str, str]) -> bool:
-    """Return whether the row's case is none of its block's edge cases."""
+    """Return whether the row's case is one of its block's, and no edge case."""
     block = BLOCKS.get(row["block"])
-    return block is not None and not any(shape.edge for shape in block.shapes if shape.name == row["case"])
+    return block is not None and any(shape.name == row["case"] and not shape.edge for shape in block.shapes)
 
 
 def render(found: list[Row], *, markdown: bool = False) -> str:

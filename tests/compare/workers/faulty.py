@@ -76,13 +76,7 @@ class _HalfGradient(torch.autograd.Function):
         return y * dy  # without the row's mean
 
 
-class _CachedGradient(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        y = x.softmax(-1)
-        ctx.save_for_backward(y)
-        return y
-
+class _CachedGradient(_HalfGradient):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> torch.Tensor:
         (y,) = ctx.saved_tensors

@@ -303,6 +303,19 @@ def _consume(
         store_rows(k_smem.index(PART), dk_ptr + offset, stride_ds, row, length)
 
 
+@triton.jit
+def _tile_of_queries(sequence, offsets_ptr, sequences, QUERIES: tl.constexpr, PACKED: tl.constexpr):
+    """Return the program's number, its head, the first row of its slot, and the sequence's first row and length.
+
+    Two programs share a slot of 2 QUERIES rows, and have QUERIES rows each.
+    """
+    tile = tl.program_id(0).to(tl.int64)
+    head_index, slot, _, first, length = tile_of_program(
+        tl.program_id(0) // 2, sequence, offsets_ptr, sequences, 2 * QUERIES, PACKED
+    )
+    return tile, head_index, slot * 2 * QUERIES, first, length
+
+
 def _flops_per_number(count: int, name: str) -> Callable[[Shapes], float | None]:
     """Return a function for `count` FLOPs a number of the tensor, or None where the sequences' lengths are data."""
     return lambda shapes: None if shapes["PACKED"] else count * math.prod(shapes[name])
@@ -319,14 +332,11 @@ def hopper_attention_before_kernel(
     Rows past the end have an infinite logsumexp2.
     """
     QUERIES: tl.constexpr = 64
-    tile = tl.program_id(0).to(tl.int64)
-    head_index, slot, _, first, length = tile_of_program(
-        tl.program_id(0) // 2, sequence, offsets_ptr, sequences, 2 * QUERIES, PACKED
-    )
+    tile, head_index, slot_start, first, length = _tile_of_queries(sequence, offsets_ptr, sequences, QUERIES, PACKED)
     if PACKED:
-        if slot * 2 * QUERIES >= length:
+        if slot_start >= length:
             return
-    start = slot * 2 * QUERIES + tl.program_id(0) % 2 * QUERIES
+    start = slot_start + tile % 2 * QUERIES
     batch = head_index // heads
     head = head_index % heads
     out_ptr = rows_of_head(out_ptr, (stride_ob, stride_oh, stride_os), batch, head, first, PACKED)
@@ -352,14 +362,11 @@ def hopper_attention_after_kernel(
 ):
     """Store QUERIES rows of dq from the sum, whose numbers are in the order of `_add_dq`."""
     QUERIES: tl.constexpr = 64
-    tile = tl.program_id(0).to(tl.int64)
-    head_index, slot, _, first, length = tile_of_program(
-        tl.program_id(0) // 2, sequence, offsets_ptr, sequences, 2 * QUERIES, PACKED
-    )
+    tile, head_index, slot_start, first, length = _tile_of_queries(sequence, offsets_ptr, sequences, QUERIES, PACKED)
     if PACKED:
-        if slot * 2 * QUERIES >= length:
+        if slot_start >= length:
             return
-    start = slot * 2 * QUERIES + tl.program_id(0) % 2 * QUERIES
+    start = slot_start + tile % 2 * QUERIES
     dq_ptr = rows_of_head(
         dq_ptr, (stride_qb, stride_qh, stride_qs), head_index // heads, head_index % heads, first, PACKED
     )
