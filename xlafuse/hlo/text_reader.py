@@ -27,6 +27,8 @@ from xlafuse.hlo.text_scanner import (
 from xlafuse.hlo.window import WindowDimension, read_dimensions, read_window
 
 DECLARATION = "xlafuse_declared"  # the one frontend attribute that is kept
+
+
 @dataclass(frozen=True)
 class Instruction:
     """One line of a computation.
