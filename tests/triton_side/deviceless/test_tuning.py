@@ -82,3 +82,23 @@ def test_a_candidate_may_use_as_much_local_memory_as_the_present_configuration(f
     rope.launch_rope(q, q, torch.empty((2, 1024), dtype=torch.int32, device="cuda"), 10000.0)"""
     _, (present, other), _ = compiled(fake_gpu, "rope.configure", body, "rope.RopeConfig(16, 2, 1, 8)")
     assert not present[0] and not other[0] and other[1] > 0
+
+
+CHOOSES = """
+from triton_side.configs.tuned import overridden
+from triton_side.kernels import transformer_layer
+from triton_side.kernels.shared.matmul_tiles import MatmulConfig
+from triton_side.tuning import trials
+
+with trials.fake_tensors():
+    a, b = (torch.empty(shape, dtype=torch.bfloat16, device="cuda") for shape in ((8192, 768), (768, 3072)))
+    found = [transformer_layer.fused_epilogue_wins(a, b)]
+    with overridden(lambda *choice: MatmulConfig(64, 256, 64, 4, 4)):
+        found.append(transformer_layer.fused_epilogue_wins(a, b))
+print(json.dumps(found))
+"""
+
+
+def test_a_table_does_not_choose_between_a_kernel_and_cublas(fake_gpu: Any) -> None:
+    """The search times Triton's launches only, so a configuration that calls cuBLAS instead would seem fast."""
+    assert fake_gpu.answer(CHOOSES) == [True, True]
