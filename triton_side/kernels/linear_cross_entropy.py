@@ -26,8 +26,8 @@ the sum over chunks is dh, which is small, and can stay in float32. Here it is d
 dtype after each chunk.
 
 Shapes: h, dh [tokens, width]; w, dw [classes, width]; labels [tokens] in int32 or int64; loss [] in fp32. dtypes of h
-and w: bfloat16, float16, float32, one for both. The loss is computed from float32 logits, gradients from logits in the
-inputs' dtype, in which dx is stored too. Small numbers vanish in float16, so the division of its dh and dw by the count
+and w: bfloat16, float16, float32, one for both. Without gradients the loss is computed from float32 logits; with them,
+loss and gradients from logits in the inputs' dtype, in which dx is stored too. Small numbers vanish in float16, so the division of its dh and dw by the count
 of tokens follows in the backward pass. Products of float32 inputs read w across its rows, at a third of the rate
 (`matmul.py`), because a transposed copy would take as much memory as w.
 """
@@ -120,6 +120,8 @@ def projected_statistics_kernel(
         )
         if logits_ptr is not None:
             store_tile(logits_ptr, x, row, column, tokens, stride_lt, BLOCK_M, BLOCK_N)
+            # The gradients are a softmax of the stored logits, whose sum must be theirs.
+            x = x.to(logits_ptr.dtype.element_ty).to(tl.float32)
         token = row + tl.arange(0, BLOCK_M)
         exists = token < tokens
         class_ = column + tl.arange(0, BLOCK_N)[None, :]
