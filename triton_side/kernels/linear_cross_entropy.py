@@ -27,9 +27,9 @@ dtype after each chunk.
 
 Shapes: h, dh [tokens, width]; w, dw [classes, width]; labels [tokens] in int32 or int64; loss [] in fp32. dtypes of h
 and w: bfloat16, float16, float32, one for both. Without gradients the loss is computed from float32 logits; with them,
-loss and gradients from logits in the inputs' dtype, in which dx is stored too. Small numbers vanish in float16, so the division of its dh and dw by the count
-of tokens follows in the backward pass. Products of float32 inputs read w across its rows, at a third of the rate
-(`matmul.py`), because a transposed copy would take as much memory as w.
+loss and gradients from logits in the inputs' dtype, in which dx is stored too. Small numbers vanish in float16, so the
+division of its dh and dw by the count of tokens follows in the backward pass. Products of float32 inputs read w across
+its rows, at a third of the rate (`matmul.py`), because a transposed copy would take as much memory as w.
 """
 
 import math

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from triton.testing import do_bench
-
 from triton_side.calls.launches import record_launches
 from triton_side.calls.replay import Replay, launches_of
 from triton_side.configs.tuned import TUNED, class_of, gpu, overridden, rounded
@@ -24,7 +22,6 @@ from triton_side.tuning.spaces import SPACES, Choice
 Call = Callable[[], Any]
 
 FEW_BYTES = 64  # of a thread, which may be spilled
-ROUGH, ACCURATE = 5, 15  # milliseconds of kernel time that do_bench repeats a call for
 
 
 @dataclass(frozen=True)
@@ -133,14 +130,16 @@ def without(replays: Iterable[Replay], same: Counter[str]) -> list[Replay]:
     return kept
 
 
-def seconds(call: Call, choice: Choice, config: Any, same: Counter[str], accurate: bool) -> float:
-    """Return the median time of the launches that are not the same in all. Raises triton.OutOfResources."""
+def launches_with(call: Call, choice: Choice, config: Any, same: Counter[str]) -> Callable[[], None]:
+    """Run the call with the configuration; return a function that repeats its launches that are not the same in all.
+
+    Raises triton.OutOfResources.
+    """
     with using(choice, config):
         replays = without(launches_of(call), same)
 
-    def launch_all() -> None:
+    def launch() -> None:
         for replay in replays:
             replay()
 
-    rep = ACCURATE if accurate else ROUGH
-    return float(do_bench(launch_all, warmup=ROUGH, rep=rep, return_mode="median")) * 1e-3
+    return launch

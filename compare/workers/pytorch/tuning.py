@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import statistics
 import tempfile
 import time
 from collections import Counter, defaultdict
@@ -32,6 +33,7 @@ from ...spec.case import TRANSPOSED, Case
 from ...spec.tensor import Tensor
 from .worker import TorchBackend, set_precision
 
+ROUGH, ACCURATE = 5, 11  # timed calls
 NOT_COMPILED = trials.Compiled((), 0, 0, "was not compiled in time")
 CRASHED = trials.Compiled((), 0, 0, "crashes the compiler")
 _Key = tuple[str, frozenset[tuple[str, Any]]]
@@ -134,7 +136,7 @@ class Tuner:
 
         def timed(config: Any, accurate: bool) -> float:
             try:
-                return trials.seconds(call, choice, config, same, accurate)
+                return self._seconds(trials.launches_with(call, choice, config, same), ACCURATE if accurate else ROUGH)
             except triton.OutOfResources:
                 return math.inf
 
@@ -146,6 +148,20 @@ class Tuner:
             "us": found.seconds * 1e6, "config": asdict(found.config) if found.config != present else None,
             "shared_bytes": usable[found.config].shared_bytes,
         }
+
+    def _seconds(self, launch: Callable[[], None], calls: int) -> float:
+        """Return the median time in which the launches' kernels ran, each call from a cold L2, as in a run.
+
+        Without CUPTI, the time from the first kernel to the last one's end.
+        """
+        clock, synchronize = self._backend.clock(), self._backend.synchronize
+        assert clock is not None, "tuning needs a GPU"
+        clock.start()
+        for _ in range(calls):
+            self._backend.flush_l2()
+            clock.time(launch, synchronize)
+        samples = clock.collect()
+        return statistics.median(s.device_time if s.busy_time is None else s.busy_time for s in samples)
 
     def _call(self, case: Case) -> trials.Call:
         """Return the case's call on real tensors. Those of one case are kept."""
