@@ -11,6 +11,9 @@ finished sum waits in memory, mostly in L2, and is added in the last chunk's epi
 largest error was 0.042 of the result's standard deviation, with 4096 terms 0.028; storing c in bfloat16 alone costs
 0.010 to 0.016. (H200, Triton 3.6; `docs/kernels/products.md`.)
 
+On a Hopper GPU `hopper/matmul_fp8.py` can compute the same (`hopper_problem` names the conditions). Its finished sums
+stay in registers.
+
 Shapes: a [m, k], b [n, k], float8_e4m3fn; a_scale, b_scale [] or [1], float32; c [m, n], bfloat16.
 """
 
@@ -21,6 +24,8 @@ import triton.language as tl
 
 from triton_side.calls.declare import Shapes, declare, forward
 from triton_side.configs.tuned import tuned
+from triton_side.kernels.hopper import matmul_fp8 as hopper
+from triton_side.kernels.hopper.parts import is_hopper
 from triton_side.kernels.matmul import FEW_ROWS, choose_config, few_rows_config, pointer_config
 from triton_side.kernels.shared.launch import INTERPRETED, cdiv, check_matrix, device_of
 from triton_side.kernels.shared.matmul_tiles import (
@@ -33,10 +38,11 @@ from triton_side.kernels.shared.matmul_tiles import (
     stored_transposed,
     tile_at,
 )
-from triton_side.kernels.shared.tiles import provide_descriptor_memory
+from triton_side.kernels.shared.tiles import fits_descriptor, provide_descriptor_memory
 
 FORWARD = (forward("dot", "product"), forward("mul", "scale"))
 CHUNK = 4096  # terms of one sum of the tensor cores
+PREFERRED = "portable"  # "hopper": "auto" takes the kernel for Hopper GPUs where it can take the operands
 
 
 def fp8_flops(shapes: Shapes) -> float:
@@ -141,22 +147,46 @@ def launch_fp8(
     return c
 
 
-def matmul_fp8(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor) -> torch.Tensor:
+def hopper_problem(a: torch.Tensor, b: torch.Tensor) -> str | None:
+    """Return why the kernel of `hopper/` cannot take a [m, k] and b [n, k], or None."""
+    if INTERPRETED or not is_hopper(a.device):
+        return "it runs on GPUs of compute capability 9.0 only"
+    if not (fits_descriptor(a) and fits_descriptor(b)) or b.shape[0] % 8:
+        return "TMA reads and writes rows of whole 16 bytes, 16 bytes aligned: of a, b and c"
+    if not 0 < a.shape[1] <= hopper.MOST_TERMS:
+        return f"it sums 1 to {hopper.MOST_TERMS} terms"
+    return None
+
+
+def matmul_fp8(
+    a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor, kernels: str = "auto"
+) -> torch.Tensor:
     """Return (a @ b.T) * a_scale * b_scale, without gradients.
 
     Args:
         a: [m, k], float8_e4m3fn, any strides.
         b: [n, k], float8_e4m3fn, any strides.
         a_scale, b_scale: one float32 number each.
+        kernels: "hopper" for the kernel of `hopper/`, "portable" for that of this file, or "auto" for PREFERRED where
+            it can take the operands. "auto" leaves up to FEW_ROWS rows to the portable kernel.
 
     Returns:
         c [m, n], contiguous, bfloat16.
 
     Raises:
-        ValueError: shapes do not fit, devices differ or are not a GPU (outside the interpreter).
+        ValueError: shapes do not fit, devices differ or are not a GPU (outside the interpreter), or the kernel asked
+            for cannot take the operands.
         TypeError: a dtype is not the one above.
     """
     _check(a, b, a_scale, b_scale)
+    if kernels not in ("auto", "hopper", "portable"):
+        raise ValueError(f"kernels must be 'auto', 'hopper' or 'portable', got {kernels!r}")
+    wanted = kernels == "hopper" or kernels == "auto" and PREFERRED == "hopper" and a.shape[0] > FEW_ROWS
+    problem = hopper_problem(a, b) if wanted else None
+    if kernels == "hopper" and problem:
+        raise ValueError(f"the kernel for Hopper GPUs cannot take these operands: {problem}")
+    if wanted and problem is None:
+        return hopper.launch_fp8(a, b, a_scale, b_scale)
     return launch_fp8(a, b.T, a_scale, b_scale, choose_config(fp8_config, a, b.T))
 
 
@@ -175,6 +205,6 @@ def _check(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: tor
         raise ValueError(f"a [m, k], b [n, k] and two scales of one element must fit, got {shapes}")
 
 
-def apply(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def apply(inputs: dict[str, torch.Tensor], kernels: str = "auto") -> dict[str, torch.Tensor]:
     """Run the block `matmul_fp8`: a [m, k], b [n, k], a_scale [], b_scale [] -> c [m, n]."""
-    return {"c": matmul_fp8(**inputs)}
+    return {"c": matmul_fp8(**inputs, kernels=kernels)}
