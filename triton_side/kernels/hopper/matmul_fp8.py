@@ -5,10 +5,9 @@ The formula and shapes are those of `kernels/matmul_fp8.py`. One persistent prog
 - A producer warp loads tiles of a and b by TMA into a ring of buffers. It runs ahead across output tiles.
 - Two consumers of four warps each own 64 rows of an output tile of 128 x 256, and multiply without meeting.
 
-Tensor cores sum fp8 products with some 14 bits, so a sum ends after CHUNK terms. The scaled sum of the chunks so far
-stays in registers as bfloat16, two numbers in each: 128 registers for the tensor cores' sum and 64 for this one fit in
-240. Each addition rounds to c's own precision. After the last chunk the 64 registers are c. They reach memory while the
-tensor cores work on the next tile.
+A sum of the tensor cores ends after CHUNK terms. The sum of the chunks so far stays in registers as float16, two
+numbers in each (`shared.fp8_sums`): 128 registers for the tensor cores' sum and 64 for this one fit in 240. After the
+last chunk the 64 registers are c in bfloat16. They reach memory while the tensor cores work on the next tile.
 """
 
 import torch
@@ -20,10 +19,11 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait 
 
 from triton_side.calls.declare import Shapes, declare, forward
 from triton_side.kernels.hopper.parts import barriers, buffers, descriptor, halves, thread_barrier
+from triton_side.kernels.shared.fp8_sums import kept_factor
 from triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors
 
 CHUNK = 2048  # terms of one sum of the tensor cores
-MOST_TERMS = 16 * CHUNK  # of 256 chunks of equal sign, the last would change no bit of the sum so far
+MOST_TERMS = 16 * CHUNK  # each chunk's sum is rounded once
 
 ROWS = gl.constexpr(64)  # of one consumer
 BLOCK_M = gl.constexpr(128)  # rows of a tile: those of both consumers
@@ -96,11 +96,16 @@ def _finished(acc, g, bars):
 
 
 @gluon.jit
-def _pack(x, y):
-    """Return bfloat16 x and y in one integer. Triton would keep each number in a register of its own."""
-    return gl.inline_asm_elementwise(
-        "cvt.rn.bf16x2.f32 $0, $2, $1;", "=r,f,f", [x, y], dtype=gl.int32, is_pure=True, pack=1
-    )
+def _pack(x, y, dtype: gl.constexpr):
+    """Return x and y, rounded to a 16-bit dtype, in one integer. Triton would use a register for each number."""
+    convert: gl.constexpr = "cvt.rn.bf16x2.f32 $0, $2, $1;" if dtype == gl.bfloat16 else "cvt.rn.f16x2.f32 $0, $2, $1;"
+    return gl.inline_asm_elementwise(convert, "=r,f,f", [x, y], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def _unpack(packed, dtype: gl.constexpr):
+    x = packed.to(gl.int16).to(dtype, bitcast=True)
+    return x, (packed >> 16).to(gl.int16).to(dtype, bitcast=True)
 
 
 @gluon.jit
@@ -112,9 +117,7 @@ def _pairs(x):
 @gluon.jit
 def _store(packed, buffer, descriptor, row, column):
     """Start to store half of a consumer's packed results. Rows and columns outside c are not written."""
-    x = packed.to(gl.int16).to(gl.bfloat16, bitcast=True)
-    y = (packed >> 16).to(gl.int16).to(gl.bfloat16, bitcast=True)
-    c = gl.join(x, y).reshape([packed.shape[0], 2 * packed.shape[1]])
+    c = gl.join(*_unpack(packed, gl.bfloat16)).reshape([packed.shape[0], 2 * packed.shape[1]])
     tma.store_wait(0)
     thread_barrier()
     buffer.store(c)
@@ -125,62 +128,64 @@ def _store(packed, buffer, descriptor, row, column):
 
 @gluon.jit
 def _consume(
-    PART: gl.constexpr, m, n, steps, chunk_steps, tiles, smem, bars, c_descriptor, a_scale_ptr, b_scale_ptr
+    PART: gl.constexpr, m, n, steps, chunk_steps, tiles, smem, bars, c_descriptor, a_scale_ptr, b_scale_ptr, kept_factor
 ):
     layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_N, 32])
-    scale = gl.load(a_scale_ptr) * gl.load(b_scale_ptr)
+    scale = gl.load(a_scale_ptr) * gl.load(b_scale_ptr) / kept_factor
     buffer = smem[2].index(PART)
     acc = gl.zeros([ROWS, BLOCK_N], gl.float32, layout)
-    kept = _pack(*_pairs(acc))
+    c = _pack(*_pairs(acc), gl.bfloat16)
     # Results wait for the next tile's first products. Before the first tile, they lie outside c.
-    stored_row = m
-    stored_column = n
+    c_row = m
+    c_column = n
     g = 0  # number of the step, over all tiles
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        first = g
+        last = g + steps
         acc = _step(PART, acc, g, True, smem, bars)
-        left, right = halves(kept)
-        _store(left, buffer, c_descriptor, stored_row, stored_column)
-        g = first + gl.minimum(chunk_steps, steps)
-        acc = _steps(PART, acc, first + 1, g, smem, bars)
-        _store(right, buffer, c_descriptor, stored_row, stored_column + BLOCK_N // 2)
-        x, y = _pairs(_finished(acc, g, bars))
-        kept = _pack(x * scale, y * scale)
-        while g < first + steps:
-            acc = _step(PART, acc, g, True, smem, bars)
-            end = gl.minimum(g + chunk_steps, first + steps)
-            acc = _steps(PART, acc, g + 1, end, smem, bars)
-            g = end
-            x, y = _pairs(_finished(acc, g, bars))
-            # A bfloat16 is the upper half of a float32.
-            kept = _pack(
-                x * scale + (kept << 16).to(gl.float32, bitcast=True),
-                y * scale + (kept & -0x10000).to(gl.float32, bitcast=True),
-            )
-        stored_row, stored_column = _place(tile, m, n)
-        stored_row += PART * ROWS
-    left, right = halves(kept)
-    _store(left, buffer, c_descriptor, stored_row, stored_column)
-    _store(right, buffer, c_descriptor, stored_row, stored_column + BLOCK_N // 2)
+        left, right = halves(c)
+        _store(left, buffer, c_descriptor, c_row, c_column)
+        end = gl.minimum(g + chunk_steps, last)
+        acc = _steps(PART, acc, g + 1, end, smem, bars)
+        _store(right, buffer, c_descriptor, c_row, c_column + BLOCK_N // 2)
+        x, y = _pairs(_finished(acc, end, bars) * kept_factor)
+        while end < last:
+            kept = _pack(x, y, gl.float16)
+            acc = _step(PART, acc, end, True, smem, bars)
+            begin = end
+            end = gl.minimum(begin + chunk_steps, last)
+            acc = _steps(PART, acc, begin + 1, end, smem, bars)
+            x, y = _pairs(_finished(acc, end, bars) * kept_factor)
+            earlier_x, earlier_y = _unpack(kept, gl.float16)
+            x += earlier_x.to(gl.float32)
+            y += earlier_y.to(gl.float32)
+        c = _pack(x * scale, y * scale, gl.bfloat16)
+        c_row, c_column = _place(tile, m, n)
+        c_row += PART * ROWS
+        g = last
+    left, right = halves(c)
+    _store(left, buffer, c_descriptor, c_row, c_column)
+    _store(right, buffer, c_descriptor, c_row, c_column + BLOCK_N // 2)
     tma.store_wait(0)
 
 
 @declare(forward("dot", "product"), forward("mul", "scale"), flops=fp8_flops)
 @gluon.jit(do_not_specialize=["m", "n", "steps", "chunk_steps"])
 def hopper_matmul_fp8_kernel(
-    a_descriptor, b_descriptor, c_descriptor, a_scale_ptr, b_scale_ptr, m, n, steps, chunk_steps,
+    a_descriptor, b_descriptor, c_descriptor, a_scale_ptr, b_scale_ptr, m, n, steps, chunk_steps, kept_factor,
 ):
     """Compute c [m, n] from a [m, k] and b [n, k], k in `steps` tiles, of which `chunk_steps` have one sum."""
-    smem = (
-        buffers(a_descriptor, STAGES), buffers(b_descriptor, STAGES), buffers(c_descriptor, 2),
-    )
+    smem = (buffers(a_descriptor, STAGES), buffers(b_descriptor, STAGES), buffers(c_descriptor, 2))
     bars = (barriers(STAGES, 1), barriers(STAGES, 2))  # full and empty
     fence_async_shared()
     tiles = gl.cdiv(m, BLOCK_M) * gl.cdiv(n, BLOCK_N)
     gl.warp_specialize(
         [
-            (_consume, (0, m, n, steps, chunk_steps, tiles, smem, bars, c_descriptor, a_scale_ptr, b_scale_ptr)),
-            (_consume, (1, m, n, steps, chunk_steps, tiles, smem, bars, c_descriptor, a_scale_ptr, b_scale_ptr)),
+            (_consume, (
+                0, m, n, steps, chunk_steps, tiles, smem, bars, c_descriptor, a_scale_ptr, b_scale_ptr, kept_factor,
+            )),
+            (_consume, (
+                1, m, n, steps, chunk_steps, tiles, smem, bars, c_descriptor, a_scale_ptr, b_scale_ptr, kept_factor,
+            )),
             (_produce, (m, n, steps, tiles, smem, bars, a_descriptor, b_descriptor)),
         ],
         [4, 1],
@@ -207,6 +212,6 @@ def launch_fp8(
             descriptor(a, [BLOCK_M.value, BLOCK_K.value], OPERAND_LAYOUT),
             descriptor(b, [BLOCK_N.value, BLOCK_K.value], OPERAND_LAYOUT),
             descriptor(c, [ROWS.value, BLOCK_N.value // 2], RESULT_LAYOUT),
-            a_scale, b_scale, m, n, steps, chunk_steps, num_warps=4,
+            a_scale, b_scale, m, n, steps, chunk_steps, kept_factor(k), num_warps=4,
         )
     return c
