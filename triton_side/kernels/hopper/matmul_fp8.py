@@ -198,14 +198,14 @@ def launch_fp8(
 ) -> torch.Tensor:
     """Return a @ b.T * a_scale * b_scale, contiguous, in bfloat16; each scale is one float32 number.
 
-    chunk: the most terms of one sum; the sums of an element of c are of about equal length.
+    chunk: the most terms of one sum, or those of one step; the sums of an element of c are of about equal length.
     """
     (m, k), n = a.shape, b.shape[0]
     c = torch.empty((m, n), dtype=torch.bfloat16, device=a.device)
     if c.numel() == 0:
         return c
     steps = cdiv(k, BLOCK_K.value)
-    chunk_steps = cdiv(steps, cdiv(k, max(chunk, BLOCK_K.value)))
+    chunk_steps = cdiv(steps, cdiv(steps, max(1, chunk // BLOCK_K.value)))
     tiles = cdiv(m, BLOCK_M.value) * cdiv(n, BLOCK_N.value)
     with device_of(a):
         hopper_matmul_fp8_kernel[(min(multiprocessors(a.device), tiles),)](
