@@ -1,5 +1,7 @@
 """The code of the Gluon kernels for an H200, compiled without one."""
 
+import math
+
 import pytest
 
 RECORD = """
@@ -53,3 +55,35 @@ def test_attention_uses_the_tensor_cores_of_hopper(fake_gpu, code: str, spills: 
     assert "dq_sum" in after[3] and "dq" in after[4]
     if forward[5] is not None:  # the lengths of packed sequences are data
         assert backward[5] == 2.5 * forward[5]
+
+
+FP8_RECORD = """
+from triton_side.kernels import matmul_fp8 as module
+m, k, n = {sizes}
+specs = {{"a": ((m, k), "float8_e4m3fn"), "b": ((n, k), "float8_e4m3fn"), "a_scale": ((), "float32"),
+         "b_scale": ((), "float32")}}
+recorded = deviceless.record_call(module.apply, specs, {{"kernels": "{kernels}"}}, train=False)
+(launch,) = recorded.parts["forward"]
+print(json.dumps([
+    launch.label, launch.resources.spill_bytes, launch.artifacts.texts["ptx"], [t.name for t in launch.reads],
+    [t.name for t in launch.writes], launch.flops
+]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("kernels", "kernel"), [("hopper", "hopper_matmul_fp8_kernel"), ("portable", "matmul_fp8_kernel")]
+)
+def test_an_fp8_product_keeps_its_sums_in_registers(fake_gpu, kernels: str, kernel: str) -> None:
+    sizes = (1000, 8192, 2000)  # two sums or more
+    label, spill_bytes, ptx, reads, writes, flops = fake_gpu.answer(FP8_RECORD.format(sizes=sizes, kernels=kernels))
+    assert label == kernel and spill_bytes == 0
+    assert "wgmma.mma_async.sync.aligned.m64n256k32.f32.e4m3.e4m3" in ptx and "cp.async.bulk.tensor" in ptx
+    assert ("setmaxnreg" in ptx) == (kernels == "hopper")
+    assert reads == ["a", "b", "a_scale", "b_scale"] and writes == ["c"]
+    assert flops == 2 * math.prod(sizes) + 1000 * 2000
+
+
+def test_an_fp8_product_that_tma_cannot_store_is_refused(fake_gpu) -> None:
+    with pytest.raises(RuntimeError, match="cannot take these operands: TMA reads and writes rows of whole 16 bytes"):
+        fake_gpu.answer(FP8_RECORD.format(sizes=(1000, 8192, 1001), kernels="hopper"))

@@ -1,8 +1,11 @@
+import math
+
 import pytest
 import torch
 from row_kernel_checks import DEVICE, is_accurate, random
 
 from triton_side.kernels import matmul_fp8
+from triton_side.kernels.shared.fp8_sums import kept_factor
 from triton_side.kernels.shared.launch import INTERPRETED
 from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
@@ -47,6 +50,24 @@ def test_sums_in_chunks_agree(descriptors: bool, chunk: int) -> None:
     assert agrees(matmul_fp8.launch_fp8(a, b.T, *SCALES, config, chunk), a, b)
 
 
+@pytest.mark.parametrize("value", [448.0, 2.0**-9], ids=["largest", "smallest"])
+def test_extreme_operands_agree(value: float) -> None:
+    """The sum of the earlier chunks is kept in float16, in which the sums of the largest numbers would overflow."""
+    config = MatmulConfig(64, 32, 32, num_warps=4, num_stages=2)
+    a, b = (torch.full((64, 208), value, device=DEVICE).to(torch.float8_e4m3fn) for _ in range(2))
+    one = torch.ones((), device=DEVICE)
+    exact = torch.full((64, 64), value**2 * 208, device=DEVICE, dtype=torch.float64)
+    assert is_accurate(matmul_fp8.launch_fp8(a, b.T, one, one, config, 64), exact.to(torch.bfloat16), exact)
+
+
+@pytest.mark.parametrize("terms", [1, 208, 4096, 8192, 65536, 10**6])
+def test_no_sum_overflows_the_16_bits_in_which_it_is_kept(terms: int) -> None:
+    factor = kept_factor(terms)
+    largest = 448.0**2 * terms
+    assert math.log2(factor) == int(math.log2(factor))
+    assert torch.finfo(torch.float16).max / 4 < largest * factor < torch.finfo(torch.float16).max / 1.05
+
+
 def test_strides() -> None:
     a, b = operands(17, 90, 40)
     assert agrees(matmul_fp8.matmul_fp8(a[:, ::2], b[:, 3:48], *SCALES), a[:, ::2], b[:, 3:48])
@@ -71,3 +92,11 @@ def test_rejects() -> None:
         matmul_fp8.matmul_fp8(a, b.T, *SCALES)
     with pytest.raises(ValueError, match=r"a_scale \[2\]"):
         matmul_fp8.matmul_fp8(a, b, SCALES, SCALES[1])
+    with pytest.raises(ValueError, match=r"kernels must be 'auto', 'hopper' or 'portable', got 'fast'"):
+        matmul_fp8.matmul_fp8(a, b, *SCALES, kernels="fast")
+
+
+@pytest.mark.skipif(not INTERPRETED, reason="a Hopper GPU could take other operands")
+def test_the_kernel_for_hopper_gpus_is_not_replaced_where_it_cannot_run() -> None:
+    with pytest.raises(ValueError, match=r"for Hopper GPUs cannot take these operands: it runs on GPUs of compute"):
+        matmul_fp8.matmul_fp8(*operands(128, 64, 128), *SCALES, kernels="hopper")

@@ -88,6 +88,7 @@ from triton_side.kernels import (
 from triton_side.kernels.bias_gelu import TileConfig
 from triton_side.kernels.hopper import attention_backward as hopper_backward
 from triton_side.kernels.hopper import attention_forward as hopper_forward
+from triton_side.kernels.hopper import matmul_fp8 as hopper_fp8
 from triton_side.kernels.shared import column_sums, gated_unit, grouped_gradient, grouped_product, matmul_tiles
 from triton_side.kernels.shared.launch import FlatConfig, RowConfig
 from triton_side.kernels.shared.matmul_tiles import MatmulConfig
@@ -256,6 +257,11 @@ def hopper_problems(name: str, module: ModuleType) -> Iterator[Problem]:
     with mock.patch.object(attention, name, module):
         agrees = attention_agrees(partial(attention.attention, kernels="hopper"), *tensors)
     yield None if agrees else "differs from float64"
+
+
+def hopper_fp8_problems(module: ModuleType) -> Iterator[Problem]:
+    a, b = fp8_operands(300, 1040, 264)
+    yield None if fp8_agrees(module.launch_fp8(a, b, *SCALES, 512), a, b) else "differs from float64"
 
 
 def embedding_problems(module: ModuleType) -> Iterator[Problem]:
@@ -655,6 +661,11 @@ MUTATIONS = [
         "hopper_attention_after_kernel", hopper_backward,
         "+ number) * scale", "+ number)",
         HOPPER_BACKWARD, hopper=True,
+    ),
+    Mutation(
+        "hopper_matmul_fp8_kernel", hopper_fp8,
+        "x += earlier_x.to(gl.float32)", "x += 0 * earlier_x.to(gl.float32)",
+        hopper_fp8_problems, hopper=True,
     ),
 ]
 
