@@ -39,7 +39,6 @@ from triton_side.kernels.shared.tiles import fits_descriptor, provide_descriptor
 
 FORWARD = (forward("dot", "product"), forward("mul", "scale"))
 CHUNK = 4096  # terms of one sum of the tensor cores
-PREFERRED = "portable"  # "hopper": "auto" takes the kernel for Hopper GPUs where it can take the operands
 
 
 def fp8_flops(shapes: Shapes) -> float:
@@ -161,8 +160,8 @@ def matmul_fp8(
         a: [m, k], float8_e4m3fn, any strides.
         b: [n, k], float8_e4m3fn, any strides.
         a_scale, b_scale: one float32 number each.
-        kernels: "hopper" for the kernel of `hopper/`, "portable" for that of this file, or "auto" for PREFERRED where
-            it can take the operands. "auto" leaves up to FEW_ROWS rows to the portable kernel.
+        kernels: "hopper" for the kernel of `hopper/`, "portable" for that of this file, or "auto" for the former
+            where it can take the operands and there are more than FEW_ROWS rows.
 
     Returns:
         c [m, n], contiguous, bfloat16.
@@ -175,7 +174,7 @@ def matmul_fp8(
     _check(a, b, a_scale, b_scale)
     if kernels not in ("auto", "hopper", "portable"):
         raise ValueError(f"kernels must be 'auto', 'hopper' or 'portable', got {kernels!r}")
-    wanted = kernels == "hopper" or kernels == "auto" and PREFERRED == "hopper" and a.shape[0] > FEW_ROWS
+    wanted = kernels == "hopper" or kernels == "auto" and a.shape[0] > FEW_ROWS
     problem = hopper_problem(a, b) if wanted else None
     if kernels == "hopper" and problem:
         raise ValueError(f"the kernel for Hopper GPUs cannot take these operands: {problem}")

@@ -59,7 +59,9 @@ def test_equal_terms(value: float) -> None:
     a, b = (torch.full((130, MOST_TERMS), value, device=DEVICE).to(torch.float8_e4m3fn) for _ in range(2))
     one = torch.ones((), device=DEVICE)
     c = matmul_fp8(a, b[:128], one, one, kernels="hopper")
-    assert (c.double() / (value**2 * MOST_TERMS) - 1).abs().max() < 2**-7
+    # The tensor cores cut each product off at the 14th bit of the sum, so the last of 2048 equal terms lose most. 1.5%
+    # was seen for 448, and nothing for powers of two.
+    assert (c.double() / (value**2 * MOST_TERMS) - 1).abs().max() < 2**-5
 
 
 def test_nan_stays() -> None:

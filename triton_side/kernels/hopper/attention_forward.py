@@ -279,16 +279,30 @@ def _scores(q, g, more, smem, bars, WIDTH: gl.constexpr):
 
 
 @gluon.jit
-def _products(q, p, o, g, next_g, more, smem, bars, WIDTH: gl.constexpr):
-    """Return the scores of tile next_g, and o with tile g's product, which still runs."""
+def _at_barrier(x, instruction: gl.constexpr):
+    """Execute a barrier instruction of PTX when x is known, and return x."""
+    asm: gl.constexpr = instruction + " mov.b32 $0, $2; mov.b32 $1, $3;"
+    return gl.inline_asm_elementwise(asm, "=f,=f,f,f", [x], dtype=gl.float32, is_pure=False, pack=2)
+
+
+@gluon.jit
+def _products(q, p, o, m, g, next_g, more, smem, bars, WIDTH: gl.constexpr, TURN: gl.constexpr):
+    """Return the scores of tile next_g, o with tile g's product, which still runs, m as it was, and the place of v.
+
+    TURN: which consumer this is if both start their products in turns, else None.
+    """
     ring = smem[2]
+    if TURN is not None:
+        m = _at_barrier(m, "bar.sync 8, 256;" if TURN == 0 else "bar.sync 9, 256;")
     s = _scores(q, next_g, more, smem, bars, WIDTH)
     i = g % ring.shape[0]
     mbarrier.wait(bars[4].index(i), g // ring.shape[0] & 1)
     o = mma(p, matrix(ring.index(i)), o, is_async=True)
+    if TURN is not None:
+        m = _at_barrier(m, "bar.arrive 9, 256;" if TURN == 0 else "bar.arrive 8, 256;")
     s = mma_wait(1, deps=[s])
     mbarrier.arrive(bars[3].index(next_g % smem[1].shape[0]), count=1, pred=more)
-    return s, o, i
+    return s, o, m, i
 
 
 @gluon.jit
@@ -302,6 +316,9 @@ def _consume(
     FIRST: gl.constexpr = ROWS if CAUSAL and PART == 0 else KEYS
     SKIPPED: gl.constexpr = 1 if CAUSAL and PART == 0 and KEYS == ROWS else 0
     Q_IN_REGISTERS: gl.constexpr = HEAD_DIM < 256
+    # With head_dim 64, exponentials take as long as products. In turns, one consumer's exponentials run beside the
+    # other's products: causal 8 to 9% faster on an H200, full from 4% slower to 3% faster.
+    TURN: gl.constexpr = PART if CAUSAL and HEAD_DIM == 64 else None
     dtype: gl.constexpr = smem[0].dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, KEYS, 16])
     o_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HEAD_DIM, 16])
@@ -324,11 +341,13 @@ def _consume(
     )
     g = 0 + SKIPPED  # number of the tile of keys that p is of
     n = 0  # number of the tile of queries
+    if TURN == 1:
+        m = _at_barrier(m, "bar.arrive 8, 256;")
     while t < total:
         o = gl.zeros([ROWS, HEAD_DIM], gl.float32, o_layout)
         steps = latest - SKIPPED - earliest
         for j in range(steps):
-            s, o, i = _products(q, p, o, g, g + 1, True, smem, bars, KEYS)
+            s, o, m, i = _products(q, p, o, m, g, g + 1, True, smem, bars, KEYS, TURN)
             if not Q_IN_REGISTERS:
                 mbarrier.arrive(bars[1].index(PART), count=1, pred=j == steps - 1)
             a, b = halves(s)
@@ -361,7 +380,7 @@ def _consume(
         more = t < total
         if SKIPPED:
             _pass(bars[2], bars[3], smem[1], g + 1, more)
-        s0, o, i = _products(q, p, o, g, g + 1 + SKIPPED, more, smem, bars, FIRST)
+        s0, o, m, i = _products(q, p, o, m, g, g + 1 + SKIPPED, more, smem, bars, FIRST, None)
         row_sum = gl.convert_layout(gl.sum(sums, 1), rows, assert_trivial=True)
         start = q_tile * QUERIES + PART * ROWS
         row = start + gl.arange(0, ROWS, rows)
