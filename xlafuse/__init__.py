@@ -5,6 +5,7 @@ API is available here too. It lives in `compare` and is imported at its first us
 
     explain(fn, *args, ...)   return the fusion graphs of your function
     load(path)                return a fusion graph from a file
+    capture(folder)           profile a block of your program: `with xlafuse.capture("folder"):`
 """
 
 from importlib import import_module
@@ -13,16 +14,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from compare.graph.model import FusionGraph
     from compare.sources.explained import Explained
+    from compare.user.capture import capture
     from compare.user.explain import ExplainError, explain, load
 
     __version__: str
 
-__all__ = ["ExplainError", "Explained", "FusionGraph", "__version__", "explain", "load"]
+__all__ = ["ExplainError", "Explained", "FusionGraph", "__version__", "capture", "explain", "load"]
 
 _LAZY_IMPORTS = {
     "ExplainError": "compare.user.explain",
     "Explained": "compare.sources.explained",
     "FusionGraph": "compare.graph.model",
+    "capture": "compare.user.capture",
     "explain": "compare.user.explain",
     "load": "compare.user.explain",
 }

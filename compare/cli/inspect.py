@@ -14,6 +14,7 @@ import click
 from ..base.text import printable
 from ..base.usage import UsageError, join_some, one_of, write_file
 from ..plan import paired_rounds
+from ..profiles.files import has_profile
 from ..report import aligned
 from ..sources.graph_sources import SHOWN_AT_ONCE, Contents, GraphSource, contents, reading_errors_as_usage
 from .options import json_option, record_filters
@@ -22,6 +23,7 @@ from .terminal import echo_json, emit, warn, width
 if TYPE_CHECKING:
     from ..graph.analyse.roofline import Ceilings
     from ..graph.model import FusionGraph
+    from ..sources.profile_sources import OpenedProfile
 
 MOST_TREES = 12  # a run with more records is listed, one line each, unless the user selected records
 MOST_LISTED = 50
@@ -71,36 +73,46 @@ class ViewOptions:
 @click.option(
     "--target", metavar="NAME", help="Price bytes by this GPU's bandwidth. Default: the GPU of the run or the compile."
 )
+@click.option(
+    "--dump", type=click.Path(path_type=Path), metavar="PATH",
+    help="For a profile: the compilers' files of its programs, if they are not beside it.",
+)
 @click.option("--strict", is_flag=True, help="Exit with 1 where a part of a selected graph could not be read.")
 @json_option
 @click.pass_context
 def command(
     context: click.Context, paths: tuple[Path, ...], filters: Mapping[str, list[str]], module: str | None,
-    align: tuple[str, str] | None, strict: bool, **options: Any,
+    align: tuple[str, str] | None, dump: Path | None, strict: bool, **options: Any,
 ) -> None:
     """Show the kernels that a compiler made and their operations.
 
     PATH is a run's folder; a folder or archive of dumps (XLA's, Inductor's, a record's); or one file: HLO, Inductor's
-    output code, or a fusion graph's JSON. Kernels are listed in the order they run. Each shows its operations with
-    their source lines, the bytes that it moves and, where it was measured, its time. Two paths are shown side by side.
+    output code, or a fusion graph's JSON. It may also be a profile of jax.profiler, torch.profiler or Nsight Systems
+    (SQLite), or a folder of `xlafuse capture`: kernels are shown with the times of its steps.
+
+    Kernels are listed in the order they run, those of a profile by their time. Each shows its operations with their
+    source lines, the bytes that it moves and, where it was measured, its time. Two paths are shown side by side.
 
     \b
       xlafuse inspect runs/mine --block softmax -i xla,inductor
       xlafuse inspect runs/mine --block softmax --align xla inductor
       xlafuse inspect /tmp/xla_dump --module jit_step --why
       xlafuse inspect module.hlo.pb --json
+      xlafuse inspect trace.json.gz --dump /tmp/torch_trace
 
     Exit code: 0, 1 with --strict where a part could not be read, 2 where nothing could be read or options are wrong.
     """
-    selected = inspect(paths, ViewOptions(**options), module=module, align=align, filters=filters)
+    selected = inspect(paths, ViewOptions(**options), module=module, align=align, filters=filters, dump=dump)
     context.exit(1 if strict and not all(map(_is_complete, selected)) else 0)
 
 
 def inspect(
     paths: Sequence[Path], options: ViewOptions, *, module: str | None, align: tuple[str, str] | None,
-    filters: Mapping[str, list[str]],
+    filters: Mapping[str, list[str]], dump: Path | None = None,
 ) -> list[GraphSource]:
     """Print the graphs of the paths; return their sources. filters: fields of a run's records -> names.
+
+    dump: the compilers' files of a profile.
 
     Raises UsageError and RunFolderError.
     """
@@ -117,6 +129,17 @@ def inspect(
         raise UsageError("nothing to inspect; name a run folder, a folder or archive of dumps, or one file")
     if (align or len(paths) > 1) and views:
         raise UsageError(f"{views[0]} shows one graph at a time; it does not go with several side by side")
+    if len(paths) == 1 and has_profile(paths[0]):
+        from ..sources.profile_sources import UnreadableCapture, open_profile
+
+        try:
+            profile = open_profile(paths[0], dump)
+        except UnreadableCapture as problem:  # its compilers' files may be there
+            warn([str(problem)])
+        else:
+            return _show_profile(profile, options, module)
+    elif dump is not None:
+        raise UsageError(f"{paths[0]}: --dump goes with one profile, and this is none")
     opened = [contents(path) for path in paths]
     for each in opened:
         warn(each.warnings)
@@ -141,6 +164,22 @@ def inspect(
             _show_records(sources, options)
     else:
         _show_graphs(sources, options)
+    return sources
+
+
+def _show_profile(opened: OpenedProfile, options: ViewOptions, module: str | None) -> list[GraphSource]:
+    """Show a profile's kernels, or a view of the graphs that it is joined to, with the times of a median step."""
+    from ..report.profile_view import ProfileView
+
+    sources = opened.graph_sources(module)
+    if module is not None or options.views():
+        _show_graphs(sources, options)
+        return sources
+    view = ProfileView(opened, opened.ceilings(options.target))
+    if options.as_json:
+        echo_json(view.to_json())
+    else:
+        emit(view.text(width=width(), every=options.every))
     return sources
 
 

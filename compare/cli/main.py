@@ -13,7 +13,8 @@ from ..record.run_folder import RunFolderError
 from .terminal import one_line
 
 COMMANDS = (
-    "diff", "doctor", "dumps", "explain", "inspect", "list", "merge", "report", "run", "selftest", "timeline", "tune",
+    "capture", "diff", "doctor", "dumps", "explain", "inspect", "list", "merge", "report", "run", "selftest",
+    "timeline", "tune",
 )
 
 

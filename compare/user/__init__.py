@@ -1,1 +1,1 @@
-"""Work for users: explain their own functions, export a record's dumps."""
+"""Work for users: explain their functions, capture their programs, export a record's dumps."""

@@ -21,7 +21,7 @@ from xlafuse.hlo.text_reader import DECLARATION, Computation, Instruction, Modul
 MAX_INSTRUCTIONS = 1_000_000
 
 _LIBRARY = "libjax_common.so"
-_HLO = "xla/service/hlo.proto"
+_FILES = ("xla/service/hlo.proto", "tsl/profiler/protobuf/xplane.proto")
 
 
 class ProtoError(ValueError):
@@ -42,7 +42,10 @@ def parse_proto(data: bytes) -> Module:
 
 
 def message_type(name: str) -> Any:
-    """Return the class of a message that XLA defines ("xla.HloProto"). Raises ProtoError as `parse_proto` does."""
+    """Return the class of a message of XLA ("xla.HloProto") or of its profiler ("tensorflow.profiler.XSpace").
+
+    Raises ProtoError as `parse_proto` does.
+    """
     return _message_types()(name)
 
 
@@ -343,7 +346,9 @@ def _message_types() -> Callable[[str], Any]:
         raise ProtoError("reading HLO protos needs the protobuf package: pip install protobuf") from error
     pool = descriptor_pool.DescriptorPool()
     with _library().open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
-        _add(pool, library, _HLO, set())
+        added: set[str] = set()
+        for file_name in _FILES:
+            _add(pool, library, file_name, added)
 
     @functools.cache
     def get(name: str) -> Any:

@@ -1,0 +1,91 @@
+"""The profiles in a path: a profile's file, a folder of jax.profiler, or a folder that `xlafuse capture` made."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from .bounded import head
+from .model import Profile, ProfileError
+
+CAPTURE, PROFILE = "capture.json", "profile"  # in a folder of `xlafuse capture`
+_SQLITE = b"SQLite format 3\x00"
+_RANK = re.compile(r"rank(\d{1,9})")
+# Where jax.profiler puts a session's files, below the folder that it was given, or one of these folders.
+_SESSIONS = ("plugins/profile/*", "profile/*", "*", "")
+
+
+def capture_folders(path: Path) -> list[Path]:
+    """Return the folders of `xlafuse capture` in a path, by rank; an empty list for other paths."""
+    if (path / CAPTURE).is_file():
+        return [path]
+    if not path.is_dir():
+        return []
+    ranks = [each for each in path.iterdir() if _RANK.fullmatch(each.name) and (each / CAPTURE).is_file()]
+    return sorted(ranks, key=lambda each: int(each.name.removeprefix("rank")))
+
+
+def profile_files(path: Path) -> list[Path]:
+    """Return the files of profiles in a path, one for each process; an empty list where it has none.
+
+    Of several sessions of jax.profiler in one folder, the latest counts.
+    """
+    if path.is_file():
+        return [path] if _format(path) else []
+    if captured := capture_folders(path):
+        return [file for folder in captured for file in _in_folder(folder / PROFILE)]
+    return _in_folder(path)
+
+
+def rank_of(file: Path) -> int | None:
+    """Return the rank in the path of a captured profile; None where it has none."""
+    found = [match[1] for part in file.parts if (match := _RANK.fullmatch(part))]
+    return int(found[-1]) if found else None
+
+
+def _in_folder(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        return []
+    for place in _SESSIONS:
+        if planes := sorted(folder.glob(f"{place}/*.xplane.pb" if place else "*.xplane.pb")):
+            latest = max(file.parent for file in planes)
+            return [file for file in planes if file.parent == latest]
+    named = (each for each in folder.iterdir() if each.name.endswith((".json", ".json.gz", ".sqlite")))
+    return sorted(each for each in named if each.is_file() and _format(each))
+
+
+def has_profile(path: Path) -> bool:
+    """Return whether a path is a profile, or a folder that has one and is no run."""
+    try:
+        return not (path / "run.json").exists() and bool(profile_files(path))
+    except OSError:
+        return False
+
+
+def read(path: Path) -> list[Profile]:
+    """Return the profiles of a file, one for each device. Raises ProfileError and OSError."""
+    match _format(path):
+        case "xplane":
+            from . import xplane
+
+            return xplane.read(path)
+        case "nsight":
+            from . import nsight
+
+            return nsight.read(path)
+        case "kineto":
+            from . import kineto
+
+            return kineto.read(path)
+    raise ProfileError(f"{path}: neither *.xplane.pb, nor a trace of torch.profiler, nor Nsight Systems' SQLite")
+
+
+def _format(path: Path) -> str:
+    """Return the format of a profile's file, by its name and its beginning; "" for files that are no profile."""
+    if path.name.endswith(".xplane.pb"):
+        return "xplane"
+    start = head(path)
+    if start.startswith(_SQLITE):
+        return "nsight"
+    is_trace = start.lstrip()[:1] in (b"{", b"[") and (b'"traceEvents"' in start or b'"schemaVersion"' in start)
+    return "kineto" if is_trace else ""

@@ -1,0 +1,150 @@
+"""The join of a profile's kernels with those of fusion graphs.
+
+XLA's profiler says of most kernels which instruction of which module they ran. All others are joined by their order:
+the kernels of a step are aligned with the graph's (compare.graph.join). A kernel that fits none stays without one.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..graph.join.kernel_records import assign
+from ..graph.model import FusionGraph
+from .model import DeviceEvent
+from .steps import ProfiledStep
+
+Owner = tuple[str, int]  # the graph's name, and the kernel's launch index
+
+
+@dataclass(frozen=True)
+class Joined:
+    """Graphs with the measured times of their kernels in a median step.
+
+    owners: for each step, the kernel of each event. calls: how often a step runs the graph.
+    """
+
+    graphs: Mapping[str, FusionGraph]
+    owners: tuple[tuple[Owner | None, ...], ...]
+    calls: Mapping[str, int]
+
+
+def join(steps: Sequence[ProfiledStep], graphs: Mapping[str, FusionGraph]) -> Joined:
+    """Return the graphs that ran, with times, and the owner of each event.
+
+    graphs: by name; a module of XLA's has the name that events give it, followed by "#" and its number if several
+        have that name.
+    """
+    indices = {name: _indices(graph) for name, graph in graphs.items()}
+    calls: dict[str, int] = {}
+    owners: list[list[Owner | None]] = []
+    known: dict[tuple[tuple[str, object], ...], list[Owner | None]] = {}
+    for step in steps:
+        found: list[Owner | None] = [_named(event, indices) for event in step.events]
+        rest = [at for at, owner in enumerate(found) if owner is None]
+        waiting = [step.events[at] for at in rest]
+        key = tuple((event.name, event.grid) for event in waiting)
+        if key not in known:
+            known[key] = _by_order(waiting, graphs, {owner[0] for owner in found if owner is not None})
+        for at, owner in zip(rest, known[key], strict=True):
+            found[at] = owner
+        owners.append(found)
+        for name, count in _calls(found, graphs).items():
+            calls[name] = max(count, calls.get(name, 0))
+    timed = {name: _timed(name, graphs[name], calls[name], steps, owners) for name in graphs if name in calls}
+    return Joined(timed, tuple(map(tuple, owners)), calls)
+
+
+def module_names(name: str, number: int) -> tuple[str, str]:
+    """Return the names of a module's graph: its own where that is enough, and the one with its number."""
+    return f"{name}#{number}", name
+
+
+def _indices(graph: FusionGraph) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for index, kernel in enumerate(graph.kernels or ()):
+        found.setdefault(kernel.name, index)
+    return found
+
+
+def _named(event: DeviceEvent, indices: Mapping[str, Mapping[str, int]]) -> Owner | None:
+    """Return the kernel by the module and the instruction that the profile names."""
+    if not event.operation:
+        return None
+    for name in module_names(event.module, event.program):
+        index = indices.get(name, {}).get(event.operation)
+        if index is not None:
+            return name, index
+    return None
+
+
+def _by_order(
+    events: Sequence[DeviceEvent], graphs: Mapping[str, FusionGraph], named: set[str]
+) -> list[Owner | None]:
+    """Align events with graphs, the one with most of their names first. named: graphs that are joined by name."""
+    owners: list[Owner | None] = [None] * len(events)
+    names = Counter(event.name for event in events)
+    shares = {
+        name: sum(names[each] for each in _expected(graph)) for name, graph in graphs.items() if name not in named
+    }
+    for name in sorted((name for name, share in shares.items() if share), key=lambda name: -shares[name]):
+        rest = [at for at, owner in enumerate(owners) if owner is None]
+        found = _aligned(graphs[name], [events[at] for at in rest])
+        for at, index in zip(rest, found, strict=True):
+            if index is not None:
+                owners[at] = (name, index)
+    return owners
+
+
+def _expected(graph: FusionGraph) -> Counter[str]:
+    """Return the launches of one call by the names that profilers show, without library calls."""
+    found: Counter[str] = Counter()
+    for kernel in graph.kernels or ():
+        if kernel.runtime_name is not None:
+            found[kernel.runtime_name] += kernel.launches or 1
+    return found
+
+
+def _aligned(graph: FusionGraph, events: Sequence[DeviceEvent]) -> list[int | None]:
+    """Return the launch index of each event's kernel: the call, repeated as often as it ran, aligned as a whole."""
+    kernels = graph.kernels or ()
+    names, expected = Counter(event.name for event in events), _expected(graph)
+    repeats = [names[name] // launches for name, launches in expected.items() if names[name]]
+    calls = max(1, round(statistics.median(repeats))) if repeats else 0
+    if not calls:
+        return [None] * len(events)
+    flat = replace(graph, kernels=tuple(replace(kernel, phase="forward") for kernel in kernels) * calls)
+    place = {id(event): at for at, event in enumerate(events)}
+    found: list[int | None] = [None] * len(events)
+    joined, _ = assign(flat, {"forward": events})
+    for index, records in joined.items():
+        for record in records:
+            found[place[id(record)]] = index % len(kernels)
+    return found
+
+
+def _calls(owners: Sequence[Owner | None], graphs: Mapping[str, FusionGraph]) -> dict[str, int]:
+    """Return how often each graph ran in a step: the usual number of launches of its kernels."""
+    launches = Counter(owner for owner in owners if owner is not None)
+    ratios: dict[str, list[float]] = {}
+    for (name, index), count in launches.items():
+        kernel = (graphs[name].kernels or ())[index]
+        ratios.setdefault(name, []).append(count / (kernel.launches or 1) if kernel.runtime_name is not None else 1)
+    return {name: max(1, round(statistics.median(found))) for name, found in ratios.items()}
+
+
+def _timed(
+    name: str, graph: FusionGraph, calls: int, steps: Sequence[ProfiledStep], owners: Sequence[Sequence[Owner | None]]
+) -> FusionGraph:
+    times: dict[int, list[float]] = {}
+    for number, (step, owned) in enumerate(zip(steps, owners, strict=True)):
+        for event, owner in zip(step.events, owned, strict=True):
+            if owner is not None and owner[0] == name:
+                times.setdefault(owner[1], [0.0] * len(steps))[number] += event.seconds * 1e6 / calls
+    kernels = tuple(
+        replace(kernel, device_time_us=statistics.median(times[index])) if index in times else kernel
+        for index, kernel in enumerate(graph.kernels or ())
+    )
+    return replace(graph, kernels=kernels)

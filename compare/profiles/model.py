@@ -1,0 +1,74 @@
+"""A profile: the kernels, copies and memsets that one device ran, and the steps that the host announced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+MOST_EVENTS = 2_000_000  # of one device
+# Copies and memsets have the names that compare.graph.join.kernel_records gives them.
+MEMSET, MEMCPY = "[memset]", "[memcpy]"
+
+
+class ProfileError(ValueError):
+    """A file that holds no profile of a device's work; the message names the file and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceEvent:
+    """One kernel, copy or memset. Times are in seconds.
+
+    name: as the profiler shows it. stream: where it ran.
+    grid: its blocks by dimension; None where they are unknown, and for copies.
+    module, operation: XLA's module and instruction; "" where the profile does not say. program: XLA's number of the
+        module; 0 where it is unknown.
+    host_op: the operation of PyTorch that launched it.
+    launched: when the host's call began; None where it is unknown. launch: the call's number; the kernels of a CUDA
+        graph share one.
+    """
+
+    name: str
+    start: float
+    end: float
+    stream: str = ""
+    grid: tuple[int, ...] | None = None
+    module: str = ""
+    operation: str = ""
+    program: int = 0
+    host_op: str = ""
+    launched: float | None = None
+    launch: int | None = None
+
+    @property
+    def seconds(self) -> float:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step as the host announced it, by the time of its beginning and its end."""
+
+    name: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The work of one device.
+
+    tool: "jax.profiler", "torch.profiler" or "Nsight Systems". source: the file. device: its name, else its number;
+    "cpu" where a host ran XLA's operations. rank: of the process; None where the profile does not say.
+    events: by their beginning. modules: readers of serialized HloProtos by (name, XLA's number).
+    skipped: events that could not be read.
+    """
+
+    tool: str
+    source: str
+    device: str
+    events: tuple[DeviceEvent, ...]
+    steps: tuple[Step, ...] = ()
+    rank: int | None = None
+    modules: Mapping[tuple[str, int], Callable[[], bytes]] = field(default_factory=dict)
+    versions: Mapping[str, str] = field(default_factory=dict)
+    skipped: int = 0

@@ -1,0 +1,134 @@
+"""A reader of Nsight Systems' SQLite export (`nsys export --type sqlite`). Times are in nanoseconds.
+
+Kernels, copies and memsets are rows of CUPTI_ACTIVITY_KIND_KERNEL, _MEMCPY and _MEMSET; CUPTI_ACTIVITY_KIND_RUNTIME has
+the host's calls. A name is a row of StringIds. A step is an NVTX range such as "ProfilerStep#3", "step 3" or
+"iteration 3". The file is opened for reading only, and only tables are read: a view could hold any statement.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from .model import MEMCPY, MEMSET, MOST_EVENTS, DeviceEvent, Profile, ProfileError, Step
+
+MOST_BYTES = 8 << 30
+MOST_ROWS = 5_000_000  # of one table
+MOST_TEXT = 1 << 20  # bytes of one value
+
+_KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+_OTHERS = {"CUPTI_ACTIVITY_KIND_MEMCPY": MEMCPY, "CUPTI_ACTIVITY_KIND_MEMSET": MEMSET}
+_RUNTIME, _STRINGS, _RANGES, _GPUS = "CUPTI_ACTIVITY_KIND_RUNTIME", "StringIds", "NVTX_EVENTS", "TARGET_INFO_GPU"
+_GRID = ("gridX", "gridY", "gridZ")
+_STEP = re.compile(r"(?:ProfilerStep#|(?:train[ _]?)?(?:step|iter|iteration)[ _#:=]*)(\d{1,18})", re.IGNORECASE)
+_PROCESS = ~0xFFFFFF  # the bits of a globalTid or globalPid that tell the process
+
+
+def read(path: Path) -> list[Profile]:
+    """Return the profile of each GPU. Raises ProfileError for other files and above the limits, and OSError."""
+    if path.stat().st_size > MOST_BYTES:
+        raise ProfileError(f"{path}: more than {MOST_BYTES >> 30} GiB; profile fewer steps")
+    try:
+        with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1", uri=True)) as base:
+            return _Export(path, base).profiles()
+    except (sqlite3.Error, OverflowError) as problem:
+        raise ProfileError(f"{path}: not a SQLite export of Nsight Systems that can be read: {problem}") from None
+
+
+class _Export:
+    def __init__(self, path: Path, base: sqlite3.Connection) -> None:
+        self._path = path
+        self._base = base
+        base.execute("PRAGMA trusted_schema=OFF")
+        base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_TEXT)
+        tables = [name for (name,) in base.execute("SELECT name FROM sqlite_master WHERE type='table'")]
+        self._columns = {
+            name: {row[1] for row in base.execute(f'PRAGMA table_info("{name}")')}
+            for name in (_KERNELS, *_OTHERS, _RUNTIME, _STRINGS, _RANGES, _GPUS) if name in tables
+        }
+
+    def profiles(self) -> list[Profile]:
+        if _KERNELS not in self._columns:
+            raise ProfileError(
+                f"{self._path}: no table {_KERNELS}: no GPU work in this export; record it with nsys profile "
+                "--trace=cuda, and export it with nsys export --type sqlite"
+            )
+        devices: dict[int, list[DeviceEvent]] = {}
+        launches = self._launches()
+        skipped = 0
+        for device, event in self._events(launches):
+            if event is None:
+                skipped += 1
+                continue
+            events = devices.setdefault(device, [])
+            events.append(event)
+            if len(events) > MOST_EVENTS:
+                raise ProfileError(f"{self._path}: more than {MOST_EVENTS:,} events of one GPU; profile fewer steps")
+        if not devices:
+            raise ProfileError(f"{self._path}: no kernels of a GPU in this export")
+        names, steps = self._device_names(), self._steps()
+        return [
+            Profile(
+                "Nsight Systems", str(self._path), names.get(device, f"GPU {device}"),
+                tuple(sorted(events, key=lambda event: (event.start, event.end))), steps, skipped=skipped,
+            )
+            for device, events in sorted(devices.items())
+        ]
+
+    def _rows(self, table: str, *columns: str) -> Iterator[tuple[Any, ...]]:
+        """Yield the columns of a table; None for those that it lacks."""
+        if table not in self._columns:
+            return
+        picked = ", ".join(f'"{name}"' if name in self._columns[table] else "NULL" for name in columns)
+        for number, row in enumerate(self._base.execute(f'SELECT {picked} FROM "{table}"')):
+            if number == MOST_ROWS:
+                raise ProfileError(f"{self._path}: more than {MOST_ROWS:,} rows in {table}; profile fewer steps")
+            yield row
+
+    def _launches(self) -> dict[tuple[int, int], float]:
+        """Return when each launch began on the host, by process and correlation."""
+        return {
+            (thread & _PROCESS, number): start * 1e-9
+            for thread, number, start in self._rows(_RUNTIME, "globalTid", "correlationId", "start")
+            if _are_integers(thread, number, start)
+        }
+
+    def _events(self, launches: dict[tuple[int, int], float]) -> Iterator[tuple[int, DeviceEvent | None]]:
+        """Yield each event with its GPU's number; None for one that cannot be read."""
+        strings = {key: str(value) for key, value in self._rows(_STRINGS, "id", "value")}
+        common = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+        for table, fixed in ((_KERNELS, ""), *_OTHERS.items()):
+            named = () if fixed else ("demangledName", "shortName", *_GRID)
+            for start, end, device, stream, number, process, *rest in self._rows(table, *common, *named):
+                name = fixed or strings.get(rest[0]) or strings.get(rest[1]) or ""
+                if not _are_integers(start, end, device) or end < start or not name:
+                    yield 0, None
+                    continue
+                grid = tuple(rest[2:]) if rest and _are_integers(*rest[2:]) else None
+                known = _are_integers(number)
+                key = ((process if _are_integers(process) else 0) & _PROCESS, number)
+                yield device, DeviceEvent(
+                    name, start * 1e-9, end * 1e-9, str(stream), grid, launched=launches.get(key) if known else None,
+                    launch=number if known else None,
+                )
+
+    def _device_names(self) -> dict[int, str]:
+        return {key: str(name) for key, name in self._rows(_GPUS, "id", "name") if name}
+
+    def _steps(self) -> tuple[Step, ...]:
+        strings = {key: str(value) for key, value in self._rows(_STRINGS, "id", "value")}
+        found = []
+        for start, end, text, key in self._rows(_RANGES, "start", "end", "text", "textId"):
+            match = _STEP.fullmatch(str(text or strings.get(key, "")))
+            if match and _are_integers(start, end):
+                found.append(Step(f"step {match[1]}", start * 1e-9, end * 1e-9))
+        return tuple(sorted(found, key=lambda step: step.start))
+
+
+def _are_integers(*values: Any) -> bool:
+    return all(isinstance(value, int) for value in values)

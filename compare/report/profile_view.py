@@ -1,0 +1,214 @@
+"""A profile as text and as JSON: the time of a step, its kernels and its gaps."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..base.text import printable
+from ..base.usage import join_some
+from ..graph import formats
+from ..graph.analyse.roofline import Ceilings
+from ..graph.model import Kernel
+from ..graph.render import text_view
+from ..profiles.kernel_times import KernelTimes, Times, kernel_times
+from ..profiles.steps import Gap, device_seconds, gaps
+from ..sources.profile_sources import OpenedProfile
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+SCHEMA = "xlafuse.profile/1"
+MOST_ROWS = 25
+MOST_REMARKS = 5
+MOST_STAGES = 3
+MOST_STEPS = 6
+_NUMBER = re.compile(r"\d+")
+_HOST_LATE = 0.5  # the share of a gap in which the host had not launched, above which the host caused it
+
+
+class ProfileView:
+    """The numbers of an opened profile. Times are in microseconds."""
+
+    def __init__(self, opened: OpenedProfile, ceilings: Mapping[str, Ceilings | None]) -> None:
+        self.opened = opened
+        self.steps = opened.steps
+        self.kernels = kernel_times(opened.steps, opened.joined, ceilings)
+        self._gaps = [gaps(step.events) for step in opened.steps]
+        self.device_us = Times.of([device_seconds(step.events) * 1e6 for step in opened.steps])
+        self.idle_us = Times.of([sum(gap.seconds for gap in found) * 1e6 for found in self._gaps])
+
+    @property
+    def joined_share(self) -> float:
+        """The share of the kernels' time that is joined to a graph."""
+        total = sum(each.step.total for each in self.kernels)
+        return sum(each.step.total for each in self.kernels if each.graph) / total if total else 0.0
+
+    @property
+    def host_late_us(self) -> float | None:
+        """The idle time of a median step before the host's launch; None where no launch is known."""
+        known = [[gap.host_late for gap in found if gap.host_late is not None] for found in self._gaps]
+        return statistics.median(sum(found) * 1e6 for found in known) if any(known) else None
+
+    def gap_pairs(self) -> list[tuple[str, str, float, bool | None]]:
+        """Return pairs of kernels with the idle time between them in a median step, and whether the host was late."""
+        pairs: dict[tuple[str, str], list[list[Gap]]] = {}
+        for number, found in enumerate(self._gaps):
+            for gap in found:
+                pairs.setdefault((gap.before, gap.after), [[] for _ in self._gaps])[number].append(gap)
+        rows = []
+        for (before, after), by_step in pairs.items():
+            idle = sum(gap.seconds for each in by_step for gap in each)
+            late = [gap.host_late for each in by_step for gap in each if gap.host_late is not None]
+            median = statistics.median(sum(gap.seconds for gap in each) for each in by_step) * 1e6
+            rows.append((before, after, median, sum(late) > _HOST_LATE * idle if late else None))
+        return sorted(rows, key=lambda row: -row[2])
+
+    # Text
+
+    def text(self, *, width: int = 80, every: bool = False) -> RenderableType:
+        tree = text_view.titled(str(self.opened.path), self._lines())
+        shown = self.kernels if every else self.kernels[:MOST_ROWS]
+        title = f"{formats.count(len(self.kernels), 'kernel')}; kernels that do the same work are one line"
+        above = "above" if any(each.roofline_us is not None for each in self.kernels) else ""
+        branch = tree.add(text_view.plain(title, "bold"))
+        if above:
+            branch.add(text_view.plain("above: µs above the roofline time", "dim"))
+        branch.add(self._row("in a median step", "times", "µs", "share", above, style="dim"))
+        for each in shown:
+            branch.add(self._kernel(each, width))
+        if len(shown) < len(self.kernels):
+            rest = sum(each.step.median for each in self.kernels[len(shown):])
+            more = formats.count(len(self.kernels) - len(shown), "cheaper one")
+            branch.add(self._row(f"… {more}; --all shows them", "", formats.number_of_us(rest), "", ""))
+        if remarks := self._remarks():
+            branch = tree.add(text_view.plain("what stands out", "bold"))
+            for remark in remarks:
+                branch.add(text_view.plain(printable(remark, text_view.MOST_WORDS)))
+        return tree
+
+    def _lines(self) -> list[str]:
+        profile, found = self.opened.profile, []
+        versions = "".join(f", {package} {version}" for package, version in profile.versions.items())
+        found.append(f"{profile.tool} on {profile.device}{versions}: {profile.source}")
+        named = [step.name for step in self.steps if step.name]
+        whole = "no steps announced, so all is one step"
+        if named:
+            whole = f"{formats.count(len(named), 'step')} ({join_some(named, MOST_STEPS)})"
+        busy = formats.share(self.device_us.median - self.idle_us.median, self.device_us.median)
+        found.append(f"{whole}; a step takes {_range(self.device_us)} on the device; kernels run in {busy} of it")
+        if self.idle_us.median:
+            late = self.host_late_us
+            cause = "" if late is None else f", {formats.microseconds(late)} of it before the host's launch"
+            found.append(f"gaps between kernels take {_range(self.idle_us)}{cause}")
+        graphs = ", ".join(
+            name + (f" ({calls} times a step)" if calls > 1 else "") for name, calls in self.opened.joined.calls.items()
+        )
+        if graphs:
+            found.append(f"{formats.share(self.joined_share, 1)} of the kernels' time is joined to kernels of {graphs}")
+        else:
+            found.append("no kernel is joined to a graph; --dump PATH names the compilers' files of this program")
+        own = profile.rank if profile.rank is not None else 0
+        groups = (("the same", self.opened.alike), ("other", self.opened.unlike))
+        if others := [f"{words} kernels: {join_some(which, MOST_STEPS)}" for words, which in groups if which]:
+            count = 1 + len(self.opened.alike) + len(self.opened.unlike)
+            found.append(f"rank {own} of {count}; {'; '.join(others)}")
+        return [*found, *self.opened.notes]
+
+    def _row(self, title: str, launches: str, us: str, share: str, above: str, style: str = "") -> Any:
+        grid = text_view.columns(None, 5, 7, 5, 7, right=(1, 2, 3, 4), gap=1)
+        grid.add_row(text_view.plain(title, style), *map(text_view.plain, (launches, us, share, above)))
+        return grid
+
+    def _kernel(self, each: KernelTimes, width: int) -> Any:
+        from rich.console import Group
+
+        above = "" if each.above_roofline_us is None else formats.number_of_us(each.above_roofline_us)
+        head = self._row(
+            formats.runtime(each.name, max(20, width - 40)), str(each.launches), formats.number_of_us(each.step.median),
+            formats.share(each.step.median, self.device_us.median), above, style="bold",
+        )
+        return Group(head, text_view.plain(" · ".join(self._facts(each)), "dim"))
+
+    def _facts(self, each: KernelTimes) -> list[str]:
+        found = [f"{_range(each.step)} a step"] if len(self.steps) > 1 else []
+        if each.launches > 1:
+            found.append(f"{_range(each.launch)} a launch")
+        kernels = self._graph_kernels(each)
+        if kernels:
+            numbers = ", ".join(str(index + 1) for index in each.kernels[:4])
+            more = f" and {len(each.kernels) - 4} more" if len(each.kernels) > 4 else ""
+            found += [f"{formats.name(each.graph, 30)} {numbers}{more}", kernels[0].kind]
+            for stage, words, line in text_view.operations(kernels[0].source_ops)[:MOST_STAGES]:
+                shown = _NUMBER.sub("*", stage) if len(kernels) > 1 else stage
+                place = f" ({formats.place(line, 40)})" if line else ""
+                found.append(f"{formats.name(shown, 30)}: " * bool(stage) + printable(words, 80) + place)
+        else:
+            found += [f"by {formats.name(name, 40)}" for name in each.host_ops[:MOST_STAGES]]
+        return found
+
+    def _graph_kernels(self, each: KernelTimes) -> list[Kernel]:
+        graph = self.opened.joined.graphs.get(each.graph)
+        return [] if graph is None else [(graph.kernels or ())[index] for index in each.kernels]
+
+    def _remarks(self) -> list[str]:
+        worth: list[tuple[float, str]] = []
+        for each in self.kernels:
+            if each.above_roofline_us:
+                worth.append((each.above_roofline_us, (
+                    f"{formats.runtime(each.name, 50)} ({each.launches} a step) takes "
+                    f"{formats.microseconds(each.step.median)}, "
+                    f"{formats.microseconds(each.above_roofline_us)} above its roofline time"
+                )))
+        for before, after, us, late in self.gap_pairs()[:MOST_REMARKS]:
+            cause = {True: ": the host launches late", False: ": launched in time", None: ""}[late]
+            worth.append((us, (
+                f"the device does nothing for {formats.microseconds(us)} between {formats.runtime(before, 40)} and "
+                f"{formats.runtime(after, 40)}{cause}"
+            )))
+        return [text for _, text in sorted(worth, key=lambda item: -item[0])[:MOST_REMARKS]]
+
+    # JSON
+
+    def to_json(self) -> dict[str, Any]:
+        profile = self.opened.profile
+        return {
+            "schema": SCHEMA, "tool": profile.tool, "source": profile.source, "device": profile.device,
+            "rank": profile.rank, "versions": dict(profile.versions),
+            "same_kernels": list(self.opened.alike), "other_kernels": list(self.opened.unlike),
+            "notes": list(self.opened.notes),
+            "steps": [
+                {"name": step.name, "kernels": len(step.events), "device_us": device_seconds(step.events) * 1e6,
+                 "idle_us": sum(gap.seconds for gap in found) * 1e6}
+                for step, found in zip(self.steps, self._gaps, strict=True)
+            ],
+            "device_us": self.device_us.to_json(), "idle_us": self.idle_us.to_json(),
+            "host_late_us": self.host_late_us, "joined_share": self.joined_share,
+            "graphs": dict(self.opened.joined.calls),
+            "kernels": [self._kernel_json(each) for each in self.kernels],
+            "gaps": [
+                {"before": before, "after": after, "us": us, "host_late": late}
+                for before, after, us, late in self.gap_pairs()
+            ],
+        }
+
+    def _kernel_json(self, each: KernelTimes) -> dict[str, Any]:
+        kernels = self._graph_kernels(each)
+        return {
+            "name": each.name, "launches": each.launches, "step_us": each.step.to_json(),
+            "launch_us": each.launch.to_json(), "graph": each.graph or None, "kernels": list(each.kernels),
+            "host_ops": list(each.host_ops), "kind": kernels[0].kind if kernels else None,
+            "operations": [[op.op, op.stage, op.line] for op in kernels[0].source_ops] if kernels else [],
+            "lines": list(dict.fromkeys(line for kernel in kernels for line in kernel.lines)),
+            "roofline_us": each.roofline_us, "above_roofline_us": each.above_roofline_us,
+        }
+
+
+def _range(times: Times) -> str:
+    median = formats.microseconds(times.median)
+    if times.least == times.most:
+        return median
+    return f"{median} ({formats.number_of_us(times.least)} to {formats.number_of_us(times.most)})"
+

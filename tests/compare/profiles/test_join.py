@@ -1,0 +1,230 @@
+"""Profiles joined to the kernels of graphs, and what `xlafuse inspect` shows of them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from planes import Space
+
+from compare.cli.main import cli
+from compare.profiles.join import join
+from compare.profiles.model import DeviceEvent
+from compare.profiles.steps import ProfiledStep, gaps
+from compare.sources.graph_sources import contents
+from compare.user.capture import NAME
+
+DATA = Path(__file__).resolve().parents[2] / "data"
+MLP = DATA / "xla" / "mlp_fwd.hlo.txt"
+TRACE = DATA / "inductor" / "torch-2.13.0" / "trace"
+GEMM = "nvjet_tst_128x128_64x4"
+
+
+def inspect(*words: object) -> Any:
+    return CliRunner().invoke(cli, ["inspect", *map(str, words)], env={"COLUMNS": "120"})
+
+
+def graph_of(path: Path) -> Any:
+    return contents(path).graphs[0].graph()
+
+
+def step(events: list[DeviceEvent]) -> ProfiledStep:
+    return ProfiledStep("step", tuple(events))
+
+
+def events_of(names: list[str], **fields: Any) -> list[DeviceEvent]:
+    return [DeviceEvent(name, at * 1e-5, at * 1e-5 + 5e-6, **fields) for at, name in enumerate(names)]
+
+
+def ran(path: Path) -> list[str]:
+    """Return the names with which a graph's kernels run on a GPU."""
+    return [kernel.runtime_name or GEMM for kernel in graph_of(path).kernels]
+
+
+def test_events_are_joined_by_module_and_instruction_in_any_order() -> None:
+    graph = graph_of(MLP)
+    named = [
+        DeviceEvent(GEMM, at * 1e-5, at * 1e-5 + (at + 1) * 1e-6, module="jit_mlp", operation=kernel.name)
+        for at, kernel in enumerate(graph.kernels)
+    ][::-1]
+    memset = DeviceEvent("[memset]", 1e-4, 1.01e-4, module="jit_mlp", operation="custom-call.0")
+    joined = join([step([*named, memset])], {"jit_mlp": graph})
+    assert joined.owners[0] == (*(("jit_mlp", at) for at in range(6, -1, -1)), ("jit_mlp", 3))
+    times = [kernel.device_time_us for kernel in joined.graphs["jit_mlp"].kernels]
+    assert times == pytest.approx([1, 2, 3, 5, 5, 6, 7])
+    assert joined.calls == {"jit_mlp": 1}
+
+
+def test_a_module_is_found_by_its_number_where_several_have_its_name() -> None:
+    graph = graph_of(MLP)
+    event = DeviceEvent("fusion_11", 0, 1, module="jit_mlp", operation="fusion.11", program=4)
+    joined = join([step([event])], {"jit_mlp#3": graph, "jit_mlp#4": graph})
+    assert joined.owners == ((("jit_mlp#4", 0),),)
+
+
+def test_events_without_a_module_are_joined_by_their_order() -> None:
+    graph = graph_of(MLP)
+    names = ["adam_kernel", *ran(MLP), "adam_kernel"]
+    joined = join([step(events_of(names)), step(events_of(names))], {"jit_mlp": graph})
+    assert joined.owners[0] == (None, *(("jit_mlp", at) for at in range(7)), None)
+    assert joined.owners[1] == joined.owners[0]
+
+
+def test_a_graph_that_a_step_runs_several_times_has_the_time_of_one_call() -> None:
+    joined = join([step(events_of(ran(MLP) * 3))], {"jit_mlp": graph_of(MLP)})
+    assert [owner and owner[1] for owner in joined.owners[0]] == [*range(7)] * 3
+    assert joined.calls == {"jit_mlp": 3}
+    times = [kernel.device_time_us for kernel in joined.graphs["jit_mlp"].kernels]
+    assert times == pytest.approx([5] * 7)
+
+
+def test_both_phases_of_a_training_step_are_joined_in_their_order() -> None:
+    names = [*ran(TRACE), "multi_tensor_apply_kernel"]
+    joined = join([step(events_of(names))], {"trace": graph_of(TRACE)})
+    assert [owner and owner[1] for owner in joined.owners[0]] == [*range(14), None]
+
+
+def test_other_kernels_stay_without_a_graph() -> None:
+    joined = join([step(events_of(["other_kernel", GEMM]))], {"jit_mlp": graph_of(MLP)})
+    assert joined.owners == ((None, None),)
+    assert not joined.graphs
+
+
+def test_a_gap_says_whether_the_host_was_late() -> None:
+    found = gaps([
+        DeviceEvent("a", 0, 10), DeviceEvent("overlaps", 2, 5), DeviceEvent("late", 14, 20, launched=13),
+        DeviceEvent("in time", 21, 22, launched=3), DeviceEvent("unknown", 25, 26),
+    ])
+    assert [(gap.before, gap.after, gap.seconds, gap.host_late) for gap in found] == [
+        ("a", "late", 4, 3), ("late", "in time", 1, 0), ("in time", "unknown", 3, None),
+    ]
+
+
+# The command
+
+
+def torch_trace(folder: Path, rank: int = 0, optimizer: str = "multi_tensor_apply_kernel") -> Path:
+    """Write a trace of two steps: the kernels of TRACE, 10 us each, and an optimizer's."""
+    names = [*ran(TRACE), optimizer]
+    events: list[dict[str, Any]] = []
+
+    def add(category: str, name: str, start: float, duration: float, **args: Any) -> None:
+        events.append({"ph": "X", "cat": category, "name": name, "ts": start, "dur": duration, "args": args})
+
+    for number in (3, 4):
+        start = number * 1000.0
+        add("user_annotation", f"ProfilerStep#{number}", start, 900)
+        for at, name in enumerate(names):
+            add("cuda_runtime", "cudaLaunchKernel", start + at, 1, correlation=number * 100 + at)
+            args = {"External id": 5} if name == optimizer else {}
+            add("kernel", name, start + 20 + 11 * at, number + 7, device=0, correlation=number * 100 + at, **args)
+    add("cpu_op", "aten::_fused_adam_", 3000, 10, **{"External id": 5})
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "torch.json.gz"
+    top = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}],
+           "distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": events}
+    path.write_bytes(gzip.compress(json.dumps(top).encode()))
+    return path
+
+
+@pytest.fixture
+def captured(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "run"
+    torch_trace(folder / "profile")
+    (folder / "torch_trace").mkdir()
+    for log in TRACE.iterdir():
+        (folder / "torch_trace" / log.name).write_bytes(log.read_bytes())
+    (folder / NAME).write_text(json.dumps({"device": "NVIDIA H200", "versions": {"torch": "2.13.0"}}))
+    yield folder
+
+
+def test_a_capture_is_shown_with_its_steps_and_the_graph(captured: Path) -> None:
+    done = inspect(captured)
+    assert done.exit_code == 0, done.output
+    words = " ".join(done.output.split())
+    assert "torch.profiler on NVIDIA H200, torch 2.13.0" in words
+    assert "2 steps (step 3, step 4)" in words
+    assert "93% of the kernels' time is joined to kernels of run" in words
+    assert "aten.sigmoid" in words
+    assert "by aten::_fused_adam_" in words
+
+
+def test_json_has_times_operations_and_rooflines(captured: Path) -> None:
+    found = json.loads(inspect(captured, "--json").output)
+    assert (found["schema"], found["tool"], found["device"]) == ("xlafuse.profile/1", "torch.profiler", "NVIDIA H200")
+    assert found["joined_share"] == pytest.approx(14 / 15)
+    assert found["device_us"] == pytest.approx({"total": 329, "median": 164.5, "min": 164, "max": 165})
+    norm = next(each for each in found["kernels"] if each["kernels"] == [0])
+    assert norm["step_us"] == pytest.approx({"total": 21, "median": 10.5, "min": 10, "max": 11})
+    assert ["aten.rsqrt", "norm"] in [op[:2] for op in norm["operations"]]
+    assert norm["lines"]
+    assert norm["above_roofline_us"] == pytest.approx(norm["step_us"]["median"] - norm["roofline_us"])
+    adam = next(each for each in found["kernels"] if each["graph"] is None)
+    assert (adam["host_ops"], adam["roofline_us"]) == (["aten::_fused_adam_"], None)
+    assert found["gaps"][0]["host_late"] is False
+    assert sum(each["step_us"]["total"] for each in found["kernels"]) == pytest.approx(15 * 21)
+
+
+def test_views_show_the_graph_with_the_times_of_a_median_step(captured: Path) -> None:
+    assert "10.5" in inspect(captured, "--module", "run").output
+    assert "10.5 µs" in inspect(captured, "--kernel", "1").output
+    assert "no module 'other'" in inspect(captured, "--module", "other").output
+
+
+def test_a_dump_is_given_apart(tmp_path: Path) -> None:
+    path = torch_trace(tmp_path)
+    assert "no kernel is joined to a graph; --dump PATH" in " ".join(inspect(path).output.split())
+    assert "93% of the kernels' time is joined to kernels of trace" in " ".join(
+        inspect(path, "--dump", TRACE).output.split()
+    )
+    wrong = inspect(path, "--dump", tmp_path / "none")
+    assert (wrong.exit_code, "no such file" in wrong.output) == (2, True)
+    assert "--dump goes with one profile" in inspect(MLP, "--dump", TRACE).output
+
+
+def test_of_several_ranks_the_first_is_shown(tmp_path: Path) -> None:
+    for rank, optimizer in ((2, "other"), (0, "adam"), (1, "adam")):
+        folder = tmp_path / f"rank{rank}"
+        torch_trace(folder / "profile", rank, optimizer)
+        (folder / NAME).write_text("{}")
+    words = " ".join(inspect(tmp_path).output.split())
+    assert "rank 0 of 3; the same kernels: 1; other kernels: 2" in words
+    assert "rank1" not in words
+
+
+def test_a_profile_of_jax_is_joined_to_the_dump(tmp_path: Path) -> None:
+    space = Space()
+    for number in (3, 4):
+        space.event("/host:CPU", "python", "train", number * 1000, 900, step_num=number)
+        for at, kernel in enumerate(graph_of(MLP).kernels):
+            space.event(
+                "/device:GPU:0", "Stream #13(Compute)", kernel.runtime_name or GEMM, number * 1000 + at * 10, 8,
+                hlo_op=kernel.name, hlo_module="jit_mlp",
+            )
+    path = space.write(tmp_path / "a.xplane.pb")
+    done = inspect(path, "--dump", MLP, "--target", "h200", "--json")
+    found = json.loads(done.output)
+    assert found["joined_share"] == 1
+    assert all(each["roofline_us"] > 0 for each in found["kernels"])
+    assert found["host_late_us"] is None
+
+
+def test_a_capture_whose_profile_cannot_be_read_shows_what_was_compiled(captured: Path) -> None:
+    (captured / "profile" / "torch.json.gz").write_bytes(gzip.compress(b'{"traceEvents": []}'))
+    done = inspect(captured)
+    assert done.exit_code == 0
+    assert "no kernels of a GPU in this trace" in done.output
+    assert "triton_poi_fused_mul_sigmoid_1" in done.output
+
+
+def test_a_broken_profile_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "a.xplane.pb"
+    path.write_bytes(b"broken")
+    done = inspect(path)
+    assert done.exit_code == 2
+    assert done.output.startswith("Error: ") and done.output.count("\n") == 1

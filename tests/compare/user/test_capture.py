@@ -1,0 +1,201 @@
+"""`xlafuse capture` and `xlafuse.capture` around small programs on the CPU, each in processes of its own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from compare.base.usage import UsageError
+from compare.user import capture, capture_command
+
+PROJECT = Path(__file__).resolve().parents[3]
+TORCH = """
+import sys, torch
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(int(sys.argv[1])):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+print("done", sys.argv[1:], __name__)
+sys.exit(7)
+"""
+JAX = """
+import jax, jax.numpy as jnp
+step = jax.jit(lambda x: jnp.sin(x) @ x)
+x = jnp.ones((8, 8))
+for number in range(6):
+    with jax.profiler.StepTraceAnnotation("train", step_num=number):
+        x = step(x)
+"""
+BLOCK = """
+import sys, jax, jax.numpy as jnp, xlafuse
+with xlafuse.capture(sys.argv[1]):
+    jax.jit(lambda x: x @ x)(jnp.ones((8, 8))).block_until_ready()
+"""
+
+
+def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *map(str, words)], cwd=PROJECT, capture_output=True, text=True, timeout=120,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(PROJECT), **environment},
+    )
+
+
+def captured(folder: Path, program: str, *words: str, steps: str = "2:4") -> subprocess.CompletedProcess[str]:
+    script = folder.parent / f"{folder.name}.py"
+    script.write_text(program)
+    return run("-m", "compare", "capture", "-o", folder, "--steps", steps, "--", sys.executable, script, *words)
+
+
+def facts(folder: Path) -> Mapping[str, object]:
+    return json.loads((folder / capture.NAME).read_text())
+
+
+@pytest.mark.slow
+def test_steps_of_an_optimizer_are_profiled(tmp_path: Path) -> None:
+    done = captured(tmp_path / "run", TORCH, "5", "--flag")
+    assert done.returncode == 7
+    assert done.stdout == "done ['5', '--flag'] __main__\n"
+    assert "profiled steps 2 to 3" in done.stderr
+    known = facts(tmp_path / "run")
+    assert (known["framework"], known["device"], known["profiled_steps"]) == ("torch", "cpu", [2, 4])
+    assert known["finished_steps"] == 5
+    with gzip.open(tmp_path / "run" / "profile" / "torch.json.gz") as file:
+        names = {event.get("name") for event in json.load(file)["traceEvents"]}
+    assert {"ProfilerStep#2", "ProfilerStep#3", "aten::addmm"} <= names
+    assert not names & {"ProfilerStep#1", "ProfilerStep#4"}
+
+
+@pytest.mark.slow
+def test_a_program_that_ends_before_the_window_says_so(tmp_path: Path) -> None:
+    done = captured(tmp_path / "run", TORCH, "2", steps="3:5")
+    assert done.returncode == 7
+    assert "nothing was profiled: the program ended after 2 steps, before step 3" in done.stderr
+    assert "profiled_steps" not in facts(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_a_program_that_ends_within_the_window_keeps_its_profile(tmp_path: Path) -> None:
+    captured(tmp_path / "run", TORCH, "3", steps="1:9")
+    assert facts(tmp_path / "run")["profiled_steps"] == [1, 4]
+    assert (tmp_path / "run" / "profile" / "torch.json.gz").exists()
+
+
+@pytest.mark.slow
+def test_step_annotations_of_jax_are_profiled_and_modules_are_dumped(tmp_path: Path) -> None:
+    done = captured(tmp_path / "run", JAX)
+    assert done.returncode == 0, done.stderr
+    known = facts(tmp_path / "run")
+    assert (known["framework"], known["profiled_steps"], known["finished_steps"]) == ("jax", [2, 4], 6)
+    assert len(list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))) == 1
+    assert list((tmp_path / "run" / "xla").glob("*after_optimizations.txt"))
+
+
+@pytest.mark.slow
+def test_a_block_is_profiled(tmp_path: Path) -> None:
+    script = tmp_path / "block.py"
+    script.write_text(BLOCK)
+    done = run(script, tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert facts(tmp_path / "run")["framework"] == "jax"
+    assert len(list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))) == 1
+    again = run(script, tmp_path / "run")
+    assert "FileExistsError" in again.stderr
+
+
+class FailingProfiler:
+    def prepare(self) -> None: ...
+
+    def start(self) -> None:
+        raise RuntimeError("no CUPTI")
+
+
+def test_a_profiler_that_fails_does_not_end_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(capture, "_profiler", lambda *_: FailingProfiler())
+    steps = capture.Steps(tmp_path / "run", 1, 3)
+    for _ in range(4):
+        steps.end("torch")
+    steps.close()
+    assert facts(tmp_path / "run")["message"] == "nothing was profiled: the profiler failed: RuntimeError: no CUPTI"
+    assert facts(tmp_path / "run")["finished_steps"] == 4
+
+
+def test_a_program_without_steps_is_told_how_to_announce_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capture.Steps(tmp_path / "run", 1, 3).close()
+    assert "no step ended; a step is a torch.optim.Optimizer.step or" in capsys.readouterr().err
+
+
+def test_a_block_needs_one_framework(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in capture.FRAMEWORKS:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(ValueError, match="neither jax nor torch is imported"), capture.capture(tmp_path / "run"):
+        pass
+    with pytest.raises(ValueError, match="not 'numpy'"), capture.capture(tmp_path / "run", framework="numpy"):
+        pass
+
+
+def planned(*words: str, **environment: str) -> capture_command.Planned:
+    return capture_command.plan(Path("/captures/run"), (3, 5), words, environment)
+
+
+@pytest.mark.parametrize("words, at", [
+    (("python", "train.py", "-m"), 1),
+    (("/usr/bin/python3.12", "-u", "-X", "dev", "-Wignore", "train.py"), 5),
+    (("python3", "-m", "package.train", "--x"), 1),
+    (("python", "-c", "pass"), 1),
+])
+def test_the_profiler_is_put_before_the_program(words: tuple[str, ...], at: int) -> None:
+    made = planned(*words)
+    assert made.profiled
+    launched = list(made.command)
+    assert launched[at] == capture.__file__
+    assert json.loads(launched[at + 1]) == {"folder": "/captures/run", "steps": [3, 5]}
+    del launched[at : at + 2]
+    assert tuple(launched) == words
+
+
+@pytest.mark.parametrize("words", [("./train.sh",), ("torchrun", "train.py"), ("python",), ("python", "-m"),
+                                   ("python", "-"), ("pythonista", "train.py")])
+def test_other_commands_get_the_environment_only(words: tuple[str, ...]) -> None:
+    made = planned(*words)
+    assert not made.profiled
+    assert made.command == words
+    assert made.environment["TORCH_TRACE"] == "/captures/run/torch_trace"
+
+
+def test_flags_of_the_user_come_first() -> None:
+    flags = planned("python", "train.py", XLA_FLAGS="--xla_gpu_autotune_level=0").environment["XLA_FLAGS"].split()
+    assert flags[0] == "--xla_gpu_autotune_level=0"
+    assert "--xla_dump_to=/captures/run/xla" in flags
+    assert "--xla_dump_hlo_as_text=true" in flags
+
+
+def test_each_of_several_ranks_has_a_folder() -> None:
+    assert planned("python", "t.py", RANK="1", WORLD_SIZE="2").folder == Path("/captures/run/rank1")
+    assert planned("python", "t.py", RANK="0", WORLD_SIZE="1").folder == Path("/captures/run")
+    assert planned("python", "t.py", SLURM_PROCID="0", SLURM_NTASKS="4").folder == Path("/captures/run/rank0")
+
+
+def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    made = capture_command.plan(tmp_path, (3, 5), ["python", "t.py"], {})
+    with pytest.raises(UsageError, match="not empty"):
+        capture_command.prepare(made, ["python", "t.py"], (3, 5))
+
+
+@pytest.mark.parametrize("text", ["3", "5:3", "0:2", "3:3", "a:b", "-1:2", ""])
+def test_steps_are_checked(text: str) -> None:
+    with pytest.raises(UsageError, match="FIRST:END"):
+        capture_command.parse_steps(text)
+    assert capture_command.parse_steps("3:5") == (3, 5)
