@@ -1,7 +1,7 @@
 """One object for each compiler: which workers compile, run and check its implementations. Data, no framework."""
 
 from .backend import Backend
-from .kernels import CUDA, TRITON, TRITON_CUDAGRAPHS, TRITON_LIBRARY
+from .kernels import CUDA, OWN_TORCH, TRITON, TRITON_CUDAGRAPHS, TRITON_LIBRARY
 from .pytorch import EAGER, FLEX, INDUCTOR, INDUCTOR_CUDAGRAPHS, INDUCTOR_MAX
 from .xla import XLA, XLA_REMAT, XLA_TRITON, XLA_UNFUSED
 
@@ -9,7 +9,7 @@ BACKENDS: dict[str, Backend] = {
     backend.name: backend
     for backend in (
         XLA, XLA_REMAT, XLA_UNFUSED, XLA_TRITON, EAGER, INDUCTOR, INDUCTOR_MAX, INDUCTOR_CUDAGRAPHS, FLEX, TRITON,
-        TRITON_CUDAGRAPHS, TRITON_LIBRARY, CUDA,
+        TRITON_CUDAGRAPHS, TRITON_LIBRARY, OWN_TORCH, CUDA,
     )
 }
 

@@ -15,6 +15,10 @@ TRITON_CUDAGRAPHS = replace(TRITON, name="triton-cudagraphs", cpu_check_worker=N
 TRITON_LIBRARY = replace(
     TRITON, name="triton-library", family="triton-library", cpu_check_worker=None, hand_written=False
 )
+# A user's function of PyTorch operations, Triton kernels or both.
+OWN_TORCH = replace(
+    TRITON, name="own-torch", label="a PyTorch function", family="own-torch", hand_written=False, requires=()
+)
 CUDA = replace(
     TRITON, name="cuda", label="raw CUDA C++", family="cuda", cpu_check_worker=None, requires=("nvrtc",)
 )

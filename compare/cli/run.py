@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..base import host
-from ..base.usage import UsageError
+from ..base.usage import UsageError, one_of
 from . import run_summary
 from .options import direction_option, names, names_option
+
+if TYPE_CHECKING:
+    from ..spec.own_function import OwnFunction
 
 
 def _duration(ctx: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
@@ -35,6 +38,20 @@ def _sizes(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...
     return found
 
 
+def _own_functions(blocks: list[str], functions: tuple[str, ...], backward: str | None) -> list[OwnFunction]:
+    from ..spec.blocks import BLOCKS
+    from ..spec.own_function import own_function
+
+    if functions and len(blocks) != 1:
+        raise UsageError("--with needs one BLOCK, whose inputs the function takes: xlafuse run attention --with FILE:NAME")
+    if backward is not None and len(functions) != 1:
+        raise UsageError("--with-backward is the gradient of one --with function")
+    return [
+        own_function(BLOCKS[one_of("block", blocks[0], BLOCKS)], function, backward, Path.cwd())
+        for function in functions
+    ]
+
+
 @click.command("run")
 @click.argument("blocks", nargs=-1, callback=names, metavar="[BLOCK]...")
 @click.option(
@@ -44,6 +61,14 @@ def _sizes(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...
     "sizes.",
 )
 @names_option("-i", "--implementation", "implementations", metavar="NAME", help="Only these (repeat it, or a,b,c).")
+@click.option(
+    "--with", "functions", multiple=True, metavar="FILE.py:FUNCTION",
+    help="Add your own function of the BLOCK's inputs (PyTorch, Triton or JAX) as an implementation, named like it.",
+)
+@click.option(
+    "--with-backward", "backward", metavar="FILE.py:FUNCTION",
+    help="The gradient of the --with function. Default: the framework's own.",
+)
 @names_option("--case", "cases", metavar="NAME", help="Only these cases: a name such as llama-8b, or a full id.")
 @direction_option()
 @click.option(
@@ -90,7 +115,8 @@ def _sizes(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...
 def command(
     ctx: click.Context, blocks: list[str], suite: str | None, target: str | None, out: Path | None, resume: bool,
     modes: list[str], restarts: int | None, shard: str | None, xla_autotune_from: str | None,
-    stop_after: float | None, verbose: bool, traffic: bool, **filters: Any,
+    stop_after: float | None, verbose: bool, traffic: bool, functions: tuple[str, ...], backward: str | None,
+    **filters: Any,
 ) -> None:
     """Compile, check and time blocks (default: a tour of six).
 
@@ -103,6 +129,7 @@ def command(
       xlafuse run attention --size sequence=12288,heads=24
       xlafuse run rmsnorm gelu -i xla,inductor,triton --direction train
       xlafuse run softmax --mode warm,graph --restarts 2
+      xlafuse run attention --with mine.py:attention -i xla
       xlafuse run --suite full --out runs/full
       xlafuse run --out runs/full --resume
 
@@ -119,6 +146,7 @@ def command(
         raise UsageError("--shard is for a new run; --resume continues the shard of the run in --out")
     if resume and xla_autotune_from is not None:
         raise UsageError("--xla-autotune-from is for a new run; --resume keeps the results that the run has")
+    filters["own"] = _own_functions(blocks, functions, backward)
     if resume:
         folder, run_json = resumed_folder(out)
         plan = selection.resolve_again(run_json, blocks, suite, **filters)

@@ -8,10 +8,12 @@ from typing import Any
 
 from ..base.usage import UsageError
 from ..record.record import record_id
+from ..spec import own_function
 from ..spec.block import Block
 from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 from ..spec.implementation import Implementation
+from ..spec.own_function import OwnFunction
 from ..spec.own_size import shape_with
 from .timing_modes import Timing
 
@@ -30,17 +32,21 @@ class Shard:
 class Plan:
     """The work of a run: each case with its selected implementations, and their timing on a GPU.
 
-    shard: of a plan for one of several GPUs, so that `xlafuse merge` can tell that a shard is missing.
+    shard: of a plan for one of several GPUs, so that `xlafuse merge` can tell that a shard is missing. own: the user's
+    functions in it.
     """
 
     suite: str
     work: tuple[tuple[Case, tuple[Implementation, ...]], ...]
     timing: Timing = Timing()
     shard: Shard | None = None
+    own: tuple[OwnFunction, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         work = [{"case": case.to_json(), "implementations": [i.name for i in found]} for case, found in self.work]
         plan = {"suite": self.suite, "work": work, "timing": self.timing.to_json()}
+        if self.own:
+            plan["with"] = [asdict(each) for each in self.own]
         return plan if self.shard is None else plan | {"share": asdict(self.shard)}
 
     @property
@@ -60,13 +66,14 @@ class Plan:
         Raises UsageError where this installation lacks one of its blocks, cases or implementations, or has other sizes.
         """
         try:
-            work = []
+            work, own = [], own_function.from_json(data.get("with", []))
+            own_function.add(own)
             for entry in data["work"]:
                 case = Case.from_json(entry["case"])
                 block = BLOCKS[case.block]
                 _require_own(case, block)
                 work.append((case, tuple(block.implementation(name) for name in entry["implementations"])))
-            return cls(data["suite"], tuple(work), timing_of(data))
+            return cls(data["suite"], tuple(work), timing_of(data), own=tuple(own))
         except (KeyError, TypeError) as problem:
             raise UsageError(f"the run's own selection cannot be repeated here: {problem}; select by name") from None
 

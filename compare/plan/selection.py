@@ -12,10 +12,12 @@ from typing import Any
 
 from .. import targets
 from ..base.usage import UsageError, one_of
+from ..spec import own_function
 from ..spec.block import Block
 from ..spec.blocks import BLOCKS
 from ..spec.case import PHASES, Case, Shape
 from ..spec.dtype import DTYPE_BY_ANY_NAME, DTYPES
+from ..spec.own_function import OwnFunction
 from ..spec.own_size import own_shape
 from . import timing_modes as timing
 from .plan import SUITES, Plan, timing_of
@@ -39,11 +41,13 @@ def resolve(
     directions: Iterable[str] = (),
     dtypes: Iterable[str] = (),
     sizes: Iterable[Mapping[str, int]] = (),
+    own: Iterable[OwnFunction] = (),
 ) -> Plan:
     """Return the plan of the cases in `suite` that pass every filter, in the table's order; no filter passes all.
 
     A case is named by its shape ("llama-8b") or its id ("gelu/llama-8b/bf16/fwd"), a dtype by its long or short name.
     sizes: instead of the suite's shapes, take the main shape with these sizes of some axes, in `dtypes` if given.
+    own: functions of the user, which become implementations of the blocks that they name.
     Raises UsageError for an unknown name, and for a name that no selected case has.
     """
     one_of("suite", suite, SUITES)
@@ -54,7 +58,12 @@ def resolve(
     wanted = [BLOCKS[name] for name in BLOCKS if name in shown]
     if sizes and not blocks:
         raise UsageError("--size needs a block: xlafuse run attention --size sequence=8192")
-    implementations = _known_implementations(implementations, wanted)
+    own = tuple(own)
+    own_function.add(own)
+    wanted = [BLOCKS[block.name] for block in wanted]
+    if named := list(implementations):
+        named += [each.function.name for each in own]
+    implementations = _known_implementations(named, wanted)
     cases = _known_cases(cases, wanted, suite)
 
     work = []
@@ -72,7 +81,7 @@ def resolve(
                 and (not dtypes or case.dtype in dtypes)
             ):
                 work.append((case, found))
-    plan = Plan(suite, tuple(work), timing.of_suite(suite))
+    plan = Plan(suite, tuple(work), timing.of_suite(suite), own=own)
 
     in_plan: list[tuple[str, Sequence[str], set[str]]] = [
         ("implementation", implementations, {i.name for _, found in work for i in found}),

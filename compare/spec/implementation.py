@@ -17,6 +17,7 @@ def load(target: str) -> Callable[..., Any]:
     loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
     return loaded
 
+
 _OWN_KERNELS = ("triton_side.kernels.", "triton_side.cuda.", "xlafuse.pallas.")
 
 
@@ -35,6 +36,7 @@ class Implementation:
         Their errors have a tolerance of their own (compare.numerics.rounded_sums).
     static_inputs: inputs that a module of the user keeps at one address (weights, caches). Inductor copies all others
         into its CUDA graphs.
+    loader: returns the function instead of `target`, of a user's own function (compare.spec.own_function).
     requires: the packages that it needs beyond its framework, as pip takes them. "liger-kernel==0.8.5": any version is
         used, and this one was tested. "torch>=2.12": older ones are refused. Only its worker knows whether they are
         installed.
@@ -51,6 +53,7 @@ class Implementation:
     requires: tuple[str, ...] = ()
     rounded_sums: tuple[str, ...] = ()
     static_inputs: tuple[str, ...] = ()
+    loader: Callable[[], Callable[..., Any]] | None = None
 
     @property
     def backend(self) -> Backend:
@@ -58,8 +61,8 @@ class Implementation:
 
     @property
     def is_peer(self) -> bool:
-        """True for kernels that this project did not write by hand."""
-        return not self.target.startswith(_OWN_KERNELS)
+        """True for kernels that neither this project nor its user wrote by hand."""
+        return self.loader is None and not self.target.startswith(_OWN_KERNELS)
 
     @property
     def is_stock(self) -> bool:
@@ -68,4 +71,4 @@ class Implementation:
 
     def load(self) -> Callable[..., Any]:
         """Import the target function and its framework; only a worker calls this."""
-        return load(self.target)
+        return load(self.target) if self.loader is None else self.loader()

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .. import targets
+from ..base.frameworks import OWNERS
 from ..base.host import gpu_present
 from ..base.paths import python_path
 from ..graph import store
@@ -32,10 +33,6 @@ Progress = Callable[[str], None]
 TIMEOUT = 1800.0
 _PROGRESS_SECONDS = 30.0  # between two messages about a running compile
 _WORKERS = {"jax": "compare.workers.xla.explain", "torch": "compare.workers.pytorch.explain"}
-# Packages whose classes tell the framework of an object. numpy's and the user's own classes do not.
-_OWNERS = {
-    "jax": "jax", "jaxlib": "jax", "flax": "jax", "equinox": "jax", "haiku": "jax", "optax": "jax", "torch": "torch",
-}
 _JAX_STATE = (
     "jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion",
     "jax_default_prng_impl", "jax_threefry_partitionable",
@@ -308,7 +305,7 @@ def _owners(values: Iterable[Any]) -> set[Framework]:
     found: set[Framework] = set()
     for value in values:
         for cls in type(value).__mro__:
-            owner = _OWNERS.get((cls.__module__ or "").split(".")[0])
+            owner = OWNERS.get((cls.__module__ or "").split(".")[0])
             if owner is not None:
                 found.add(owner)  # type: ignore[arg-type]
     return found
@@ -330,7 +327,7 @@ def _used_frameworks(function: Any) -> set[Framework]:
             codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
             for used in (function.__globals__.get(name) for name in code.co_names):
                 module = used.__name__ if isinstance(used, types.ModuleType) else getattr(used, "__module__", None)
-                owner = _OWNERS.get(str(module).split(".")[0])
+                owner = OWNERS.get(str(module).split(".")[0])
                 if owner is not None:
                     found.add(owner)  # type: ignore[arg-type]
                 elif getattr(used, "__module__", None) == function.__module__:

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..base.worker_protocol import NotAutotuned, Skip
 from ..measure.measurement import WrongResult
+from ..spec import own_function
 
 Methods = dict[str, Callable[..., Any]]
 
@@ -39,6 +40,7 @@ def methods_of(role: str) -> Methods:
         raise ValueError(f"unknown role {role!r}; expected one of {', '.join(PROGRAMS)}")
     if role == "interpreter":
         os.environ["TRITON_INTERPRET"] = "1"  # read by triton when it is imported
+    own_function.add_from_environment()
     methods: Methods = importlib.import_module(PROGRAMS[role]).methods()
     return methods
 

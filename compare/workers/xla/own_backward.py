@@ -1,0 +1,40 @@
+"""A user's backward function as the gradient of the user's forward function, for JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+
+Function = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+
+
+def differentiable(
+    run: Function, differentiate: Function, wanted: Sequence[str], outputs: Sequence[str]
+) -> Callable[..., dict[str, jax.Array]]:
+    """Return `run` with the gradients of the inputs `wanted` by `differentiate`.
+
+    run: inputs and attributes -> outputs by name. differentiate: inputs, outputs y, cotangents d_y, and attributes ->
+    gradients by input.
+    """
+
+    def apply(inputs: Mapping[str, jax.Array], **attributes: Any) -> dict[str, jax.Array]:
+        @jax.custom_vjp
+        def own(values: dict[str, jax.Array]) -> dict[str, jax.Array]:
+            return run(values, attributes)
+
+        def forward(values: dict[str, jax.Array]) -> tuple[dict[str, jax.Array], Any]:
+            found = run(values, attributes)
+            return found, (values, found)
+
+        def backward(saved: Any, cotangents: dict[str, jax.Array]) -> tuple[dict[str, Any]]:
+            values, found = saved
+            given = {**values, **found, **{f"d_{name}": cotangents[name] for name in outputs}}
+            gradients = differentiate(given, attributes)
+            return ({name: gradients[name] if name in wanted else None for name in values},)
+
+        own.defvjp(forward, backward)
+        return own(dict(inputs))
+
+    return apply

@@ -1,0 +1,80 @@
+"""`xlafuse run swiglu --with mine.py:fn`: a user's functions beside ours, checked against float64, end to end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from compare.spec.blocks import BLOCKS
+from compare.spec.own_function import own_function
+
+pytestmark = pytest.mark.slow
+PROJECT = Path(__file__).parents[3]
+TORCH = """
+import torch, triton
+import triton.language as tl
+
+def plain(gate, up):
+    return torch.nn.functional.silu(gate) * up
+
+@triton.jit
+def kernel(gate_ptr, up_ptr, y_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    gate = tl.load(gate_ptr + i, i < n).to(tl.float32)
+    tl.store(y_ptr + i, gate * tl.sigmoid(gate) * tl.load(up_ptr + i, i < n).to(tl.float32), i < n)
+
+def by_triton(gate, up):
+    y = torch.empty_like(gate)
+    kernel[(triton.cdiv(y.numel(), 1024),)](gate, up, y, y.numel(), BLOCK=1024)
+    return y
+
+def tripled(gate, d_y):
+    return {"up": 3 * d_y * torch.nn.functional.silu(gate), "gate": 3 * d_y}
+"""
+JAX = """
+import jax
+
+def by_jax(inputs_gate, inputs_up):
+    return jax.nn.silu(inputs_gate.astype("float32")).astype(inputs_gate.dtype) * inputs_up
+"""
+
+
+def test_functions_of_both_frameworks_become_rows(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(TORCH)
+    (tmp_path / "jaxed.py").write_text(JAX)
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(PROJECT)}
+
+    def xlafuse(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "compare", *words], cwd=tmp_path, env=environment, capture_output=True, text=True,
+            timeout=280,
+        )
+        assert done.returncode in (0, 1), done.stderr[-3000:]
+        return done.stdout
+
+    selected = ["swiglu", "--suite", "check", "--case", "odd", "--dtype", "bf16", "--direction", "train"]
+    functions = [word for name in ("mine.py:plain", "mine.py:by_triton", "jaxed.py:by_jax") for word in ("--with", name)]
+    xlafuse("run", *selected, "-i", "library", "--target", "h200", "--out", "run", *functions)
+    rows = {row["implementation"]: row for row in json.loads(xlafuse("report", "run", "--json"))}
+    assert list(rows) == ["library", "plain", "by_triton", "by_jax"]
+    assert rows["plain"]["max_error"] <= rows["plain"]["tolerance"]
+    assert rows["by_jax"]["kernels"] > 0 and rows["by_jax"]["max_error"] <= rows["by_jax"]["tolerance"]
+    assert rows["by_triton"]["status"] == "failed" and "--with-backward" in rows["by_triton"]["detail"]
+
+
+def test_pytorch_takes_the_gradient_that_its_user_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.py").write_text(TORCH)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = own_function(BLOCKS["swiglu"], "mine.py:plain", "mine.py:tripled", tmp_path)
+    gate, up = torch.randn(2, 3, 5).unbind()
+    gate.requires_grad_(), up.requires_grad_()
+    y = own.load()({"gate": gate, "up": up})["y"]
+    assert torch.equal(y, torch.nn.functional.silu(gate) * up)
+    dgate, dup = torch.autograd.grad(y.sum(), (gate, up))
+    assert torch.equal(dgate, 3 * torch.ones_like(gate)) and torch.equal(dup, 3 * torch.nn.functional.silu(gate))

@@ -1,0 +1,105 @@
+"""A user's function becomes an implementation: the file is read, not executed, and its parameters say how to call it."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compare.base.usage import UsageError
+from compare.spec.blocks import BLOCKS
+from compare.spec.own_function import Arguments, Place, arguments_of, by_name, call, own_function
+
+ATTENTION, RMSNORM = BLOCKS["attention"], BLOCKS["rmsnorm"]
+PLACE = Place("/home/user/mine.py", "fn")
+
+
+def named(folder: Path, text: str, name: str = "fn") -> str:
+    (folder / "mine.py").write_text(text)
+    return f"mine.py:{name}"
+
+
+@pytest.mark.parametrize(
+    ("text", "framework"),
+    [
+        ("import torch\ndef fn(x, weight, eps): return torch.sqrt(x)", "torch"),
+        ("import triton\nimport torch.nn.functional as F\ndef fn(x, weight, eps): return F.gelu(x)", "torch"),
+        ("from jax import numpy as jnp\nimport torch\ndef fn(x, weight): return jnp.sqrt(x)", "jax"),
+        ("import torch, jax\ndef part(x): return jax.nn.gelu(x)\ndef fn(x, weight): return part(x)", "jax"),
+        ("import torch, jax\nfn = jax.jit(lambda x, weight: x)", "jax"),
+        ("import torch\ndef fn(x, weight): return x * weight", "torch"),
+    ],
+)
+def test_the_framework_is_that_of_the_names_it_uses(tmp_path: Path, text: str, framework: str) -> None:
+    found = own_function(RMSNORM, named(tmp_path, text), None, tmp_path)
+    assert found.framework == framework and found.row().name == "fn"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("import torch, jax\ndef fn(x, weight): return x", "both JAX and PyTorch"),
+        ("def fn(x, weight): return x", "neither JAX nor PyTorch"),
+        ("import torch\ndef other(x): return x", "no function 'fn'"),
+        ("import torch\ndef fn(x): return x", "x, weight"),
+        ("import torch\ndef fn(x, weight, scale): return x", "eps by name"),
+        ("import torch\ndef fn(", "no Python file"),
+    ],
+)
+def test_what_cannot_become_a_row_is_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        own_function(RMSNORM, named(tmp_path, text), None, tmp_path)
+
+
+def test_a_missing_file_and_a_taken_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="cannot be read"):
+        own_function(RMSNORM, "missing.py:fn", None, tmp_path)
+    with pytest.raises(UsageError, match="another name"):
+        own_function(RMSNORM, named(tmp_path, "import torch\ndef eager(x, weight): return x", "eager"), None, tmp_path)
+
+
+def test_the_file_is_not_executed(tmp_path: Path) -> None:
+    text = "import torch\nopen('executed', 'w')\ndef fn(x, weight, limit=open('default', 'w')): return x"
+    own_function(RMSNORM, named(tmp_path, text), None, tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (lambda v, k, q: None, Arguments((), ("q", "k", "v"))),
+        (lambda q, k, v, *, causal: None, Arguments((), ("q", "k", "v", "causal"))),
+        (lambda query, key, value: None, Arguments(("q", "k", "v"), ())),
+        (lambda query, key, value, dropout=0.0: None, Arguments(("q", "k", "v"), ())),
+        (lambda a, b, c, causal=True: None, Arguments(("q", "k", "v"), ("causal",))),
+    ],
+)
+def test_inputs_go_by_name_or_in_order(function, arguments: Arguments) -> None:
+    assert "causal" in ATTENTION.attributes or "causal" in ATTENTION.parameters
+    assert arguments_of(inspect.signature(function), PLACE, ATTENTION) == arguments
+
+
+@given(st.permutations(["x", "weight", "eps"]), st.integers(0, 3))
+def test_each_value_reaches_the_parameter_of_its_name(order: list[str], keyword_only: int) -> None:
+    names = {}
+    kinds = [inspect.Parameter.POSITIONAL_OR_KEYWORD] * (3 - keyword_only) + [inspect.Parameter.KEYWORD_ONLY] * keyword_only
+
+    def fn(*values, **keywords):
+        names.update(keywords)
+
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name, kind in zip(order, kinds, strict=True)])
+    arguments = arguments_of(signature, PLACE, RMSNORM)
+    call(fn, arguments, {"x": 1, "weight": 2}, {"eps": 3})
+    assert names == {"x": 1, "weight": 2, "eps": 3}
+
+
+def test_results_come_in_order_or_by_name() -> None:
+    assert by_name(7, ["y"], PLACE) == {"y": 7}
+    assert by_name((1, 2), ["y", "loss"], PLACE) == {"y": 1, "loss": 2}
+    assert by_name({"loss": 2, "y": 1}, ["y", "loss"], PLACE) == {"y": 1, "loss": 2}
+    for wrong in ((1, 2, 3), {"y": 1}, 7):
+        with pytest.raises(UsageError, match="y, loss"):
+            by_name(wrong, ["y", "loss"], PLACE)
