@@ -14,7 +14,7 @@ from . import run_summary
 from .options import direction_option, names, names_option
 
 if TYPE_CHECKING:
-    from ..spec.own_function import OwnFunction
+    from ..plan.own_function import OwnFunction
 
 
 def _duration(ctx: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
@@ -39,11 +39,11 @@ def _sizes(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...
 
 
 def _own_functions(blocks: list[str], functions: tuple[str, ...], backward: str | None) -> list[OwnFunction]:
+    from ..plan.own_function import own_function
     from ..spec.blocks import BLOCKS
-    from ..spec.own_function import own_function
 
     if functions and len(blocks) != 1:
-        raise UsageError("--with needs one BLOCK, whose inputs the function takes: xlafuse run attention --with FILE:NAME")
+        raise UsageError("--with needs one BLOCK, whose inputs it takes: xlafuse run attention --with FILE.py:FN")
     if backward is not None and len(functions) != 1:
         raise UsageError("--with-backward is the gradient of one --with function")
     return [
@@ -128,7 +128,6 @@ def command(
       xlafuse run softmax
       xlafuse run attention --size sequence=12288,heads=24
       xlafuse run rmsnorm gelu -i xla,inductor,triton --direction train
-      xlafuse run softmax --mode warm,graph --restarts 2
       xlafuse run attention --with mine.py:attention -i xla
       xlafuse run --suite full --out runs/full
       xlafuse run --out runs/full --resume

@@ -8,13 +8,13 @@ from typing import Any
 
 from ..base.usage import UsageError
 from ..record.record import record_id
-from ..spec import own_function
 from ..spec.block import Block
 from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 from ..spec.implementation import Implementation
-from ..spec.own_function import OwnFunction
 from ..spec.own_size import shape_with
+from . import own_function
+from .own_function import OwnFunction
 from .timing_modes import Timing
 
 SUITES = ("tour", "quick", "full", "check")

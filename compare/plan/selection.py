@@ -12,14 +12,14 @@ from typing import Any
 
 from .. import targets
 from ..base.usage import UsageError, one_of
-from ..spec import own_function
 from ..spec.block import Block
 from ..spec.blocks import BLOCKS
 from ..spec.case import PHASES, Case, Shape
 from ..spec.dtype import DTYPE_BY_ANY_NAME, DTYPES
-from ..spec.own_function import OwnFunction
 from ..spec.own_size import own_shape
+from . import own_function
 from . import timing_modes as timing
+from .own_function import OwnFunction
 from .plan import SUITES, Plan, timing_of
 from .timing_modes import Timing
 
@@ -61,9 +61,8 @@ def resolve(
     own = tuple(own)
     own_function.add(own)
     wanted = [BLOCKS[block.name] for block in wanted]
-    if named := list(implementations):
-        named += [each.function.name for each in own]
-    implementations = _known_implementations(named, wanted)
+    asked = list(implementations)
+    implementations = _known_implementations([*asked, *(each.function.name for each in own if asked)], wanted)
     cases = _known_cases(cases, wanted, suite)
 
     work = []

@@ -28,7 +28,7 @@ def capture_folders(path: Path) -> list[Path]:
 def profile_files(path: Path) -> list[Path]:
     """Return the files of profiles in a path, one for each process; an empty list where it has none.
 
-    Of several sessions of jax.profiler in one folder, the latest counts.
+    The latest session of jax.profiler in a folder counts.
     """
     if path.is_file():
         return [path] if _format(path) else []

@@ -36,7 +36,7 @@ class Implementation:
         Their errors have a tolerance of their own (compare.numerics.rounded_sums).
     static_inputs: inputs that a module of the user keeps at one address (weights, caches). Inductor copies all others
         into its CUDA graphs.
-    loader: returns the function instead of `target`, of a user's own function (compare.spec.own_function).
+    loader: returns the function instead of `target`, of a user's own function (compare.plan.own_function).
     requires: the packages that it needs beyond its framework, as pip takes them. "liger-kernel==0.8.5": any version is
         used, and this one was tested. "torch>=2.12": older ones are refused. Only its worker knows whether they are
         installed.

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..base.worker_protocol import NotAutotuned, Skip
 from ..measure.measurement import WrongResult
-from ..spec import own_function
+from ..plan import own_function
 
 Methods = dict[str, Callable[..., Any]]
 

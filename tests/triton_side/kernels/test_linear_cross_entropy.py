@@ -84,7 +84,7 @@ def test_chunks_have_equal_size_and_fit_the_workspace(tokens: int, classes: int)
 
 
 def test_a_certain_class_has_no_gradient() -> None:
-    """The softmax of stored logits adds to one: with the sum of exact ones a gradient of up to 45 * 2^-12 would be left."""
+    """The softmax of stored logits adds to one; with the sum of exact ones, up to 45 * 2^-12 would be left."""
     w = random(40, 16, dtype=torch.float16)
     w[5] = 1.4
     h = torch.full((4, 16), 2.0234375, dtype=torch.float16, device=DEVICE)

@@ -24,9 +24,9 @@ from typing import Any
 
 from ..base.frameworks import OWNERS
 from ..base.usage import UsageError, one_of
-from .block import Block
-from .blocks import BLOCKS
-from .implementation import Implementation, load
+from ..spec.block import Block
+from ..spec.blocks import BLOCKS
+from ..spec.implementation import Implementation, load
 
 VARIABLE = "XLAFUSE_WITH"  # the functions of a run as JSON, for its workers
 _BACKENDS = {"torch": "own-torch", "jax": "xla"}
@@ -91,7 +91,8 @@ class OwnFunction:
         def differentiate(values: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
             return by_name(call(gradient, given, values, attributes), wanted, self.backward)
 
-        made: Callable[..., dict[str, Any]] = load(_DIFFERENTIABLE[self.framework])(run, differentiate, wanted, outputs)
+        differentiable = load(_DIFFERENTIABLE[self.framework])
+        made: Callable[..., dict[str, Any]] = differentiable(run, differentiate, wanted, outputs)
         return made
 
 
@@ -111,7 +112,7 @@ def own_function(block: Block, function: str, backward: str | None, folder: Path
     """
     place, tree = _found(function, folder)
     if place.name in [i.name for i in block.implementations]:
-        raise UsageError(f"{block.name} has an implementation {place.name!r}; give the function in {place} another name")
+        raise UsageError(f"{block.name} has an implementation {place.name!r}; give {place} another name")
     signature = _signature(tree, place.name)
     if signature is not None:
         arguments_of(signature, place, block)
@@ -169,7 +170,8 @@ def arguments_of(signature: inspect.Signature, place: Place, block: Block) -> Ar
             return Arguments(tuple(inputs), extra)
     attributes = f", and {', '.join(offered[len(inputs):])} by name" if len(offered) > len(inputs) else ""
     raise UsageError(
-        f"{place} takes {signature}; {block.name} gives {', '.join(inputs)}, by these names or in this order{attributes}"
+        f"{place} takes {signature}; {block.name} gives {', '.join(inputs)}, "
+        f"by these names or in this order{attributes}"
     )
 
 
@@ -213,7 +215,9 @@ def by_name(returned: Any, names: list[str], place: Place | None) -> dict[str, A
     if set(found) != set(names):
         kind = type(returned).__name__
         count = f" of {len(returned)}" if isinstance(returned, (tuple, list, Mapping)) else ""
-        raise UsageError(f"{place} must return {', '.join(names)}, in this order or by name; it returned a {kind}{count}")
+        raise UsageError(
+            f"{place} must return {', '.join(names)}, in this order or by name; it returned a {kind}{count}"
+        )
     return {name: found[name] for name in names}
 
 
@@ -223,8 +227,8 @@ def _require_gradients(inputs: Mapping[str, Any], outputs: Mapping[str, Any], pl
         for name, y in outputs.items():
             if not y.requires_grad and y.is_floating_point():
                 raise UsageError(
-                    f"{place} gives no gradient: PyTorch's autograd does not see how {name} depends on the inputs; name "
-                    "its gradient by --with-backward, or add --direction fwd"
+                    f"{place} gives no gradient: PyTorch's autograd does not see how {name} depends on the inputs; "
+                    "name its gradient by --with-backward, or add --direction fwd"
                 )
 
 
@@ -286,10 +290,15 @@ def _signature(tree: ast.Module, name: str) -> inspect.Signature | None:
     if not isinstance(statement, ast.FunctionDef):
         return None
     given, kind = statement.args, inspect.Parameter
-    by_place = [(each, kind.POSITIONAL_ONLY) for each in given.posonlyargs]
-    by_place += [(each, kind.POSITIONAL_OR_KEYWORD) for each in given.args]
+    by_place = [*given.posonlyargs, *given.args]
     required = len(by_place) - len(given.defaults)
-    parameters = [kind(a.arg, of, default=kind.empty if i < required else None) for i, (a, of) in enumerate(by_place)]
+    parameters = [
+        kind(
+            each.arg, kind.POSITIONAL_ONLY if i < len(given.posonlyargs) else kind.POSITIONAL_OR_KEYWORD,
+            default=kind.empty if i < required else None,
+        )
+        for i, each in enumerate(by_place)
+    ]
     if given.vararg:
         parameters.append(kind(given.vararg.arg, kind.VAR_POSITIONAL))
     for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from compare.plan.own_function import own_function
 from compare.spec.blocks import BLOCKS
-from compare.spec.own_function import own_function
 
 pytestmark = pytest.mark.slow
 PROJECT = Path(__file__).parents[3]
@@ -59,7 +59,8 @@ def test_functions_of_both_frameworks_become_rows(tmp_path: Path) -> None:
         return done.stdout
 
     selected = ["swiglu", "--suite", "check", "--case", "odd", "--dtype", "bf16", "--direction", "train"]
-    functions = [word for name in ("mine.py:plain", "mine.py:by_triton", "jaxed.py:by_jax") for word in ("--with", name)]
+    named = ("mine.py:plain", "mine.py:by_triton", "jaxed.py:by_jax")
+    functions = [word for name in named for word in ("--with", name)]
     xlafuse("run", *selected, "-i", "library", "--target", "h200", "--out", "run", *functions)
     rows = {row["implementation"]: row for row in json.loads(xlafuse("report", "run", "--json"))}
     assert list(rows) == ["library", "plain", "by_triton", "by_jax"]

@@ -1,4 +1,5 @@
-"""A user's function becomes an implementation: the file is read, not executed, and its parameters say how to call it."""
+"""A user's function becomes an implementation: its file is read, not executed, and its parameters say how to call it.
+"""
 
 from __future__ import annotations
 
@@ -10,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compare.base.usage import UsageError
+from compare.plan.own_function import Arguments, Place, arguments_of, by_name, call, own_function
 from compare.spec.blocks import BLOCKS
-from compare.spec.own_function import Arguments, Place, arguments_of, by_name, call, own_function
 
 ATTENTION, RMSNORM = BLOCKS["attention"], BLOCKS["rmsnorm"]
 PLACE = Place("/home/user/mine.py", "fn")
@@ -85,7 +86,8 @@ def test_inputs_go_by_name_or_in_order(function, arguments: Arguments) -> None:
 @given(st.permutations(["x", "weight", "eps"]), st.integers(0, 3))
 def test_each_value_reaches_the_parameter_of_its_name(order: list[str], keyword_only: int) -> None:
     names = {}
-    kinds = [inspect.Parameter.POSITIONAL_OR_KEYWORD] * (3 - keyword_only) + [inspect.Parameter.KEYWORD_ONLY] * keyword_only
+    either, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    kinds = [either] * (3 - keyword_only) + [keyword] * keyword_only
 
     def fn(*values, **keywords):
         names.update(keywords)
