@@ -5,6 +5,7 @@ query rows and loops over the keys visible to them. It keeps the running maximum
 output, so no sequence x sequence matrix exists anywhere. Exponentials are base 2 with log2(e) folded into the scale.
 
 On a Hopper GPU the kernels of `hopper/` compute the same from 16-bit operands (`hopper_problem` names the conditions).
+Sequences of at most four tokens have a forward kernel of their own (`attention_few_tokens.py`).
 
 The gradient is in `attention_backward.py`. From the forward pass it needs only `out` and one number a row:
 logsumexp2[row] = log2(sum_j exp(score[row, j])).
@@ -31,6 +32,7 @@ from torch.autograd.function import once_differentiable
 
 from triton_side.calls.declare import computing, declare
 from triton_side.calls.stages import stage
+from triton_side.kernels import attention_few_tokens
 from triton_side.kernels.attention_backward import (
     launch_dbias,
     launch_delta,
@@ -228,14 +230,17 @@ def hopper_problem(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torc
 
 
 def forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, save_logsumexp: bool, *, hopper: bool, causal: bool = True,
-    window: int = 0, offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, save_logsumexp: bool, *, hopper: bool, few_tokens: bool = False,
+    causal: bool = True, window: int = 0, offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return out and, with save_logsumexp, logsumexp2. hopper: by the kernel of `hopper/`.
 
-    offsets: of packed sequences. out: memory for the result, with last stride 1.
+    few_tokens: by the kernel of `attention_few_tokens.py`, if that takes the operands. offsets: of packed sequences.
+    out: memory for the result, with last stride 1.
     """
+    if few_tokens:
+        return attention_few_tokens.launch_few_tokens(q, k, v, save_logsumexp, causal, window)
     if hopper:
         return hopper_forward.launch_forward(q, k, v, save_logsumexp, causal, window, offsets, out)
     config = choose_attention_config(forward_config, q, k, v, windowed=window > 0, biased=bias is not None)
@@ -296,9 +301,9 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None,
-        offsets: torch.Tensor | None, options: dict[str, Any],
+        offsets: torch.Tensor | None, options: dict[str, Any], few_tokens: bool,
     ) -> torch.Tensor:
-        out, logsumexp2 = forward(q, k, v, True, offsets=offsets, bias=bias, **options)
+        out, logsumexp2 = forward(q, k, v, True, few_tokens=few_tokens, offsets=offsets, bias=bias, **options)
         ctx.save_for_backward(q, k, v, out, logsumexp2, offsets, bias)
         ctx.options = options
         return out
@@ -308,11 +313,11 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out, logsumexp2, offsets, bias = ctx.saved_tensors
         if q.numel() == 0:
-            return *(None if x is None else torch.zeros_like(x) for x in (q, k, v, bias)), None, None
+            return *(None if x is None else torch.zeros_like(x) for x in (q, k, v, bias)), None, None, None
         if bias is not None:
             with_dbias = ctx.needs_input_grad[3]
-            return *_biased_backward(q, k, v, out, dout, logsumexp2, bias, with_dbias), None, None
-        return *backward(q, k, v, out, dout, logsumexp2, offsets=offsets, **ctx.options), None, None, None
+            return *_biased_backward(q, k, v, out, dout, logsumexp2, bias, with_dbias), None, None, None
+        return *backward(q, k, v, out, dout, logsumexp2, offsets=offsets, **ctx.options), None, None, None, None
 
 
 def attention(
@@ -330,7 +335,7 @@ def attention(
         causal: only the keys at a query's own position and before are visible to it; otherwise all are.
         window: with causal, only the latest `window` of these keys are visible, its own included; 0 leaves all.
         kernels: "hopper" for those of `hopper/`, "portable" for those of this file and `attention_backward.py`, or
-            "auto" for the first where they can take the operands.
+            "auto": `attention_few_tokens.py` for at most four tokens, else the first where they can take the operands.
 
     Returns:
         out [batch, heads, sequence, head_dim], contiguous, in the inputs' dtype.
@@ -360,9 +365,10 @@ def run(
     if kernels == "hopper" and problem:
         raise ValueError(f"the kernels for Hopper GPUs cannot take these operands: {problem}")
     options: dict[str, Any] = {"causal": causal, "window": window, "hopper": kernels != "portable" and problem is None}
+    few_tokens = kernels == "auto" and attention_few_tokens.takes(q, offsets, bias)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, bias)):
-        return _Attention.apply(q, k, v, bias, offsets, options)
-    return forward(q, k, v, False, offsets=offsets, bias=bias, **options)[0]
+        return _Attention.apply(q, k, v, bias, offsets, options, few_tokens)
+    return forward(q, k, v, False, few_tokens=few_tokens, offsets=offsets, bias=bias, **options)[0]
 
 
 def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:

@@ -5,8 +5,9 @@
 
 Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding", arXiv:2104.09864; halves as Llama pairs
 them. Shapes: q, q_out [batch, heads, sequence, head_dim], k, k_out [batch, kv_heads, sequence, head_dim], positions
-[batch, sequence]. bfloat16, float16 or float32 in and out; fp32 inside. The backward pass is the same kernel with
-the angle negated. It reads positions and the gradients; only positions are saved.
+[batch, sequence]. bfloat16, float16 or float32 in and out; fp32 inside. Angles are integers in units of 2^-64 turns.
+Whole turns overflow, so no sine takes a large number. The backward pass is the same kernel with the angle negated. It
+reads positions and the gradients; only positions are saved.
 
 The launcher can also rotate in place, or into views of a larger tensor, because a pair is read before it is written.
 """
@@ -47,15 +48,19 @@ BACKWARD = (
     *(declare.gradient(op, stage, result) for stage, op, result in ROTATIONS),
 )
 
+TURNS = tl.constexpr(0.5 / math.pi)  # of a radian
+RADIANS = tl.constexpr(math.pi * 2.0**-31)  # of 2^-32 turns
+
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Launch configuration: a program has `rows` positions and takes `heads` heads of them at a time, queries' first.
+    """Launch configuration: a program rotates `vectors` vectors of `heads` heads at a time, queries' heads first.
 
-    Both are powers of two; `splits` programs share a tile's heads.
+    A vector is up to 16 bytes of the first half of a head at one position, and as many of the second half. Both numbers
+    are powers of two. `splits` programs share the heads of the same vectors.
     """
 
-    rows: int
+    vectors: int
     heads: int
     splits: int
     num_warps: int
@@ -68,40 +73,80 @@ def rope_flops(shapes: declare.Shapes) -> float:
 
 
 @triton.jit
-def _heads(x, first, at, HEADS: tl.constexpr):
-    """Return pointers to the first halves of HEADS heads from `first` on, [heads, rows, pairs], and their mask.
+def _turns(pair_of_vector, WIDTH: tl.constexpr, EXPONENT: tl.constexpr):
+    """Return the turns that a position adds to the angles of WIDTH pairs from each `pair_of_vector` on, int64.
 
-    x: (pointer, strides of batch, head and position, number of heads). at: (batch, position, pair, mask) of the tile.
+    The unit is 2^-64 turns. Only a vector's first frequency takes an exp2; the others are its products with constants.
+    The position multiplies a frequency's error, so they are float64.
     """
-    x_ptr, stride_batch, stride_head, stride_position, heads = x
-    batch, position, pair, mask = at
-    head = (first + tl.arange(0, HEADS)).to(tl.int64)[:, None, None]
-    pointers = x_ptr + batch * stride_batch + head * stride_head + position * stride_position + pair
-    return pointers, mask & (head < heads)
+    lane = tl.arange(0, WIDTH)
+    within_vector = tl.full([WIDTH], TURNS, tl.float64)
+    for i in tl.static_range(1, WIDTH):
+        within_vector = tl.where(lane == i, TURNS * 2.0 ** (EXPONENT * i), within_vector)
+    turns = tl.exp2(pair_of_vector.to(tl.float64) * EXPONENT)[:, None] * within_vector[None, :]
+    if EXPONENT > 0:  # theta < 1: frequencies above 1 may be whole turns and more
+        turns -= tl.floor(turns + 0.5)
+    return (turns * 2.0**64).to(tl.int64)
 
 
 @triton.jit
-def _load_group(q, k, group, at, HALF: tl.constexpr, HEADS: tl.constexpr):
-    """Return both halves of a group's heads; zeros past the last group."""
+def _cos_sin(turn):
+    """Return cosine and sine of turn * 2^-32 turns, int32, right to about two units in the last place.
+
+    An eighth of a turn and less needs few terms; the coefficients are those of the Cephes library's sinf and cosf.
+    """
+    quarter = (turn + 2**29) >> 30
+    x = (turn - (quarter << 30)).to(tl.float32) * RADIANS
+    xx = x * x
+    s = ((-1.9515295891e-4 * xx + 8.3321608736e-3) * xx - 1.6666654611e-1) * (xx * x) + x
+    c = ((2.443315711809948e-5 * xx - 1.388731625493765e-3) * xx + 4.166664568298827e-2) * (xx * xx) - 0.5 * xx + 1.0
+    odd = (quarter & 1) != 0
+    sin = tl.where(odd, c, s)
+    cos = tl.where(odd, s, c)
+    return tl.where(((quarter + 1) & 2) != 0, -cos, cos), tl.where((quarter & 2) != 0, -sin, sin)
+
+
+@triton.jit
+def _first_head(q, k, group, at, HEADS: tl.constexpr):
+    """Return (pointers to the first half of a group's first head, stride of heads, number of heads from there on).
+
+    q, k: (pointer, strides of batch, head and position, number of heads). at: (batch, position, pair, mask).
+    """
+    batch, position, pair, _ = at
     q_groups = tl.cdiv(q[4], HEADS)
-    if group < q_groups:
-        pointers, mask = _heads(q, group * HEADS, at, HEADS)
-        x1 = tl.load(pointers, mask=mask, other=0.0)
-        x2 = tl.load(pointers + HALF, mask=mask, other=0.0)
-    else:
-        pointers, mask = _heads(k, (group - q_groups) * HEADS, at, HEADS)
-        x1 = tl.load(pointers, mask=mask, other=0.0)
-        x2 = tl.load(pointers + HALF, mask=mask, other=0.0)
-    return x1, x2
+    of_q = group < q_groups
+    first = tl.where(of_q, group, group - q_groups) * HEADS
+    head_stride = tl.where(of_q, q[2], k[2]).to(tl.int64)
+    offset = batch * tl.where(of_q, q[1], k[1]) + position * tl.where(of_q, q[3], k[3]) + pair
+    pointers = tl.where(of_q, q[0], k[0]) + first * head_stride + offset
+    return pointers, head_stride, tl.where(of_q, q[4], k[4]) - first
 
 
 @triton.jit
-def _store_rotated(x1, x2, out, first, at, cos, sin, HALF: tl.constexpr, HEADS: tl.constexpr):
-    """Rotate by angles [1, rows, pairs], and store HEADS heads from `first` on."""
-    x1, x2 = x1.to(tl.float32), x2.to(tl.float32)
-    pointers, mask = _heads(out, first, at, HEADS)
-    tl.store(pointers, (x1 * cos - x2 * sin).to(out[0].dtype.element_ty), mask=mask)
-    tl.store(pointers + HALF, (x2 * cos + x1 * sin).to(out[0].dtype.element_ty), mask=mask)
+def _load(q, k, group, at, HALF: tl.constexpr, HEADS: tl.constexpr):
+    """Return a tuple with both halves of a group's heads, one head after another.
+
+    An axis of heads would not do: Triton 3.6 would compute the angles of each head again.
+    """
+    pointers, head_stride, heads = _first_head(q, k, group, at, HEADS)
+    loaded = ()
+    for i in tl.static_range(HEADS):
+        mask = at[3] & (i < heads)
+        loaded += (tl.load(pointers, mask=mask), tl.load(pointers + HALF, mask=mask))  # type: ignore[assignment]
+        pointers += head_stride
+    return loaded
+
+
+@triton.jit
+def _store_rotated(loaded, cos, sin, q_out, k_out, group, at, HALF: tl.constexpr, HEADS: tl.constexpr):
+    """Rotate heads that `_load` returned by angles [vectors, pairs], and store them."""
+    pointers, head_stride, heads = _first_head(q_out, k_out, group, at, HEADS)
+    for i in tl.static_range(HEADS):
+        mask = at[3] & (i < heads)
+        x1, x2 = loaded[2 * i].to(tl.float32), loaded[2 * i + 1].to(tl.float32)
+        tl.store(pointers, (x1 * cos - x2 * sin).to(q_out[0].dtype.element_ty), mask=mask)
+        tl.store(pointers + HALF, (x2 * cos + x1 * sin).to(q_out[0].dtype.element_ty), mask=mask)
+        pointers += head_stride
 
 
 @declare.declare(flops=rope_flops)  # the caller declares the operations of either pass
@@ -112,57 +157,60 @@ def rope_kernel(
     q_out_stride_batch, q_out_stride_head, q_out_stride_position,
     k_out_stride_batch, k_out_stride_head, k_out_stride_position, heads, kv_heads, rows, sequence,
     HALF: tl.constexpr, EXPONENT: tl.constexpr, BACKWARD: tl.constexpr,
-    ROWS: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
+    VECTORS: tl.constexpr, WIDTH: tl.constexpr, HEADS: tl.constexpr,
 ):
-    """Rotate the heads of ROWS rows, which are the positions of all sequences, one sequence after another."""
+    """Rotate the heads at VECTORS vectors: those of all positions of all sequences, one position after another."""
     q = (q_ptr, q_stride_batch, q_stride_head, q_stride_position, heads)
     k = (k_ptr, k_stride_batch, k_stride_head, k_stride_position, kv_heads)
     q_out = (q_out_ptr, q_out_stride_batch, q_out_stride_head, q_out_stride_position, heads)
     k_out = (k_out_ptr, k_out_stride_batch, k_out_stride_head, k_out_stride_position, kv_heads)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    pair = tl.arange(0, PAIRS)
-    batch = (row // sequence).to(tl.int64)[None, :, None]
-    position = (row % sequence).to(tl.int64)[None, :, None]
-    at = (batch, position, pair[None, None, :], (row < rows)[None, :, None] & (pair < HALF)[None, None, :])
-    # The first heads are on their way while the angles are computed, and the next heads while these are rotated.
-    x1, x2 = _load_group(q, k, tl.program_id(1), at, HALF, HEADS)
+    # Vectors, not rows of a power of two, are numbered, so no thread lacks a pair where a half has 48.
+    vector = tl.program_id(0) * VECTORS + tl.arange(0, VECTORS)
+    row = vector // tl.cdiv(HALF, WIDTH)
+    pair_of_vector = vector % tl.cdiv(HALF, WIDTH) * WIDTH
+    pair = pair_of_vector[:, None] + tl.arange(0, WIDTH)[None, :]
+    mask = (row < rows)[:, None]
+    if HALF % WIDTH != 0:
+        mask &= pair < HALF
+    batch = (row // sequence).to(tl.int64)[:, None]
+    position = (row % sequence).to(tl.int64)[:, None]
+    at = (batch, position, pair, mask)
+    # The first heads are on their way while the angles are computed.
+    loaded = _load(q, k, tl.program_id(1), at, HALF, HEADS)
 
-    # The position multiplies a frequency's error. exp2 in float64, once a pair, is right to float32's last place; exp2
-    # in float32 is not.
-    frequency = tl.exp2(pair.to(tl.float64) * EXPONENT).to(tl.float32)
-    angle = tl.load(positions_ptr + row, mask=row < rows, other=0).to(tl.float32)[:, None] * frequency[None, :]
-    cos = tl.cos(angle)[None, :, :]
-    sin = tl.sin(angle)[None, :, :]
+    given = tl.load(positions_ptr + row, mask=row < rows, other=0).to(tl.int64)
+    turn = (given[:, None] * _turns(pair_of_vector, WIDTH, EXPONENT)) >> 32
+    cos, sin = _cos_sin(turn.to(tl.int32))
     if BACKWARD:
         sin = -sin
 
-    q_groups = tl.cdiv(heads, HEADS)
-    for group in range(tl.program_id(1), q_groups + tl.cdiv(kv_heads, HEADS), tl.num_programs(1)):
-        next_x1, next_x2 = _load_group(q, k, group + tl.num_programs(1), at, HALF, HEADS)
-        if group < q_groups:
-            _store_rotated(x1, x2, q_out, group * HEADS, at, cos, sin, HALF, HEADS)
-        else:
-            _store_rotated(x1, x2, k_out, (group - q_groups) * HEADS, at, cos, sin, HALF, HEADS)
-        x1, x2 = next_x1, next_x2
+    _store_rotated(loaded, cos, sin, q_out, k_out, tl.program_id(1), at, HALF, HEADS)
+    groups = tl.cdiv(heads, HEADS) + tl.cdiv(kv_heads, HEADS)
+    for group in range(tl.program_id(1) + tl.num_programs(1), groups, tl.num_programs(1)):
+        loaded = _load(q, k, group, at, HALF, HEADS)
+        _store_rotated(loaded, cos, sin, q_out, k_out, group, at, HALF, HEADS)
 
 
 @tuned
 def configure(
     rows: int, heads: int, kv_heads: int, head_dim: int, element_bytes: int, multiprocessors: int
 ) -> RopeConfig:
-    """Threads load 16 bytes of each half of a head: eight warps two heads at a time, or four warps one head.
+    """A thread computes the angles of one vector, and loads it of up to four heads at once.
 
-    Each program computes the angles of its rows, so one program takes all heads if there are two programs a
-    multiprocessor. Chosen by a sweep on an H200 of a kernel that loaded no heads before the angles. With fewer rows,
-    eight smaller programs a multiprocessor share the heads: 8192 rows of 16 heads of 64 elements take 15.9 us with 1024
-    programs of four warps, 16.7 with 512 of eight (do_bench).
+    One program takes all heads of its vectors if there are two programs a multiprocessor. With fewer vectors, up to
+    eight smaller programs a multiprocessor share the heads.
     """
-    tile = max(1, 128 * 16 // element_bytes // next_power_of_2(head_dim // 2))
-    tiles = cdiv(rows, tile)
-    if tiles >= 2 * multiprocessors:
-        return RopeConfig(rows=tile, heads=2, splits=1, num_warps=8)
-    splits = min(heads + kv_heads, 8 * multiprocessors // tiles)
-    return RopeConfig(rows=tile, heads=1, splits=splits, num_warps=4)
+    vectors = rows * cdiv(head_dim // 2, width_of_vectors(head_dim, element_bytes))
+    if cdiv(vectors, 128) >= 2 * multiprocessors:
+        return RopeConfig(vectors=128, heads=4, splits=1, num_warps=4)
+    groups = cdiv(heads, 2) + cdiv(kv_heads, 2)
+    splits = min(groups, max(1, 8 * multiprocessors // cdiv(vectors, 64)))
+    return RopeConfig(vectors=64, heads=2, splits=splits, num_warps=2)
+
+
+def width_of_vectors(head_dim: int, element_bytes: int) -> int:
+    """Return the elements of a vector."""
+    return min(16 // element_bytes, next_power_of_2(head_dim // 2))
 
 
 def launch_rope(
@@ -179,14 +227,14 @@ def launch_rope(
     if q.numel() + k.numel() == 0:
         return q_out, k_out
     q, k, positions = with_unit_column_stride(q), with_unit_column_stride(k), positions.contiguous()
-    rows, half = batch * sequence, head_dim // 2
+    rows, half, width = batch * sequence, head_dim // 2, width_of_vectors(head_dim, q.element_size())
     config = config or configure(rows, heads, kv_heads, head_dim, q.element_size(), multiprocessors(q.device))
     with device_of(q):
-        rope_kernel[(cdiv(rows, config.rows), config.splits)](
+        rope_kernel[(cdiv(rows * cdiv(half, width), config.vectors), config.splits)](
             q, k, positions, q_out, k_out, *q.stride()[:3], *k.stride()[:3], *q_out.stride()[:3], *k_out.stride()[:3],
             heads, kv_heads, rows, sequence,
             HALF=half, EXPONENT=-math.log2(theta) / half, BACKWARD=backward,
-            ROWS=config.rows, HEADS=config.heads, PAIRS=next_power_of_2(half), num_warps=config.num_warps,
+            VECTORS=config.vectors, WIDTH=width, HEADS=config.heads, num_warps=config.num_warps,
         )
     return q_out, k_out
 
@@ -226,8 +274,8 @@ def rope(
         q: [batch, heads, sequence, head_dim], bfloat16, float16 or float32, on a GPU, head_dim even. Copied
             unless its last stride is 1.
         k: [batch, kv_heads, sequence, head_dim], likewise, of q's dtype and device; kv_heads may be any number.
-        positions: [batch, sequence], int32 or int64, on q's device. Angles are float32 products. Their error grows
-            with the position (1e-3 radians at 10000), and float32 rounds positions from 2^24 on.
+        positions: [batch, sequence], int32 or int64, on q's device. Angles are right to 1e-8 radians for positions
+            up to 2^24.
         theta: the base of the frequencies, above 0.
 
     Returns:

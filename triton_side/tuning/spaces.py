@@ -149,14 +149,11 @@ def summed_rows(choice: Choice) -> Iterator[EmbeddingConfig]:
 
 
 def rotated_heads(choice: Choice) -> Iterator[RopeConfig]:
-    """Eight to 32 pairs a thread, and angles that at most two threads compute."""
-    pairs = next_power_of_2(choice.facts["head_dim"] // 2)
+    """One vector of angles a thread, and up to four heads at once."""
     heads = choice.facts["heads"] + choice.facts["kv_heads"]
-    for tile, at_once, splits, warps in product((4, 8, 16, 32, 64), (1, 2, 4), (1, 2, 4), (1, 2, 4, 8)):
-        threads = warps * WARP
-        if threads // 2 <= tile * pairs // 8 <= 2 * threads and 8 <= tile * at_once * pairs // threads <= 32:
-            if splits * at_once <= heads:
-                yield RopeConfig(rows=tile, heads=at_once, splits=splits, num_warps=warps)
+    for warps, at_once, splits in product((1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8)):
+        if splits * at_once <= heads:
+            yield RopeConfig(vectors=WARP * warps, heads=at_once, splits=splits, num_warps=warps)
 
 
 def cached_keys(choice: Choice) -> Iterator[Any]:

@@ -79,7 +79,7 @@ def present(choice: Choice) -> Any:
 def compile_with(call: Call, choice: Choice, config: Any) -> Compiled:
     """Compile the launches that the configuration changes in a call on fake tensors. Nothing is launched.
 
-    It may spill a little more than the launches that it replaces; rope's sines use local memory in any case.
+    It may spill a little more than the launches that it replaces.
     """
     here = gpu()
     assert here is not None, "a kernel is compiled for a GPU"

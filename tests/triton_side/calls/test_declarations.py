@@ -137,6 +137,7 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "attention": ("kernels", "attention", ATTENTION, {}, "bfloat16"),
     "attention, portable": ("kernels", "attention", ATTENTION, {"kernels": "portable"}, "bfloat16"),
     "attention, pointers": ("kernels", "attention", ATTENTION, {}, "float32"),
+    "attention, few tokens": ("kernels", "attention", dict.fromkeys("qkv", (1, 2, 3, 64)), {}, "bfloat16"),
     "attention, window": ("kernels", "attention", SHARED, {"causal": 1, "window": 32}, "bfloat16"),
     "attention_bias": ("kernels", "attention_bias", BIASED, {}, "bfloat16"),
     "attention_bias, batch": ("kernels", "attention_bias", BIASED_BATCH, {}, "bfloat16"),

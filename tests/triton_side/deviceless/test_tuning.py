@@ -7,7 +7,7 @@ from typing import Any
 COMPILE = """
 from dataclasses import replace
 from triton_side.tuning import trials
-from triton_side.kernels import rmsnorm, rope, softmax
+from triton_side.kernels import layernorm, rmsnorm, softmax
 from triton_side.kernels.shared.launch import RowConfig
 
 def call():
@@ -76,11 +76,13 @@ def test_another_kernel_may_take_the_place_of_the_present_one(fake_gpu: Any) -> 
     assert not any(each[0] for each in found)
 
 
-def test_a_candidate_may_use_as_much_local_memory_as_the_present_configuration(fake_gpu: Any) -> None:
-    """The sines of large angles need a thread's local memory, with any configuration."""
-    body = """q = torch.empty((2, 8, 1024, 128), dtype=torch.bfloat16, device="cuda")
-    rope.launch_rope(q, q, torch.empty((2, 1024), dtype=torch.int32, device="cuda"), 10000.0)"""
-    _, (present, other), _ = compiled(fake_gpu, "rope.configure", body, "rope.RopeConfig(16, 2, 1, 8)")
+def test_a_candidate_may_spill_as_much_as_the_present_configuration(fake_gpu: Any) -> None:
+    """Rows that are not aligned spill with any configuration."""
+    body = """mean, rstd = torch.empty((2, 8192), dtype=torch.float32, device="cuda")
+    layernorm.backward(x, weight, mean, rstd, dy)"""
+    _, (present, other), _ = compiled(
+        fake_gpu, "layernorm.configure_backward", body, "replace(trials.present(choice), programs=33)", columns=16383
+    )
     assert not present[0] and not other[0] and other[1] > 0
 
 

@@ -6,7 +6,7 @@ import torch
 from kernel_properties import attention_mask
 from row_kernel_checks import DEVICE, DTYPES, is_accurate, random, with_gradients
 
-from triton_side.kernels import attention, attention_backward
+from triton_side.kernels import attention, attention_backward, attention_few_tokens
 from triton_side.kernels.shared import attention_configs as configs
 from triton_side.kernels.shared import attention_tiles
 from triton_side.kernels.shared.attention_configs import TileConfig
@@ -139,6 +139,35 @@ def test_results_are_written_to_given_memory_and_nowhere_else(forward, dk_dv, dq
     for columns, expected in zip((dk_columns, dv_columns, dq_columns), contiguous, strict=True):
         assert expected.is_contiguous() and torch.equal(columns, expected)
     assert between.isnan().all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES[1:])
+@pytest.mark.parametrize("sequence", [1, 2, 3, 4])
+@pytest.mark.parametrize(("causal", "window"), [(True, 0), (False, 0), (True, 2)])
+def test_few_tokens_have_a_kernel_of_their_own(causal: bool, window: int, sequence: int, dtype: torch.dtype) -> None:
+    q, k, v, dout = (x.mT.contiguous().mT for x in tensors(2, 4, sequence, 32, dtype, kv_heads=2))
+    window = 0 if window >= sequence else window
+    function = partial(attention.attention, causal=causal, window=window)
+    assert agrees(function, q, k, v, dout, causal=causal, window=window)
+    out, logsumexp2 = attention_few_tokens.launch_few_tokens(q, k, v, True, causal, window)
+    assert torch.equal(out, function(q, k, v)) and out.is_contiguous()
+    _, portable = attention.forward(q, k, v, True, hopper=False, causal=causal, window=window)
+    torch.testing.assert_close(logsumexp2, portable, rtol=1e-5, atol=1e-5)
+
+
+def test_the_kernel_of_few_tokens_takes_few_tokens_alone() -> None:
+    four, five = (torch.zeros(1, 1, tokens, 16, dtype=torch.float16) for tokens in (4, 5))
+    wide = four.float()
+    assert attention_few_tokens.takes(four, None, None)
+    assert not attention_few_tokens.takes(five, None, None) and not attention_few_tokens.takes(wide, None, None)
+    assert not attention_few_tokens.takes(four, four, None) and not attention_few_tokens.takes(four, None, four)
+
+
+def test_a_nan_in_a_lone_query_reaches_the_output() -> None:
+    q, k, v, _ = tensors(1, 2, 1, 16, torch.float16)
+    q[0, 1, 0, 3] = torch.nan
+    out = attention.attention(q, k, v)
+    assert out[0, 1].isnan().all() and torch.equal(out[0, 0], v[0, 0])
 
 
 def test_head_dim_256() -> None:

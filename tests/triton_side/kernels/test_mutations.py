@@ -64,6 +64,7 @@ from triton_side.kernels import (
     adamw,
     attention,
     attention_backward,
+    attention_few_tokens,
     bias_gelu,
     cross_entropy,
     decode_attention,
@@ -189,7 +190,7 @@ def layernorm_problems(config: RowConfig, module: ModuleType) -> Iterator[Proble
 
 
 def rope_problems(module: ModuleType) -> Iterator[Problem]:
-    config = module.RopeConfig(rows=4, heads=2, splits=2, num_warps=1)
+    config = module.RopeConfig(vectors=8, heads=2, splits=2, num_warps=1)
     q, dq, k, dk = (draw(2, heads, 9, 6, seed=heads + seed) for heads in (5, 1) for seed in (0, 10))
     positions = torch.arange(990, 1008, device=DEVICE).view(2, 9)
     yield properties.rope(rope_configured(config, module), q, k, positions, dq, dk, THETA)
@@ -228,6 +229,16 @@ def attention_problems(module: ModuleType) -> Iterator[Problem]:
     side = {"above" if hasattr(module, "launch_forward") else "below": module}
     launch = properties.training(attention_configured(FORWARD[0], DK_DV[0], DQ[0], **side))
     yield properties.attention(launch, *(draw(1, 2, 70, 16, seed=seed) for seed in range(4)))
+
+
+def few_tokens_problems(module: ModuleType) -> Iterator[Problem]:
+    q, k, v, dout = (draw(2, 2, 3, 16, seed=seed, dtype=torch.float16) for seed in range(4))
+
+    def trained(q, k, v, dout):
+        out, logsumexp2 = module.launch_few_tokens(q, k, v, True, True, 0)
+        return out, *attention.backward(q, k, v, out, dout, logsumexp2, hopper=False)
+
+    yield properties.attention(trained, q, k, v, dout)
 
 
 def attention_bias_problems(module: ModuleType) -> Iterator[Problem]:
@@ -591,6 +602,11 @@ MUTATIONS = [
         "attention_forward_kernel", attention,
         "visible = is_visible(row[:, None], column[None, :]", "visible = is_visible(row[:, None], column[None, :] + 1",
         attention_problems,
+    ),
+    Mutation(
+        "attention_few_tokens_kernel", attention_few_tokens,
+        "scores * scale_log2e - row_max", "scores - row_max",
+        few_tokens_problems,
     ),
     Mutation(
         "attention_delta_kernel", attention_backward,

@@ -330,9 +330,9 @@ def test_rmsnorm_of_rows_too_large_for_their_squares_is_zero_as_in_torch() -> No
 
 rope_configs = st.sampled_from([
     None,
-    RopeConfig(rows=4, heads=2, splits=2, num_warps=1),
-    RopeConfig(rows=2, heads=1, splits=1, num_warps=1),
-    RopeConfig(rows=16, heads=8, splits=3, num_warps=4),
+    RopeConfig(vectors=8, heads=2, splits=2, num_warps=1),
+    RopeConfig(vectors=4, heads=1, splits=1, num_warps=1),
+    RopeConfig(vectors=32, heads=8, splits=3, num_warps=4),
 ])
 
 

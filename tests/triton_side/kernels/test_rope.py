@@ -9,9 +9,9 @@ from triton_side.kernels.rope import RopeConfig
 THETA = 500000.0
 # Tiles and groups that do not divide rows and heads, a program with queries and keys, and one without either.
 CONFIGS = [
-    RopeConfig(rows=1, heads=1, splits=1, num_warps=1),
-    RopeConfig(rows=4, heads=2, splits=2, num_warps=1),
-    RopeConfig(rows=32, heads=16, splits=5, num_warps=4),
+    RopeConfig(vectors=2, heads=1, splits=1, num_warps=1),
+    RopeConfig(vectors=8, heads=2, splits=2, num_warps=1),
+    RopeConfig(vectors=64, heads=8, splits=5, num_warps=4),
 ]
 
 
@@ -106,6 +106,26 @@ def test_far_positions_rotate_as_in_plain_code() -> None:
     q, k, positions, *gradients = operands(1, 2, 1, 33, 64)
     assert agrees(trained(rope.rope), q, k, positions + 100_000, *gradients)
     assert agrees(trained(rope.rope), q, k, positions - 1000, *gradients)
+
+
+@pytest.mark.parametrize("theta", [1.0, 0.5, 1e-3])
+def test_frequencies_of_one_and_more(theta: float) -> None:
+    q, k, positions, *_ = operands(1, 1, 1, 33, 8)
+    wide = q.double(), k.double(), positions, theta
+    for got, low, reference in zip(
+        rope.rope(q, k, positions, theta), plain(q, k, positions, theta), plain(*wide), strict=True
+    ):
+        assert is_accurate(got, low, reference)
+
+
+def test_angles_do_not_err_with_the_position() -> None:
+    """A product in float32 would err by 0.03 radians here."""
+    q, k, positions, *_ = operands(1, 1, 1, 33, 64)
+    far = positions + 2**20
+    for got, reference in zip(
+        rope.rope(q, k, far, THETA), plain(q.double(), k.double(), far, THETA), strict=True
+    ):
+        torch.testing.assert_close(got.double(), reference, rtol=0, atol=2e-6)
 
 
 def test_backward_undoes_forward_and_keeps_lengths() -> None:
