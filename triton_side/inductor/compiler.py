@@ -33,6 +33,7 @@ from triton_side.inductor.graph import (
     CompiledGraph,
     GraphBreak,
     Kernel,
+    Memory,
     Part,
     Program,
     Provenance,
@@ -41,8 +42,10 @@ from triton_side.inductor.graph import (
     drop_foreign_operations,
     helper_node,
     kind_of,
+    part_viewed,
+    without_views,
 )
-from triton_side.inductor.output_code import body_of_call, views_in
+from triton_side.inductor.output_code import body_of_call, elements_viewed, views_in
 
 
 @dataclasses.dataclass
@@ -78,7 +81,7 @@ class Graph:
         workspaces = [call.announcement.workspace for call in self._calls]
         memory = {**loaded.memory} | {workspace.name: workspace for workspace in workspaces if workspace is not None}
         calls = [self._plain_call(kernel, call) for kernel, call in zip(self.kernels, self._calls, strict=True)]
-        return CompiledGraph(
+        return without_views(CompiledGraph(
             part=self.part,
             unit=self.unit,
             calls=drop_foreign_operations(calls, memory),
@@ -88,7 +91,7 @@ class Graph:
             refusals=self.refusals,
             unparsed=self.unparsed,
             storages={name: number for name, number in self._storages_of.items() if name in memory},
-        )
+        ))
 
     def _plain_call(self, kernel: Kernel, call: _Call) -> Call:
         return Call(
@@ -112,6 +115,7 @@ class _Call:
     announcement: private.Announcement
     sources: tuple[SourceNode, ...]
     views: tuple[str, ...] = ()
+    viewed: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 class _StorageNumbers:
@@ -323,8 +327,8 @@ class _Recorder:
             unparsed=unparsed,
             refusals=tuple(self.refusals.values()),
             _calls=tuple(
-                _Call(each, self._sources_of(each, claimed), views_in(lines.get(each.handle, "")))
-                for each in announcements
+                _Call(each, self._sources_of(each, claimed), views_in(line), elements_viewed(line))
+                for each in announcements for line in [lines.get(each.handle, "")]
             ),
             _loaded=loaded,
             _measured=self.measured,
@@ -448,13 +452,24 @@ def _kernel(call: _Call, loaded: private.LoadedGraph, measured: bool) -> Kernel:
         fx_nodes=tuple(name for name, _, _ in announcement.nodes),
         stages=tuple(dict.fromkeys(source.stage for source in call.sources if source.stage)),
         lines=tuple(dict.fromkeys(source.line for source in call.sources if source.line)),
-        inputs=_buffers(announcement.reads),
+        inputs=_buffers(_parts_viewed(call, loaded.memory)),
         outputs=_buffers(announcement.writes),
         is_template=announcement.is_template,
         is_extern=announcement.is_extern,
         provenance=provenance,
         config=triton.config if triton is not None else None,
     )
+
+
+def _parts_viewed(call: _Call, memory: Mapping[str, Memory]) -> Mapping[str, int] | None:
+    """Return the bytes read; Inductor counts whole buffers for a library call or template."""
+    announcement = call.announcement
+    reads = announcement.reads
+    if reads is None or not (announcement.is_extern or announcement.is_template):
+        return reads
+    return {
+        name: part_viewed(memory[name], size, call.viewed) if name in memory else size for name, size in reads.items()
+    }
 
 
 def _buffers(accesses: Mapping[str, int] | None) -> tuple[Buffer, ...] | None:

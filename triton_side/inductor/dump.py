@@ -37,6 +37,8 @@ from triton_side.inductor.graph import (
     drop_foreign_operations,
     helper_node,
     kind_of,
+    part_viewed,
+    without_views,
 )
 from triton_side.inductor.ir_text import SIZES, FxText, IrNode, memory, read_fx, read_ir, replaced
 from triton_side.inductor.output_code import EmittedCall, EmittedCode, read_code
@@ -371,7 +373,7 @@ class _Graph:
         calls = [self._call(index, call, scratch) for index, call in enumerate(self.code.calls)]
         used = {buffer for call in self.code.calls for buffer in (*call.reads, *call.writes)}
         unknown = sorted(name for name in used if name not in self.memory)
-        return CompiledGraph(
+        return without_views(CompiledGraph(
             part=self.code.part,
             unit=unit,
             calls=drop_foreign_operations(calls, self.memory),
@@ -380,7 +382,7 @@ class _Graph:
             inputs=tuple(name for name in self.code.inputs if name in self.memory),
             outputs=tuple(name if name in self.memory else None for name in self.code.outputs),
             unparsed=(*self.code.unparsed, *(f"{name}: its shape and dtype are not in the dump" for name in unknown)),
-        )
+        ))
 
     def _scratch(self) -> dict[str, int]:
         """Return the workspaces that no later call reads, with their bytes."""
@@ -478,7 +480,7 @@ class _Graph:
             return None
         node = self._ir(call)
         if self._is_library(call) or (node is not None and node.elements is None):
-            return memory.bytes
+            return part_viewed(memory, memory.bytes, call.viewed) if reads else memory.bytes
         points = 1
         for extent in memory.shape:
             points *= extent

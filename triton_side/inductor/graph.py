@@ -183,6 +183,53 @@ class Program:
     notes: tuple[str, ...] = ()
 
 
+def part_viewed(whole: Memory, size: int, viewed: Mapping[str, int]) -> int:
+    """Return the bytes of `size` that a library call reads. viewed: the elements in its views of buffers."""
+    elements = math.prod(whole.shape)
+    if whole.name not in viewed or not elements:
+        return size
+    return min(size, viewed[whole.name] * (whole.bytes // elements))
+
+
+def without_views(graph: CompiledGraph) -> CompiledGraph:
+    """Return the graph without its calls of PyTorch's views, which launch nothing. Other calls use the viewed buffers.
+
+    Inductor has no code for complex numbers, and calls PyTorch for views of them.
+    """
+    viewed: dict[str, str] = {}  # a view -> the buffer with its memory
+    calls = []
+    for call in graph.calls:
+        name = call.kernel.name.removeprefix("torch.ops.").split(".")
+        if ".".join(name[:2]) in VIEWS and len(call.kernel.inputs or ()) == 1 and call.kernel.outputs:
+            (base,) = _names(call.kernel.inputs)
+            viewed |= {output.name: viewed.get(base, base) for output in call.kernel.outputs}
+        else:
+            inputs = _of_bases(call.kernel.inputs, viewed, graph.memory)
+            outputs = _of_bases(call.kernel.outputs, viewed, graph.memory)
+            calls.append(replace(call, kernel=replace(call.kernel, inputs=inputs, outputs=outputs)))
+    return replace(
+        graph,
+        calls=tuple(calls),
+        outputs=tuple(viewed.get(name, name) if name is not None else None for name in graph.outputs),
+        storages={viewed.get(name, name): number for name, number in graph.storages.items()},
+    )
+
+
+def _of_bases(
+    buffers: tuple[Buffer, ...] | None, viewed: Mapping[str, str], memory: Mapping[str, Memory]
+) -> tuple[Buffer, ...] | None:
+    """Return the accesses with each view's bytes as its base's; two of one base touch at most the whole."""
+    if buffers is None or not any(buffer.name in viewed for buffer in buffers):
+        return buffers
+    bytes_of: dict[str, int | None] = {}
+    for buffer in buffers:
+        name = viewed.get(buffer.name, buffer.name)
+        earlier = bytes_of.get(name, 0)
+        total = None if earlier is None or buffer.bytes is None else earlier + buffer.bytes
+        bytes_of[name] = total if total is None or name not in memory else min(total, memory[name].bytes)
+    return tuple(Buffer(name, size) for name, size in bytes_of.items())
+
+
 def sum_before_cast(buffer: str) -> str:
     """Return a name for the sums, before the cast to `buffer`, of a reduction over rows and columns at once."""
     return f"{buffer}_sum"
@@ -262,6 +309,12 @@ ATTENTION = re.compile(r"scaled_dot_product|flash_attention|flex_attention|effic
 SCATTER = {
     "aten.scatter", "aten.scatter_add", "aten.scatter_reduce", "aten.index_put", "aten._unsafe_index_put",
     "aten.index_add",
+}
+# Operations whose result shares their operand's memory, whatever the operand.
+VIEWS = {
+    "aten._conj", "aten._neg_view", "aten.view_as_real", "aten.view_as_complex", "aten.alias", "aten.detach",
+    "aten.view", "aten._reshape_alias", "aten.as_strided", "aten.permute", "aten.transpose", "aten.t", "aten.expand",
+    "aten.slice", "aten.select", "aten.unsqueeze", "aten.squeeze", "aten.diagonal", "aten.unfold",
 }
 MOVEMENT = {
     "aten.clone", "aten.copy", "aten.copy_", "aten.cat", "aten.permute", "aten.transpose", "aten.t",

@@ -22,7 +22,7 @@ class EmittedCall:
 
     handle: Inductor's "name:number", or "". elements: points that a generated kernel iterates over; None for a library
     call. atens: the operations that its comment names. sums_partials: it adds up a kernel's partial results.
-    views: the views in its arguments.
+    views: the views in its arguments. viewed: the elements that it can reach of buffers that it has as views only.
     """
 
     name: str
@@ -34,6 +34,7 @@ class EmittedCall:
     atens: tuple[str, ...] = ()
     sums_partials: bool = False
     views: tuple[str, ...] = ()
+    viewed: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass
@@ -265,7 +266,7 @@ class _Body:
         if _sums_partials(value):
             return self._finish(name, value)
         base = self._buffer(value)
-        if base is not None and isinstance(value, ast.Subscript) and base in self.library_results:
+        if base in self.library_results and isinstance(value, ast.Subscript | ast.Name) and not reuse:
             writes = self.library_results[base].writes
             writes[:] = [*(other for other in writes if other != base), name]
             self._describe(name)
@@ -360,7 +361,7 @@ class _Body:
         position = next((i for i, handle in enumerate(self.handles) if handle.rpartition(":")[0] == call.name), None)
         call.handle = self.handles.pop(position) if position is not None else ""
         call.atens, self.atens = self.atens, ()
-        call.views = views_in(self.line)
+        call.views, call.viewed = views_in(self.line), elements_viewed(self.line)
         self.written |= set(call.writes)
         self.code.calls.append(call)
         return call
@@ -398,7 +399,25 @@ def views_in(line: str) -> tuple[str, ...]:
     return tuple(_VIEW.findall(line.partition("out=")[0]))
 
 
+def elements_viewed(line: str) -> dict[str, int]:
+    """Return the elements that a call can reach of each buffer of which all arguments are views."""
+    arguments = line.partition("out=")[0].partition("(")[2]
+    bare = set(re.findall(r"\w+", _VIEW.sub("", arguments)))
+    reached: dict[str, int] = {}
+    for view in _VIEW.findall(arguments):
+        name, sizes, strides = _VIEWED.findall(view)[0]
+        shape, steps = _shape(sizes), _shape(strides)
+        if shape is None or steps is None or len(shape) != len(steps):
+            bare.add(name)  # the extent of its view is unknown
+            continue
+        distinct = math.prod(extent for extent, step in zip(shape, steps, strict=True) if step)
+        span = 1 + sum((extent - 1) * step for extent, step in zip(shape, steps, strict=True))
+        reached[name] = reached.get(name, 0) + (min(distinct, span) if math.prod(shape) else 0)
+    return {name: elements for name, elements in reached.items() if name not in bare}
+
+
 _VIEW = re.compile(r"reinterpret_tensor\(\w+, \([^()]*\), \([^()]*\), \d+\)")
+_VIEWED = re.compile(r"reinterpret_tensor\((\w+), (\([^()]*\)), (\([^()]*\)), \d+\)")
 _VIEWS = ("reinterpret_tensor", "copy_if_misaligned", "alloc_from_pool")
 _NO_KERNEL = (
     "assert_", "torch.cuda.", "get_raw_stream", "run_intermediate_hooks", "copy_if_misaligned", "torch._C.", "print",
