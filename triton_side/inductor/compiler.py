@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.fx.traceback import preserve_node_meta
 
-from triton_side.calls import artifacts
+from triton_side.calls import artifacts, effects
 from triton_side.calls.launches import Storages
 from triton_side.inductor import _private as private
 from triton_side.inductor.graph import (
@@ -45,7 +45,7 @@ from triton_side.inductor.graph import (
     part_viewed,
     without_views,
 )
-from triton_side.inductor.output_code import body_of_call, elements_viewed, views_in
+from triton_side.inductor.output_code import USERS_OWN, EmittedCall, body_of_call, elements_viewed, read_code, views_in
 
 
 @dataclasses.dataclass
@@ -73,7 +73,19 @@ class Graph:
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """The kernels in emitted order. On CUDA a kernel's first run autotunes it, which may change `provenance`."""
-        return tuple(_kernel(call, self._loaded, self._measured) for call in self._calls)
+        kernels = [_kernel(call, self._loaded, self._measured) for call in self._calls]
+        if all(kernel.kind != "custom" for kernel in kernels):
+            return tuple(kernels)
+        emitted = read_code(self.code)
+        own = {
+            call.handle: call for call in emitted.calls
+            if (definition := emitted.definitions.get(call.name)) and definition.heuristic == USERS_OWN
+        }
+        handles = [f"{call.announcement.name}:{call.announcement.handle}" for call in self._calls]
+        return tuple(
+            _with_effects(kernel, own[handle], self._loaded) if handle in own else kernel
+            for kernel, handle in zip(kernels, handles, strict=True)
+        )
 
     def compiled(self) -> CompiledGraph:
         """Return everything as plain data."""
@@ -459,6 +471,22 @@ def _kernel(call: _Call, loaded: private.LoadedGraph, measured: bool) -> Kernel:
         provenance=provenance,
         config=triton.config if triton is not None else None,
     )
+
+
+def _with_effects(kernel: Kernel, call: EmittedCall, loaded: private.LoadedGraph) -> Kernel:
+    """Return a user's Triton kernel with the reads and writes of its own code, which Inductor knows in part only."""
+    triton = private.triton_kernel(loaded.module, kernel.name)
+    if triton is None or triton.compiled is None:
+        return kernel
+    parameters = effects.kept(triton.compiled.src.signature.items())
+    found = effects.of_ttir(triton.compiled.asm["ttir"], triton.compiled.name)
+
+    def buffers(touched: effects.Parameters) -> tuple[Buffer, ...]:
+        names = dict.fromkeys(call.arguments.get(parameters[index], "") for index in sorted(touched))
+        known = [loaded.memory[name] for name in names if name in loaded.memory]
+        return tuple(Buffer(each.name, part_viewed(each, each.bytes, call.viewed)) for each in known)
+
+    return dataclasses.replace(kernel, inputs=buffers(found.reads), outputs=buffers(found.writes))
 
 
 def _parts_viewed(call: _Call, memory: Mapping[str, Memory]) -> Mapping[str, int] | None:

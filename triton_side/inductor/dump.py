@@ -41,7 +41,7 @@ from triton_side.inductor.graph import (
     without_views,
 )
 from triton_side.inductor.ir_text import SIZES, FxText, IrNode, memory, read_fx, read_ir, replaced
-from triton_side.inductor.output_code import EmittedCall, EmittedCode, read_code
+from triton_side.inductor.output_code import USERS_OWN, EmittedCall, EmittedCode, read_code
 
 MAX_BYTES = 256 << 20  # the largest text that is read
 _MAX_FILES = 100_000
@@ -381,8 +381,18 @@ class _Graph:
             | {name: self.memory[name] for name in self.code.outputs if name in self.memory},
             inputs=tuple(name for name in self.code.inputs if name in self.memory),
             outputs=tuple(name if name in self.memory else None for name in self.code.outputs),
-            unparsed=(*self.code.unparsed, *(f"{name}: its shape and dtype are not in the dump" for name in unknown)),
+            unparsed=(
+                *self.code.unparsed,
+                *self._unknown_effects(),
+                *(f"{name}: its shape and dtype are not in the dump" for name in unknown),
+            ),
         ))
+
+    def _unknown_effects(self) -> Iterator[str]:
+        """Yield a sentence for each user's Triton kernel of which the dump does not say what it reads and writes."""
+        if self.texts.kernels is None:
+            names = dict.fromkeys(call.name for call in self.code.calls if self._heuristic(call) == USERS_OWN)
+            yield from (f"{name}: without its TTIR, each array counts as read and written" for name in names)
 
     def _scratch(self) -> dict[str, int]:
         """Return the workspaces that no later call reads, with their bytes."""

@@ -23,6 +23,7 @@ class EmittedCall:
     handle: Inductor's "name:number", or "". elements: points that a generated kernel iterates over; None for a library
     call. atens: the operations that its comment names. sums_partials: it adds up a kernel's partial results.
     views: the views in its arguments. viewed: the elements that it can reach of buffers that it has as views only.
+    arguments: parameter -> buffer, of a generated kernel.
     """
 
     name: str
@@ -35,6 +36,7 @@ class EmittedCall:
     sums_partials: bool = False
     views: tuple[str, ...] = ()
     viewed: Mapping[str, int] = field(default_factory=dict)
+    arguments: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -59,12 +61,16 @@ class EmittedCode:
         return int(number[0]) if number else 0
 
 
+USERS_OWN = "user_autotune"
+
+
 @dataclass(frozen=True)
 class Definition:
     """A kernel's definition.
 
     parameters: (name, use), in order; the use is "read", "write", "both", or "" if it is no buffer.
-    nodes: the FX nodes that its comment lists. heuristic: Inductor's Triton heuristic ("pointwise", "template", ...).
+    nodes: the FX nodes that its comment lists. heuristic: Inductor's Triton heuristic ("pointwise", "template", ...);
+    a user's own Triton kernel has "user_autotune". Inductor does not write down which of its arguments it reads.
     """
 
     runtime_name: str | None
@@ -181,7 +187,7 @@ def _triton_definition(runtime: str | None, source: list[str], nodes: tuple[str,
             return "write"
         if re.fullmatch(r"\w*numel|ks\d+|load_seed_offset\w*|sem_ptr\w*", name):
             return ""
-        return "both" if name in mutated else "read"
+        return "both" if name in mutated or heuristic == USERS_OWN else "read"
 
     return Definition(runtime, tuple((name, use(name)) for name in parameters), heuristic, nodes)
 
@@ -328,6 +334,7 @@ class _Body:
             buffer = self._buffer(argument) if use else None
             if buffer is None:
                 continue
+            new.arguments[parameter] = buffer
             if use == "both":
                 old = self.reused.get(buffer, buffer)
                 if old in self.written:  # otherwise no kernel has written that memory, so there is nothing to read
