@@ -1,6 +1,5 @@
 """The declared bytes of a kernel: how much one HLO instruction, a fusion included, reads and writes by its shapes."""
 
-import math
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
@@ -163,8 +162,7 @@ class _Body:
         return self._read_through.get(shown, shown)
 
     def _element_bits(self, name: str) -> int:
-        part = self._computation.instructions[name]
-        return 8 * part.bytes // max(math.prod(size for shape in part.shapes for size in shape.dims), 1)
+        return sum(shape.bits for shape in self._computation.instructions[name].shapes)
 
     def _parameter(self, operand: str) -> int | None:
         return self._parameters.get(self._shown.get(operand, operand))

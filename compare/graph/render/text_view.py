@@ -276,6 +276,9 @@ def facts(kernel: Kernel) -> list[str]:
     """Return a kernel's properties besides its name, cost and operations."""
     found = [printable(kernel.kind, 20)]
     found.append(f"reads {formats.size(kernel.bytes_read)}, writes {formats.size(kernel.bytes_written)}")
+    elsewhere = kernel.facts.get("other_memory")
+    if isinstance(elsewhere, dict):
+        found += [f"moves {formats.size(size)} of {printable(space, 20)} memory" for space, size in elsewhere.items()]
     if kernel.launches != 1:
         unknown = "launches depend on data" + (f", at least {kernel.least_launches:,}" if kernel.least_launches else "")
         found.append(unknown if kernel.launches is None else f"each of {kernel.launches:,} launches")
