@@ -309,12 +309,14 @@ def _of_modules(source: Path) -> list[GraphSource]:
 
 
 def _from_artifacts(name: str, artifacts: Artifacts) -> FusionGraph:
+    from xlafuse.dumps import thunks
     from xlafuse.hlo import file_reader
     from xlafuse.reasons import fusion_decisions
 
     from ..graph.build import xla_reasons
     from ..graph.build.epilogues import with_epilogues
     from ..graph.build.from_hlo import from_hlo
+    from ..graph.build.xla_thunks import with_thunks
 
     file = artifacts.find("hlo") or artifacts.find("hlo_proto")
     if file is None:
@@ -325,6 +327,9 @@ def _from_artifacts(name: str, artifacts: Artifacts) -> FusionGraph:
     if before := artifacts.find("hlo_before"):
         with before.local() as path:
             graph = with_epilogues(graph, file_reader.read(path))
+    if metadata := artifacts.find("thunk_metadata"):
+        with metadata.open() as lines:
+            graph = with_thunks(graph, thunks.by_instruction(lines))
     return replace(graph, reasons=xla_reasons.reasons(graph, fusion_decisions.read_decisions(artifacts)))
 
 

@@ -12,9 +12,11 @@ from xlafuse.hlo import gpu_program
 from xlafuse.hlo.gc_pause import collector_paused
 
 from ..model import Access, Buffer, FusionGraph, Kernel, Phase, SourceOp
+from .xla_thunks import UNKNOWN
 
 _MAX_TEXT = 1000  # characters of an unparsed line, enough to find it
 _UNSCHEDULED = "the module has no schedule: XLA had not finished with it, and its kernels may still change"
+_NO_GPU = ("cpu", "tpu")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -34,11 +36,15 @@ def from_hlo(
     provenance: by kernel name (`xlafuse.hlo.provenance`).
 
     A kernel's facts: "opcode", and where they exist "opcodes" (of the instructions in a fusion), "fusion_kind",
-    "custom_call_target", "tunable" and "other_memory" (the bytes of host memory or VMEM that a launch reads and writes,
-    which are in no other number). Buffers start with the inputs, in the order of the entry's parameters. An input
-    that the module returns unchanged keeps the role "input". A residual is an output, because one module does not show
-    its purpose. `xlafuse.hlo` defines the rest: `buffers` which values share a buffer, `fusion_bytes` and `flops` what
-    counts, `source_lines` what equal sites mean.
+    "custom_call_target", "tunable", and
+    - "other_memory": the bytes of host memory or VMEM that a launch reads and writes, which are in no other number;
+    - "sort_launches": "unknown" for a sort on a GPU (see `xla_thunks`). It is one kernel here, with the bytes of one
+      pass, and becomes several launches. So `launches` is None.
+
+    Buffers start with the inputs, in the order of the entry's parameters. An input that the module returns unchanged
+    keeps the role "input". A residual is an output, because one module does not show its purpose. `xlafuse.hlo` defines
+    the rest: `buffers` which values share a buffer, `fusion_bytes` and `flops` what counts, `source_lines` what equal
+    sites mean.
 
     Raises ValueError if the module's calls expand more than those of any real module.
     """
@@ -64,7 +70,8 @@ def from_program(
         buffers = tuple(Buffer(b.name, b.shape, b.dtype, b.bytes, b.role, b.space) for b in program.buffers)
         elsewhere = {buffer.name: buffer.space for buffer in buffers if buffer.space}
         kernels = tuple(
-            _kernel(launch, phase, provenance.get(launch.kernel.name, ""), elsewhere) for launch in program.launches
+            _kernel(launch, phase, provenance.get(launch.kernel.name, ""), elsewhere, on_gpu=target not in _NO_GPU)
+            for launch in program.launches
         )
     return FusionGraph(
         name=program.name,
@@ -77,7 +84,9 @@ def from_program(
     )
 
 
-def _kernel(launch: gpu_program.Launch, phase: Phase, provenance: str, elsewhere: Mapping[str, str]) -> Kernel:
+def _kernel(
+    launch: gpu_program.Launch, phase: Phase, provenance: str, elsewhere: Mapping[str, str], *, on_gpu: bool
+) -> Kernel:
     """Return a launch as a kernel. elsewhere: the memory of each buffer that is not in device memory."""
     kernel, instruction = launch.kernel, launch.instruction
     other_memory: Counter[str] = Counter()
@@ -96,6 +105,10 @@ def _kernel(launch: gpu_program.Launch, phase: Phase, provenance: str, elsewhere
         "tunable": kernel.tunable,
         "other_memory": dict(other_memory),
     }
+    launches, least = kernel.launches, kernel.least_launches if kernel.launches is None else 0
+    if on_gpu and "sort" in (instruction.opcode, *kernel.opcodes):
+        facts["sort_launches"] = UNKNOWN
+        launches, least = None, kernel.least_launches
     return Kernel(
         name=kernel.name,
         kind=kernel.kind,
@@ -108,8 +121,8 @@ def _kernel(launch: gpu_program.Launch, phase: Phase, provenance: str, elsewhere
         outputs=accesses(launch.writes),
         workspace_bytes=launch.workspace_bytes,
         flops=launch.flops,
-        launches=kernel.launches,
-        least_launches=kernel.least_launches if kernel.launches is None else 0,
+        launches=launches,
+        least_launches=least,
         provenance=provenance,
         facts={name: value for name, value in facts.items() if value},
     )

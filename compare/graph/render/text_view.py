@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...base.text import printable
 from .. import formats
@@ -279,7 +279,9 @@ def facts(kernel: Kernel) -> list[str]:
     elsewhere = kernel.facts.get("other_memory")
     if isinstance(elsewhere, dict):
         found += [f"moves {formats.size(size)} of {printable(space, 20)} memory" for space, size in elsewhere.items()]
-    if kernel.launches != 1:
+    if sort := kernel.facts.get("sort_launches"):
+        found.append(_sort_launches(sort))
+    elif kernel.launches != 1:
         unknown = "launches depend on data" + (f", at least {kernel.least_launches:,}" if kernel.least_launches else "")
         found.append(unknown if kernel.launches is None else f"each of {kernel.launches:,} launches")
     if kernel.provenance:
@@ -287,6 +289,19 @@ def facts(kernel: Kernel) -> list[str]:
     if kernel.runtime_name and kernel.name.startswith("aten."):  # tells several kernels of one operation apart
         found.append(formats.runtime(kernel.runtime_name))
     return [*found, *measured_bytes.lines(kernel)]
+
+
+_THUNKS = {"kCustomKernel": ("kernel",), "kKernel": ("kernel",), "kCopy": ("copy", "copies")}
+
+
+def _sort_launches(thunks: Any) -> str:
+    if not isinstance(thunks, dict):
+        return "a sort of an unknown number of launches; bytes of one pass"
+    words = [
+        formats.count(number, *_THUNKS.get(kind, (printable(str(kind), 40),)))
+        for kind, number in thunks.items() if isinstance(number, int)
+    ]
+    return f"a sort in {' and '.join(words)}; bytes of one pass"
 
 
 def operations(ops: Sequence[SourceOp]) -> list[tuple[str, str, str]]:
