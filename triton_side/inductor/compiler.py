@@ -45,7 +45,15 @@ from triton_side.inductor.graph import (
     part_viewed,
     without_views,
 )
-from triton_side.inductor.output_code import USERS_OWN, EmittedCall, body_of_call, elements_viewed, read_code, views_in
+from triton_side.inductor.output_code import (
+    USERS_OWN,
+    EmittedCall,
+    body_of_call,
+    elements_viewed,
+    read_code,
+    subgraph_buffers,
+    views_in,
+)
 
 
 @dataclasses.dataclass
@@ -327,7 +335,10 @@ class _Recorder:
         if loaded.part == "forward":
             self.units += 1
         handles, lines, unparsed = _calls_in(loaded.code)
-        announcements = _keep_products_once([self.announcements[handle] for handle in handles])
+        inner = subgraph_buffers(loaded.code.splitlines())
+        if inner:  # the graph's own memory lacks the buffers inside its subgraphs
+            loaded = dataclasses.replace(loaded, memory={**read_code(loaded.code).memory, **loaded.memory})
+        announcements = _keep_products_once([_renamed(self.announcements[handle], inner) for handle in handles])
         claimed = {name for announcement in announcements for _, replaced, _ in announcement.nodes for name in replaced}
         graph = Graph(
             part=loaded.part,
@@ -382,6 +393,15 @@ class _Recorder:
 
 def _without_inputs(nodes: Iterable[SourceNode]) -> tuple[SourceNode, ...]:
     return tuple(node for node in nodes if node.op not in ("placeholder", "get_attr"))
+
+
+def _renamed(announcement: private.Announcement, names: Mapping[str, str]) -> private.Announcement:
+    def side(accesses: Mapping[str, int] | None) -> Mapping[str, int] | None:
+        return None if accesses is None else {names.get(name, name): size for name, size in accesses.items()}
+
+    if not names:
+        return announcement
+    return dataclasses.replace(announcement, reads=side(announcement.reads), writes=side(announcement.writes))
 
 
 def _keep_products_once(announcements: list[private.Announcement]) -> list[private.Announcement]:

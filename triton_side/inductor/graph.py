@@ -246,7 +246,8 @@ def drop_foreign_operations(calls: Sequence[Call], memory: Mapping[str, Memory])
     Inductor splits a reduction with too few rows, and gives both kernels all origins. The second kernel reads what the
     first wrote and none of the first one's inputs, so it computes nothing that precedes the reduction; it keeps the
     reduction itself, under a new name. A kernel without inputs computes no operation on operands: the zeros to which a
-    scatter adds have the origins of the added values.
+    scatter adds have the origins of the added values. A generated kernel after a product computes no product itself:
+    it may add up the partial sums of one that is split along K.
     """
     done: list[Call] = []
     writers: dict[str, Call] = {}
@@ -257,6 +258,8 @@ def drop_foreign_operations(calls: Sequence[Call], memory: Mapping[str, Memory])
                 continue
             partial = [memory[name].shape for name in taken & _names(earlier.kernel.outputs) if name in memory]
             nodes = _second_step(call.nodes, earlier.nodes, partial[:1])
+            if earlier.kernel.kind == "gemm" and not (call.kernel.is_extern or call.kernel.is_template):
+                nodes = tuple(node for node in nodes if node.op not in GEMM)  # it adds up partial sums
             sources = _second_step(call.sources, earlier.sources, partial[:1])
             call = replace(call, nodes=nodes, sources=sources)
         if call.kernel.inputs == ():
@@ -346,7 +349,8 @@ def kind_of(
         return "attention"
     if any("triton_kernel_wrapper" in target for target in targets):
         return "custom"
-    if is_template or (is_extern and targets & GEMM):
+    library = f"aten.{name.removeprefix('extern_kernels.').removesuffix('_dtype')}"
+    if is_template or (is_extern and (targets & GEMM or library in GEMM)):
         return "gemm"
     if before & SCATTER:
         return "scatter"

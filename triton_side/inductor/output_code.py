@@ -116,21 +116,48 @@ def read_code(text: str) -> EmittedCode:
 
 # "(buf3, buf1) = self.partitions[0](partition0_args)", "partition0_args = [tangents_1, primals_2]"
 _PARTITION_CALL = re.compile(r"(?:.+ = )?self\.partitions\[(\d+)\]\(")
+# "decompose_k_mm_2_split_0_args = [arg0_1]", "(buf0,) = decompose_k_mm_2_split_0(decompose_k_mm_2_split_0_args)"
+_SUBGRAPH_CALL = re.compile(r"\((.+)\) = (\w+)\(\2_args\)")
+_SUBGRAPH_ARGUMENTS = re.compile(r"(?!partition\d)(\w+)_args = \[([\w, ]*)\]$")
+_WORD = re.compile(r"\w+")
 _PARTITION_ARGUMENTS = re.compile(r"(partition\d+_args = \[|del partition\d+_args$)")
 
 
 def body_of_call(lines: Sequence[str]) -> Iterator[str]:
     """Yield the statements and comments of `call`, without indentation.
 
-    In mode reduce-overhead, Inductor moves the kernels that become one CUDA graph into a function `partition_N`. Its
-    statements stand here in place of its call.
+    In mode reduce-overhead, Inductor moves the kernels that become one CUDA graph into a function `partition_N`. A
+    product that it splits along K (`decompose_k_mm_...`) is a function, too. Their statements stand here in place of
+    their calls.
     """
+    renamed = subgraph_buffers(lines)
     for line in _function(lines, "call"):
         if match := _PARTITION_CALL.match(line):
             inner = _function(lines, f"partition_{match[1]}")
             yield from (each for each in inner if not each.endswith("= args") and not each.startswith("return "))
-        elif not _PARTITION_ARGUMENTS.match(line):
+        elif match := _SUBGRAPH_CALL.match(line):
+            for each in _function(lines, match[2]):
+                if not each.endswith("= args") and not each.startswith("return "):
+                    yield re.sub(r"\w+", lambda word: renamed.get(word[0], word[0]), each)
+        elif not _PARTITION_ARGUMENTS.match(line) and not _SUBGRAPH_ARGUMENTS.match(line):
             yield line
+
+
+def subgraph_buffers(lines: Sequence[str]) -> dict[str, str]:
+    """Return, for the parameters and results of each subgraph's function, the buffers of `call` that they are."""
+    found: dict[str, str] = {}
+    given: dict[str, list[str]] = {}
+    for line in _function(lines, "call"):
+        if match := _SUBGRAPH_ARGUMENTS.match(line):
+            given[match[1]] = _WORD.findall(match[2])
+        elif match := _SUBGRAPH_CALL.match(line):
+            for each in _function(lines, match[2]):
+                if each.endswith(" = args"):
+                    taken = _WORD.findall(each.removesuffix(" = args"))
+                    found |= dict(zip(taken, given.get(match[2], ()), strict=False))
+                elif each.startswith("return "):
+                    found |= dict(zip(_WORD.findall(each)[1:], _WORD.findall(match[1]), strict=False))
+    return found
 
 
 def _function(lines: Sequence[str], name: str) -> Iterator[str]:

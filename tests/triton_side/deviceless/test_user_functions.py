@@ -174,3 +174,31 @@ def test_a_dump_without_ttir_says_that_a_users_kernels_effects_are_unknown(own_k
     assert [each.name for each in own.inputs] == ["arg0_1", "arg1_1"]  # nothing has written the others yet
     assert [each.name for each in own.outputs] == ["arg0_1", "buf0", "arg1_1", "buf1"]
     assert graph.unparsed == ("scale_0: without its TTIR, each array counts as read and written",)
+
+
+def test_a_product_that_inductor_splits_along_k_is_two_kernels(fake_gpu, tmp_path):
+    found = fake_gpu.answer(f"""
+import unittest.mock
+from triton_side.inductor import _private
+def split(choices):
+    return [choice for choice in choices if "decompose_k" in choice.name][:1] or choices[:1]
+specs = {{"a": ((32, 65536), "bfloat16"), "b": ((65536, 64), "bfloat16")}}
+with unittest.mock.patch.object(_private, "_first_template", split):
+    captured = deviceless.compile_inductor(
+        lambda inputs: {{"y": inputs["a"] @ inputs["b"]}}, specs, {{}}, train=False, max_autotune=True
+    )
+captured.write({str(tmp_path)!r})
+(graph,) = captured.program().graphs
+def names(buffers):
+    return [each.name for each in buffers]
+calls = [(call.kernel, call.flops) for call in graph.calls]
+print(json.dumps([[own.kind, names(own.inputs), names(own.outputs), flops] for own, flops in calls]))
+""")
+    (kind, reads, (partial,), flops), (_, summed, result, additions) = found
+    assert (kind, reads, flops) == ("gemm", ["arg0_1", "arg1_1"], 2 * 32 * 64 * 65536)
+    assert (summed, result) == ([partial], ["buf0"]) and additions < flops / 1000
+    (graph,) = dump.read(tmp_path).graphs
+    assert [call.kernel.kind for call in graph.calls][0] == "gemm" and graph.unparsed == ()
+    assert [[each.name for each in call.kernel.inputs] for call in graph.calls] == [reads, summed]
+    parts = graph.memory[partial].shape[0]
+    assert graph.memory[partial].shape == (parts, 32, 64) and parts > 1
