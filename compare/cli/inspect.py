@@ -52,6 +52,7 @@ class ViewOptions:
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="PATH [PATH]")
 @record_filters("For a run: ")
 @click.option("--module", metavar="NAME|NUMBER", help="For a folder of dumps: this module.")
+@click.option("--rank", type=click.IntRange(min=0), help="For a TORCH_TRACE folder of several ranks. Default: lowest.")
 @click.option("--kernel", metavar="NAME|NUMBER", help="One kernel: its operations and buffers, and their other users.")
 @click.option("--stage", metavar="NAME", help="Only kernels with operations of this stage of the program.")
 @click.option("--why", is_flag=True, help="Show missed fusions and the reasons against them, most costly first.")
@@ -76,7 +77,7 @@ class ViewOptions:
 @click.pass_context
 def command(
     context: click.Context, paths: tuple[Path, ...], filters: Mapping[str, list[str]], module: str | None,
-    align: tuple[str, str] | None, strict: bool, **options: Any,
+    rank: int | None, align: tuple[str, str] | None, strict: bool, **options: Any,
 ) -> None:
     """Show the kernels that a compiler made and their operations.
 
@@ -92,15 +93,17 @@ def command(
 
     Exit code: 0, 1 with --strict where a part could not be read, 2 where nothing could be read or options are wrong.
     """
-    selected = inspect(paths, ViewOptions(**options), module=module, align=align, filters=filters)
+    selected = inspect(paths, ViewOptions(**options), module=module, rank=rank, align=align, filters=filters)
     context.exit(1 if strict and not all(map(_is_complete, selected)) else 0)
 
 
 def inspect(
     paths: Sequence[Path], options: ViewOptions, *, module: str | None, align: tuple[str, str] | None,
-    filters: Mapping[str, list[str]],
+    filters: Mapping[str, list[str]], rank: int | None = None,
 ) -> list[GraphSource]:
     """Print the graphs of the paths; return their sources. filters: fields of a run's records -> names.
+
+    rank: of every path.
 
     Raises UsageError and RunFolderError.
     """
@@ -117,7 +120,7 @@ def inspect(
         raise UsageError("nothing to inspect; name a run folder, a folder or archive of dumps, or one file")
     if (align or len(paths) > 1) and views:
         raise UsageError(f"{views[0]} shows one graph at a time; it does not go with several side by side")
-    opened = [contents(path) for path in paths]
+    opened = [contents(path, rank) for path in paths]
     for each in opened:
         warn(each.warnings)
     if len(paths) > 1:
