@@ -149,7 +149,7 @@ class _FindingInRun:
         """ "At memory bandwidth, that takes 8.39 µs."; "" where the bandwidth is not known. """
         if self.finding.us is None:
             return ""
-        flops = self.finding.kind == "more FLOPs"
+        flops = self.finding.kind in ("more FLOPs", "dense ragged product")
         start = "At the rate of matrix products, the extra FLOPs take" if flops else "At memory bandwidth, that takes"
         return f"{start} {span(self.finding.us)}."
 

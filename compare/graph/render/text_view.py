@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...base.text import printable
 from .. import formats
-from ..analyse import causes, split_k
+from ..analyse import causes, dense_ragged, split_k
 from ..analyse.roofline import roofline_time_us
 from ..analyse.totals import Tally, declared_bytes, known_declared_bytes, tally, totals
 from ..join.kernel_records import SPLIT_K
@@ -219,7 +219,7 @@ def _add_phases(tree: Tree, graph: FusionGraph, shown: set[int], width: int, *, 
         tally(map(declared_bytes, kernels)).exact, tally(kernel.device_time_us for kernel in kernels).exact,
         _widths((op for kernel in kernels for op in kernel.source_ops), width), width,
     )
-    splits = split_k.described(graph)
+    products = _products(graph)
     for phase in PHASES:
         indices = [index for index, kernel in enumerate(kernels) if kernel.phase == phase]
         if not indices or not (others or shown.intersection(indices)):
@@ -233,7 +233,7 @@ def _add_phases(tree: Tree, graph: FusionGraph, shown: set[int], width: int, *, 
                 continue
             if others:
                 _add_skipped(branch, skipped, whole)
-            _add_kernel(branch, index, kernels[index], whole, splits.get(index))
+            _add_kernel(branch, index, kernels[index], whole, products.get(index))
         if others:
             _add_skipped(branch, skipped, whole)
 
@@ -256,7 +256,7 @@ def _add_skipped(branch: Tree, skipped: list[Kernel], whole: _Whole) -> None:
         skipped.clear()
 
 
-def _add_kernel(branch: Tree, index: int, kernel: Kernel, whole: _Whole, split: str | None) -> None:
+def _add_kernel(branch: Tree, index: int, kernel: Kernel, whole: _Whole, product: str | None) -> None:
     from rich.console import Group
 
     size, time = declared_bytes(kernel), kernel.device_time_us
@@ -266,7 +266,7 @@ def _add_kernel(branch: Tree, index: int, kernel: Kernel, whole: _Whole, split: 
         formats.number_of_us(time), formats.share(time, whole.time_us), style="bold",
     )
     contents = _operations(kernel.source_ops, whole.widths)
-    branch.add(Group(head, plain(" · ".join(facts(kernel, split)), "dim"), *contents))
+    branch.add(Group(head, plain(" · ".join(facts(kernel, product)), "dim"), *contents))
 
 
 def _row(title: str, size: str, of_bytes: str, us: str, of_time: str, style: str = "") -> Table:
@@ -276,9 +276,14 @@ def _row(title: str, size: str, of_bytes: str, us: str, of_time: str, style: str
     return grid
 
 
-def facts(kernel: Kernel, split: str | None = None) -> list[str]:
-    """Return a kernel's properties besides its name, cost and operations. split: from `split_k.described`."""
-    found = [printable(kernel.kind, 20), *([split] if split else [])]
+def _products(graph: FusionGraph) -> dict[int, str]:
+    """Return, by launch index, the words for products that a compiler does not compute in the plain way."""
+    return split_k.described(graph) | dense_ragged.described(graph)
+
+
+def facts(kernel: Kernel, product: str | None = None) -> list[str]:
+    """Return a kernel's properties besides its name, cost and operations. product: from `_products`."""
+    found = [printable(kernel.kind, 20), *([product] if product else [])]
     helpers = kernel.facts.get("with")
     names = [kernel.runtime_name or "", *(map(str, helpers) if isinstance(helpers, dict) else ())]
     if any(map(SPLIT_K.search, names)):
@@ -390,7 +395,7 @@ def kernel(
 
     shown = (graph.kernels or ())[index]
     tree = Tree(plain(f"{index + 1}. {printable(shown.name)}", "bold"), guide_style="dim")
-    known = [*facts(shown, split_k.described(graph).get(index)), printable(shown.phase)]
+    known = [*facts(shown, _products(graph).get(index)), printable(shown.phase)]
     if shown.device_time_us is not None:
         known.append(formats.microseconds(shown.device_time_us))
     if shown.flops is not None:
