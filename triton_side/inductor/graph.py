@@ -342,10 +342,10 @@ def kind_of(
 ) -> Kind:
     """Return a kernel's kind. targets, before: its operations after and before pattern matching.
 
-    The name of a generated kernel lists operations around it, so only that of a library call or template counts.
+    A generated kernel computes no attention. Its name lists operations around it, and a kernel that only lays out
+    operands for an attention call has the call's operation.
     """
-    called = (name,) if is_extern or is_template else ()
-    if any(ATTENTION.search(word) for word in (*targets, *called)):
+    if (is_extern or is_template) and any(ATTENTION.search(word) for word in (*targets, name)):
         return "attention"
     if any("triton_kernel_wrapper" in target for target in targets):
         return "custom"

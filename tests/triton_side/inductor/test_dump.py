@@ -162,6 +162,8 @@ def test_a_kernel_that_prepares_an_attention_is_none():
 
     assert kind("triton_poi_fused__scaled_dot_product_flash_attention_add_0", "aten.add", "aten.view") == "elementwise"
     assert kind("triton_poi_fused__scaled_dot_product_flash_attention_clone_1", "aten.clone") == "copy"
+    # It only copies operands into the layout of the call, so it has the call's operation.
+    assert kind("triton_poi_fused__to_copy_0", "aten._scaled_dot_product_flash_attention") == "elementwise"
     call = "torch.ops.aten._scaled_dot_product_flash_attention.default"
     assert kind(call, "aten._scaled_dot_product_flash_attention", extern=True) == kind(call, extern=True) == "attention"
 

@@ -338,6 +338,16 @@ def test_a_librarys_scratch_space_is_separate() -> None:
     assert _edges(program)[0] == ("g", {"a": 128}, {"g#0": 256})
 
 
+@pytest.mark.parametrize("name", ["flash_attention_fusion", "cudnn_fmha", "softmax_gemm_fusion"])
+def test_a_kernels_kind_is_that_of_its_operations_not_of_its_names(name: str) -> None:
+    scope = 'metadata={op_name="jit(f)/attention/dot_product_attention/mul"}'
+    product = f"  ROOT %m = f32[8]{{0}} multiply(%p, %p), {scope}"
+    body = f"%rope (p: f32[8]) -> f32[8] {{\n  %p = f32[8]{{0}} parameter(0)\n{product}\n}}"
+    fusion = f"  ROOT %{name} = f32[8]{{0}} fusion(%x), kind=kLoop, calls=%rope, {scope}"
+    program = _program(f"  %x = f32[8]{{0}} parameter(0)\n{fusion}", body)
+    assert [launch.kernel.kind for launch in program.launches] == ["elementwise"]
+
+
 # Sizes that depend on layouts.
 
 
