@@ -433,6 +433,10 @@ _CALL = re.compile(r"(?:\w+ = )?((?:extern_kernels|torch\.ops|aten|prims)\.[\w.]
 _FINISH = re.compile(r"\w+ = workspace_\d+\[")
 
 
+# 'buf2 = true_graph_0(true_graph_0_args)': the kernels of a branch of torch.cond, or of a loop
+_BRANCH = re.compile(r"(?:.+ = )?(\w+)\(\1_args\)")
+
+
 def _calls_in(code: str) -> tuple[list[int], dict[int, str], tuple[str, ...]]:
     """Return the handles of the announced kernels in the order of the code, their lines, and calls without a handle.
     """
@@ -449,6 +453,8 @@ def _calls_in(code: str) -> tuple[list[int], dict[int, str], tuple[str, ...]]:
                 unparsed.append(line)
             lines |= dict.fromkeys(handles[len(handles) - announced :], line)
             announced = 0
+        elif _BRANCH.match(line):
+            unparsed.append(line)
         elif _FINISH.match(line):  # a line with one or two kernels; all are announced before the first such line
             calls = 2 if ".to(" in line else 1
             if announced < calls:

@@ -117,8 +117,8 @@ def read_code(text: str) -> EmittedCode:
 # "(buf3, buf1) = self.partitions[0](partition0_args)", "partition0_args = [tangents_1, primals_2]"
 _PARTITION_CALL = re.compile(r"(?:.+ = )?self\.partitions\[(\d+)\]\(")
 # "decompose_k_mm_2_split_0_args = [arg0_1]", "(buf0,) = decompose_k_mm_2_split_0(decompose_k_mm_2_split_0_args)"
-_SUBGRAPH_CALL = re.compile(r"\((.+)\) = (\w+)\(\2_args\)")
-_SUBGRAPH_ARGUMENTS = re.compile(r"(?!partition\d)(\w+)_args = \[([\w, ]*)\]$")
+_SUBGRAPH_CALL = re.compile(r"\((.+)\) = (decompose_k\w+)\(\2_args\)")
+_SUBGRAPH_ARGUMENTS = re.compile(r"(decompose_k\w+)_args = \[([\w, ]*)\]$")
 _WORD = re.compile(r"\w+")
 _PARTITION_ARGUMENTS = re.compile(r"(partition\d+_args = \[|del partition\d+_args$)")
 
