@@ -54,6 +54,7 @@ class ViewOptions:
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="PATH [PATH]")
 @record_filters("For a run: ")
 @click.option("--module", metavar="NAME|NUMBER", help="For a folder of dumps: this module.")
+@click.option("--rank", type=click.IntRange(min=0), help="For a TORCH_TRACE folder of several ranks. Default: lowest.")
 @click.option("--kernel", metavar="NAME|NUMBER", help="One kernel: its operations and buffers, and their other users.")
 @click.option("--stage", metavar="NAME", help="Only kernels with operations of this stage of the program.")
 @click.option("--why", is_flag=True, help="Show missed fusions and the reasons against them, most costly first.")
@@ -82,7 +83,7 @@ class ViewOptions:
 @click.pass_context
 def command(
     context: click.Context, paths: tuple[Path, ...], filters: Mapping[str, list[str]], module: str | None,
-    align: tuple[str, str] | None, dump: Path | None, strict: bool, **options: Any,
+    rank: int | None, align: tuple[str, str] | None, dump: Path | None, strict: bool, **options: Any,
 ) -> None:
     """Show the kernels that a compiler made and their operations.
 
@@ -102,17 +103,19 @@ def command(
 
     Exit code: 0, 1 with --strict where a part could not be read, 2 where nothing could be read or options are wrong.
     """
-    selected = inspect(paths, ViewOptions(**options), module=module, align=align, filters=filters, dump=dump)
+    selected = inspect(
+        paths, ViewOptions(**options), module=module, rank=rank, align=align, filters=filters, dump=dump
+    )
     context.exit(1 if strict and not all(map(_is_complete, selected)) else 0)
 
 
 def inspect(
     paths: Sequence[Path], options: ViewOptions, *, module: str | None, align: tuple[str, str] | None,
-    filters: Mapping[str, list[str]], dump: Path | None = None,
+    filters: Mapping[str, list[str]], rank: int | None = None, dump: Path | None = None,
 ) -> list[GraphSource]:
     """Print the graphs of the paths; return their sources. filters: fields of a run's records -> names.
 
-    dump: the compilers' files of a profile.
+    rank: of every path. dump: the compilers' files of a profile.
 
     Raises UsageError and RunFolderError.
     """
@@ -137,10 +140,12 @@ def inspect(
         except UnreadableCapture as problem:  # its compilers' files may be there
             warn([str(problem)])
         else:
+            if rank is not None:
+                raise UsageError("--rank is for compilers' files; of a profile, name the file or folder of a rank")
             return _show_profile(profile, options, module)
     elif dump is not None:
         raise UsageError(f"{paths[0]}: --dump goes with one profile, and this is none")
-    opened = [contents(path) for path in paths]
+    opened = [contents(path, rank) for path in paths]
     for each in opened:
         warn(each.warnings)
     if len(paths) > 1:

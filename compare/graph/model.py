@@ -62,7 +62,7 @@ class SourceOp:
 
 @dataclass(frozen=True)
 class Access:
-    """Bytes of a buffer that one launch reads or writes; None where they are unknown."""
+    """Bytes of a buffer that one launch reads or writes in device memory; None where they are unknown."""
 
     buffer: str
     bytes: int | None
@@ -125,9 +125,10 @@ def _total(accesses: tuple[Access, ...] | None) -> int | None:
 
 @dataclass(frozen=True)
 class Buffer:
-    """Device memory between kernels.
+    """Memory between kernels.
 
     dtype: the short form ("bf16", "f32", "s8"). role: "saved" is a residual that forward writes or keeps for backward.
+    space: a memory other than the device's ("host", "VMEM"). Accesses of such a buffer count 0 bytes.
     """
 
     name: str
@@ -135,6 +136,7 @@ class Buffer:
     dtype: str
     bytes: int
     role: Role
+    space: str = ""
 
 
 @dataclass(frozen=True)
@@ -209,8 +211,11 @@ class FusionGraph:
 
     @property
     def materialized(self) -> tuple[Buffer, ...]:
-        """Intermediates and residuals that a kernel writes, largest first."""
-        kept = [b for b in self.buffers if b.role in ("intermediate", "saved") and b.name in self.producers]
+        """Intermediates and residuals that a kernel writes to device memory, largest first."""
+        kept = [
+            buffer for buffer in self.buffers
+            if buffer.role in ("intermediate", "saved") and not buffer.space and buffer.name in self.producers
+        ]
         return tuple(sorted(kept, key=lambda buffer: -buffer.bytes))
 
     @property

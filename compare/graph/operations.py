@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
 
 from .model import Kernel
@@ -101,6 +102,23 @@ def tokens(kernel: Kernel) -> list[str]:
     if "transpose" in found and not ANCHORS.intersection(found):  # earlier transposes prepare operands
         found[-1 - found[::-1].index("transpose")] = "dot"
     return found
+
+
+_SOFTMAX = frozenset(("amax", "sub", "exp", "sum", "div"))
+MASKING = frozenset("lt le gt ge eq ne and or not logical_and logical_or logical_not bitwise_not where".split())
+
+
+def summarized(names: Iterable[str]) -> list[str]:
+    """Return common names for a sentence, each once, without those that only move data.
+
+    A softmax is one word, also for the comparisons that mask its scores. Elsewhere "where" stands for comparisons.
+    """
+    found = dict.fromkeys(name for name in names if name not in MOVEMENT)
+    if found.keys() >= _SOFTMAX:
+        words = ("softmax" if name in _SOFTMAX else name for name in found if name not in MASKING)
+        return list(dict.fromkeys(words))
+    masked = MASKING - {"where"} if "where" in found else frozenset()
+    return [name for name in found if name not in masked]
 
 
 def is_product(kernel: Kernel) -> bool:

@@ -12,6 +12,7 @@ from functools import cached_property
 from ..base.text import number, printable
 from ..graph import formats
 from ..graph.analyse.causes import cause
+from ..graph.analyse.split_k import partial_sums
 from ..graph.findings.finding import Finding
 from ..graph.findings.ranking import rank
 from ..graph.findings.view import display_name
@@ -148,7 +149,7 @@ class _FindingInRun:
         """ "At memory bandwidth, that takes 8.39 µs."; "" where the bandwidth is not known. """
         if self.finding.us is None:
             return ""
-        flops = self.finding.kind == "more FLOPs"
+        flops = self.finding.kind in ("more FLOPs", "dense ragged product")
         start = "At the rate of matrix products, the extra FLOPs take" if flops else "At memory bandwidth, that takes"
         return f"{start} {span(self.finding.us)}."
 
@@ -175,10 +176,15 @@ class _FindingInRun:
 
 
 def _kept(graph: FusionGraph, saved: bool) -> list[Buffer]:
-    """Return the buffers that forward saves, or that one kernel writes for another, largest first."""
+    """Return the buffers that forward saves, or that one kernel writes for another, largest first.
+
+    Partial sums of split-K products are neither.
+    """
     if saved:
         return sorted(graph.saved, key=lambda buffer: -buffer.bytes)
-    return [b for b in graph.materialized if b.role == "intermediate" and graph.consumers.get(b.name)]
+    sums = partial_sums(graph)
+    between = [buffer for buffer in graph.materialized if buffer.role == "intermediate" and buffer.name not in sums]
+    return [buffer for buffer in between if graph.consumers.get(buffer.name)]
 
 
 def span(us: float) -> str:

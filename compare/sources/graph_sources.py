@@ -142,11 +142,16 @@ class Contents:
         return found[0]
 
 
-def contents(path: Path) -> Contents:
-    """Return the graphs of a path. Raises UsageError where it has none, and RunFolderError for a broken run."""
+def contents(path: Path, rank: int | None = None) -> Contents:
+    """Return the graphs of a path. rank: of a TORCH_TRACE folder of several; by default its lowest.
+
+    Raises UsageError where the path has no graph, or no such rank, and RunFolderError for a broken run.
+    """
     with reading_errors_as_usage(path):
         if not path.exists():
             raise UsageError(f"{path}: no such file or folder")
+        if rank is not None:
+            return _of_rank(path, rank)
         if path.is_dir():
             return _of_run(path) if is_run(path) else _of_folder(path)
         if not path.is_file():
@@ -224,6 +229,12 @@ def _of_folder(folder: Path) -> Contents:
     if not found:
         raise UsageError(f"{folder}: no graph found; {EXPECTED}")
     return Contents("dump", folder, tuple(_numbered(found)), warnings)
+
+
+def _of_rank(folder: Path, rank: int) -> Contents:
+    if not folder.is_dir() or is_run(folder) or not (found := _of_inductor(folder, rank)):
+        raise UsageError(f"{folder}: --rank chooses in a TORCH_TRACE folder of several ranks")
+    return Contents("dump", folder, tuple(_numbered(found)))
 
 
 def _of_files(folder: Path) -> list[GraphSource]:
@@ -309,12 +320,14 @@ def _of_modules(source: Path) -> list[GraphSource]:
 
 
 def _from_artifacts(name: str, artifacts: Artifacts) -> FusionGraph:
+    from xlafuse.dumps import thunks
     from xlafuse.hlo import file_reader
     from xlafuse.reasons import fusion_decisions
 
     from ..graph.build import xla_reasons
     from ..graph.build.epilogues import with_epilogues
     from ..graph.build.from_hlo import from_hlo
+    from ..graph.build.xla_thunks import with_thunks
 
     file = artifacts.find("hlo") or artifacts.find("hlo_proto")
     if file is None:
@@ -325,6 +338,9 @@ def _from_artifacts(name: str, artifacts: Artifacts) -> FusionGraph:
     if before := artifacts.find("hlo_before"):
         with before.local() as path:
             graph = with_epilogues(graph, file_reader.read(path))
+    if metadata := artifacts.find("thunk_metadata"):
+        with metadata.open() as lines:
+            graph = with_thunks(graph, thunks.by_instruction(lines))
     return replace(graph, reasons=xla_reasons.reasons(graph, fusion_decisions.read_decisions(artifacts)))
 
 
@@ -377,8 +393,8 @@ def _optimized(module: Module) -> Module:
 # Inductor
 
 
-def _of_inductor(path: Path) -> list[GraphSource]:
-    """Return one graph of all code of Inductor in a path, or nothing where it left none."""
+def _of_inductor(path: Path, rank: int | None = None) -> list[GraphSource]:
+    """Return one graph of all code of Inductor in a path, or nothing where it left none. rank: as in `contents`."""
     if not _holds_inductor(path):
         return []
 
@@ -387,7 +403,7 @@ def _of_inductor(path: Path) -> list[GraphSource]:
 
         from ..graph.build.from_inductor import from_inductor
 
-        graph = from_inductor(dump.read(path))
+        graph = from_inductor(dump.read(path, rank))
         if not graph.kernels:
             raise ValueError("no kernels found; expected Inductor's output_code.py, or a folder of it")
         return replace(graph, name=path.name)

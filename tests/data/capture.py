@@ -30,7 +30,7 @@ def expected(path: Path) -> dict[str, Any]:
     from compare.graph.build.from_hlo import from_hlo
     from xlafuse.hlo.file_reader import read
 
-    graph = from_hlo(read(path))
+    graph = from_hlo(read(path), target=path.name.partition("-")[0])
     return {
         "kernels": [
             {

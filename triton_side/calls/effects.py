@@ -10,11 +10,13 @@ with the PTX of NVRTC 13.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 Parameters = frozenset[int]  # positions of parameters that a value may point into
 NONE: Parameters = frozenset()
+T = TypeVar("T")
 
 READING = ("tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.atomic_rmw", "tt.atomic_cas",
            "ttng.async_tma_copy_global_to_local")
@@ -63,6 +65,19 @@ def of_ttir(text: str, name: str) -> Effects:
         raise ValueError(f"TTIR must hold the function {name!r}, found {', '.join(module) or 'none'}")
     summary = _Module(module).summary(name)
     return Effects(summary.reads, summary.writes)
+
+
+def kept(arguments: Iterable[tuple[T, str]]) -> list[T]:
+    """Return the argument of each parameter of the IR, given (argument, type in Triton's signature) in order.
+
+    The IR has no constexprs, and a descriptor's shape and strides follow it as parameters.
+    """
+    found = []
+    for argument, kind in arguments:
+        block = re.match(r"tensordesc<[^\[]*\[([^\]]*)\]", kind)
+        if kind != "constexpr":
+            found += [argument] * (1 + 2 * len(block[1].split(",")) if block else 1)
+    return found
 
 
 @dataclass

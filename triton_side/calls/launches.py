@@ -148,10 +148,7 @@ class Launch:
         """Positions, among all arguments, of the tensors that the kernel's code reads and writes."""
         if self.kind == "cuda":
             return effects.of_ptx(self.artifacts.texts["ptx"], self.name)
-        left = [
-            position for position, kind in enumerate(self.signature) if kind != "constexpr"
-            for _ in range(_parameters_of(kind))
-        ]
+        left = effects.kept(enumerate(self.signature))
         texts = self.artifacts.texts
         found = effects.of_ttir(texts.get("ttir", texts["ttgir"]), self.name)
         return effects.Effects(*(frozenset(left[i] for i in side) for side in (found.reads, found.writes)))
@@ -370,12 +367,6 @@ def _cuda_definition(source: Path, template: str) -> tuple[int, tuple[str, ...]]
         raise ValueError(f"{source.name} must define the kernel {template} once, found {len(heads)} definitions")
     line = text.count("\n", 0, heads[0].start(1)) + 1
     return line, tuple(re.findall(r"(\w+)\s*(?:,|$)", heads[0][2]))
-
-
-def _parameters_of(kind: str) -> int:
-    """Return how many parameters of the IR an argument has: a descriptor's shape and strides follow it."""
-    block = re.match(r"tensordesc<[^\[]*\[([^\]]*)\]", kind)
-    return 1 + 2 * len(block[1].split(",")) if block else 1
 
 
 class _Pointer:

@@ -71,6 +71,8 @@ _NAMES = {
         "CachingAutotuner.precompile", "CachingAutotuner._precompile_config", "HeuristicType.REDUCTION",
         "OutOfResources", "PTXASError",
     ),
+    "torch._higher_order_ops.utils": ("registered_hop_fake_fns",),
+    "torch._ops": ("HigherOrderOperator.dispatch",),
     "torch._subclasses.fake_tensor": ("FakeTensorMode.dispatch",),
     "torch.utils._pytree": ("arg_tree_leaves", "tree_leaves"),
 }
@@ -108,6 +110,7 @@ import torch._inductor.ir as ir  # noqa: E402
 from torch._dynamo import decorators as dynamo_decorators  # noqa: E402
 from torch._dynamo import output_graph as dynamo_output  # noqa: E402
 from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks  # noqa: E402
+from torch._higher_order_ops.utils import registered_hop_fake_fns  # noqa: E402
 from torch._inductor import select_algorithm  # noqa: E402
 from torch._inductor.codegen.common import InplacedBuffer  # noqa: E402
 from torch._inductor.codegen.simd import SIMDScheduling  # noqa: E402
@@ -126,6 +129,7 @@ from torch._inductor.runtime.triton_heuristics import (  # noqa: E402
 )
 from torch._inductor.scheduler import SchedulerNode, WhyNoFuse  # noqa: E402
 from torch._inductor.virtualized import V  # noqa: E402
+from torch._ops import HigherOrderOperator  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.fx.experimental.proxy_tensor import get_proxy_mode  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
@@ -869,11 +873,16 @@ class _AssumingValues(FakeTensorMode):
     Dynamo traces with a mode of its own, so it still breaks graphs there. assumed: what was assumed, in words.
     """
 
+    supports_higher_order_operators = True  # a user's Triton kernel, FlexAttention, torch.cond
+
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self.assumed: dict[str, None] = {}
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator) and func not in registered_hop_fake_fns:
+            # Subclasses do not inherit such a rule.
+            return func.python_key_table[FakeTensorMode](self, *args, **(kwargs or {}))
         aten = torch.ops.aten
         if func is aten._local_scalar_dense.default:
             self.assumed["a number read from a tensor is 1"] = None

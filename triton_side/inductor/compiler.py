@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch.fx.traceback import preserve_node_meta
 
-from triton_side.calls import artifacts
+from triton_side.calls import artifacts, effects
 from triton_side.calls.launches import Storages
 from triton_side.inductor import _private as private
 from triton_side.inductor.graph import (
@@ -33,6 +33,7 @@ from triton_side.inductor.graph import (
     CompiledGraph,
     GraphBreak,
     Kernel,
+    Memory,
     Part,
     Program,
     Provenance,
@@ -41,8 +42,18 @@ from triton_side.inductor.graph import (
     drop_foreign_operations,
     helper_node,
     kind_of,
+    part_viewed,
+    without_views,
 )
-from triton_side.inductor.output_code import body_of_call, views_in
+from triton_side.inductor.output_code import (
+    USERS_OWN,
+    EmittedCall,
+    body_of_call,
+    elements_viewed,
+    read_code,
+    subgraph_buffers,
+    views_in,
+)
 
 
 @dataclasses.dataclass
@@ -70,7 +81,19 @@ class Graph:
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """The kernels in emitted order. On CUDA a kernel's first run autotunes it, which may change `provenance`."""
-        return tuple(_kernel(call, self._loaded, self._measured) for call in self._calls)
+        kernels = [_kernel(call, self._loaded, self._measured) for call in self._calls]
+        if all(kernel.kind != "custom" for kernel in kernels):
+            return tuple(kernels)
+        emitted = read_code(self.code)
+        own = {
+            call.handle: call for call in emitted.calls
+            if (definition := emitted.definitions.get(call.name)) and definition.heuristic == USERS_OWN
+        }
+        handles = [f"{call.announcement.name}:{call.announcement.handle}" for call in self._calls]
+        return tuple(
+            _with_effects(kernel, own[handle], self._loaded) if handle in own else kernel
+            for kernel, handle in zip(kernels, handles, strict=True)
+        )
 
     def compiled(self) -> CompiledGraph:
         """Return everything as plain data."""
@@ -78,7 +101,7 @@ class Graph:
         workspaces = [call.announcement.workspace for call in self._calls]
         memory = {**loaded.memory} | {workspace.name: workspace for workspace in workspaces if workspace is not None}
         calls = [self._plain_call(kernel, call) for kernel, call in zip(self.kernels, self._calls, strict=True)]
-        return CompiledGraph(
+        return without_views(CompiledGraph(
             part=self.part,
             unit=self.unit,
             calls=drop_foreign_operations(calls, memory),
@@ -88,7 +111,7 @@ class Graph:
             refusals=self.refusals,
             unparsed=self.unparsed,
             storages={name: number for name, number in self._storages_of.items() if name in memory},
-        )
+        ))
 
     def _plain_call(self, kernel: Kernel, call: _Call) -> Call:
         return Call(
@@ -112,6 +135,7 @@ class _Call:
     announcement: private.Announcement
     sources: tuple[SourceNode, ...]
     views: tuple[str, ...] = ()
+    viewed: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 class _StorageNumbers:
@@ -311,7 +335,10 @@ class _Recorder:
         if loaded.part == "forward":
             self.units += 1
         handles, lines, unparsed = _calls_in(loaded.code)
-        announcements = _keep_products_once([self.announcements[handle] for handle in handles])
+        inner = subgraph_buffers(loaded.code.splitlines())
+        if inner:  # the graph's own memory lacks the buffers inside its subgraphs
+            loaded = dataclasses.replace(loaded, memory={**read_code(loaded.code).memory, **loaded.memory})
+        announcements = _keep_products_once([_renamed(self.announcements[handle], inner) for handle in handles])
         claimed = {name for announcement in announcements for _, replaced, _ in announcement.nodes for name in replaced}
         graph = Graph(
             part=loaded.part,
@@ -323,8 +350,8 @@ class _Recorder:
             unparsed=unparsed,
             refusals=tuple(self.refusals.values()),
             _calls=tuple(
-                _Call(each, self._sources_of(each, claimed), views_in(lines.get(each.handle, "")))
-                for each in announcements
+                _Call(each, self._sources_of(each, claimed), views_in(line), elements_viewed(line))
+                for each in announcements for line in [lines.get(each.handle, "")]
             ),
             _loaded=loaded,
             _measured=self.measured,
@@ -368,6 +395,15 @@ def _without_inputs(nodes: Iterable[SourceNode]) -> tuple[SourceNode, ...]:
     return tuple(node for node in nodes if node.op not in ("placeholder", "get_attr"))
 
 
+def _renamed(announcement: private.Announcement, names: Mapping[str, str]) -> private.Announcement:
+    def side(accesses: Mapping[str, int] | None) -> Mapping[str, int] | None:
+        return None if accesses is None else {names.get(name, name): size for name, size in accesses.items()}
+
+    if not names:
+        return announcement
+    return dataclasses.replace(announcement, reads=side(announcement.reads), writes=side(announcement.writes))
+
+
 def _keep_products_once(announcements: list[private.Announcement]) -> list[private.Announcement]:
     """Remove library calls and templates from the operations of other kernels.
 
@@ -397,6 +433,10 @@ _CALL = re.compile(r"(?:\w+ = )?((?:extern_kernels|torch\.ops|aten|prims)\.[\w.]
 _FINISH = re.compile(r"\w+ = workspace_\d+\[")
 
 
+# 'buf2 = true_graph_0(true_graph_0_args)': the kernels of a branch of torch.cond, or of a loop
+_BRANCH = re.compile(r"(?:.+ = )?(\w+)\(\1_args\)")
+
+
 def _calls_in(code: str) -> tuple[list[int], dict[int, str], tuple[str, ...]]:
     """Return the handles of the announced kernels in the order of the code, their lines, and calls without a handle.
     """
@@ -413,6 +453,8 @@ def _calls_in(code: str) -> tuple[list[int], dict[int, str], tuple[str, ...]]:
                 unparsed.append(line)
             lines |= dict.fromkeys(handles[len(handles) - announced :], line)
             announced = 0
+        elif _BRANCH.match(line):
+            unparsed.append(line)
         elif _FINISH.match(line):  # a line with one or two kernels; all are announced before the first such line
             calls = 2 if ".to(" in line else 1
             if announced < calls:
@@ -448,13 +490,40 @@ def _kernel(call: _Call, loaded: private.LoadedGraph, measured: bool) -> Kernel:
         fx_nodes=tuple(name for name, _, _ in announcement.nodes),
         stages=tuple(dict.fromkeys(source.stage for source in call.sources if source.stage)),
         lines=tuple(dict.fromkeys(source.line for source in call.sources if source.line)),
-        inputs=_buffers(announcement.reads),
+        inputs=_buffers(_parts_viewed(call, loaded.memory)),
         outputs=_buffers(announcement.writes),
         is_template=announcement.is_template,
         is_extern=announcement.is_extern,
         provenance=provenance,
         config=triton.config if triton is not None else None,
     )
+
+
+def _with_effects(kernel: Kernel, call: EmittedCall, loaded: private.LoadedGraph) -> Kernel:
+    """Return a user's Triton kernel with the reads and writes of its own code, which Inductor knows in part only."""
+    triton = private.triton_kernel(loaded.module, kernel.name)
+    if triton is None or triton.compiled is None:
+        return kernel
+    parameters = effects.kept(triton.compiled.src.signature.items())
+    found = effects.of_ttir(triton.compiled.asm["ttir"], triton.compiled.name)
+
+    def buffers(touched: effects.Parameters) -> tuple[Buffer, ...]:
+        names = dict.fromkeys(call.arguments.get(parameters[index], "") for index in sorted(touched))
+        known = [loaded.memory[name] for name in names if name in loaded.memory]
+        return tuple(Buffer(each.name, part_viewed(each, each.bytes, call.viewed)) for each in known)
+
+    return dataclasses.replace(kernel, inputs=buffers(found.reads), outputs=buffers(found.writes))
+
+
+def _parts_viewed(call: _Call, memory: Mapping[str, Memory]) -> Mapping[str, int] | None:
+    """Return the bytes read; Inductor counts whole buffers for a library call or template."""
+    announcement = call.announcement
+    reads = announcement.reads
+    if reads is None or not (announcement.is_extern or announcement.is_template):
+        return reads
+    return {
+        name: part_viewed(memory[name], size, call.viewed) if name in memory else size for name, size in reads.items()
+    }
 
 
 def _buffers(accesses: Mapping[str, int] | None) -> tuple[Buffer, ...] | None:

@@ -19,6 +19,7 @@ import dataclasses
 import json
 import re
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,9 +38,11 @@ from triton_side.inductor.graph import (
     drop_foreign_operations,
     helper_node,
     kind_of,
+    part_viewed,
+    without_views,
 )
 from triton_side.inductor.ir_text import SIZES, FxText, IrNode, memory, read_fx, read_ir, replaced
-from triton_side.inductor.output_code import EmittedCall, EmittedCode, read_code
+from triton_side.inductor.output_code import USERS_OWN, EmittedCall, EmittedCode, read_code
 
 MAX_BYTES = 256 << 20  # the largest text that is read
 _MAX_FILES = 100_000
@@ -68,10 +71,10 @@ class _Texts:
     compiled: tuple[int, int] = (0, 0)
 
 
-def read(path: str | Path) -> Program:
+def read(path: str | Path, rank: int | None = None) -> Program:
     """Return all graphs in a folder, log or zip. Units are numbered in the order of their compilation.
 
-    A TORCH_TRACE folder of several ranks yields its lowest rank, and a note on the others.
+    A TORCH_TRACE folder of several ranks yields `rank`, by default its lowest, and a note on how the others differ.
 
     Raises DumpError if there is no graph, OSError if the path cannot be read.
     """
@@ -79,10 +82,13 @@ def read(path: str | Path) -> Program:
     breaks: list[GraphBreak] = []
     notes: list[str] = []
     try:
+        if rank is not None and (path.is_file() or rank not in _ranks(path)):
+            known = ", ".join(map(str, sorted(_ranks(path)))) if path.is_dir() else ""
+            raise DumpError(f"{path}: no TORCH_TRACE log of rank {rank}" + (f"; it has ranks {known}" if known else ""))
         if path.is_file():
             texts = _of_file(path, breaks, notes)
         else:
-            texts = _of_folder(path, breaks, notes)
+            texts = _of_folder(path, rank, breaks, notes)
     except (zipfile.BadZipFile, NotImplementedError, RecursionError) as problem:
         raise DumpError(f"{path}: {problem}") from None
     if not texts:
@@ -114,7 +120,7 @@ def _of_file(path: Path, breaks: list[GraphBreak], notes: list[str]) -> list[_Te
     return list(_of_trace(path, breaks, notes))
 
 
-def _of_folder(path: Path, breaks: list[GraphBreak], notes: list[str]) -> list[_Texts]:
+def _of_folder(path: Path, rank: int | None, breaks: list[GraphBreak], notes: list[str]) -> list[_Texts]:
     if not path.exists():
         raise FileNotFoundError(f"{path}: no such file or folder")
     if (path / "kernels.json").is_file():
@@ -124,30 +130,50 @@ def _of_folder(path: Path, breaks: list[GraphBreak], notes: list[str]) -> list[_
     if codes:
         return [_of_debug(code) for code in codes]
     logs = sorted(path.rglob("*.log"))
-    ranks: dict[int, list[Path]] = {}
-    for log in logs:
-        if match := _RANK.search(log.name):
-            ranks.setdefault(int(match[1]), []).append(log)
+    ranks = _ranks(path)
     if len(ranks) < 2:
         return [texts for log in logs for texts in _of_trace(log, breaks, notes)]
-    first, *others = sorted(ranks)
+    first = min(ranks) if rank is None else rank
     chosen = [texts for log in ranks[first] for texts in _of_trace(log, breaks, notes)]
-    alike: list[str] = []
-    unlike: list[str] = []
-    for rank in others:
-        found = [texts for log in ranks[rank] for texts in _of_trace(log, [], [])]
-        (alike if _kernel_names(found) == _kernel_names(chosen) else unlike).append(str(rank))
+    differences: dict[str, list[str]] = {}
+    for other in sorted(ranks.keys() - {first}):
+        found = [texts for log in ranks[other] for texts in _of_trace(log, [], [])]
+        differences.setdefault(_difference(chosen, found), []).append(str(other))
     notes.append(f"rank {first} of {len(ranks)} ranks" + "".join(
-        f"; {words} kernels: {', '.join(some)}" for words, some in (("the same", alike), ("other", unlike)) if some
-    ) + "; the name of its log opens another rank")
+        f"; rank{'s' if len(alike) > 1 else ''} {', '.join(alike)}: {words}" for words, alike in differences.items()
+    ) + "; --rank chooses another")
     return chosen
+
+
+def _ranks(folder: Path) -> dict[int, list[Path]]:
+    """Return the logs of each rank in a TORCH_TRACE folder."""
+    ranks: dict[int, list[Path]] = {}
+    for log in sorted(folder.rglob("*.log")):
+        if match := _RANK.search(log.name):
+            ranks.setdefault(int(match[1]), []).append(log)
+    return ranks
 
 
 _RANK = re.compile(r"_rank_(\d{1,6})_")
 
 
-def _kernel_names(texts: Iterable[_Texts]) -> list[list[str]]:
-    return [[call.name for call in read_code(each.code).calls] for each in texts]
+def _difference(own: Iterable[_Texts], other: Iterable[_Texts]) -> str:
+    """Return how another rank's kernels differ from the chosen rank's."""
+    codes, others = ([read_code(each.code) for each in texts] for texts in (own, other))
+    names, other_names = ([call.name for code in each for call in code.calls] for each in (codes, others))
+    more, fewer = Counter(other_names) - Counter(names), Counter(names) - Counter(other_names)
+    if more or fewer:
+        sides = [(word, found) for word, found in (("with", more), ("without", fewer)) if found]
+        return "other kernels (" + ", ".join(f"{word} {_some(found)}" for word, found in sides) + ")"
+    if names != other_names:
+        return "the same kernels in another order"
+    same_shapes = [code.memory for code in codes] == [code.memory for code in others]
+    return "the same kernels" if same_shapes else "the same kernels on other shapes"
+
+
+def _some(names: Counter[str]) -> str:
+    listed = [name if count == 1 else f"{count} {name}" for name, count in names.most_common(3)]
+    return " and ".join(listed) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def _text(path: Path) -> str:
@@ -371,7 +397,7 @@ class _Graph:
         calls = [self._call(index, call, scratch) for index, call in enumerate(self.code.calls)]
         used = {buffer for call in self.code.calls for buffer in (*call.reads, *call.writes)}
         unknown = sorted(name for name in used if name not in self.memory)
-        return CompiledGraph(
+        return without_views(CompiledGraph(
             part=self.code.part,
             unit=unit,
             calls=drop_foreign_operations(calls, self.memory),
@@ -379,8 +405,18 @@ class _Graph:
             | {name: self.memory[name] for name in self.code.outputs if name in self.memory},
             inputs=tuple(name for name in self.code.inputs if name in self.memory),
             outputs=tuple(name if name in self.memory else None for name in self.code.outputs),
-            unparsed=(*self.code.unparsed, *(f"{name}: its shape and dtype are not in the dump" for name in unknown)),
-        )
+            unparsed=(
+                *self.code.unparsed,
+                *self._unknown_effects(),
+                *(f"{name}: its shape and dtype are not in the dump" for name in unknown),
+            ),
+        ))
+
+    def _unknown_effects(self) -> Iterator[str]:
+        """Yield a sentence for each user's Triton kernel of which the dump does not say what it reads and writes."""
+        if self.texts.kernels is None:
+            names = dict.fromkeys(call.name for call in self.code.calls if self._heuristic(call) == USERS_OWN)
+            yield from (f"{name}: without its TTIR, each array counts as read and written" for name in names)
 
     def _scratch(self) -> dict[str, int]:
         """Return the workspaces that no later call reads, with their bytes."""
@@ -478,7 +514,7 @@ class _Graph:
             return None
         node = self._ir(call)
         if self._is_library(call) or (node is not None and node.elements is None):
-            return memory.bytes
+            return part_viewed(memory, memory.bytes, call.viewed) if reads else memory.bytes
         points = 1
         for extent in memory.shape:
             points *= extent

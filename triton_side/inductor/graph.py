@@ -183,6 +183,53 @@ class Program:
     notes: tuple[str, ...] = ()
 
 
+def part_viewed(whole: Memory, size: int, viewed: Mapping[str, int]) -> int:
+    """Return the bytes of `size` that a library call reads. viewed: the elements in its views of buffers."""
+    elements = math.prod(whole.shape)
+    if whole.name not in viewed or not elements:
+        return size
+    return min(size, viewed[whole.name] * (whole.bytes // elements))
+
+
+def without_views(graph: CompiledGraph) -> CompiledGraph:
+    """Return the graph without its calls of PyTorch's views, which launch nothing. Other calls use the viewed buffers.
+
+    Inductor has no code for complex numbers, and calls PyTorch for views of them.
+    """
+    viewed: dict[str, str] = {}  # a view -> the buffer with its memory
+    calls = []
+    for call in graph.calls:
+        name = call.kernel.name.removeprefix("torch.ops.").split(".")
+        if ".".join(name[:2]) in VIEWS and len(call.kernel.inputs or ()) == 1 and call.kernel.outputs:
+            (base,) = _names(call.kernel.inputs)
+            viewed |= {output.name: viewed.get(base, base) for output in call.kernel.outputs}
+        else:
+            inputs = _of_bases(call.kernel.inputs, viewed, graph.memory)
+            outputs = _of_bases(call.kernel.outputs, viewed, graph.memory)
+            calls.append(replace(call, kernel=replace(call.kernel, inputs=inputs, outputs=outputs)))
+    return replace(
+        graph,
+        calls=tuple(calls),
+        outputs=tuple(viewed.get(name, name) if name is not None else None for name in graph.outputs),
+        storages={viewed.get(name, name): number for name, number in graph.storages.items()},
+    )
+
+
+def _of_bases(
+    buffers: tuple[Buffer, ...] | None, viewed: Mapping[str, str], memory: Mapping[str, Memory]
+) -> tuple[Buffer, ...] | None:
+    """Return the accesses with each view's bytes as its base's; two of one base touch at most the whole."""
+    if buffers is None or not any(buffer.name in viewed for buffer in buffers):
+        return buffers
+    bytes_of: dict[str, int | None] = {}
+    for buffer in buffers:
+        name = viewed.get(buffer.name, buffer.name)
+        earlier = bytes_of.get(name, 0)
+        total = None if earlier is None or buffer.bytes is None else earlier + buffer.bytes
+        bytes_of[name] = total if total is None or name not in memory else min(total, memory[name].bytes)
+    return tuple(Buffer(name, size) for name, size in bytes_of.items())
+
+
 def sum_before_cast(buffer: str) -> str:
     """Return a name for the sums, before the cast to `buffer`, of a reduction over rows and columns at once."""
     return f"{buffer}_sum"
@@ -199,7 +246,8 @@ def drop_foreign_operations(calls: Sequence[Call], memory: Mapping[str, Memory])
     Inductor splits a reduction with too few rows, and gives both kernels all origins. The second kernel reads what the
     first wrote and none of the first one's inputs, so it computes nothing that precedes the reduction; it keeps the
     reduction itself, under a new name. A kernel without inputs computes no operation on operands: the zeros to which a
-    scatter adds have the origins of the added values.
+    scatter adds have the origins of the added values. A generated kernel after a product computes no product itself:
+    it may add up the partial sums of one that is split along K.
     """
     done: list[Call] = []
     writers: dict[str, Call] = {}
@@ -210,6 +258,8 @@ def drop_foreign_operations(calls: Sequence[Call], memory: Mapping[str, Memory])
                 continue
             partial = [memory[name].shape for name in taken & _names(earlier.kernel.outputs) if name in memory]
             nodes = _second_step(call.nodes, earlier.nodes, partial[:1])
+            if earlier.kernel.kind == "gemm" and not (call.kernel.is_extern or call.kernel.is_template):
+                nodes = tuple(node for node in nodes if node.op not in GEMM)  # it adds up partial sums
             sources = _second_step(call.sources, earlier.sources, partial[:1])
             call = replace(call, nodes=nodes, sources=sources)
         if call.kernel.inputs == ():
@@ -263,6 +313,12 @@ SCATTER = {
     "aten.scatter", "aten.scatter_add", "aten.scatter_reduce", "aten.index_put", "aten._unsafe_index_put",
     "aten.index_add",
 }
+# Operations whose result shares their operand's memory, whatever the operand.
+VIEWS = {
+    "aten._conj", "aten._neg_view", "aten.view_as_real", "aten.view_as_complex", "aten.alias", "aten.detach",
+    "aten.view", "aten._reshape_alias", "aten.as_strided", "aten.permute", "aten.transpose", "aten.t", "aten.expand",
+    "aten.slice", "aten.select", "aten.unsqueeze", "aten.squeeze", "aten.diagonal", "aten.unfold",
+}
 MOVEMENT = {
     "aten.clone", "aten.copy", "aten.copy_", "aten.cat", "aten.permute", "aten.transpose", "aten.t",
     "aten.view", "aten.reshape", "aten.expand", "aten.slice", "aten.select", "aten.unsqueeze", "aten.squeeze",
@@ -286,14 +342,15 @@ def kind_of(
 ) -> Kind:
     """Return a kernel's kind. targets, before: its operations after and before pattern matching.
 
-    The name of a generated kernel lists operations around it, so only that of a library call or template counts.
+    A generated kernel computes no attention. Its name lists operations around it, and a kernel that only lays out
+    operands for an attention call has the call's operation.
     """
-    called = (name,) if is_extern or is_template else ()
-    if any(ATTENTION.search(word) for word in (*targets, *called)):
+    if (is_extern or is_template) and any(ATTENTION.search(word) for word in (*targets, name)):
         return "attention"
     if any("triton_kernel_wrapper" in target for target in targets):
         return "custom"
-    if is_template or (is_extern and targets & GEMM):
+    library = f"aten.{name.removeprefix('extern_kernels.').removesuffix('_dtype')}"
+    if is_template or (is_extern and (targets & GEMM or library in GEMM)):
         return "gemm"
     if before & SCATTER:
         return "scatter"

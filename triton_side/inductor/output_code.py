@@ -22,7 +22,8 @@ class EmittedCall:
 
     handle: Inductor's "name:number", or "". elements: points that a generated kernel iterates over; None for a library
     call. atens: the operations that its comment names. sums_partials: it adds up a kernel's partial results.
-    views: the views in its arguments.
+    views: the views in its arguments. viewed: the elements that it can reach of buffers that it has as views only.
+    arguments: parameter -> buffer, of a generated kernel.
     """
 
     name: str
@@ -34,6 +35,8 @@ class EmittedCall:
     atens: tuple[str, ...] = ()
     sums_partials: bool = False
     views: tuple[str, ...] = ()
+    viewed: Mapping[str, int] = field(default_factory=dict)
+    arguments: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -58,12 +61,16 @@ class EmittedCode:
         return int(number[0]) if number else 0
 
 
+USERS_OWN = "user_autotune"
+
+
 @dataclass(frozen=True)
 class Definition:
     """A kernel's definition.
 
     parameters: (name, use), in order; the use is "read", "write", "both", or "" if it is no buffer.
-    nodes: the FX nodes that its comment lists. heuristic: Inductor's Triton heuristic ("pointwise", "template", ...).
+    nodes: the FX nodes that its comment lists. heuristic: Inductor's Triton heuristic ("pointwise", "template", ...);
+    a user's own Triton kernel has "user_autotune". Inductor does not write down which of its arguments it reads.
     """
 
     runtime_name: str | None
@@ -109,21 +116,48 @@ def read_code(text: str) -> EmittedCode:
 
 # "(buf3, buf1) = self.partitions[0](partition0_args)", "partition0_args = [tangents_1, primals_2]"
 _PARTITION_CALL = re.compile(r"(?:.+ = )?self\.partitions\[(\d+)\]\(")
+# "decompose_k_mm_2_split_0_args = [arg0_1]", "(buf0,) = decompose_k_mm_2_split_0(decompose_k_mm_2_split_0_args)"
+_SUBGRAPH_CALL = re.compile(r"\((.+)\) = (decompose_k\w+)\(\2_args\)")
+_SUBGRAPH_ARGUMENTS = re.compile(r"(decompose_k\w+)_args = \[([\w, ]*)\]$")
+_WORD = re.compile(r"\w+")
 _PARTITION_ARGUMENTS = re.compile(r"(partition\d+_args = \[|del partition\d+_args$)")
 
 
 def body_of_call(lines: Sequence[str]) -> Iterator[str]:
     """Yield the statements and comments of `call`, without indentation.
 
-    In mode reduce-overhead, Inductor moves the kernels that become one CUDA graph into a function `partition_N`. Its
-    statements stand here in place of its call.
+    In mode reduce-overhead, Inductor moves the kernels that become one CUDA graph into a function `partition_N`. A
+    product that it splits along K (`decompose_k_mm_...`) is a function, too. Their statements stand here in place of
+    their calls.
     """
+    renamed = subgraph_buffers(lines)
     for line in _function(lines, "call"):
         if match := _PARTITION_CALL.match(line):
             inner = _function(lines, f"partition_{match[1]}")
             yield from (each for each in inner if not each.endswith("= args") and not each.startswith("return "))
-        elif not _PARTITION_ARGUMENTS.match(line):
+        elif match := _SUBGRAPH_CALL.match(line):
+            for each in _function(lines, match[2]):
+                if not each.endswith("= args") and not each.startswith("return "):
+                    yield re.sub(r"\w+", lambda word: renamed.get(word[0], word[0]), each)
+        elif not _PARTITION_ARGUMENTS.match(line) and not _SUBGRAPH_ARGUMENTS.match(line):
             yield line
+
+
+def subgraph_buffers(lines: Sequence[str]) -> dict[str, str]:
+    """Return, for the parameters and results of each subgraph's function, the buffers of `call` that they are."""
+    found: dict[str, str] = {}
+    given: dict[str, list[str]] = {}
+    for line in _function(lines, "call"):
+        if match := _SUBGRAPH_ARGUMENTS.match(line):
+            given[match[1]] = _WORD.findall(match[2])
+        elif match := _SUBGRAPH_CALL.match(line):
+            for each in _function(lines, match[2]):
+                if each.endswith(" = args"):
+                    taken = _WORD.findall(each.removesuffix(" = args"))
+                    found |= dict(zip(taken, given.get(match[2], ()), strict=False))
+                elif each.startswith("return "):
+                    found |= dict(zip(_WORD.findall(each)[1:], _WORD.findall(match[1]), strict=False))
+    return found
 
 
 def _function(lines: Sequence[str], name: str) -> Iterator[str]:
@@ -180,7 +214,7 @@ def _triton_definition(runtime: str | None, source: list[str], nodes: tuple[str,
             return "write"
         if re.fullmatch(r"\w*numel|ks\d+|load_seed_offset\w*|sem_ptr\w*", name):
             return ""
-        return "both" if name in mutated else "read"
+        return "both" if name in mutated or heuristic == USERS_OWN else "read"
 
     return Definition(runtime, tuple((name, use(name)) for name in parameters), heuristic, nodes)
 
@@ -265,7 +299,7 @@ class _Body:
         if _sums_partials(value):
             return self._finish(name, value)
         base = self._buffer(value)
-        if base is not None and isinstance(value, ast.Subscript) and base in self.library_results:
+        if base in self.library_results and isinstance(value, ast.Subscript | ast.Name) and not reuse:
             writes = self.library_results[base].writes
             writes[:] = [*(other for other in writes if other != base), name]
             self._describe(name)
@@ -327,6 +361,7 @@ class _Body:
             buffer = self._buffer(argument) if use else None
             if buffer is None:
                 continue
+            new.arguments[parameter] = buffer
             if use == "both":
                 old = self.reused.get(buffer, buffer)
                 if old in self.written:  # otherwise no kernel has written that memory, so there is nothing to read
@@ -360,7 +395,7 @@ class _Body:
         position = next((i for i, handle in enumerate(self.handles) if handle.rpartition(":")[0] == call.name), None)
         call.handle = self.handles.pop(position) if position is not None else ""
         call.atens, self.atens = self.atens, ()
-        call.views = views_in(self.line)
+        call.views, call.viewed = views_in(self.line), elements_viewed(self.line)
         self.written |= set(call.writes)
         self.code.calls.append(call)
         return call
@@ -398,7 +433,25 @@ def views_in(line: str) -> tuple[str, ...]:
     return tuple(_VIEW.findall(line.partition("out=")[0]))
 
 
+def elements_viewed(line: str) -> dict[str, int]:
+    """Return the elements that a call can reach of each buffer of which all arguments are views."""
+    arguments = line.partition("out=")[0].partition("(")[2]
+    bare = set(re.findall(r"\w+", _VIEW.sub("", arguments)))
+    reached: dict[str, int] = {}
+    for view in _VIEW.findall(arguments):
+        name, sizes, strides = _VIEWED.findall(view)[0]
+        shape, steps = _shape(sizes), _shape(strides)
+        if shape is None or steps is None or len(shape) != len(steps):
+            bare.add(name)  # the extent of its view is unknown
+            continue
+        distinct = math.prod(extent for extent, step in zip(shape, steps, strict=True) if step)
+        span = 1 + sum((extent - 1) * step for extent, step in zip(shape, steps, strict=True))
+        reached[name] = reached.get(name, 0) + (min(distinct, span) if math.prod(shape) else 0)
+    return {name: elements for name, elements in reached.items() if name not in bare}
+
+
 _VIEW = re.compile(r"reinterpret_tensor\(\w+, \([^()]*\), \([^()]*\), \d+\)")
+_VIEWED = re.compile(r"reinterpret_tensor\((\w+), (\([^()]*\)), (\([^()]*\)), \d+\)")
 _VIEWS = ("reinterpret_tensor", "copy_if_misaligned", "alloc_from_pool")
 _NO_KERNEL = (
     "assert_", "torch.cuda.", "get_raw_stream", "run_intermediate_hooks", "copy_if_misaligned", "torch._C.", "print",

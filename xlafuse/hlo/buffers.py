@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from xlafuse.hlo.platform import Platform, memory_space
 from xlafuse.hlo.shape import MAX_DIGITS, Element, Shape
 
 Tree: TypeAlias = "int | tuple[Tree, ...]"
@@ -29,12 +30,13 @@ _MAX_NAME, _MAX_DEPTH = 500, 64
 
 @dataclass(frozen=True)
 class Buffer:
-    """Device memory that holds one array.
+    """Memory that holds one array.
 
     name: the instruction that produces it, with "#1" for element 1 of a tuple. If several calls run one computation,
         the names of the later ones end in "~2", "~3".
     role: "input" for an entry parameter, even if the module returns it unchanged.
     label: an input's path in the arguments of the traced function ("inputs['x']"), if known.
+    space: a memory other than the device's main memory ("host", "VMEM"; see `platform.memory_space`).
     """
 
     name: str
@@ -43,6 +45,7 @@ class Buffer:
     bytes: int
     role: Role
     label: str = ""
+    space: str = ""
 
 
 class Values:
@@ -141,10 +144,14 @@ class Values:
         self._parents[second] = first
         self._written[first] = self._written[first] or self._written[second]
 
-    def buffers(self, used: set[int], outputs: set[int]) -> dict[int, Buffer]:
+    def in_other_memory(self) -> bool:
+        return any(shape.space for shape in self._shapes)
+
+    def buffers(self, used: set[int], outputs: set[int], platform: Platform | None) -> dict[int, Buffer]:
         """Return the buffer of each input and of each value in `used` and `outputs`, under unique names.
 
-        The values are representatives, as `find` returns them.
+        The values are representatives, as `find` returns them. platform: that of the module, which gives memory spaces
+        their meaning.
         """
         inputs = {value for value, role in enumerate(self._roles) if role == "input" and self.is_array(value)}
         counts: dict[str, int] = {}
@@ -160,7 +167,8 @@ class Values:
             if value in outputs and role == "intermediate":
                 role = "output"
             label = self._labels.get(value, "")
-            found[value] = Buffer(name, shape.dims, shape.dtype, shape.bytes, role, label)
+            space = memory_space(shape.space, platform)
+            found[value] = Buffer(name, shape.dims, shape.dtype, shape.bytes, role, label, space)
         return found
 
 

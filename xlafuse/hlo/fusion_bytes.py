@@ -9,6 +9,7 @@ from xlafuse.hlo.text_reader import Computation, Instruction, Module
 
 # (opcode, position of the operand of which only the result's size is read)
 _PARTIAL_READS = {(opcode, 0) for opcode in ("slice", "dynamic-slice", "gather")}
+_READ_THROUGH = ("convert", "slice", "dynamic-slice")
 LIBRARIES = ("__cudnn", "__cub", "cusolver", "cusparse", "cufft", "__gpu$TopK")
 
 
@@ -101,29 +102,38 @@ class _Body:
                 self._shown[part.name] = self._shown.get(part.operands[0], part.operands[0])
         users: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
         for part in parts:
+            if part.name in self._shown:
+                if part.is_root:
+                    users[self._shown[part.name]].add(("root", 0))
+                continue
             for position, operand in enumerate(part.operands):
-                users[operand].add((part.opcode, position))
-        # Conversion -> its operand, if only slices or gathers use it: a fusion converts only the used part.
-        self._partly_converted = {
-            part.name: part.operands[0] for part in parts
-            if part.opcode == "convert" and users[part.name] and users[part.name] <= _PARTIAL_READS and not part.is_root
-        }
+                users[self._shown.get(operand, operand)].add((part.opcode, position))
+        # Conversion or slice -> the instruction that its users read through it, if only slices or gathers use it. The
+        # fusion computes only the part that they take.
+        self._read_through: dict[str, str] = {}
+        for part in parts:
+            used_by = users[part.name]
+            reads_part = part.opcode in _READ_THROUGH and part.operands and not part.is_root
+            if reads_part and used_by and used_by <= _PARTIAL_READS:
+                self._read_through[part.name] = self._source(part.operands[0])
 
     @cached_property
     def uses(self) -> dict[int, int | None]:
         """Bytes read of each parameter, None for all of it; unused parameters are missing."""
         uses: dict[int, int | None] = {}
         for part in self._computation.instructions.values():
-            if part.name in self._shown or part.name in self._partly_converted:
+            if part.name in self._shown:
                 continue
             for position, operand in enumerate(part.operands):
-                unconverted = self._partly_converted.get(operand, operand)
-                parameter = self._parameter(unconverted)
+                if position == 0 and part.name in self._read_through:
+                    continue
+                source = self._source(operand)
+                parameter = self._parameters.get(source)
                 if parameter is None:
                     continue
                 used = _used(part, position, self._computation, part.bytes)
-                if used is not None and unconverted != operand:
-                    used = used * self._bytes(unconverted) // max(self._bytes(operand), 1)
+                if used is not None and source != operand:
+                    used = used * self._element_bits(source) // max(self._element_bits(operand), 1)
                 sofar = uses.get(parameter, 0)
                 uses[parameter] = None if used is None or sofar is None else sofar + used
         return uses
@@ -146,8 +156,13 @@ class _Body:
         operand = self._parameter(result.operands[write.updates])
         return _ALL if operand is None else Write(write.bytes, operand)
 
-    def _bytes(self, operand: str) -> int:
-        return self._computation.instructions[operand].bytes
+    def _source(self, operand: str) -> str:
+        """Return the instruction whose data a use of `operand` reads."""
+        shown = self._shown.get(operand, operand)
+        return self._read_through.get(shown, shown)
+
+    def _element_bits(self, name: str) -> int:
+        return sum(shape.bits for shape in self._computation.instructions[name].shapes)
 
     def _parameter(self, operand: str) -> int | None:
         return self._parameters.get(self._shown.get(operand, operand))

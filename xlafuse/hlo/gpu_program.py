@@ -11,6 +11,7 @@ from xlafuse.hlo.call_expansion import check_expansion
 from xlafuse.hlo.gc_pause import collector_paused
 from xlafuse.hlo.kernel_kind import Kind, is_tunable, kind_of, runtime_name
 from xlafuse.hlo.module_walk import KernelSite, ModuleWalk
+from xlafuse.hlo.platform import platform_of
 from xlafuse.hlo.source_lines import SourceOp, stage_of
 from xlafuse.hlo.text_reader import Computation, Instruction, Module, Shape, parse
 
@@ -57,7 +58,7 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Access:
-    """The bytes that one launch reads or writes of the buffer with this name."""
+    """The bytes that one launch reads or writes of the buffer with this name, in whatever memory it is."""
 
     buffer: str
     bytes: int
@@ -126,7 +127,7 @@ def _program(module: Module, walk: ModuleWalk) -> Program:
     writes = [_merged(walk, site.writes, at_most_once=False) for site in walk.sites]
     outputs = [values.find(value) for value in walk.outputs if values.is_array(value)]
     used = {value for accesses in (*reads, *writes) for value in accesses}
-    buffers = values.buffers(used, set(outputs))
+    buffers = values.buffers(used, set(outputs), platform_of(module) if values.in_other_memory() else None)
     sizes = [sum(read.values()) + sum(written.values()) for read, written in zip(reads, writes, strict=True)]
     least = _least_launches(walk, sizes)
     return Program(

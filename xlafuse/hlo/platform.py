@@ -41,3 +41,19 @@ def _platform(instruction: Instruction) -> Platform | None:
     if not instruction.backend_config:
         return None
     return next((name for name, config in _CONFIGS.items() if config.search(instruction.backend_config)), None)
+
+
+_HOST = 5
+_VMEM = 1
+
+
+def memory_space(number: int, platform: Platform | None) -> str:
+    """Return the name of a memory space other than the device's main memory, else "".
+
+    XLA's spaces for GPUs, except the host's, are regions of device memory (collectives, temporary buffers).
+    """
+    if number == _HOST:
+        return "host"
+    if number == 0 or platform == "gpu":
+        return ""
+    return "VMEM" if (number, platform) == (_VMEM, "tpu") else f"S({number})"

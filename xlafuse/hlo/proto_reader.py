@@ -312,11 +312,11 @@ def _line(file: str, line: int) -> str:
     return f"{file}:{line or '?'}" if file else ""
 
 
-_UNBOUNDED = -(1 << 63)
+_UNBOUNDED = _MERGED = -(1 << 63)
 
 
 def _shape_text(proto: Any) -> str:
-    """Return a shape as text; of its layout only the bits of an element: (s4[4096,<=2048]{:E(4)}, token[])."""
+    """Return a shape as text, with its layout's tiles, bits of an element and memory: (s4[4096,<=2048]{1,0:E(4)})."""
     dtype = _dtype(proto)
     if dtype == "tuple":
         return f"({', '.join(_shape_text(element) for element in proto.tuple_shapes)})"
@@ -325,8 +325,12 @@ def _shape_text(proto: Any) -> str:
         "?" if size == _UNBOUNDED else f"<={size}" if at < len(dynamic) and dynamic[at] else str(size)
         for at, size in enumerate(proto.dimensions)
     )
-    bits = proto.layout.element_size_in_bits
-    return f"{dtype}[{dims}]" + (f"{{:E({bits})}}" if bits else "")
+    layout = proto.layout
+    bits, space = layout.element_size_in_bits, layout.memory_space
+    tiles = "".join(f"({','.join('*' if d == _MERGED else str(d) for d in tile.dimensions)})" for tile in layout.tiles)
+    attributes = (tiles and f"T{tiles}") + (f"E({bits})" if bits else "") + (f"S({space})" if space else "")
+    order = ",".join(map(str, layout.minor_to_major))
+    return f"{dtype}[{dims}]" + (f"{{{order}:{attributes}}}" if attributes else "")
 
 
 def _dtype(shape: Any) -> str:

@@ -1,8 +1,9 @@
 """Shapes in HLO text: arrays, tuples of arrays, and their bytes."""
 
+import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MAX_DIGITS = 18  # of one dimension or identifier, so that it fits in 64 bits
 UNBOUNDED = -1
@@ -13,6 +14,9 @@ _MAX_BYTES = 1 << 62
 _SHAPE_TOKEN = re.compile(r"(?<![a-z0-9])([a-z][a-z0-9]*+)\s*+\[([^\]\[]*+)\](\s*+\{[^{}]*+\})?|[()]")
 _BITS = re.compile(r"(?:pred|[a-z]+?(\d{1,3})(?:e\d+m\d+[a-z0-9]*)?)$")
 _ELEMENT_BITS = re.compile(r"E\s*\(\s*(\d{1,3})\s*\)")
+_SPACE = re.compile(r"S\s*\(\s*(\d{1,9})\s*\)")
+_TILES = re.compile(r"T\s*((?:\([^()]*\)\s*)+)")
+_MOST_TILES = 8
 
 
 class Malformed(ValueError):
@@ -23,12 +27,17 @@ class Malformed(ValueError):
 class Shape:
     """One array: dtype as HLO writes it ("bf16"), dims, bytes in memory (0 for token and opaque).
 
+    The bytes include what a tiled layout pads: f32[3,100]{1,0:T(8,128)} fills 8 x 128 elements. bits: of an element in
+    memory. space: the number of its memory space, 0 for the device's main memory.
+
     A dynamic dimension `<=8` counts as its bound, 8; an unbounded one, `?`, is UNBOUNDED, and the bytes are 0.
     """
 
     dtype: str
     dims: tuple[int, ...]
     bytes: int
+    bits: int = 0
+    space: int = 0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -87,7 +96,45 @@ def _shape(dtype: str, dims_text: str, layout: str | None) -> Shape:
     if len(dims) > _MAX_RANK:
         raise Malformed
     bits = _ELEMENT_BITS.search(layout or "")
-    return _array(dtype, tuple([_dimension(dim.strip()) for dim in dims]), int(bits[1]) if bits else 0)
+    shape = _array(dtype, tuple([_dimension(dim.strip()) for dim in dims]), int(bits[1]) if bits else 0)
+    tiles, space = (pattern.search(layout or "") for pattern in (_TILES, _SPACE))
+    if tiles and shape.dims and UNBOUNDED not in shape.dims:
+        count = _padded_count(shape.dims, (layout or "").partition(":")[0], tiles[1])
+        shape = replace(shape, bytes=-(-count * shape.bits // 8))
+    return replace(shape, space=int(space[1])) if space else shape
+
+
+def _padded_count(dims: tuple[int, ...], minor_to_major: str, tiles: str) -> int:
+    """Return the elements of an array after each tile in turn has rounded its dimensions up. tiles: "(8,128)(2,1)".
+
+    A tile covers the dimensions that vary fastest. "*" merges a dimension with the next one.
+    """
+    order = [int(axis) for axis in re.findall(r"\d{1,3}", minor_to_major)]
+    if sorted(order) != list(range(len(dims))):
+        order = list(reversed(range(len(dims))))
+    extents = [dims[axis] for axis in reversed(order)]
+    for tile in re.findall(r"\(([^()]*)\)", tiles)[:_MOST_TILES]:
+        sizes = [size.strip() for size in tile.split(",", _MAX_RANK + 1)]
+        if len(sizes) > _MAX_RANK or sizes[-1] == "*":
+            raise Malformed
+        extents = [1] * (len(sizes) - len(extents)) + extents
+        outer, inner = extents[: len(extents) - len(sizes)], extents[len(extents) - len(sizes) :]
+        merged = 1
+        blocks: list[int] = []
+        for size, extent in zip(sizes, inner, strict=True):
+            merged *= extent
+            if size != "*":
+                side = read_integer(size)
+                if not side:
+                    raise Malformed
+                outer.append(-(-merged // side))
+                blocks.append(side)
+                merged = 1
+        extents = outer + blocks
+    count = math.prod(extents)
+    if count > _MAX_BYTES:
+        raise Malformed
+    return count
 
 
 def _dimension(text: str) -> int:
@@ -110,7 +157,7 @@ def _array(dtype: str, dims: tuple[int, ...], layout_bits: int) -> Shape:
         count *= size
         if count > _MAX_BYTES:
             raise Malformed
-    return Shape(dtype, dims, -(-count * element // 8))
+    return Shape(dtype, dims, -(-count * element // 8), element)
 
 
 def read_integer(text: str) -> int:

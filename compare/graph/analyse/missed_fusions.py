@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 from ..model import FusionGraph, Reason
+from .split_k import split_products
+
+
+def missed(graph: FusionGraph) -> list[Reason]:
+    """Return the graph's reasons, without those between a split-K product and the kernel that adds up its partial sums.
+
+    The compiler split one kernel into the two.
+    """
+    kernels = graph.kernels or ()
+    split = {(kernels[each.product].name, kernels[each.sums].name) for each in split_products(graph)}
+    return [reason for reason in graph.reasons if (reason.producer, reason.consumer) not in split]
 
 
 def ranked(graph: FusionGraph, bandwidth: float | None) -> list[tuple[Reason, float | None]]:
@@ -18,5 +29,5 @@ def ranked(graph: FusionGraph, bandwidth: float | None) -> list[tuple[Reason, fl
     """
     if bandwidth is not None and not bandwidth > 0:
         raise ValueError(f"bandwidth must be positive, got {bandwidth}; a target's is in its measured ceilings")
-    saving = sorted((reason for reason in graph.reasons if reason.bytes_saved), key=lambda one: -(one.bytes_saved or 0))
+    saving = sorted((reason for reason in missed(graph) if reason.bytes_saved), key=lambda one: -(one.bytes_saved or 0))
     return [(one, None if bandwidth is None else (one.bytes_saved or 0) / bandwidth * 1e6) for one in saving]

@@ -266,7 +266,8 @@ def _barrier_bytes(graph: FusionGraph) -> int:
         for access in kernel.outputs or ():
             buffer = graph.buffer[access.buffer]
             phases = _phases_that_need(graph, index, access.buffer)
-            size = min(buffer.bytes, (access.bytes or buffer.bytes) * (kernel.launches or 1))
+            touched = buffer.bytes if access.bytes is None else access.bytes
+            size = min(buffer.bytes, touched * (kernel.launches or 1))
             total += size * (len(phases) + (1 if phases and buffer.role != "output" else 0))
     return total
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
@@ -11,9 +12,11 @@ from xlafuse.hlo import gpu_program
 from xlafuse.hlo.gc_pause import collector_paused
 
 from ..model import Access, Buffer, FusionGraph, Kernel, Phase, SourceOp
+from .xla_thunks import UNKNOWN
 
 _MAX_TEXT = 1000  # characters of an unparsed line, enough to find it
 _UNSCHEDULED = "the module has no schedule: XLA had not finished with it, and its kernels may still change"
+_NO_GPU = ("cpu", "tpu")
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -33,10 +36,15 @@ def from_hlo(
     provenance: by kernel name (`xlafuse.hlo.provenance`).
 
     A kernel's facts: "opcode", and where they exist "opcodes" (of the instructions in a fusion), "fusion_kind",
-    "custom_call_target" and "tunable". Buffers start with the inputs, in the order of the entry's parameters. An input
-    that the module returns unchanged keeps the role "input". A residual is an output, because one module does not show
-    its purpose. `xlafuse.hlo` defines the rest: `buffers` which values share a buffer, `fusion_bytes` and `flops` what
-    counts, `source_lines` what equal sites mean.
+    "custom_call_target", "tunable", and
+    - "other_memory": the bytes of host memory or VMEM that a launch reads and writes, which are in no other number;
+    - "sort_launches": "unknown" for a sort on a GPU (see `xla_thunks`). It is one kernel here, with the bytes of one
+      pass, and becomes several launches. So `launches` is None.
+
+    Buffers start with the inputs, in the order of the entry's parameters. An input that the module returns unchanged
+    keeps the role "input". A residual is an output, because one module does not show its purpose. `xlafuse.hlo` defines
+    the rest: `buffers` which values share a buffer, `fusion_bytes` and `flops` what counts, `source_lines` what equal
+    sites mean.
 
     Raises ValueError if the module's calls expand more than those of any real module.
     """
@@ -59,8 +67,12 @@ def from_program(
 ) -> FusionGraph:
     """Return the same from a module's program; its `inputs` and `outputs` name the buffers of arguments and results."""
     with collector_paused():
-        kernels = tuple(_kernel(launch, phase, provenance.get(launch.kernel.name, "")) for launch in program.launches)
-        buffers = tuple(Buffer(b.name, b.shape, b.dtype, b.bytes, b.role) for b in program.buffers)
+        buffers = tuple(Buffer(b.name, b.shape, b.dtype, b.bytes, b.role, b.space) for b in program.buffers)
+        elsewhere = {buffer.name: buffer.space for buffer in buffers if buffer.space}
+        kernels = tuple(
+            _kernel(launch, phase, provenance.get(launch.kernel.name, ""), elsewhere, on_gpu=target not in _NO_GPU)
+            for launch in program.launches
+        )
     return FusionGraph(
         name=program.name,
         compiler="xla",
@@ -72,15 +84,31 @@ def from_program(
     )
 
 
-def _kernel(launch: gpu_program.Launch, phase: Phase, provenance: str) -> Kernel:
+def _kernel(
+    launch: gpu_program.Launch, phase: Phase, provenance: str, elsewhere: Mapping[str, str], *, on_gpu: bool
+) -> Kernel:
+    """Return a launch as a kernel. elsewhere: the memory of each buffer that is not in device memory."""
     kernel, instruction = launch.kernel, launch.instruction
+    other_memory: Counter[str] = Counter()
+    for access in (*launch.reads, *launch.writes):
+        if access.buffer in elsewhere:
+            other_memory[elsewhere[access.buffer]] += access.bytes
+
+    def accesses(side: Iterable[gpu_program.Access]) -> tuple[Access, ...]:
+        return tuple([Access(a.buffer, 0 if a.buffer in elsewhere else a.bytes) for a in side])
+
     facts: dict[str, Any] = {
         "opcode": instruction.opcode,
         "opcodes": [] if kernel.opcodes == (instruction.opcode,) else list(kernel.opcodes),
         "fusion_kind": instruction.fusion_kind,
         "custom_call_target": instruction.custom_call_target,
         "tunable": kernel.tunable,
+        "other_memory": dict(other_memory),
     }
+    launches, least = kernel.launches, kernel.least_launches if kernel.launches is None else 0
+    if on_gpu and "sort" in (instruction.opcode, *kernel.opcodes):
+        facts["sort_launches"] = UNKNOWN
+        launches, least = None, kernel.least_launches
     return Kernel(
         name=kernel.name,
         kind=kernel.kind,
@@ -89,12 +117,12 @@ def _kernel(launch: gpu_program.Launch, phase: Phase, provenance: str) -> Kernel
         source_ops=tuple([
             SourceOp(op.op, op.stage, op.line, op.site, op.backward, op.rematerialized) for op in launch.source_ops
         ]),
-        inputs=tuple([Access(access.buffer, access.bytes) for access in launch.reads]),
-        outputs=tuple([Access(access.buffer, access.bytes) for access in launch.writes]),
+        inputs=accesses(launch.reads),
+        outputs=accesses(launch.writes),
         workspace_bytes=launch.workspace_bytes,
         flops=launch.flops,
-        launches=kernel.launches,
-        least_launches=kernel.least_launches if kernel.launches is None else 0,
+        launches=launches,
+        least_launches=least,
         provenance=provenance,
         facts={name: value for name, value in facts.items() if value},
     )

@@ -1,13 +1,15 @@
-"""Kernels slower than their roofline time, and graphs that compute more FLOPs than others need."""
+"""Kernels slower than their roofline time, and products that compute more FLOPs than they need."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from ...base.text import number
 from .. import formats
+from ..analyse.dense_ragged import dense_ragged_products
 from ..analyse.excess import excesses
-from ..analyse.roofline import Ceilings, roofline_point
+from ..analyse.roofline import Ceilings, product_dtype, roofline_point
 from ..operations import ANCHORS, token
 from .finding import Finding
 from .phrases import series
@@ -39,6 +41,23 @@ def above_roofline(views: Sequence[View], ceilings: Ceilings) -> Iterator[Findin
             )
             found.append(Finding("above roofline", text, (view.key,), size, lost, {view.key: (index,)}))
     yield from rank(found, lambda one: one.graphs[0], lambda one: one.us or 0.0)[:1]
+
+
+def dense_ragged(view: View, ceilings: Ceilings | None) -> Iterator[Finding]:
+    """Yield the ragged products that the compiler computes densely."""
+    places: dict[tuple[str, int | None], list[int]] = defaultdict(list)
+    for index, groups in dense_ragged_products(view.graph).items():
+        places[view.place([index]), groups].append(index)
+    for (place, groups), indices in places.items():
+        text = f"{view.name} computes the ragged product of {place} densely, each row with every group"
+        flops = sum((view.kernels[index].flops or 0.0) * (view.kernels[index].launches or 1) for index in indices)
+        us = None
+        if groups and flops:
+            text += f": {formats.flops(flops)}, {groups:,} times as many as it needs"
+            dtype = product_dtype(view.graph, view.kernels[indices[0]])
+            rate = None if ceilings is None else ceilings.rate(dtype)
+            us = flops * (1 - 1 / groups) / rate * 1e6 if rate else None
+        yield Finding("dense ragged product", f"{text}.", (view.key,), 0, us, {view.key: tuple(indices)})
 
 
 def more_flops(views: Sequence[View], ceilings: Ceilings | None) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from ...base.text import printable
 from ..analyse.align import common_depth
 from ..analyse.roofline import Ceilings
 from ..model import FusionGraph
-from .above_roofline import above_roofline, more_flops
+from .above_roofline import above_roofline, dense_ragged, more_flops
 from .copies import copies
 from .finding import Finding
 from .memory import intermediates, kept_on_chip, largest, saved
@@ -39,7 +39,7 @@ def findings(graphs: Mapping[str, FusionGraph], ceilings: Ceilings | None = None
         found += [*copies(view), *duplicates(view), *largest(view), *missed(view)]
     found += [*recomputations(views), *saved(views), *intermediates(views)]
     found = _one_of_each_buffer(sorted(found, key=lambda one: -one.bytes))
-    found += more_flops(views, ceilings)
+    found += [*more_flops(views, ceilings), *(one for view in views for one in dense_ragged(view, ceilings))]
     if ceilings is not None:
         rate = ceilings.bandwidth(1, 1) / 1e6
         found.sort(key=lambda one: -(one.bytes or (one.us or 0.0) * rate))

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from .. import formats
+from ..analyse.split_k import partial_sums
 from ..model import PHASES, Buffer, Phase
 from ..operations import is_product, may_multiply
 from .finding import Finding, FindingKind
@@ -63,8 +64,9 @@ def _between(view: View, indices: Sequence[int]) -> list[Buffer]:
 
 
 def largest(view: View) -> Iterator[Finding]:
-    """Yield the largest intermediate that one kernel writes and another reads."""
-    buffer = next((b for b in _passed_on(view) if b.role == "intermediate"), None)
+    """Yield the largest intermediate that one kernel writes and another reads, without partial sums of products."""
+    sums = partial_sums(view.graph)
+    buffer = next((b for b in _passed_on(view) if b.role == "intermediate" and b.name not in sums), None)
     if buffer is None or not view.is_significant(size := view.traffic(buffer)):
         return
     readers = view.graph.consumers[buffer.name]

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from .. import formats
+from ..analyse.missed_fusions import ranked
 from ..model import REASONS, Reason
 from .finding import Finding
 from .view import View
@@ -16,10 +17,12 @@ def missed(view: View) -> Iterator[Finding]:
     named: dict[str, list[int]] = defaultdict(list)
     for index, kernel in enumerate(view.kernels):
         named[kernel.name].append(index)
-    priced = [r for r in view.graph.reasons if r.bytes_saved and r.producer in named and r.consumer in named]
+    priced = [
+        reason for reason, _ in ranked(view.graph, None) if reason.producer in named and reason.consumer in named
+    ]
     if not priced:
         return
-    best = max(priced, key=lambda reason: reason.bytes_saved or 0)
+    best = priced[0]
     size = best.bytes_saved or 0
     if not view.is_significant(size):
         return

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from .. import formats
 from ..model import Phase
-from ..operations import ANCHORS, MOVEMENT, REDUCTIONS, is_product, tokens
+from ..operations import ANCHORS, MOVEMENT, REDUCTIONS, is_product, summarized, tokens
 from .finding import Finding
 from .phrases import count, named, series, verb
 from .view import View
@@ -81,7 +81,7 @@ def _around_product(view: View, index: int) -> Iterator[tuple[str, str, tuple[st
                 spared, size = f"writing {results} and reading {again} again", 2 * written[0] * many
             else:  # the kernel writes the results, too, for backward
                 spared, size = f"reading {results} again", sum(written[:many])
-            ops = tuple(dict.fromkeys(names[position] for position in extra))
+            ops = tuple(summarized(names[position] for position in extra))
             yield of, spared, ops, _Extra(view, index, apart, size * launches)
 
 

@@ -18,5 +18,6 @@ REMEDIES: dict[FindingKind, str] = {
     "intermediates": _ONE_KERNEL,
     "missed": "see the compiler's reason under missed fusions; rewriting the producer or the consumer may remove it",
     "saved": "recompute it in backward (jax.checkpoint, torch.utils.checkpoint), or use a call that saves less",
+    "dense ragged product": "use a grouped product (Pallas's megablox, a kernel in Triton), which skips other groups",
     "more FLOPs": "use an implementation that skips the masked or unused part of the product",
 }

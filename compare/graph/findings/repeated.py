@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from .. import formats
 from ..analyse.align import phase_of
 from ..model import PHASES, Phase, SourceOp
-from ..operations import MOVEMENT, is_product, token
+from ..operations import MASKING, MOVEMENT, is_product, summarized, token
 from .finding import Finding
 from .phrases import count, how_often, named, series, verb
 from .view import View
@@ -68,7 +68,7 @@ def recomputations(views: Sequence[View]) -> Iterator[Finding]:
                 where = f"{count(len(holders))} {'backward ' if phase == 'backward' else ''}kernels"
                 others = [v.name for v in views if v is not view and _in_one_kernel(v, phase, again.places)]
                 text = (
-                    f"{view.name} computes {named(series(again.places), again.ops)} in {where}. "
+                    f"{view.name} computes {named(series(again.places), summarized(again.ops))} in {where}. "
                     f"They read {formats.size(size)} more than once."
                     + (f" {verb(others, 'use')} one kernel." if others else "")
                 )
@@ -76,8 +76,9 @@ def recomputations(views: Sequence[View]) -> Iterator[Finding]:
         for again in _on_purpose(view):
             size = _read_in_forward(view, again.kernels)
             if view.is_significant(size):
+                what = named(series(again.places), summarized(again.ops))
                 text = (
-                    f"{view.name} computes {named(series(again.places), again.ops)} again in backward, on purpose: "
+                    f"{view.name} computes {what} again in backward, on purpose: "
                     f"it keeps fewer residuals and reads {formats.size(size)} a second time."
                 )
                 yield Finding("recomputed", text, (view.key,), size, None, {view.key: again.kernels})
@@ -115,14 +116,17 @@ def _read_in_forward(view: View, indices: Iterable[int]) -> int:
 
 
 def _grouped(view: View, several: Iterable[tuple[SourceOp, tuple[int, ...]]]) -> list[_Repeated]:
-    """Group operations by the kernels that compute them, without those that only move data."""
+    """Group operations by the kernels that compute them.
+
+    Operations that only move data do not count, nor do comparisons of a mask alone: repeating them reads no array.
+    """
     groups: dict[tuple[int, ...], _Repeated] = {}
     for op, kernels in several:
         if token(op.op) not in MOVEMENT:
             again = groups.setdefault(kernels, _Repeated(kernels))
             again.places[view.stage(op) or formats.place(op.line)] = None
             again.ops[token(op.op)] = None
-    return list(groups.values())
+    return [again for again in groups.values() if not again.ops.keys() <= MASKING]
 
 
 def _in_one_kernel(view: View, phase: Phase, places: Iterable[str]) -> bool:

@@ -13,7 +13,7 @@ from ..analyse.align import phase_of
 from ..analyse.causes import cause
 from ..analyse.totals import Recomputed, declared_bytes, recomputed, tally
 from ..model import PHASES, Buffer, FusionGraph, Phase, SourceOp
-from ..operations import MOVEMENT, is_product, token
+from ..operations import is_product, summarized, token
 from .phrases import series
 
 _DISPLAY_NAMES = {
@@ -120,8 +120,7 @@ class View:
         return f"the {kind} of {self.place(indices)}"
 
     def operations(self, indices: Iterable[int]) -> str:
-        tokens = [token(op.op) for index in indices for op in self.kernels[index].source_ops]
-        return series([name for name in tokens if name not in MOVEMENT])
+        return series(summarized(token(op.op) for index in indices for op in self.kernels[index].source_ops))
 
     def work(self, indices: Sequence[int]) -> str:
         """Return the kernels' operations and their place: "exp and sub (model.py:15)"."""

@@ -34,6 +34,8 @@ AFTER = re.compile(
     r"splitK_?reduce|execute_split_k|convert_d[qk]|matmul_dq|fmha_(reduce_head|dbias)|lean_reduction|splitkv_combine"
     r"|reduce_1Block|bwd_postprocess|bwd_convert", re.I,
 )
+# A library's product that is split along the summed dimension, and the kernel that adds up its partial sums.
+SPLIT_K = re.compile(r"splitK_?reduce|execute_split_k|nvjet\w*_splitK", re.I)
 GEMM = re.compile(r"nvjet|gemm|cutlass|gemv|cublas|^sm\d+_xmma|splitK|\bdot_kernel", re.I)
 ATTENTION = re.compile(r"flash|fmha|sdpa|attention|cudnn", re.I)
 LIBRARY = re.compile(r"^(_ZN|void )?.*(at6native|at::native|cudnn|cub|thrust)|_GLOBAL__N|flash|fmha|^nccl", re.I)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...base.text import printable
 from .. import formats
-from ..analyse.missed_fusions import ranked
+from ..analyse.missed_fusions import missed, ranked
 from ..model import REASONS, FusionGraph, Reason
 from .text_view import plain
 
@@ -28,7 +28,7 @@ def tree(graph: FusionGraph, bandwidth: float | None, whose: str, *, every: bool
 
     priced = ranked(graph, bandwidth)
     known = {id(reason) for reason, _ in priced}
-    rest = [reason for reason in graph.reasons if id(reason) not in known]
+    rest = [reason for reason in missed(graph) if id(reason) not in known]
     root = Tree(plain(formats.name(graph.name, 76), "bold"), guide_style="dim")
     root.add(plain(formats.origin(graph)))
     if not graph.reasons:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...base.text import printable
 from .. import formats
-from ..analyse import causes
+from ..analyse import causes, dense_ragged, split_k
 from ..analyse.roofline import roofline_time_us
 from ..analyse.totals import Tally, declared_bytes, known_declared_bytes, tally, totals
+from ..join.kernel_records import SPLIT_K
 from ..model import PHASES, Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
 from . import measured_bytes
 
@@ -115,7 +116,8 @@ def titled(title: str, lines: Iterable[str]) -> Tree:
 
 def buffer_lists(graph: FusionGraph) -> list[tuple[str, list[Buffer]]]:
     """Return titled lists of the buffers that kernels write for other kernels, largest first, without empty lists."""
-    between = [buffer for buffer in graph.materialized if buffer.role != "saved"]
+    sums = split_k.partial_sums(graph)
+    between = [buffer for buffer in graph.materialized if buffer.role != "saved" and buffer.name not in sums]
     saved = sorted(graph.saved, key=lambda buffer: -buffer.bytes)
     backward = {index for index, kernel in enumerate(graph.kernels or ()) if kernel.phase == "backward"}
     needed = [b for b in saved if not backward or backward.intersection(graph.consumers.get(b.name, ()))]
@@ -123,6 +125,7 @@ def buffer_lists(graph: FusionGraph) -> list[tuple[str, list[Buffer]]]:
         ("saved for backward", needed),
         ("saved for backward, but never read", [buffer for buffer in saved if buffer not in needed]),
         ("written by one kernel for another", [b for b in between if graph.consumers.get(b.name)]),
+        ("partial sums of split-K products", [b for b in graph.materialized if b.name in sums]),
         ("written and never read", [b for b in between if not graph.consumers.get(b.name)]),
     ]
     return [(title, buffers) for title, buffers in lists if buffers]
@@ -216,6 +219,7 @@ def _add_phases(tree: Tree, graph: FusionGraph, shown: set[int], width: int, *, 
         tally(map(declared_bytes, kernels)).exact, tally(kernel.device_time_us for kernel in kernels).exact,
         _widths((op for kernel in kernels for op in kernel.source_ops), width), width,
     )
+    products = _products(graph)
     for phase in PHASES:
         indices = [index for index, kernel in enumerate(kernels) if kernel.phase == phase]
         if not indices or not (others or shown.intersection(indices)):
@@ -229,7 +233,7 @@ def _add_phases(tree: Tree, graph: FusionGraph, shown: set[int], width: int, *, 
                 continue
             if others:
                 _add_skipped(branch, skipped, whole)
-            _add_kernel(branch, index, kernels[index], whole)
+            _add_kernel(branch, index, kernels[index], whole, products.get(index))
         if others:
             _add_skipped(branch, skipped, whole)
 
@@ -252,7 +256,7 @@ def _add_skipped(branch: Tree, skipped: list[Kernel], whole: _Whole) -> None:
         skipped.clear()
 
 
-def _add_kernel(branch: Tree, index: int, kernel: Kernel, whole: _Whole) -> None:
+def _add_kernel(branch: Tree, index: int, kernel: Kernel, whole: _Whole, product: str | None) -> None:
     from rich.console import Group
 
     size, time = declared_bytes(kernel), kernel.device_time_us
@@ -262,7 +266,7 @@ def _add_kernel(branch: Tree, index: int, kernel: Kernel, whole: _Whole) -> None
         formats.number_of_us(time), formats.share(time, whole.time_us), style="bold",
     )
     contents = _operations(kernel.source_ops, whole.widths)
-    branch.add(Group(head, plain(" · ".join(facts(kernel)), "dim"), *contents))
+    branch.add(Group(head, plain(" · ".join(facts(kernel, product)), "dim"), *contents))
 
 
 def _row(title: str, size: str, of_bytes: str, us: str, of_time: str, style: str = "") -> Table:
@@ -272,11 +276,25 @@ def _row(title: str, size: str, of_bytes: str, us: str, of_time: str, style: str
     return grid
 
 
-def facts(kernel: Kernel) -> list[str]:
-    """Return a kernel's properties besides its name, cost and operations."""
-    found = [printable(kernel.kind, 20)]
+def _products(graph: FusionGraph) -> dict[int, str]:
+    """Return, by launch index, the words for products that a compiler does not compute in the plain way."""
+    return split_k.described(graph) | dense_ragged.described(graph)
+
+
+def facts(kernel: Kernel, product: str | None = None) -> list[str]:
+    """Return a kernel's properties besides its name, cost and operations. product: from `_products`."""
+    found = [printable(kernel.kind, 20), *([product] if product else [])]
+    helpers = kernel.facts.get("with")
+    names = [kernel.runtime_name or "", *(map(str, helpers) if isinstance(helpers, dict) else ())]
+    if any(map(SPLIT_K.search, names)):
+        found.append("split-K, its partial sums in the library's workspace")
     found.append(f"reads {formats.size(kernel.bytes_read)}, writes {formats.size(kernel.bytes_written)}")
-    if kernel.launches != 1:
+    elsewhere = kernel.facts.get("other_memory")
+    if isinstance(elsewhere, dict):
+        found += [f"moves {formats.size(size)} of {printable(space, 20)} memory" for space, size in elsewhere.items()]
+    if sort := kernel.facts.get("sort_launches"):
+        found.append(_sort_launches(sort))
+    elif kernel.launches != 1:
         unknown = "launches depend on data" + (f", at least {kernel.least_launches:,}" if kernel.least_launches else "")
         found.append(unknown if kernel.launches is None else f"each of {kernel.launches:,} launches")
     if kernel.provenance:
@@ -284,6 +302,19 @@ def facts(kernel: Kernel) -> list[str]:
     if kernel.runtime_name and kernel.name.startswith("aten."):  # tells several kernels of one operation apart
         found.append(formats.runtime(kernel.runtime_name))
     return [*found, *measured_bytes.lines(kernel)]
+
+
+_THUNKS = {"kCustomKernel": ("kernel",), "kKernel": ("kernel",), "kCopy": ("copy", "copies")}
+
+
+def _sort_launches(thunks: Any) -> str:
+    if not isinstance(thunks, dict):
+        return "a sort of an unknown number of launches; bytes of one pass"
+    words = [
+        formats.count(number, *_THUNKS.get(kind, (printable(str(kind), 40),)))
+        for kind, number in thunks.items() if isinstance(number, int)
+    ]
+    return f"a sort in {' and '.join(words)}; bytes of one pass"
 
 
 def operations(ops: Sequence[SourceOp]) -> list[tuple[str, str, str]]:
@@ -364,7 +395,7 @@ def kernel(
 
     shown = (graph.kernels or ())[index]
     tree = Tree(plain(f"{index + 1}. {printable(shown.name)}", "bold"), guide_style="dim")
-    known = [*facts(shown), printable(shown.phase)]
+    known = [*facts(shown, _products(graph).get(index)), printable(shown.phase)]
     if shown.device_time_us is not None:
         known.append(formats.microseconds(shown.device_time_us))
     if shown.flops is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Protocol
 
 from xlafuse.compile.compiler import Compilation
-from xlafuse.dumps import artifacts
+from xlafuse.dumps import artifacts, thunks
 from xlafuse.hlo import gpu_program
 from xlafuse.reasons.fusion_decisions import read_decisions
 
@@ -16,6 +16,7 @@ from ...graph.build.epilogues import with_epilogues
 from ...graph.build.from_hlo import from_program
 from ...graph.build.phases import join_phases
 from ...graph.build.xla_reasons import reasons
+from ...graph.build.xla_thunks import with_thunks
 from ...graph.model import FusionGraph, Phase
 
 
@@ -40,6 +41,8 @@ def of_module(
         unparsed=tuple(f"line {number}: {text[:1000]}" for number, text in module.unparsed),
     )
     graph = with_epilogues(graph, gpu_program.parse((dumps / artifacts.ARTIFACTS["hlo_before"][0]).read_text()))
+    if (metadata := dumps / artifacts.ARTIFACTS["thunk_metadata"][0]).is_file():
+        graph = with_thunks(graph, thunks.by_instruction(metadata.read_text().splitlines()))
     return replace(graph, reasons=reasons(graph, read_decisions(dumps))), program
 
 

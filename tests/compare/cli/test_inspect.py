@@ -303,3 +303,18 @@ def test_errors_are_one_line_and_exit_2(
     assert message in result.stderr
     assert result.stderr.count("\n") == 1
     assert result.stdout == ""
+
+
+def test_a_rank_of_a_torch_trace_is_chosen(tmp_path: Path, file: Path) -> None:
+    (log,) = (Path(__file__).parents[2] / "data/inductor/torch-2.13.0/trace").glob("*.log")
+    folder = tmp_path / "trace"
+    folder.mkdir()
+    for rank, name in enumerate(("addmm", "baddbmm")):
+        text = log.read_text().replace("extern_kernels.addmm", f"extern_kernels.{name}")
+        (folder / f"dedicated_log_torch_trace_rank_{rank}_x.log").write_text(text)
+    default, chosen = inspect(folder), inspect(folder, "--rank", 1)
+    assert "rank 0 of 2 ranks" in flat(default.stdout) and "extern_kernels.addmm" in default.stdout
+    assert "rank 1 of 2 ranks" in flat(chosen.stdout) and "extern_kernels.baddbmm" in chosen.stdout
+    for path, rank, message in ((folder, 5, "it has ranks 0, 1"), (file, 0, "--rank chooses in a TORCH_TRACE folder")):
+        refused = inspect(path, "--rank", rank)
+        assert refused.exit_code == 2 and message in flat(refused.output)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from compare.graph.model import Kernel, SourceOp
-from compare.graph.operations import tokens
+from compare.graph.operations import summarized, tokens
 
 FUSION = {"opcode": "fusion", "opcodes": ["broadcast", "dot"]}
 TRANSPOSING = {"opcode": "fusion", "opcodes": ["transpose", "dot"]}
@@ -29,3 +29,17 @@ def test_a_product_named_by_the_transpose_of_its_result(facts: dict[str, Any], n
     ops = tuple(SourceOp(name) for name in named.split())
     assert tokens(Kernel("k", "gemm", source_ops=ops, facts=facts)) == expected.split()
     assert "dot" not in tokens(Kernel("k", "elementwise", source_ops=(SourceOp("transpose"),), facts=facts))
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ("iota ge where amax sub exp sum div convert", "softmax"),
+        ("mul le and where amax sub exp sum div mul", "mul softmax"),
+        ("ge where exp sub mul", "where exp sub mul"),  # a part of a softmax is none
+        ("ge convert", "ge"),
+        ("add mul add", "add mul"),
+    ],
+)
+def test_a_sentence_names_a_softmax_and_no_mask(names: str, expected: str) -> None:
+    assert summarized(names.split()) == expected.split()

@@ -2,9 +2,12 @@
 
 import textwrap
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from triton_side.inductor import dump
 
 pytest.importorskip("torch")
 
@@ -116,3 +119,86 @@ def test_bytes_of_results_and_operands_of_more_than_a_billion_elements(run):
     assert found[0][:2] == [whole, whole]
     assert found[1][:3] == [whole, whole, whole] and found[1][-3:] == [whole, whole, whole]
     assert found[-1] == [2 * 8 * 40000, 2 * 8 * 40000, 2 * 40000**2]
+
+
+OWN_KERNEL = '''
+import torch, triton, triton.language as tl
+
+@triton.jit
+def scale(x, y, total, unused, rows, BLOCK: tl.constexpr):
+    places = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < rows
+    value = tl.load(x + places, inside)
+    tl.store(y + places, value * 2, inside)
+    tl.store(total + places, tl.load(total + places, inside) + value, inside)
+
+def function(x, total):
+    y, unused = torch.empty_like(x), torch.empty_like(x)
+    scale[(triton.cdiv(x.numel(), 1024),)](x, y, total, unused, x.numel(), BLOCK=1024)
+    return y + 1
+'''
+
+
+@pytest.fixture(scope="module")
+def own_kernel(fake_gpu: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, list[str]]]:
+    """The folder of a compiled function with a Triton kernel of its own, and what that kernel reads and writes."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own_kernel.py").write_text(OWN_KERNEL)
+    found = fake_gpu.answer(PROLOGUE + textwrap.dedent(f"""
+        import sys
+        sys.path.insert(0, {str(folder)!r})
+        import own_kernel
+        captured = compiled(own_kernel.function, tensor(4096), tensor(4096))
+        captured.write({str(folder / "dump")!r})
+        (own,) = [kernel for kernel in captured.kernels if kernel.kind == "custom"]
+        memory = captured.program().graphs[0].memory
+        assert all(each.bytes == memory[each.name].bytes for each in (*own.inputs, *own.outputs))
+        sides = {{"reads": own.inputs, "writes": own.outputs}}
+        print(json.dumps({{side: [each.name for each in buffers] for side, buffers in sides.items()}}))
+    """))
+    return folder, found
+
+
+def test_a_users_triton_kernel_reads_what_it_loads_and_writes_what_it_stores(own_kernel):
+    folder, found = own_kernel
+    assert found == {"reads": ["arg0_1", "arg1_1"], "writes": ["buf0", "arg1_1"]}
+    (graph,) = dump.read(folder / "dump").graphs
+    own = graph.calls[0].kernel
+    assert [each.name for each in own.inputs] == found["reads"] and graph.unparsed == ()
+    assert [each.name for each in own.outputs] == found["writes"]
+
+
+def test_a_dump_without_ttir_says_that_a_users_kernels_effects_are_unknown(own_kernel):
+    (graph,) = dump.read(own_kernel[0] / "dump/forward/output_code.py").graphs
+    own = graph.calls[0].kernel
+    assert [each.name for each in own.inputs] == ["arg0_1", "arg1_1"]  # nothing has written the others yet
+    assert [each.name for each in own.outputs] == ["arg0_1", "buf0", "arg1_1", "buf1"]
+    assert graph.unparsed == ("scale_0: without its TTIR, each array counts as read and written",)
+
+
+def test_a_product_that_inductor_splits_along_k_is_two_kernels(fake_gpu, tmp_path):
+    found = fake_gpu.answer(f"""
+import unittest.mock
+from triton_side.inductor import _private
+def split(choices):
+    return [choice for choice in choices if "decompose_k" in choice.name][:1] or choices[:1]
+specs = {{"a": ((32, 65536), "bfloat16"), "b": ((65536, 64), "bfloat16")}}
+with unittest.mock.patch.object(_private, "_first_template", split):
+    captured = deviceless.compile_inductor(
+        lambda inputs: {{"y": inputs["a"] @ inputs["b"]}}, specs, {{}}, train=False, max_autotune=True
+    )
+captured.write({str(tmp_path)!r})
+(graph,) = captured.program().graphs
+def names(buffers):
+    return [each.name for each in buffers]
+calls = [(call.kernel, call.flops) for call in graph.calls]
+print(json.dumps([[own.kind, names(own.inputs), names(own.outputs), flops] for own, flops in calls]))
+""")
+    (kind, reads, (partial,), flops), (_, summed, result, additions) = found
+    assert (kind, reads, flops) == ("gemm", ["arg0_1", "arg1_1"], 2 * 32 * 64 * 65536)
+    assert (summed, result) == ([partial], ["buf0"]) and additions < flops / 1000
+    (graph,) = dump.read(tmp_path).graphs
+    assert [call.kernel.kind for call in graph.calls][0] == "gemm" and graph.unparsed == ()
+    assert [[each.name for each in call.kernel.inputs] for call in graph.calls] == [reads, summed]
+    parts = graph.memory[partial].shape[0]
+    assert graph.memory[partial].shape == (parts, 32, 64) and parts > 1

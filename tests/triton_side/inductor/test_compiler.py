@@ -367,3 +367,15 @@ def test_the_choice_of_coordinate_descent_is_the_kernel_in_use() -> None:
 
     kernel.launchers = [SimpleNamespace(config=unknown)]
     assert private.triton_kernel(module, "k") == private.TritonKernel(1, True, str(unknown), None)
+
+
+def test_branches_that_depend_on_data_are_unparsed(tmp_path):
+    def either(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cond(y.sum() > 0, lambda x: x.sin() * 2, lambda x: x.cos() * 3, (x,)) + 1
+
+    with torch.no_grad(), compiler.capture() as captured:
+        compiler.compile(either)(torch.ones(64, 64), torch.ones(4))
+    captured.write(tmp_path)
+    for program in (captured.program(), dump.read(tmp_path)):
+        (graph,) = program.graphs
+        assert len([line for line in graph.unparsed if re.search(r"(true|false)_graph_0\(", line)]) == 2

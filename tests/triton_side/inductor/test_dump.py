@@ -33,15 +33,36 @@ def test_a_trace_and_a_debug_folder_agree(version):
         assert one.unparsed == other.unparsed == ()
 
 
-def test_one_of_several_ranks_is_read_and_the_others_are_compared(tmp_path):
+@pytest.fixture
+def ranks(tmp_path: Path) -> Path:
     (log,) = (DATA / "torch-2.13.0/trace").glob("*.log")
     text = log.read_text()
-    for rank in range(3):
-        other = text.replace("extern_kernels.addmm", "extern_kernels.baddbmm") if rank == 2 else text
+    shapes = ("((64, 256), (256, 1)", "((32, 256), (256, 1)")
+    changed = {2: ("extern_kernels.addmm", "extern_kernels.baddbmm"), 3: shapes}
+    for rank in range(4):
+        other = text.replace(*changed.get(rank, ("", "")))
         (tmp_path / f"dedicated_log_torch_trace_rank_{rank}_abc.log").write_text(other)
-    alone, several = read(log), read(tmp_path)
-    assert [len(g.calls) for g in several.graphs] == [len(g.calls) for g in alone.graphs]
-    assert alone.notes == () and "the same kernels: 1; other kernels: 2" in several.notes[0]
+    return tmp_path
+
+
+def test_one_of_several_ranks_is_read_and_the_others_are_compared(ranks):
+    (log,) = (DATA / "torch-2.13.0/trace").glob("*.log")
+    alone, several = read(log), read(ranks)
+    assert several.graphs == alone.graphs and alone.notes == ()
+    assert several.notes == (
+        "rank 0 of 4 ranks; rank 1: the same kernels; rank 2: other kernels (with extern_kernels.baddbmm, without "
+        "extern_kernels.addmm); rank 3: the same kernels on other shapes; --rank chooses another",
+    )
+
+
+def test_a_chosen_rank_is_compared_with_the_others(ranks):
+    chosen = read(ranks, rank=2)
+    assert "extern_kernels.baddbmm" in {call.kernel.name for graph in chosen.graphs for call in graph.calls}
+    assert chosen.notes[0].startswith("rank 2 of 4 ranks; ranks 0, 1, 3: other kernels (with extern_kernels.addmm")
+    with pytest.raises(DumpError, match="no TORCH_TRACE log of rank 7; it has ranks 0, 1, 2, 3"):
+        read(ranks, rank=7)
+    with pytest.raises(DumpError, match="no TORCH_TRACE log of rank 0"):
+        read(DEBUG, rank=0)
 
 
 def test_compiles_that_share_cached_code_are_units_of_their_own(tmp_path):
@@ -141,6 +162,8 @@ def test_a_kernel_that_prepares_an_attention_is_none():
 
     assert kind("triton_poi_fused__scaled_dot_product_flash_attention_add_0", "aten.add", "aten.view") == "elementwise"
     assert kind("triton_poi_fused__scaled_dot_product_flash_attention_clone_1", "aten.clone") == "copy"
+    # It only copies operands into the layout of the call, so it has the call's operation.
+    assert kind("triton_poi_fused__to_copy_0", "aten._scaled_dot_product_flash_attention") == "elementwise"
     call = "torch.ops.aten._scaled_dot_product_flash_attention.default"
     assert kind(call, "aten._scaled_dot_product_flash_attention", extern=True) == kind(call, extern=True) == "attention"
 

@@ -300,8 +300,8 @@ def test_asynchronous_pairs_have_the_result_of_the_done() -> None:
   ROOT %y = f32[2]{0} sine(%received#0)"""
     )
     assert _edges(program) == [
-        ("g", {"x": 16}, {"g": 64}),
-        ("cs", {"g": 64}, {"cs": 64}),
+        ("g", {"x": 512}, {"g": 512}),
+        ("cs", {"g": 512}, {"cs": 64}),
         ("sl", {"cs": 8}, {"sl": 8}),
         ("send", {"sl": 8}, {}),
         ("recv", {}, {"recv#0": 8}),
@@ -338,6 +338,16 @@ def test_a_librarys_scratch_space_is_separate() -> None:
     assert _edges(program)[0] == ("g", {"a": 128}, {"g#0": 256})
 
 
+@pytest.mark.parametrize("name", ["flash_attention_fusion", "cudnn_fmha", "softmax_gemm_fusion"])
+def test_a_kernels_kind_is_that_of_its_operations_not_of_its_names(name: str) -> None:
+    scope = 'metadata={op_name="jit(f)/attention/dot_product_attention/mul"}'
+    product = f"  ROOT %m = f32[8]{{0}} multiply(%p, %p), {scope}"
+    body = f"%rope (p: f32[8]) -> f32[8] {{\n  %p = f32[8]{{0}} parameter(0)\n{product}\n}}"
+    fusion = f"  ROOT %{name} = f32[8]{{0}} fusion(%x), kind=kLoop, calls=%rope, {scope}"
+    program = _program(f"  %x = f32[8]{{0}} parameter(0)\n{fusion}", body)
+    assert [launch.kernel.kind for launch in program.launches] == ["elementwise"]
+
+
 # Sizes that depend on layouts.
 
 
@@ -347,11 +357,39 @@ def test_a_librarys_scratch_space_is_separate() -> None:
         ("f4e2m1fn[8]{0:E(4)}", 4), ("u2[9]{0:E(2)}", 3), ("s2[9]{0}", 9), ("pred[16]{0:E(1)}", 2),
         ("bf16[8,128]{1,0:T(8,128)(2,1)S(1)}", 2048), ("f32[<=8,2]{1,0}", 64), ("f8e8m0fnu[3]", 3), ("c128[2]", 32),
         ("f32[10,10]{1,0:D(D,C)#(u32)}", 400),
+        # A tile rounds the dimensions that vary fastest up.
+        ("f32[3,100]{1,0:T(8,128)}", 8 * 128 * 4), ("f32[3,100]{0,1:T(8,128)}", 104 * 128 * 4),
+        ("f32[5,9,129]{2,1,0:T(8,128)S(1)}", 5 * 16 * 256 * 4), ("f32[100]{0:T(1024)}", 4096),
+        ("bf16[9,100]{1,0:T(8,128)(2,1)}", 16 * 128 * 2), ("bf16[1,100]{1,0:T(1,128)(2,1)}", 2 * 128 * 2),
+        ("f32[100]{0:T(8,128)}", 8 * 128 * 4), ("s4[9,128]{1,0:T(8,128)(8,1)E(4)}", 16 * 128 // 2),
+        ("f32[3,5,100]{2,1,0:T(*,128)}", 3 * 512 * 4), ("f32[3,100]{1,0:T(*,8,128)}", 8 * 128 * 4),
+        ("f32[]{:T(128)}", 4), ("f32[<=3,100]{1,0:T(8,128)}", 8 * 128 * 4),
     ],
 )
 def test_bytes_by_layout(shape: str, size: int) -> None:
     program = _program(f"  %x = {shape} parameter(0)\n  ROOT %y = {shape} custom-call(%x), custom_call_target=\"f\"")
     assert _edges(program) == [("y", {"x": size}, {"y": size})]
+
+
+def test_a_tile_of_no_size_or_of_too_much_memory_is_not_read() -> None:
+    for tile in ("(0,128)", "(999999999999999999,999999999999999999)", "(8,*)", "(,)"):
+        body = f"  ROOT %x = f32[3,9]{{1,0:T{tile}}} iota()"
+        assert gpu_program.parse(f"{HEAD}\nENTRY %main () -> f32[] {{\n{body}\n}}").unparsed
+
+
+@pytest.mark.parametrize(
+    ("mark", "space", "memory"),
+    [
+        ('custom_call_target="tpu_custom_call"', 1, "VMEM"), ('custom_call_target="tpu_custom_call"', 5, "host"),
+        ('custom_call_target="__cublas$gemm"', 1, ""), ('custom_call_target="__cublas$gemm"', 5, "host"),
+        ('custom_call_target="f"', 1, "S(1)"), ('custom_call_target="f"', 0, ""),
+    ],
+)
+def test_the_platform_gives_a_memory_space_its_meaning(mark: str, space: int, memory: str) -> None:
+    program = _program(
+        f"  %x = f32[8]{{0:S({space})}} parameter(0)\n  ROOT %y = f32[8]{{0}} custom-call(%x), {mark}"
+    )
+    assert [buffer.space for buffer in program.buffers] == [memory, ""]
 
 
 # Random modules.

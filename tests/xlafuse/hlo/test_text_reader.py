@@ -245,6 +245,34 @@ def test_a_conversion_reads_the_part_that_is_used(users: str, read: int) -> None
     assert kernel.bytes_read == read + 4
 
 
+@pytest.mark.parametrize(
+    ("between", "read"),
+    [
+        ("  %half = bf16[500,64]{1,0} slice(%p), slice={[0:500], [0:64]}\n", 1280),
+        (
+            "  %wide = f32[1000,64]{1,0} convert(%p)\n"
+            "  %third = f32[333,64]{1,0} slice(%wide), slice={[0:333], [0:64]}\n"
+            "  %seen = f32[333,8,8]{2,1,0} bitcast(%third)\n"
+            "  %half = f32[300,8,8]{2,1,0} slice(%seen), slice={[0:300], [0:8], [0:8]}\n", 1280,
+        ),
+        (  # the second slice's source is also used whole
+            "  %half = bf16[500,64]{1,0} slice(%p), slice={[0:500], [0:64]}\n"
+            "  %whole = bf16[500,64]{1,0} negate(%half)\n", 64000,
+        ),
+    ],
+)
+def test_a_slice_of_a_slice_reads_as_much_as_it_returns(between: str, read: int) -> None:
+    dtype = "f32" if "f32" in between else "bf16"
+    body = (
+        "%body (p: bf16[1000,64]) -> f32[640] {\n  %p = bf16[1000,64]{1,0} parameter(0)\n" + between +
+        f"  ROOT %s = {dtype}[640]{{0}} slice(%half), slice={{[0:640]}}\n}}"
+    )
+    kernel = _only(
+        "  %t = bf16[1000,64]{1,0} parameter(0)\n  ROOT %f = f32[640]{0} fusion(%t), kind=kLoop, calls=%body", body
+    )
+    assert kernel.bytes_read == read
+
+
 def test_an_in_place_update_writes_its_update() -> None:
     kernel = _only(_TABLE + "  ROOT %f = f32[64000]{0} fusion(%t, %u, %i), kind=kLoop, calls=%body", _UPDATED)
     assert (kernel.bytes_read, kernel.bytes_written) == (2560 + 4, 2560)

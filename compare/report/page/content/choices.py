@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from ....base.text import number, printable
 from ....graph import formats
 from ....graph.analyse.causes import cause_text
+from ....graph.analyse.split_k import partial_sums
 from ....graph.findings.view import display_name
 from ....plan import paired_rounds
 from ....spec.blocks import BLOCKS
@@ -72,7 +73,8 @@ def largest(result: Result) -> str:
     graph = result.graph
     if graph is None or graph.kernels is None:
         return ""
-    passed = next((buffer for buffer in graph.materialized if graph.consumers.get(buffer.name)), None)
+    sums = partial_sums(graph)
+    passed = next((b for b in graph.materialized if graph.consumers.get(b.name) and b.name not in sums), None)
     if passed is None:
         return "none"
     where = cause_text(graph, passed.name)

@@ -9,6 +9,7 @@ from compare.graph import store
 from compare.graph.analyse.totals import totals
 from compare.graph.build.from_hlo import from_hlo
 from compare.graph.model import FusionGraph, SourceOp
+from compare.graph.render import text_view
 from xlafuse.hlo import gpu_program
 
 DATA = Path(__file__).parents[3] / "data" / "xla"
@@ -165,3 +166,32 @@ def test_known_trips_count(config: str) -> None:
     loop = f"ROOT %y = f32[8]{{0}} while(%x), condition=%ends, body=%dear, backend_config={config}"
     found = totals(from_hlo(gpu_program.parse(BRANCHES.replace("WORK", loop))))
     assert found.declared.exact == 3 * 4 * 32
+
+
+OFFLOADED = """HloModule offloaded, is_scheduled=true
+
+ENTRY %main (x: f32[1024], w: f32[100,100]) -> f32[1024] {
+  %x = f32[1024]{0:S(5)} parameter(0)
+  %w = f32[100,100]{1,0:T(8,128)} parameter(1)
+  %start = (f32[1024]{0:S(1)}, f32[1024]{0:S(5)}, u32[]) copy-start(%x)
+  %near = f32[1024]{0:S(1)} copy-done(%start)
+  %call = f32[1024]{0} custom-call(%near, %w), custom_call_target="tpu_custom_call"
+  ROOT %back = f32[1024]{0:S(5)} copy(%call)
+}
+"""
+
+
+def test_other_memories_are_named_and_count_no_device_bytes() -> None:
+    graph = from_hlo(gpu_program.parse(OFFLOADED))
+    assert {buffer.name: buffer.space for buffer in graph.buffers} == {
+        "x": "host", "w": "", "start": "VMEM", "call": "", "back": "host",
+    }
+    near, call, back = graph.kernels or ()
+    assert [(k.bytes_read, k.bytes_written) for k in (near, call, back)] == [(0, 0), (104 * 128 * 4, 4096), (4096, 0)]
+    assert [kernel.facts["other_memory"] for kernel in (near, call, back)] == [
+        {"host": 4096, "VMEM": 4096}, {"VMEM": 4096}, {"host": 4096},
+    ]
+    assert [buffer.name for buffer in graph.materialized] == ["call"]
+    assert totals(graph).compulsory == {"forward": 104 * 128 * 4}
+    assert "moves 4.10 kB of host memory" in text_view.facts(near)
+    assert store.from_json(store.to_json(graph)) == graph

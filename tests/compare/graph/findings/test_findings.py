@@ -497,3 +497,13 @@ def test_the_silu_chain_is_computed_again_and_without_the_second_projection_less
     assert chain in texts(step["swiglu"], "recomputed")
     assert chain not in texts(step["one-projection"], "recomputed")
     assert not any("exp" in text for text in texts(step["geglu"], "recomputed"))
+
+
+@pytest.mark.parametrize(("shared", "told"), [("mask:ge", False), ("mask:ge mask:exp", True)])
+def test_a_mask_that_two_kernels_compute_is_no_repeated_work(shared: str, told: bool) -> None:
+    step = graph(
+        kernel("first", "reduction", f"{shared} soft:sum", "scores", "sums"),
+        kernel("second", "elementwise", f"{shared} soft:div", "scores sums", "y"),
+        sizes="scores=1000000 sums=1000 y=1000000",
+    )
+    assert any(each.kind == "recomputed" for each in findings({"xla": step})) is told

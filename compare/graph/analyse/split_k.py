@@ -1,0 +1,65 @@
+"""Split-K products: several blocks share the sums of one result, and another kernel adds their partial sums up."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from ..model import Buffer, FusionGraph, Kernel
+from ..operations import PRODUCTS, is_product, may_multiply, token
+
+
+@dataclass(frozen=True)
+class SplitK:
+    """A product split along the summed dimension. product, sums: launch indices. buffer: of the partial sums."""
+
+    product: int
+    sums: int
+    buffer: str
+    parts: int
+
+
+def split_products(graph: FusionGraph) -> list[SplitK]:
+    """Return the products whose partial sums another kernel adds up, in the order of the buffers.
+
+    XLA and Inductor name the second kernel after the product, too. The partial sums have one dimension more than the
+    result. Products that a library splits by itself (cuBLAS) are one kernel of the graph.
+    """
+    found = []
+    for buffer in graph.buffers:
+        writers, readers = graph.producers.get(buffer.name, ()), graph.consumers.get(buffer.name, ())
+        if buffer.role != "intermediate" or len(writers) != 1 or len(readers) != 1 or graph.kernels is None:
+            continue
+        product, sums = graph.kernels[writers[0]], graph.kernels[readers[0]]
+        parts = _parts(graph, buffer, sums)
+        if is_product(product) and parts and _named_after_product(sums):
+            found.append(SplitK(writers[0], readers[0], buffer.name, parts))
+    return found
+
+
+def partial_sums(graph: FusionGraph) -> frozenset[str]:
+    """Return the names of the buffers that hold partial sums."""
+    return frozenset(split.buffer for split in split_products(graph))
+
+
+def described(graph: FusionGraph) -> dict[int, str]:
+    """Return, by launch index, what a kernel does for a split-K product."""
+    found: dict[int, str] = {}
+    for split in split_products(graph):
+        found[split.product] = f"split-K, {split.parts:,} partial sums of each element"
+        found[split.sums] = f"adds up the partial sums of kernel {split.product + 1}"
+    return found
+
+
+def _named_after_product(kernel: Kernel) -> bool:
+    return not may_multiply(kernel) and any(token(op.op) in PRODUCTS for op in kernel.source_ops)
+
+
+def _parts(graph: FusionGraph, buffer: Buffer, sums: Kernel) -> int:
+    """Return the partial sums of each element of the result; 0 where the shapes are not those of partial sums."""
+    elements = math.prod(buffer.shape)
+    for access in sums.outputs or ():
+        made = math.prod(graph.buffer[access.buffer].shape)
+        if made and elements % made == 0 and (parts := elements // made) > 1 and parts in buffer.shape:
+            return parts
+    return 0

@@ -1,0 +1,74 @@
+"""Split-K products: the kernel that adds up partial sums, and what is said of their buffer."""
+
+from dataclasses import replace
+
+import pytest
+
+from compare.graph.analyse import missed_fusions, split_k
+from compare.graph.build.from_hlo import from_hlo
+from compare.graph.findings.collect import findings
+from compare.graph.model import FusionGraph, Reason
+from compare.graph.render import missed_view, text_view
+from xlafuse.hlo import gpu_program
+
+
+def _split(ops: str = "jit(f)/dot_general", parts: int = 128) -> FusionGraph:
+    """A product of XLA in `parts` partial sums, as jax 0.11.2 compiles bf16[16,65536] @ bf16[65536,64] for an H200."""
+    graph = from_hlo(gpu_program.parse(f"""HloModule jit_f, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {{
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %s = f32[] add(%a, %b)
+}}
+
+%sums (p: f32[{parts},16,64]) -> bf16[16,64] {{
+  %p = f32[{parts},16,64]{{2,1,0}} parameter(0)
+  %zero = f32[] constant(0)
+  %reduce = f32[16,64]{{1,0}} reduce(%p, %zero), dimensions={{0}}, to_apply=%add, metadata={{op_name="{ops}"}}
+  ROOT %c = bf16[16,64]{{1,0}} convert(%reduce)
+}}
+
+ENTRY %main (a: bf16[{parts},16,512], b: bf16[{parts},512,64]) -> bf16[16,64] {{
+  %a = bf16[{parts},16,512]{{2,1,0}} parameter(0)
+  %b = bf16[{parts},512,64]{{2,1,0}} parameter(1)
+  %dot = f32[{parts},16,64]{{2,1,0}} dot(%a, %b), lhs_batch_dims={{0}}, rhs_batch_dims={{0}},
+    lhs_contracting_dims={{2}}, rhs_contracting_dims={{1}}, metadata={{op_name="jit(f)/dot_general"}}
+  ROOT %y = bf16[16,64]{{1,0}} fusion(%dot), kind=kInput, calls=%sums
+}}
+"""))
+    text = "the producer is not fusible"
+    reason = Reason("dot", "y", "gemm", text, "xla priority-fusion", bytes_saved=8 * parts * 1024)
+    return replace(graph, reasons=(reason,))
+
+
+def test_a_split_product_and_its_sums_are_named() -> None:
+    graph = _split()
+    (found,) = split_k.split_products(graph)
+    assert found == split_k.SplitK(0, 1, "dot", 128)
+    shown = text_view.text(graph)
+    assert "split-K, 128 partial sums of each element" in " ".join(shown.split())
+    assert "adds up the partial sums of kernel 1" in " ".join(shown.split())
+    assert "partial sums of split-K products: 1 buffer" in shown and "written by one kernel for another" not in shown
+
+
+def test_partial_sums_are_no_missed_fusion_and_no_largest_intermediate() -> None:
+    graph = _split()
+    assert missed_fusions.ranked(graph, 4e12) == []
+    assert "not fusible" not in text_view.render(missed_view.tree(graph, 4e12, "h200"))
+    assert not {finding.kind for finding in findings({"xla": graph}, None)} & {"largest", "missed"}
+
+
+@pytest.mark.parametrize("ops", ["jit(f)/reduce_sum", "jit(f)/mul"])
+def test_a_sum_of_the_program_is_not_split_k(ops: str) -> None:
+    graph = _split(ops)
+    assert split_k.split_products(graph) == []
+    assert len(missed_fusions.ranked(graph, 4e12)) == 1
+    assert {"largest", "missed"} & {finding.kind for finding in findings({"xla": graph}, None)}
+
+
+def test_a_product_that_cublas_splits_is_named() -> None:
+    (product, _) = _split().kernels or ()
+    ran = replace(product, facts={"with": {"_ZN8cublasLt19splitKreduce_kernel": 1}})
+    assert "split-K, its partial sums in the library's workspace" in text_view.facts(ran)
+    assert not any("split-K" in words for words in text_view.facts(product))

@@ -1,0 +1,76 @@
+"""The launches of a sort: known from a dump's thunks, else unknown."""
+
+from pathlib import Path
+
+import pytest
+
+from compare.graph.analyse.totals import totals
+from compare.graph.build.from_hlo import from_hlo
+from compare.graph.model import FusionGraph
+from compare.graph.render import text_view
+from compare.sources.graph_sources import contents
+from xlafuse.dumps import thunks
+from xlafuse.hlo import gpu_program
+
+SORT = """HloModule jit_f, is_scheduled=true
+
+%less (a: f32[], b: f32[]) -> pred[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %lt = pred[] compare(%a, %b), direction=LT
+}
+
+ENTRY %main (x: f32[1024]) -> f32[1024] {
+  %x = f32[1024]{0} parameter(0)
+  ROOT %sort.4 = f32[1024]{0} sort(%x), dimensions={0}, to_apply=%less
+}
+"""
+
+
+def _metadata(*kinds: str) -> str:
+    return "".join(
+        f'thunk_metadata {{\n  thunk_info {{\n    profile_annotation: "sort.4"\n    thunk_id: {number}\n  }}\n'
+        f'  thunk_kind: "{kind}"\n}}\n' for number, kind in enumerate(kinds, start=1)
+    )
+
+
+def _dumped(folder: Path, *kinds: str) -> FusionGraph:
+    (folder / "module_0001.jit_f.sm_9.0_gpu_after_optimizations.txt").write_text(SORT)
+    if kinds:
+        (folder / "module_0001.jit_f.thunk_metadata.txt").write_text(_metadata(*kinds))
+    (source,) = contents(folder).graphs
+    return source.graph
+
+
+@pytest.mark.parametrize(
+    ("kinds", "words"),
+    [
+        ((), "a sort of an unknown number of launches; bytes of one pass"),
+        (("kCopy", "kCustomKernel"), "a sort in 1 copy and 1 kernel; bytes of one pass"),
+        (("kCopy", "kKernel", "kKernel", "kMemset"), "a sort in 1 copy and 2 kernels and 1 kMemset; bytes of one pass"),
+    ],
+)
+def test_a_sorts_launches_are_those_of_its_thunks_else_unknown(tmp_path: Path, kinds: tuple[str, ...], words: str):
+    graph = _dumped(tmp_path, *kinds)
+    ((kernel,),) = [graph.kernels or ()]
+    assert (kernel.launches, kernel.least_launches) == (None, 1)
+    assert words in text_view.facts(kernel)
+    assert "launches depend on data" not in " ".join(text_view.facts(kernel))
+    declared = totals(graph).declared
+    assert (declared.value, declared.unknown) == (8192, 1)
+
+
+def test_a_sort_of_one_thunk_is_one_launch(tmp_path: Path) -> None:
+    ((kernel,),) = [_dumped(tmp_path, "kCustomKernel").kernels or ()]
+    assert kernel.launches == 1
+
+
+def test_a_sort_of_another_platform_is_one_operation() -> None:
+    ((kernel,),) = [from_hlo(gpu_program.parse(SORT), target="cpu").kernels or ()]
+    assert kernel.launches == 1 and "sort_launches" not in kernel.facts
+
+
+def test_thunks_by_instruction() -> None:
+    lines = _metadata("kCopy", "kKernel", "kKernel").splitlines()
+    assert thunks.by_instruction(lines) == {"sort.4": {"kCopy": 1, "kKernel": 2}}
+    assert thunks.by_instruction(["  thunk_kind: \"kCopy\"", "nonsense"]) == {}
