@@ -21,19 +21,20 @@ import triton.language as tl
 
 from triton_side.calls.declare import Shapes, declare, forward
 from triton_side.configs.tuned import tuned
-from triton_side.kernels.matmul import FEW_ROWS, choose_config, few_rows_config, pointer_config
+from triton_side.kernels.matmul import FEW_ROWS, few_rows_config, pointer_config
 from triton_side.kernels.shared.launch import INTERPRETED, cdiv, check_matrix, device_of
 from triton_side.kernels.shared.matmul_tiles import (
     MatmulConfig,
     load_operand,
     load_tile,
     open_operand,
+    operands_fit_descriptors,
     programs_for_output,
     store_tile,
     stored_transposed,
     tile_at,
 )
-from triton_side.kernels.shared.tiles import provide_descriptor_memory
+from triton_side.kernels.shared.tiles import product_precision, provide_descriptor_memory
 
 FORWARD = (forward("dot", "product"), forward("mul", "scale"))
 CHUNK = 4096  # terms of one sum of the tensor cores
@@ -157,7 +158,9 @@ def matmul_fp8(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale:
         TypeError: a dtype is not the one above.
     """
     _check(a, b, a_scale, b_scale)
-    return launch_fp8(a, b.T, a_scale, b_scale, choose_config(fp8_config, a, b.T))
+    fits = operands_fit_descriptors(a, b.T)
+    config = fp8_config(a.dtype, product_precision(a.dtype), fits, a.shape[0], b.shape[0])
+    return launch_fp8(a, b.T, a_scale, b_scale, config)
 
 
 def _check(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor) -> None:
