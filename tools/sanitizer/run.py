@@ -112,11 +112,13 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, Any]]]:
         }
         for tokens, width, hidden in ((17, 37, 67), (40, 64, 136))
     ]
-    # Incomplete tiles, and tensor descriptors; for CUDA C++ tiles that are incomplete along both axes.
-    products: list[Shapes] = [{"a": (m, k), "b": (k, n)} for m, k, n in ((17, 37, 67), (40, 64, 136))]
+    # Incomplete tiles, tensor descriptors, and a split inner axis; for CUDA C++ tiles incomplete along both axes.
+    products: list[Shapes] = [
+        {"a": (m, k), "b": (k, n)} for m, k, n in ((17, 37, 67), (40, 64, 136), (17, 1032, 72))
+    ]
     of_cuda_products: list[Shapes] = [{"a": (131, 37), "b": (37, 67)}]
     layers: list[Shapes] = [
-        {"x": (m, k), "weight": (k, n), "bias": (n,)} for m, k, n in ((17, 37, 67), (40, 64, 136))
+        {"x": (m, k), "weight": (k, n), "bias": (n,)} for m, k, n in ((67, 37, 67), (40, 64, 136))
     ]
     added: list[Shapes] = [{"x": (17, 37), "weight": (37, 67), "residual": (17, 67)}]
     fp8: list[Shapes] = [

@@ -116,6 +116,7 @@ def projected_statistics_kernel(
         row, column = tile_at(tile, tokens, classes, BLOCK_M, BLOCK_N, GROUP_M)
         x = tile_product(
             h, w, row, column, tokens, classes, width, stride_ht, stride_hk, stride_wk, stride_wc,
+            0, tl.cdiv(width, BLOCK_K),
             BLOCK_M, BLOCK_N, BLOCK_K, H_TRANSPOSED, W_TRANSPOSED, DESCRIPTORS, PRECISION,
         )
         if logits_ptr is not None:

@@ -23,19 +23,20 @@ from triton_side.calls.declare import Shapes, declare, forward
 from triton_side.configs.tuned import tuned
 from triton_side.kernels.hopper import matmul_fp8 as hopper
 from triton_side.kernels.hopper.parts import is_hopper
-from triton_side.kernels.matmul import FEW_ROWS, choose_config, few_rows_config, pointer_config
+from triton_side.kernels.matmul import FEW_ROWS, few_rows_config, pointer_config
 from triton_side.kernels.shared.fp8_sums import kept_factor
 from triton_side.kernels.shared.launch import INTERPRETED, cdiv, check_matrix, device_of
 from triton_side.kernels.shared.matmul_tiles import (
     MatmulConfig,
     load_operand,
     open_operand,
+    operands_fit_descriptors,
     programs_for_output,
     store_tile,
     stored_transposed,
     tile_at,
 )
-from triton_side.kernels.shared.tiles import fits_descriptor, provide_descriptor_memory
+from triton_side.kernels.shared.tiles import fits_descriptor, product_precision, provide_descriptor_memory
 
 FORWARD = (forward("dot", "product"), forward("mul", "scale"))
 CHUNK = 4096  # terms of one sum of the tensor cores
@@ -180,7 +181,9 @@ def matmul_fp8(
         raise ValueError(f"the kernel for Hopper GPUs cannot take these operands: {problem}")
     if wanted and problem is None:
         return hopper.launch_fp8(a, b, a_scale, b_scale)
-    return launch_fp8(a, b.T, a_scale, b_scale, choose_config(fp8_config, a, b.T))
+    fits = operands_fit_descriptors(a, b.T)
+    config = fp8_config(a.dtype, product_precision(a.dtype), fits, a.shape[0], b.shape[0])
+    return launch_fp8(a, b.T, a_scale, b_scale, config)
 
 
 def _check(a: torch.Tensor, b: torch.Tensor, a_scale: torch.Tensor, b_scale: torch.Tensor) -> None:

@@ -168,7 +168,18 @@ def one_accumulator(choice: Choice) -> Iterable[MatmulConfig]:
     if not descriptors or dtype == torch.float32:
         return read_through_pointers(dtype, choice.facts["precision"])
     rows = choice.facts.get("m")
-    return few_rows(rows, dtype.itemsize) if rows and rows <= FEW_ROWS else many_rows(dtype.itemsize)
+    if not rows or rows > FEW_ROWS:
+        return many_rows(dtype.itemsize)
+    whole = few_rows(rows, dtype.itemsize)
+    return split_tiles(whole, choice) if "k" in choice.facts else whole
+
+
+def split_tiles(whole: Iterable[MatmulConfig], choice: Choice) -> Iterator[MatmulConfig]:
+    """Configurations whose tiles one to eight programs share, at most two programs a multiprocessor."""
+    for config, splits in product(whole, (1, 2, 4, 8)):
+        programs = splits * cdiv(choice.facts["n"], config.block_n)
+        if splits == 1 or programs <= 2 * choice.multiprocessors and splits * config.block_k <= choice.facts["k"]:
+            yield replace(config, splits=splits)
 
 
 def many_rows(element_bytes: int) -> Iterator[MatmulConfig]:

@@ -364,7 +364,7 @@ def test_the_linear_layer_names_its_outputs() -> None:
     assert names == {"forward": ["pre", "y"], "backward": ["dpre", "partial", "dbias", "dx", "dweight"]}
 
 
-def test_linear_layers_move_compulsory_bytes_and_a_few_partial_sums() -> None:
+def test_linear_layers_of_few_rows_move_compulsory_bytes() -> None:
     m, k, n = 64, 128, 256
     x, weight, y, bias = (2 * elements for elements in (m * k, k * n, m * n, n))
     moved = {
@@ -375,8 +375,7 @@ def test_linear_layers_move_compulsory_bytes_and_a_few_partial_sums() -> None:
     assert moved["linear_residual"] == [x + weight + y + y, products]
     forward, backward = moved["linear"]
     assert forward == x + weight + bias + y
-    partials, left_over = divmod(backward - products - y - bias, 2 * 4 * n)
-    assert left_over == 0 and 1 <= partials <= 4
+    assert backward == products + y + bias
 
 
 def test_an_fp8_product_reads_one_byte_per_element_and_writes_two() -> None:

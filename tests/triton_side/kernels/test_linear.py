@@ -44,11 +44,11 @@ def test_agrees_through_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_strides() -> None:
-    x, weight, bias, dy = tensors(64, 24, 136)
+    x, weight, bias, dy = tensors(72, 24, 136)
     transposed = [tensor.T.contiguous().T for tensor in (x, weight)]
     assert agrees(applied, *transposed, random(272, seed=2)[::2], dy=dy.T.contiguous().T)
-    assert agrees(applied, x, weight, bias, dy=random(64, 150, seed=6)[:, 3:139])
-    assert agrees(applied, x, weight, bias, dy=random(1, 136, seed=6).expand(64, 136))
+    assert agrees(applied, x, weight, bias, dy=random(72, 150, seed=6)[:, 3:139])
+    assert agrees(applied, x, weight, bias, dy=random(1, 136, seed=6).expand(72, 136))
 
 
 def test_training_saves_only_the_inputs() -> None:
@@ -70,6 +70,13 @@ def test_empty(shape: tuple[int, int, int]) -> None:
 def test_partial_sums_by_several_programs_of_several_tiles(shape: tuple[int, int]) -> None:
     x = random(*shape).round()  # sums of small integers are exact
     assert torch.equal(partial_sums(x).sum(0), x.sum(0))
+
+
+@pytest.mark.parametrize("rows", [1, 64, 65, 300])
+def test_the_gradient_of_the_bias_sums_few_and_many_rows(rows: int) -> None:
+    dy = random(rows, 67, dtype=torch.float16).mul(4).round()  # sums of small integers are exact
+    for stored in (dy, dy.T.contiguous().T):
+        assert torch.equal(linear.bias_gradient(stored), dy.sum(0))
 
 
 def test_the_residual_has_the_output_s_gradient() -> None:

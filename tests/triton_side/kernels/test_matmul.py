@@ -1,8 +1,11 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from row_kernel_checks import DTYPES, is_accurate, random, with_gradients
 
 from triton_side.kernels import matmul
+from triton_side.kernels.shared.counters import zero_counters
 from triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 CONFIGS = [
@@ -10,6 +13,10 @@ CONFIGS = [
     MatmulConfig(32, 16, 32, num_warps=4, num_stages=2, group_m=3, descriptors=False),
     MatmulConfig(16, 32, 32, num_warps=4, num_stages=2, group_m=2),
 ]
+
+
+SPLIT = MatmulConfig(16, 32, 16, num_warps=4, num_stages=2, descriptors=False)
+MOST_TILES = 4  # of the split products below
 
 
 def stored(matrix: torch.Tensor, transposed: bool) -> torch.Tensor:
@@ -39,6 +46,62 @@ def test_any_configuration_and_storage_agrees(config: MatmulConfig, a_transposed
         a, b = stored(random(m, k, dtype=dtype), a_transposed), stored(random(k, n, dtype=dtype, seed=1), b_transposed)
         residual = random(m, n, dtype=dtype, seed=2)
         assert agrees(matmul.launch_matmul(a, b, config, residual=residual), a, b, residual)
+
+
+@pytest.mark.parametrize("splits", [2, 3, 8])
+@pytest.mark.parametrize(("m", "k", "n"), [(1, 41, 67), (16, 200, 40), (5, 16, 96), (3, 0, 5)])
+def test_programs_that_share_the_inner_axis_agree(m: int, k: int, n: int, splits: int) -> None:
+    """The last splits may have no step. Every launch leaves its counters at zero for the next one."""
+    a, b, residual, bias = random(m, k), random(k, n, seed=1), random(m, n, seed=2), random(n, seed=3)
+    config = replace(SPLIT, splits=splits)
+    got = [matmul.launch_matmul(a, b, config, residual, bias=bias) for _ in range(3)]
+    assert agrees(got[0], a, b, residual + bias)
+    assert all(torch.equal(got[0], again) for again in got)
+    if a.is_cuda:
+        torch.cuda.synchronize()
+    assert not zero_counters(a, MOST_TILES).any()
+
+
+@pytest.mark.parametrize("b_transposed", [False, True])
+def test_shared_tiles_of_any_storage_agree_in_float16(b_transposed: bool) -> None:
+    a, b = random(16, 96, dtype=torch.float16), stored(random(96, 67, dtype=torch.float16, seed=1), b_transposed)
+    assert agrees(matmul.launch_matmul(a, b, replace(SPLIT, splits=4)), a, b)
+
+
+def test_gelu_and_scale_apply_once_to_shared_tiles() -> None:
+    a, b, bias = random(16, 96), random(96, 40, seed=1), random(40, seed=2)
+    y, pre = matmul.launch_bias_gelu(a, b, bias, replace(SPLIT, splits=4), save=True)
+    assert pre is not None and agrees(pre, a, b, bias.expand(16, 40))
+    torch.testing.assert_close(y, torch.nn.functional.gelu(pre, approximate="tanh"))
+    halved = matmul.launch_matmul(a, b, replace(SPLIT, splits=4), scale=torch.full((), 0.5, device=a.device))
+    torch.testing.assert_close(halved, 0.5 * (a @ b))
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_of_shared_tiles_is_replayed() -> None:
+    a, b = random(16, 96), random(96, 40, seed=1)
+    config = replace(SPLIT, splits=4)
+    matmul.launch_matmul(a, b, config)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        c = matmul.launch_matmul(a, b, config)
+    for seed in range(2, 5):
+        a.copy_(random(16, 96, seed=seed))
+        graph.replay()
+        assert agrees(c, a, b)
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "programs"), [(4096, 4096, 128), (4096, 14336, 128), (14336, 4096, 112), (16384, 4096, 128)]
+)
+def test_few_rows_use_most_multiprocessors(n: int, k: int, programs: int) -> None:
+    config = matmul.matmul_config(torch.bfloat16, "ieee", True, 16, n, k)
+    assert config.splits * -(-n // config.block_n) == programs
+
+
+def test_a_short_inner_axis_is_not_split() -> None:
+    assert matmul.matmul_config(torch.bfloat16, "ieee", True, 16, 768, 768).splits == 1
+    assert matmul.matmul_config(torch.bfloat16, "ieee", True, 65, 768, 8192).splits == 1
 
 
 def test_strides() -> None:

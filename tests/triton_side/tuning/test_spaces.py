@@ -16,6 +16,7 @@ from triton_side.kernels.shared.launch import RowConfig, next_power_of_2
 from triton_side.tuning.spaces import SPACES, Choice, candidates
 
 PRODUCT = {"precision": "ieee", "descriptors": True, "m": 8192, "n": 4096}
+WHOLE = PRODUCT | {"k": 4096}
 HALF = {"dtype": torch.bfloat16}
 GROUPS = HALF | {"precision": "ieee", "descriptors": True}
 
@@ -47,10 +48,10 @@ ROWS = {"rows": 8192, "element_bytes": 2, "multiprocessors": 132}
         ("embedding.configure_forward", {"columns": 2048, "element_bytes": 2}),
         ("embedding.configure_backward", {"columns": 2048, "element_bytes": 4}),
         ("gelu.configure", {"element_bytes": 2}), ("adamw.configure", {}),
-        ("matmul.matmul_config", HALF | PRODUCT), ("matmul.matmul_config", HALF | PRODUCT | {"m": 16}),
-        ("matmul.matmul_config", HALF | PRODUCT | {"descriptors": False}),
-        ("matmul.matmul_config", PRODUCT | {"dtype": torch.float32}),
-        ("matmul.matmul_config", PRODUCT | {"dtype": torch.float32, "precision": "tf32"}),
+        ("matmul.matmul_config", HALF | WHOLE), ("matmul.matmul_config", HALF | WHOLE | {"m": 16}),
+        ("matmul.matmul_config", HALF | WHOLE | {"descriptors": False}),
+        ("matmul.matmul_config", WHOLE | {"dtype": torch.float32}),
+        ("matmul.matmul_config", WHOLE | {"dtype": torch.float32, "precision": "tf32"}),
         ("matmul_fp8.fp8_config", PRODUCT | {"dtype": torch.float8_e4m3fn}),
         ("moe.grouped_config", GROUPS | {
             "slots": 8192, "accumulators": 2, "pairs": 1, "experts": 8, "k": 2048, "n": 3584,

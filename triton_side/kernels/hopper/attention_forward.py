@@ -16,10 +16,7 @@ Shapes: q, out [batch, heads, sequence, head_dim]; k, v [batch, kv_heads, sequen
 sequence], float32. dtypes: bfloat16, float16. head_dim: 64, 128, 256.
 """
 
-import functools
-
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
@@ -27,7 +24,6 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma as mm
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait as mma_wait
 
 from triton_side.calls.declare import computing, declare
-from triton_side.calls.stages import preparation
 from triton_side.kernels.hopper.parts import (
     L2_BYTES,
     barriers,
@@ -45,6 +41,7 @@ from triton_side.kernels.hopper.parts import (
 from triton_side.kernels.shared.attention_operations import FORWARD, FORWARD_BY_CASE, products_flops
 from triton_side.kernels.shared.attention_tiles import empty_output, packed_sizes
 from triton_side.kernels.shared.constants import LOG2_E
+from triton_side.kernels.shared.counters import zero_counters
 from triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors
 
 ROWS = gl.constexpr(64)  # queries of one consumer
@@ -490,27 +487,9 @@ def launch_forward(
     with device_of(q), computing(*FORWARD_BY_CASE[causal, False]):
         hopper_attention_forward_kernel[(min(multiprocessors(q.device), batch * heads * tiles),)](
             rows_descriptor(q, ROWS.value), rows_descriptor(k, keys), rows_descriptor(v, keys),
-            *((rows_descriptor(out, ROWS.value), None) if by_tma else (None, out)), logsumexp2, _counters(q), offsets,
-            *out.stride()[:3], sequence, batch * heads, together, tiles, heads, sharing, sequences,
+            *((rows_descriptor(out, ROWS.value), None) if by_tma else (None, out)), logsumexp2, zero_counters(q, 2),
+            offsets, *out.stride()[:3], sequence, batch * heads, together, tiles, heads, sharing, sequences,
             head_dim**-0.5 * LOG2_E.value, K_STAGES=k_stages, V_STAGES=v_stages, CAUSAL=causal, WINDOW=window,
             PACKED=packed, num_warps=4,
         )
     return out, logsumexp2
-
-
-def _counters(like: torch.Tensor) -> torch.Tensor:
-    """Return the two zeros of this stream. Each launch leaves them zero for the next.
-
-    A CUDA graph that is being captured gets its own, because it may be replayed beside launches of this stream.
-    """
-    if isinstance(like, FakeTensor):
-        return torch.empty(2, dtype=torch.int32, device=like.device)
-    if torch.cuda.is_current_stream_capturing():
-        return torch.zeros(2, dtype=torch.int32, device=like.device)
-    return _counters_of(like.device, torch.cuda.current_stream(like.device).cuda_stream)
-
-
-@functools.cache
-def _counters_of(device: torch.device, stream: int) -> torch.Tensor:
-    with preparation():
-        return torch.zeros(2, dtype=torch.int32, device=device)

@@ -95,5 +95,5 @@ def sum_vectors(partial: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor
 
 
 def sum_columns(partial: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return `sum_vectors` of one vector: partial [partials, columns] -> [columns]."""
+    """Return `sum_vectors` of one vector: partial [partials, columns], of any dtype -> [columns]."""
     return sum_vectors(partial.unsqueeze(1), dtype)[0]

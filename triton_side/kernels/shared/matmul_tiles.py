@@ -25,6 +25,8 @@ class MatmulConfig:
     group_m: the number of tiles, one below the other, to compute before the next column of tiles.
     descriptors: TMA reads the operands and programs are persistent; otherwise each program computes one tile.
     programs: persistent programs per multiprocessor; more than one if the resources of several fit.
+    splits: programs that share the inner axis of one tile (`shared/split_tiles.py`). It is 1 for persistent programs,
+        and only `launch_matmul` and `launch_bias_gelu` have more.
     """
 
     block_m: int
@@ -35,6 +37,7 @@ class MatmulConfig:
     group_m: int = 8
     descriptors: bool = True
     programs: int = 1
+    splits: int = 1
 
 
 @triton.jit
@@ -119,13 +122,16 @@ def load_tile(pointer, row, column, rows, columns, ROWS: tl.constexpr, COLUMNS: 
 
 @triton.jit
 def tile_product(
-    a, b, row, column, m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
+    a, b, row, column, m, n, k, stride_am, stride_ak, stride_bk, stride_bn, begin, end,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Return the [BLOCK_M, BLOCK_N] tile of a @ b at (row, column), in float32. a, b: from `open_operand`."""
+    """Return the [BLOCK_M, BLOCK_N] tile of a @ b at (row, column), in float32.
+
+    a, b: from `open_operand`. begin, end: steps of BLOCK_K along the inner axis; the whole axis has cdiv(k, BLOCK_K).
+    """
     c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-    for step in range(tl.cdiv(k, BLOCK_K)):
+    for step in range(begin, end):
         at = step * BLOCK_K
         x = load_operand(a, row, at, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
         y = load_operand(b, at, column, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
