@@ -16,7 +16,8 @@ loops over chunks of tokens:
 
 1. The product also stores the chunk's logits, in a workspace of WORKSPACE bytes.
 2. A pass over the workspace replaces them by dx.
-3. One product gives the chunk's dh, and another adds the chunk's share to dw.
+3. One product gives the chunk's dh, and another adds the chunk's share to dw. They have nothing to fuse with, so they are
+   cuBLAS's, 1 to 15% faster than ours (`docs/kernels/products.md`).
 
 So there are three products in all, as many as with all logits in memory. The backward pass multiplies dh and dw by
 dloss, unless it is 1.
@@ -27,9 +28,10 @@ dtype after each chunk.
 
 Shapes: h, dh [tokens, width]; w, dw [classes, width]; labels [tokens] in int32 or int64; loss [] in fp32. dtypes of h
 and w: bfloat16, float16, float32, one for both. Without gradients the loss is computed from float32 logits; with them,
-loss and gradients from logits in the inputs' dtype, in which dx is stored too. Small numbers vanish in float16, so the
-division of its dh and dw by the count of tokens follows in the backward pass. Products of float32 inputs read w across
-its rows, at a third of the rate (`matmul.py`), because a transposed copy would take as much memory as w.
+loss and gradients from logits in the inputs' dtype, in which dx is stored too. dx is divided by the count of tokens.
+Small numbers vanish in float16, so the division of its dh and dw follows in the backward pass. Products of float32
+inputs read w across its rows, at a third of the rate (`matmul.py`), because a transposed copy would take as much memory
+as w.
 """
 
 import math
@@ -42,8 +44,9 @@ from torch.autograd.function import once_differentiable
 
 from triton_side.blocks.cross_entropy import IGNORED
 from triton_side.calls.declare import Shapes, computing, declare, forward, gradient
+from triton_side.calls.stages import stage
 from triton_side.kernels.cross_entropy import check_labels, launch_mean, loss_slope, token_loss
-from triton_side.kernels.matmul import Choose, choose_config, launch_matmul, matmul_config
+from triton_side.kernels.matmul import Choose, choose_config, matmul_config
 from triton_side.kernels.shared.launch import FlatConfig, cdiv, check_matrix, check_tensors, device_of, multiprocessors
 from triton_side.kernels.shared.matmul_tiles import (
     MatmulConfig,
@@ -76,9 +79,6 @@ DLOGITS = (
     gradient("div", "mean"), gradient("select", "mean"), gradient("mul", "z_loss"), gradient("mul", "logsumexp"),
     gradient("exp", "logsumexp"), gradient("sub", "smoothing"), gradient("sub", "target"),
 )
-DW = (gradient("dot", "product", "dw"),)
-DW_ADDED = (*DW, gradient("add", "product", "dw"))
-DH = (gradient("dot", "product", "dh"),)
 
 
 @triton.jit
@@ -192,10 +192,10 @@ def combine_tiles_kernel(
 @declare(*DLOGITS, flops=lambda shapes: 5 * math.prod(shapes["logits_ptr"]))
 @triton.jit
 def dlogits_kernel(
-    logits_ptr, labels_ptr, maximum_ptr, log_sum_ptr, dlogits_ptr, stride_lt, classes, smoothing, z_loss,
+    logits_ptr, labels_ptr, maximum_ptr, log_sum_ptr, inverse_ptr, dlogits_ptr, stride_lt, classes, smoothing, z_loss,
     IGNORED: tl.constexpr, COLUMNS: tl.constexpr,
 ):
-    """Compute the gradients of COLUMNS logits of a token for dloss = 1, before the division by the count.
+    """Compute the gradients of COLUMNS logits of a token for dloss = 1, divided by the count if inverse_ptr is given.
 
     They may replace the logits. Rows of both are stride_lt apart.
     """
@@ -208,6 +208,8 @@ def dlogits_kernel(
     dx = loss_slope(x, class_ == label, maximum, log_sum, classes, smoothing, z_loss)
     dx = tl.where((label >= 0) & (label < classes), dx, float("nan"))
     dx = tl.where(label != IGNORED, dx, 0.0)
+    if inverse_ptr is not None:
+        dx *= tl.load(inverse_ptr)
     tl.store(dlogits_ptr + at, dx.to(dlogits_ptr.dtype.element_ty), mask=class_ < classes)
 
 
@@ -320,7 +322,7 @@ def training_pass(
     inverse = torch.empty((), dtype=torch.float32, device=h.device)
     with device_of(h):
         inverse_count_kernel[(1,)](labels, inverse, tokens, IGNORED=IGNORED, BLOCK=4096, num_warps=16)
-    scale = None if h.dtype == torch.float16 else inverse
+    factor = None if h.dtype == torch.float16 else inverse
     dh = torch.empty((tokens, width), dtype=h.dtype, device=h.device) if wanted[0] else None
     dw = torch.empty((classes, width), dtype=h.dtype, device=h.device) if wanted[1] else None
     chunk = min(tokens, tokens_per_chunk(max(tokens, 1), classes, h.element_size(), workspace))
@@ -337,17 +339,16 @@ def training_pass(
         launch_statistics(rows, w, own, losses[part], smoothing, z_loss, choose, (logits, maximum, log_sum))
         with device_of(h):
             dlogits_kernel[(cdiv(classes, DLOGITS_CONFIG.block), len(rows))](
-                logits, own, maximum, log_sum, logits, logits.stride(0), classes, smoothing, z_loss,
+                logits, own, maximum, log_sum, factor, logits, logits.stride(0), classes, smoothing, z_loss,
                 IGNORED=IGNORED, COLUMNS=DLOGITS_CONFIG.block, num_warps=DLOGITS_CONFIG.num_warps,
             )
-        if dh is not None:
-            with computing(*DH, c_ptr="dh"):
-                launch_matmul(logits, w, choose_config(choose, logits, w), out=dh[part], scale=scale)
-        if dw is not None:
-            with computing(*(DW_ADDED if first else DW), c_ptr="dw"):
-                launch_matmul(
-                    logits.T, rows, choose_config(choose, logits.T, rows), dw if first else None, out=dw, scale=scale
-                )
+        with stage("product"):
+            if dh is not None:
+                torch.mm(logits, w, out=dh[part])
+            if dw is not None and first:
+                torch.addmm(dw, logits.T, rows, out=dw)
+            elif dw is not None:
+                torch.mm(logits.T, rows, out=dw)
     return launch_mean(losses, labels)[0], dh, dw, inverse
 
 
