@@ -16,7 +16,7 @@ loops over chunks of tokens:
 
 1. The product also stores the chunk's logits, in a workspace of WORKSPACE bytes.
 2. A pass over the workspace replaces them by dx.
-3. One product gives the chunk's dh, and another adds the chunk's share to dw. They have nothing to fuse with, so they are
+3. One product gives the chunk's dh, another adds the chunk's share to dw. They have nothing to fuse with, so they are
    cuBLAS's, 1 to 15% faster than ours (`docs/kernels/products.md`).
 
 So there are three products in all, as many as with all logits in memory. The backward pass multiplies dh and dw by
