@@ -35,7 +35,7 @@ PARALLEL_BY_TEST = $(shell $(RUNNER) -c "import xdist, os; \
 .PHONY: run test test-gpu sanitize lint setup clean
 
 run: $(READY)
-	$(RUNNER) -m compare run $(ARGS)
+	$(RUNNER) -m xlafuse run $(ARGS)
 
 test: $(READY)
 	$(RUNNER) -m pytest -q -m "not gpu" $(PARALLEL_BY_FILE) $(ARGS)

@@ -1,4 +1,4 @@
-"""The entry of `xlafuse ...` and `python -m compare ...`."""
+"""The program `xlafuse`, in a checkout also as `python -m compare`."""
 
 import sys
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import compare  # noqa: F401  # before a test uses `xlafuse.explain`, so that both get one copy (xlafuse.comparison)
+
 # A shell ignores interrupts in the jobs that it starts in the background, and so would all that tests start there.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -86,7 +88,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(pluginmanager: pytest.PytestPluginManager) -> None:
     """Register the fixture `fusion` where no installed entry point has done so."""
-    from compare.pytest_plugin import plugin
+    from xlafuse import pytest_plugin
 
-    if not pluginmanager.is_registered(plugin):
-        pluginmanager.register(plugin)
+    if not pluginmanager.is_registered(pytest_plugin):
+        pluginmanager.register(pytest_plugin)

@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+import xlafuse
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("compare", "xlafuse", "triton_side")
 # Folders within a folder, from the foundation upward; "" stands for the folder's own files.
@@ -21,6 +23,7 @@ SUBFOLDERS = {
     "compare.graph": ("", "analyse", "join", "build", "findings", "render"),
     "compare.report.page": ("content", "drawing", "listings", ""),
 }
+_IN_CHECKOUT = re.compile(r"^xlafuse\.compare\.")
 
 
 @cache
@@ -34,7 +37,7 @@ def imports() -> dict[str, set[str]]:
     found = {}
     for name, file in files().items():
         package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-        named = set(_named(ast.parse(file.read_text()), package))
+        named = {_IN_CHECKOUT.sub("compare.", each) for each in _named(ast.parse(file.read_text()), package)}
         modules = {each if each in files() else each.rpartition(".")[0] for each in named}  # from a import b: a.b, or a
         found[name] = (modules & files().keys()) - {name}
     return found
@@ -123,17 +126,42 @@ def _require_order(parent: str, order: list[str] | tuple[str, ...]) -> None:
 def test_xlafuse_and_triton_side_import_neither_each_other_nor_compare() -> None:
     for name, others in imports().items():
         package = name.partition(".")[0]
-        if package != "compare":
+        if package != "compare" and name != "xlafuse.__main__":  # the program
             assert {other.partition(".")[0] for other in others} <= {package}, name
 
 
-def test_only_xlafuse_itself_names_compare_lazily() -> None:
-    """`xlafuse.explain` and others are imported from compare by name, when a user first asks for them."""
+def test_only_the_api_and_the_pytest_plugin_name_modules_of_compare() -> None:
+    """They import these by name, when a user first asks for them, and all names are right."""
+    assert {name for name, others in imports().items() if "xlafuse.comparison" in others} == {
+        "xlafuse", "xlafuse.pytest_plugin"
+    }
+    named = set(xlafuse._LAZY_IMPORTS.values())
+    named |= set(re.findall(r'\bmodule\("([^"]+)"\)', files()["xlafuse.pytest_plugin"].read_text()))
+    assert len(named) > 5 and {f"compare.{name}" for name in named} <= files().keys()
     naming = {
         name for name, file in files().items()
         if not name.startswith("compare") and re.search(r"""["'](\.\.)?compare\.""", file.read_text())
     }
-    assert naming == {"xlafuse"}
+    assert naming == set()
+
+
+def test_compare_names_its_own_modules_relative_to_itself() -> None:
+    """Installed, the package has another name than in a checkout, so no string or import has its full name."""
+    for name, file in files().items():
+        tree = ast.parse(file.read_text())
+        documentation = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        texts = [n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and id(n) not in documentation]
+        assert not [text for text in texts if isinstance(text, str) and re.match(r"compare\.\w", text)], name
+        assert not any(re.match(r"(xlafuse\.)?compare\b", each) for each in _written(tree)), name
+
+
+def _written(tree: ast.AST) -> Iterator[str]:
+    """Yield the modules of absolute imports."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.module
 
 
 def test_imports_within_functions_are_seen() -> None:

@@ -1,6 +1,8 @@
 """The wheel, installed where there is no checkout: its files, four commands, and the pytest plugin.
 
-The new environment takes the dependencies from the running one. It has the three packages from the wheel alone.
+The new environment takes the dependencies from the running one. It has the three packages from the wheel alone. All
+programs run in a folder with a module `compare` of a user, which fails when it is imported
+(`tests/test_user_modules.py` has the same in the checkout).
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("compare", "triton_side", "xlafuse")
+INSTALLED = ("triton_side", "xlafuse", "xlafuse.compare")
 FUNCTION = """\
 import jax.numpy as jnp
 
@@ -25,10 +28,12 @@ def gelu(x):
     return 0.5 * x * (1 + jnp.tanh(0.8 * (x + 0.04 * x**3)))
 """
 TEST = """\
+import compare
 import jax
 from layers import gelu
 
 def test_gelu(fusion):
+    assert compare.MINE
     assert len(fusion(gelu, jax.ShapeDtypeStruct((512, 512), "bfloat16"), target="h200").kernels) == 1
 """
 
@@ -50,14 +55,16 @@ def run(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("installed")
     environment, work = folder / "environment", folder / "work"
     work.mkdir()
+    (work / "compare.py").write_text('raise RuntimeError("this module is not for xlafuse")\n')
     _run(work, sys.executable, "-m", "venv", "--without-pip", environment)
     python = environment / "bin" / "python"
     _run(work, sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-deps", wheel)
     (own,) = environment.glob("lib/python*/site-packages")
     running = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (own / "dependencies.pth").write_text("".join(f"{path}\n" for path in sorted(running)))
-    imported = _run(work, python, "-c", f"import {', '.join(PACKAGES)}; print(compare, triton_side, xlafuse)")
-    assert imported.count(f"{own}/") == len(PACKAGES), imported
+    imported = _run(work, python, "-c", f"import {', '.join(INSTALLED)}; print({', '.join(INSTALLED)})")
+    assert imported.count(f"{own}/") == len(INSTALLED), imported
+    assert not (own / "compare").exists()
 
     return lambda program, *arguments: _run(work, environment / "bin" / program, *arguments)
 
@@ -78,11 +85,17 @@ def test_it_holds_every_file_of_the_packages(wheel: Path) -> None:
         if file.is_file() and "__pycache__" not in file.parts
     }
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert held == files
+    in_checkout = "xlafuse/compare/__init__.py"  # names the folder beside xlafuse
+    assert held == {f"xlafuse/{name}" if name.startswith("compare/") else name for name in files - {in_checkout}}
 
 
 def test_workers_of_another_interpreter_do_not_import_from_its_site_packages(run: Run) -> None:
-    assert "site-packages" not in run("python", "-c", "from compare.base import paths; print(paths.python_path())")
+    code = "from xlafuse.compare.base import paths; print(paths.python_path())"
+    assert "site-packages" not in run("python", "-c", code)
+
+
+def test_the_program_is_a_module_too(run: Run) -> None:
+    assert run("python", "-m", "xlafuse", "list") == run("xlafuse", "list")
 
 
 @pytest.mark.slow
@@ -98,6 +111,7 @@ def test_run_report_and_inspect(run: Run, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_explain_and_the_pytest_plugin(run: Run, tmp_path: Path) -> None:
     (tmp_path / "layers.py").write_text(FUNCTION)
+    (tmp_path / "compare.py").write_text("MINE = True\n")
     (tmp_path / "test_layers.py").write_text(TEST)
     shown = run("xlafuse", "explain", tmp_path / "layers.py:gelu", "--framework", "jax", "--args", "bf16[512,512]")
     assert "1 kernel" in shown and "kernel configurations" in shown

@@ -122,7 +122,7 @@ def make_for_xla(folder: Path, python: Python) -> None:
     """Make the environment of XLA's worker, and start that worker once. Raises SetupError."""
     (folder / WORKER_STARTS).unlink(missing_ok=True)
     make(folder, python, "xla", "cpu")
-    run(folder, interpreter(folder), "-m", "compare.workers.main", "xla")  # ends at once: its input is empty
+    run(folder, interpreter(folder), "-m", "xlafuse.compare.workers.main", "xla")  # ends at once: its input is empty
     (folder / WORKER_STARTS).touch()
 
 

@@ -1,33 +1,32 @@
 """The JAX and XLA part of the comparison: blocks as JAX graphs, their compilation, and readers of XLA's output.
 
 Importing this package imports no framework; reading HLO text (`xlafuse.hlo.gpu_program`) needs none either. The user's
-API is available here too. It lives in `compare` and is imported at its first use:
+API is available here too. It lives in `compare` and is imported at its first use (`xlafuse.comparison`):
 
     explain(fn, *args, ...)   return the fusion graphs of your function
     load(path)                return a fusion graph from a file
     capture(folder)           profile a block of your program: `with xlafuse.capture("folder"):`
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from compare.graph.model import FusionGraph
-    from compare.sources.explained import Explained
-    from compare.user.capture import capture
-    from compare.user.explain import ExplainError, explain, load
+    from .compare.graph.model import FusionGraph
+    from .compare.sources.explained import Explained
+    from .compare.user.capture import capture
+    from .compare.user.explain import ExplainError, explain, load
 
     __version__: str
 
 __all__ = ["ExplainError", "Explained", "FusionGraph", "__version__", "capture", "explain", "load"]
 
 _LAZY_IMPORTS = {
-    "ExplainError": "compare.user.explain",
-    "Explained": "compare.sources.explained",
-    "FusionGraph": "compare.graph.model",
-    "capture": "compare.user.capture",
-    "explain": "compare.user.explain",
-    "load": "compare.user.explain",
+    "ExplainError": "user.explain",
+    "Explained": "sources.explained",
+    "FusionGraph": "graph.model",
+    "capture": "user.capture",
+    "explain": "user.explain",
+    "load": "user.explain",
 }
 
 
@@ -36,7 +35,9 @@ def __getattr__(name: str) -> Any:
         return _version()
     if name not in _LAZY_IMPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LAZY_IMPORTS[name]), name)
+    from .comparison import module
+
+    return getattr(module(_LAZY_IMPORTS[name]), name)
 
 
 def __dir__() -> list[str]:

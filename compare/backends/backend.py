@@ -11,7 +11,8 @@ from typing import Any
 class Backend:
     """How the implementations of one compiler are compiled, run and checked.
 
-    Code of workers is named "package.module:function", so that reading this table imports no framework.
+    Code of workers is named ".workers.module:function", relative to compare, so that reading this table imports no
+    framework.
 
     name: as records and graphs have it, under `compiler`.
     label: as `doctor` shows it.

@@ -6,8 +6,8 @@ from .backend import Backend
 
 TRITON = Backend(
     name="triton", label="Triton", family="triton", worker="torch",
-    prepare="compare.workers.pytorch.prepare:kernels",
-    target_worker="target", compile_for_target="compare.workers.pytorch.target:kernels",
+    prepare=".workers.pytorch.prepare:kernels",
+    target_worker="target", compile_for_target=".workers.pytorch.target:kernels",
     cpu_check_worker="interpreter", hand_written=True, requires=("triton",),
 )
 TRITON_CUDAGRAPHS = replace(TRITON, name="triton-cudagraphs", cpu_check_worker=None, replays_graphs=True)

@@ -6,14 +6,14 @@ from .backend import Backend
 
 EAGER = Backend(
     name="eager", label="PyTorch", family="eager", worker="torch",
-    prepare="compare.workers.pytorch.prepare:eager",
-    target_worker="target", compile_for_target="compare.workers.pytorch.target:eager",
+    prepare=".workers.pytorch.prepare:eager",
+    target_worker="target", compile_for_target=".workers.pytorch.target:eager",
     cpu_check_worker="torch", prebuilt=True,
 )
 INDUCTOR = Backend(
     name="inductor", label="TorchInductor", family="inductor", worker="torch",
-    prepare="compare.workers.pytorch.prepare:inductor",
-    target_worker="target", compile_for_target="compare.workers.pytorch.target:inductor",
+    prepare=".workers.pytorch.prepare:inductor",
+    target_worker="target", compile_for_target=".workers.pytorch.target:inductor",
     cpu_check_worker="torch", requires=("triton", "g++"),
 )
 INDUCTOR_MAX = replace(

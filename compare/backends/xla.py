@@ -6,8 +6,8 @@ from .backend import Backend
 
 XLA = Backend(
     name="xla", label="XLA", family="xla", worker="xla",
-    prepare="compare.workers.xla.prepare:prepare",
-    target_worker="xla", compile_for_target="compare.workers.xla.prepare:compile_for_target",
+    prepare=".workers.xla.prepare:prepare",
+    target_worker="xla", compile_for_target=".workers.xla.prepare:compile_for_target",
     cpu_check_worker="xla",
 )
 XLA_REMAT = replace(XLA, name="xla-remat", options={"recompute": True})
@@ -15,6 +15,6 @@ XLA_UNFUSED = replace(XLA, name="xla-unfused", options={"variant": "unfused"}, c
 # Runs a PyTorch function. A PyTorch worker plans its Triton launches, and the Triton inside XLA compiles them.
 XLA_TRITON = replace(
     XLA, name="xla-triton", label="XLA with hand-written Triton", family="xla-triton", cpu_check_worker=None,
-    options={"function": "compare.workers.xla.triton_calls:launching"},
+    options={"function": ".workers.xla.triton_calls:launching"},
     requires=("triton", "g++", "launch planning"),
 )

@@ -1,9 +1,14 @@
-"""The folder of the project's packages, and the import path of processes that need them."""
+"""The folder of the project's packages, this package's name, and the import path of processes that need them."""
 
 import os
 from pathlib import Path
 
-PROJECT = Path(__file__).resolve().parents[2]
+import xlafuse
+
+PROJECT = Path(xlafuse.__file__).resolve().parents[1]
+# "xlafuse.compare", or "compare" where a checkout's tests or `python -m compare` imported it so. Another process gets
+# its modules by the same name, so that a pickle means the same in both.
+PACKAGE = __name__.removesuffix(".base.paths")
 
 
 def python_path() -> str:

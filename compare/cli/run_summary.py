@@ -64,4 +64,4 @@ def _command() -> str:
     found = shutil.which("xlafuse")
     if found is not None and own.exists() and Path(found).samefile(own):
         return "xlafuse"
-    return shlex.quote(os.path.relpath(own)) if own.exists() else f"{shlex.quote(sys.executable)} -m compare"
+    return shlex.quote(os.path.relpath(own)) if own.exists() else f"{shlex.quote(sys.executable)} -m xlafuse"

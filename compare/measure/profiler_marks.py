@@ -1,6 +1,7 @@
 """Marks for a profiler that watches a worker: empty kernels where the phases of a call begin and end.
 
-`python -m compare.measure.profiler_marks` marks an empty call, which shows whether a profiler can watch a process here.
+`python -m xlafuse.compare.measure.profiler_marks` marks an empty call, which shows whether a profiler can watch a
+process here.
 """
 
 from __future__ import annotations

@@ -31,8 +31,8 @@ from ..spec.implementation import Implementation, load
 VARIABLE = "XLAFUSE_WITH"  # the functions of a run as JSON, for its workers
 _BACKENDS = {"torch": "own-torch", "jax": "xla"}
 _DIFFERENTIABLE = {
-    "torch": "compare.workers.pytorch.own_backward:differentiable",
-    "jax": "compare.workers.xla.own_backward:differentiable",
+    "torch": ".workers.pytorch.own_backward:differentiable",
+    "jax": ".workers.xla.own_backward:differentiable",
 }
 
 

@@ -1,1 +1,1 @@
-"""Assertions and snapshots of fusion graphs in users' own tests; pytest loads plugin.py."""
+"""Assertions and snapshots of fusion graphs in users' own tests; the hooks are `xlafuse.pytest_plugin`."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
+from xlafuse.pytest_plugin import OtherVersions
 
 from ..base.text import printable
 from ..user.explain import TIMEOUT, ExplainError, Framework, identify
@@ -37,10 +37,6 @@ class MissingPackage(Exception):
 
 class SnapshotMismatch(AssertionError):
     """The graph differs from the snapshot, or there is no snapshot."""
-
-
-class OtherVersions(pytest.PytestWarning):
-    """There are snapshots, but none for the installed versions."""
 
 
 @dataclass

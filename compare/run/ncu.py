@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..base import host
-from ..base.paths import PROJECT
+from ..base.paths import PACKAGE, PROJECT
 from ..graph import store
 from ..graph.model import FusionGraph
 from ..measure.profiler_marks import BEGIN, END, PROBE
@@ -97,7 +97,7 @@ def probe(role: str) -> None:
         raise NcuError(reason)
     with tempfile.TemporaryDirectory(prefix="xlafuse-probe-") as scratch:
         listing = Path(scratch) / "ncu.csv"
-        command = [*_command(listing, "all"), interpreter(role), "-m", "compare.measure.profiler_marks"]
+        command = [*_command(listing, "all"), interpreter(role), "-m", f"{PACKAGE}.measure.profiler_marks"]
         try:
             done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=_PROBE_SECONDS)
         except (OSError, subprocess.TimeoutExpired) as problem:
@@ -179,7 +179,7 @@ class _Attempt:
         reference = Worker("reference", self.logs / "ncu-reference.log")
         try:
             command = [*_command(listing, self.cache_control), interpreter(self.role)]
-            command += ["-m", "compare.workers.main", self.role]
+            command += ["-m", f"{PACKAGE}.workers.main", self.role]
             variables = {**(self.environment or {}), "XLAFUSE_TIMER": "none"}
             worker = Worker(self.role, log, variables, command)
             try:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..backends import BACKENDS, Backend
+from ..base.paths import PACKAGE
 from .case import PHASES, Case
 
 
 def load(target: str) -> Callable[..., Any]:
-    """Import the module of "package.module:function" and return the function."""
+    """Import the module of "package.module:function", or ".module:function" of compare, and return the function."""
     module, _, function = target.partition(":")
-    loaded: Callable[..., Any] = getattr(importlib.import_module(module), function)
+    loaded: Callable[..., Any] = getattr(importlib.import_module(module, PACKAGE), function)
     return loaded
 
 

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from .. import targets
 from ..base.frameworks import OWNERS
 from ..base.host import gpu_present
-from ..base.paths import python_path
+from ..base.paths import PACKAGE, python_path
 from ..graph import store
 from ..graph.model import FusionGraph
 from ..sources.explained import Explained
@@ -32,7 +32,7 @@ Progress = Callable[[str], None]
 
 TIMEOUT = 1800.0
 _PROGRESS_SECONDS = 30.0  # between two messages about a running compile
-_WORKERS = {"jax": "compare.workers.xla.explain", "torch": "compare.workers.pytorch.explain"}
+_WORKERS = {"jax": f"{PACKAGE}.workers.xla.explain", "torch": f"{PACKAGE}.workers.pytorch.explain"}
 _JAX_STATE = (
     "jax_enable_x64", "jax_default_matmul_precision", "jax_numpy_dtype_promotion", "jax_numpy_rank_promotion",
     "jax_default_prng_impl", "jax_threefry_partitionable",

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..base.paths import python_path
+from ..base.paths import PACKAGE, python_path
 
 INTERPRETERS = {"xla": "XLAFUSE_XLA_PYTHON"}  # every other role runs in XLAFUSE_TORCH_PYTHON
 
@@ -66,7 +66,7 @@ class Worker:
         log: the file to which its output is appended.
         """
         self.role, self.log = role, log
-        command = command or [interpreter(role), "-m", "compare.workers.main", role]
+        command = command or [interpreter(role), "-m", f"{PACKAGE}.workers.main", role]
         torch = {"XLAFUSE_TORCH_PYTHON": interpreter("torch")}  # XLA's worker starts one of PyTorch's (triton_calls)
         try:
             with log.open("ab") as output:

@@ -127,10 +127,12 @@ def _is_importable(module: types.ModuleType) -> bool:
     path: Any = None
     parts = module.__name__.split(".")
     for index in range(len(parts)):
-        spec = _found(".".join(parts[: index + 1]), path)
+        name = ".".join(parts[: index + 1])
+        spec = _found(name, path)
         if spec is None:
             return False
-        path = spec.submodule_search_locations
+        # A package may set its __path__, as xlafuse.compare does in a checkout.
+        path = getattr(sys.modules.get(name), "__path__", spec.submodule_search_locations)
     return True
 
 

@@ -1,6 +1,6 @@
 """The common part of both explaining workers: reading the request; writing graphs and notes, or the error.
 
-`python -m compare.workers.xla.explain FOLDER` (or explain_torch) reads FOLDER/request.pickle and leaves
+`python -m xlafuse.compare.workers.xla.explain FOLDER` (or `pytorch.explain`) reads FOLDER/request.pickle and leaves
 FOLDER/reply.json with the graphs' files beside it.
 """
 
@@ -24,7 +24,8 @@ Request = dict[str, Any]
 Explain = Callable[[Mapping[str, Any], Path], tuple[FusionGraph, list[str]]]
 
 # Frames that are not the user's: below one of these folders, or in the interpreter's library.
-_TOOLS = tuple(str(PROJECT / package) + "/" for package in ("compare", "xlafuse", "triton_side"))
+_COMPARE = Path(__file__).resolve().parents[1]
+_TOOLS = tuple(f"{folder}/" for folder in (_COMPARE, PROJECT / "xlafuse", PROJECT / "triton_side"))
 _FRAMEWORKS = re.compile(
     r"/site-packages/(?:jax|jaxlib|flax|torch|triton|cloudpickle|numpy)/|/lib/python3\.\d+/(?!site-)|^<"
 )

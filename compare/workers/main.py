@@ -1,4 +1,4 @@
-"""A worker process: `python -m compare.workers.main ROLE` serves requests one at a time until its input closes.
+"""A worker process: `python -m xlafuse.compare.workers.main ROLE` serves requests one at a time until its input closes.
 
 Only replies go to the process's original standard output. The framework's own output goes to standard error, so it
 cannot break the protocol.
@@ -16,6 +16,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
+from ..base.paths import PACKAGE
 from ..base.worker_protocol import NotAutotuned, Skip
 from ..measure.measurement import WrongResult
 from ..plan import own_function
@@ -25,12 +26,12 @@ Methods = dict[str, Callable[..., Any]]
 
 # The module of each role, as a string, because its import also imports the role's framework.
 PROGRAMS = {
-    "reference": "compare.numerics.reference",
-    "xla": "compare.workers.xla.worker",
-    "torch": "compare.workers.pytorch.worker",
-    "interpreter": "compare.workers.pytorch.worker",
-    "target": "compare.workers.pytorch.target",
-    "tuning": "compare.workers.pytorch.tuning",
+    "reference": ".numerics.reference",
+    "xla": ".workers.xla.worker",
+    "torch": ".workers.pytorch.worker",
+    "interpreter": ".workers.pytorch.worker",
+    "target": ".workers.pytorch.target",
+    "tuning": ".workers.pytorch.tuning",
 }
 
 
@@ -41,7 +42,7 @@ def methods_of(role: str) -> Methods:
     if role == "interpreter":
         os.environ["TRITON_INTERPRET"] = "1"  # read by triton when it is imported
     own_function.add_from_environment()
-    methods: Methods = importlib.import_module(PROGRAMS[role]).methods()
+    methods: Methods = importlib.import_module(PROGRAMS[role], PACKAGE).methods()
     return methods
 
 

@@ -94,7 +94,7 @@ def test_xlas_worker_runs_in_the_environment_that_set_up_made(
 def test_a_worker_that_does_not_start_is_not_used(
     machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake(machine / "path" / "python3.12", "3.12.4", fails="-m compare.workers.main")
+    fake(machine / "path" / "python3.12", "3.12.4", fails="-m xlafuse.compare.workers.main")
     monkeypatch.setattr(sys, "prefix", str(machine / ".venv"))
     assert setup_environment.main(str(machine / ".venv"), "cpu") == 0
     out = capsys.readouterr().out

@@ -49,7 +49,7 @@ def html(diff: RunDiff) -> str:
 def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
 
-    text = resources.files("compare.report.diff").joinpath("page.html.jinja").read_text(encoding="utf-8")
+    text = resources.files(__package__).joinpath("page.html.jinja").read_text(encoding="utf-8")
     return Environment(autoescape=True, undefined=StrictUndefined).from_string(text)
 
 

@@ -31,9 +31,9 @@ ALONE = ("-p", "no:cacheprovider", "-p", "no:hypothesispytest")  # which imports
 # The inner runs load the plugin by hand where no installed entry point does.
 CONFTEST = """
 def pytest_addoption(pluginmanager):
-    from compare.pytest_plugin import plugin
-    if not pluginmanager.is_registered(plugin):
-        pluginmanager.register(plugin)
+    from xlafuse import pytest_plugin
+    if not pluginmanager.is_registered(pytest_plugin):
+        pluginmanager.register(pytest_plugin)
 """
 
 
@@ -254,7 +254,7 @@ def test_snapshots_of_other_versions_warn(inner: pytest.Pytester):
     message = "no snapshot for jax 0.11.2 for h200; have jax 0.10.2 for h200. pytest --xlafuse-update records this one"
     assert word == "passed" and f"OtherVersions: {message}" in output
     assert f"not compared: test_it.py::test_it: {message}" in output
-    strict = ("-W", "error::compare.pytest_plugin.fixture.OtherVersions")
+    strict = ("-W", "error::xlafuse.pytest_plugin.OtherVersions")
     assert outcome(inner, SNAPSHOT.format("together", "0.11.2"), *strict)[0] == "failed"
     assert outcome(inner, SNAPSHOT.format("together", "0.11.2"), "--xlafuse-update")[0] == "passed"
     assert files(inner) == ["test_it@jax-0.10.2@h200.txt", "test_it@jax-0.11.2@h200.txt"]
@@ -334,14 +334,23 @@ fixture._require = lambda framework: None
     assert str(second.stdout).count("unused, no test asks for it: ") == 1
 
 
-def test_the_plugin_imports_nothing_at_start():
-    code = (
-        "import sys, pytest; before = set(sys.modules); import compare.pytest_plugin.plugin; "
-        "print(*sorted(set(sys.modules) - before))"
+def test_the_plugin_imports_nothing_until_a_test_uses_the_fixture(tmp_path: Path):
+    """A session without the fixture passes all hooks, also that of a failed comparison."""
+    (tmp_path / "conftest.py").write_text(
+        "import sys\n"
+        "def pytest_unconfigure():\n"
+        "    print('imported:', *sorted(n for n in sys.modules if n.split('.')[0] in "
+        "('compare', 'xlafuse', 'triton_side', 'jax', 'torch', 'triton', 'numpy', 'click', 'cloudpickle')))\n"
     )
-    process = subprocess.run([sys.executable, "-c", code], cwd=PROJECT, capture_output=True, text=True, timeout=60)
-    package = "compare.pytest_plugin"
-    assert process.stdout.split() == ["compare", package, f"{package}.plugin"], process.stderr
+    (tmp_path / "test_it.py").write_text("def test_a():\n    assert 1 == 2\n\ndef test_b():\n    pass\n")
+    environment = {**os.environ, "PYTHONPATH": str(PROJECT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    process = subprocess.run(
+        [sys.executable, "-m", "pytest", *ALONE, "-p", "xlafuse.pytest_plugin"], cwd=tmp_path, env=environment,
+        capture_output=True, text=True, timeout=60,
+    )
+    assert "1 failed, 1 passed" in process.stdout, process.stdout + process.stderr
+    (imported,) = [line for line in process.stdout.splitlines() if line.startswith("imported:")]
+    assert imported.split()[1:] == ["xlafuse", "xlafuse.comparison", "xlafuse.pytest_plugin"]
 
 
 @pytest.mark.slow
@@ -350,6 +359,7 @@ def test_the_example_of_the_docs(pytester: pytest.Pytester, monkeypatch: pytest.
     if importlib.util.find_spec("jax") is None:  # imported under pytester it would be dropped, and cannot be again
         pytest.skip("needs jax")
     monkeypatch.setenv("PYTHONPATH", str(PROJECT), prepend=os.pathsep)
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.syspath_prepend(str(pytester.path))
     pytester.makeconftest(CONFTEST)
     page = (PROJECT / "docs" / "pytest-plugin.md").read_text()
@@ -359,7 +369,9 @@ def test_the_example_of_the_docs(pytester: pytest.Pytester, monkeypatch: pytest.
     pytester.makepyfile(layers=layers, test_fusion=f"{rest.partition('$ pip')[0]}\n{wrong}")
     result = pytester.runpytest_subprocess(*ALONE, "-p", "no:xdist", "--xlafuse-update", timeout=200)
     assert result.parseoutcomes() == {"passed": 2, "failed": 2}
-    result.stdout.fnmatch_lines(["E *Undetermined: undetermined: whether 'up' is among them depends on which kernels*"])
+    result.stdout.fnmatch_lines([
+        "E *xlafuse.compare.pytest_plugin.per_choice.Undetermined: undetermined: whether 'up' is among them depends on*"
+    ])
     result.stdout.fnmatch_lines(["E *Traceback in your code*", "*in gated*", "*TypeError:*"])
     (file,) = (pytester.path / "fusion_snapshots" / "test_fusion").iterdir()
     written = file.read_text()

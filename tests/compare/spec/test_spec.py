@@ -77,7 +77,7 @@ def test_backends_name_code_that_exists() -> None:
     for backend in BACKENDS.values():
         for target in (backend.prepare, backend.compile_for_target):
             module, _, function = target.partition(":")
-            source = (PROJECT / f"{module.replace('.', '/')}.py").read_text()
+            source = (PROJECT / f"compare{module.replace('.', '/')}.py").read_text()
             assert f"def {function}(" in source, target
         assert {backend.worker, backend.target_worker, backend.cpu_check_worker or backend.worker} <= set(ROLES)
 
