@@ -1,12 +1,13 @@
 """The code of the Gluon kernels for an H200, compiled without one."""
 
 import math
+import re
 
 import pytest
 
 RECORD = """
 from triton_side.kernels import {module} as module
-heads, tokens = 4, 512
+heads, tokens = {heads}, 512
 specs = {{
     name: (({shape}), "bfloat16") for name, count in (("q", heads), ("k", 2), ("v", 2))
 }} | {{{more}}}
@@ -19,35 +20,37 @@ print(json.dumps([
 """
 
 
-def dense(head_dim: int, causal: int, window: int) -> str:
+def dense(head_dim: int, causal: int, window: int, heads: int = 4) -> str:
     return RECORD.format(
-        module="attention", shape=f"1, count, tokens, {head_dim}", more="",
+        module="attention", heads=heads, shape=f"1, count, tokens, {head_dim}", more="",
         attributes={"causal": causal, "window": window},
     )
 
 
 def packed(head_dim: int) -> str:
     return RECORD.format(
-        module="attention_packed", shape=f"tokens, count, {head_dim}", more='"cu_seqlens": ((4,), "int32")',
+        module="attention_packed", heads=4, shape=f"tokens, count, {head_dim}", more='"cu_seqlens": ((4,), "int32")',
         attributes={"longest": 256},
     )
 
 
 @pytest.mark.parametrize(
-    ("code", "spills"),
+    ("code", "spills", "in_turns"),
     [
-        (dense(128, 1, 0), 0), (dense(64, 1, 0), 0), (dense(128, 0, 0), 0), (dense(64, 0, 0), 0),
-        (dense(128, 1, 200), 0), (dense(256, 1, 0), 32),
+        (dense(128, 1, 0), 0, 0), (dense(64, 1, 0), 0, 2), (dense(128, 0, 0), 0, 0), (dense(64, 0, 0), 0, 0),
+        (dense(128, 1, 200), 0, 0), (dense(256, 1, 0), 32, 0),
+        (dense(64, 0, 0, heads=64), 0, 4),  # enough tiles of 256 queries for all multiprocessors
         # The place of a packed sequence takes registers.
-        (packed(128), 128), (packed(64), 128),
+        (packed(128), 128, 0), (packed(64), 128, 2),
     ],
 )
-def test_attention_uses_the_tensor_cores_of_hopper(fake_gpu, code: str, spills: int) -> None:
+def test_attention_uses_the_tensor_cores_of_hopper(fake_gpu, code: str, spills: int, in_turns: int) -> None:
     forward, before, backward, after = fake_gpu.answer(code)
     for label, spill_bytes, ptx, *_ in (forward, backward):
         assert label.startswith("hopper_attention_")
         assert "wgmma.mma_async" in ptx and "setmaxnreg" in ptx and "cp.async.bulk.tensor" in ptx
         assert spill_bytes <= spills
+    assert len(set(re.findall(r"bar\.sync (\d+), 256;", forward[2]))) == in_turns, "consumers that wait for their turn"
     assert {"q", "k", "v"} <= set(forward[3]) and {"out", "logsumexp2"} <= set(forward[4])
     assert {"out", "dout"} <= set(before[3]) and {"stats", "dq_sum"} <= set(before[4])
     assert {"q", "k", "v", "dout", "stats", "dq_sum"} <= set(backward[3])

@@ -12,6 +12,7 @@ from test_attention_packed import tensors as packed_tensors
 from triton_side.kernels import attention
 from triton_side.kernels.attention import hopper_problem
 from triton_side.kernels.attention_packed import attention_packed
+from triton_side.kernels.hopper import attention_forward as hopper_forward
 
 
 def on_hopper() -> bool:
@@ -32,6 +33,36 @@ BFLOAT16 = torch.bfloat16
 def test_agrees_with_float64(sequence: int, causal: bool, window: int, head_dim: int, dtype: torch.dtype) -> None:
     mask = {"causal": causal, "window": window}
     assert agrees(partial(FUNCTION, **mask), *tensors(1, 4, sequence, head_dim, dtype, kv_heads=2), **mask)
+
+
+@pytest.fixture
+def four_consumers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few heads get them, too."""
+    monkeypatch.setattr(hopper_forward, "choose_tiling", lambda *_: hopper_forward.FULL_TILES[64])
+
+
+@pytest.mark.usefixtures("four_consumers")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("sequence", [2, 63, 64, 65, 129, 192, 255, 256, 257, 320, 777, 1024])
+def test_four_consumers_agree_with_float64(sequence: int, dtype: torch.dtype) -> None:
+    """Sequences end in each consumer's rows, and have from one tile of keys to several rounds of the buffers."""
+    given = tensors(1, 4, sequence, 64, dtype, kv_heads=2)
+    assert agrees(partial(FUNCTION, causal=False), *given, causal=False)
+
+
+@pytest.mark.usefixtures("four_consumers")
+def test_four_consumers_with_several_tiles_a_program() -> None:
+    """A race would show in repeated calls."""
+    q, k, v, dout = tensors(3, 50, 300, 64, BFLOAT16, kv_heads=25)
+    assert agrees(partial(FUNCTION, causal=False), q, k, v, dout, causal=False)
+    expected = FUNCTION(q, k, v, causal=False)
+    assert all(torch.equal(FUNCTION(q, k, v, causal=False), expected) for _ in range(50))
+
+
+def test_enough_heads_get_four_consumers() -> None:
+    """One tile of 256 queries, or two of 128, for each multiprocessor."""
+    heads = torch.cuda.get_device_properties(DEVICE).multi_processor_count
+    assert agrees(partial(FUNCTION, causal=False), *tensors(1, heads, 200, 64, BFLOAT16), causal=False)
 
 
 @pytest.mark.parametrize("causal", [True, False])
