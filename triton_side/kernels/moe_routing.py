@@ -292,7 +292,8 @@ def router_warps(block: int) -> int:
 def router_step(tile: int, block: int, element_bytes: int) -> int:
     """Return how many columns of x one step reads for a tile of tokens.
 
-    One token's step has 64 products a thread, or fewer. Three prefetched steps take at most 128 KiB of shared memory. IEEE float32 products hold a step in registers.
+    One token's step has 64 products a thread, or fewer. Three prefetched steps of a tile take at most 128 KiB of shared
+    memory. IEEE float32 products hold a step in registers.
     """
     if tile == 1:
         return max(16, 2**13 // block)
