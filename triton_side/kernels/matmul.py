@@ -5,7 +5,8 @@
 Its tile order and loads are in `shared/matmul_tiles.py`. Either operand may be stored transposed: pass `x.T`.
 
 One kernel has every epilogue: residual (here and in `linear_residual.py`), bias (`linear.py`), bias and GELU in its
-tanh form (`linear_gelu.py`), and a factor that lies on the GPU (`linear_cross_entropy.py`).
+tanh form (`linear_gelu.py`), and a factor that lies on the GPU (`linear_cross_entropy.py`). It can also sum the rows of
+b, if one step of the loop reads all of them (`linear.py`).
 
 Shapes: a [m, k], b [k, n], c and residual [m, n], bias [n]. dtypes: bfloat16, float16, float32, one for all. The
 product accumulates in float32, and the epilogue computes in it. float32 products follow
@@ -28,6 +29,7 @@ from triton_side.kernels.shared.counters import zero_counters
 from triton_side.kernels.shared.launch import cdiv, check_matrix, check_tensors, device_of, next_power_of_2
 from triton_side.kernels.shared.matmul_tiles import (
     MatmulConfig,
+    load_strided_tile,
     load_tile,
     open_operand,
     operands_fit_descriptors,
@@ -46,6 +48,7 @@ DA = (gradient("dot", "product", "da"),)
 DB = (gradient("dot", "product", "db"),)
 FEW_ROWS = 64  # or less: the product is limited by reading b
 MULTIPROCESSORS = 132  # of the H100 and H200, for which the rules are written
+SHORT_SUM = 32  # terms or fewer: the product is limited by writing c
 SHORTEST_SPLIT = 512  # terms of the inner axis; a shorter split takes less time than adding it
 
 
@@ -66,23 +69,35 @@ def finish_tile(
         store_tile(gelu_ptr, gelu_value(value, accurate), row, column, m, n, ROWS, COLUMNS)
 
 
+@triton.jit
+def store_column_sums(
+    x_ptr, sums_ptr, column, columns, rows, stride_row, stride_column, ROWS: tl.constexpr, COLUMNS: tl.constexpr
+):
+    """Store the sums of COLUMNS columns of a matrix of at most ROWS rows."""
+    x = load_strided_tile(x_ptr, 0, column, rows, columns, stride_row, stride_column, ROWS, COLUMNS)
+    at = column + tl.arange(0, COLUMNS)
+    tl.store(sums_ptr + at, tl.sum(x.to(tl.float32), axis=0).to(sums_ptr.dtype.element_ty), mask=at < columns)
+
+
 def matmul_flops(shapes: Shapes) -> float:
     (m, k), n = shapes["a_ptr"], shapes["b_ptr"][1]
     scaled, residual, bias, gelu = (f"{name}_ptr" in shapes for name in ("scale", "residual", "bias", "gelu"))
-    return 2 * m * n * k + m * n * (scaled + residual + bias + 9 * gelu)
+    sums = k * n if "b_sums_ptr" in shapes else 0
+    return 2 * m * n * k + m * n * (scaled + residual + bias + 9 * gelu) + sums
 
 
 @declare(flops=matmul_flops)  # the caller declares the operation
 @triton.jit
 def matmul_kernel(
-    a_ptr, b_ptr, scale_ptr, residual_ptr, bias_ptr, c_ptr, gelu_ptr, shares_ptr, counters_ptr, m, n, k,
-    stride_am, stride_ak, stride_bk, stride_bn,
+    a_ptr, b_ptr, scale_ptr, residual_ptr, bias_ptr, c_ptr, gelu_ptr, b_sums_ptr, shares_ptr, counters_ptr,
+    m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SPLITS: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """Compute c = a @ b * scale + residual + bias, and its GELU; None is left out or not stored.
 
+    b_sums [n]: sums over the rows of b, which are at most BLOCK_K.
     shares [SPLITS, m, n] and a counter for each tile are None if SPLITS is 1.
     """
     a = open_operand(a_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
@@ -97,6 +112,9 @@ def matmul_kernel(
             tile = part % tiles
             begin, end = steps_of_split(part // tiles, k, BLOCK_K, SPLITS)
         row, column = tile_at(tile, m, n, BLOCK_M, BLOCK_N, GROUP_M)
+        if b_sums_ptr is not None:
+            if row == 0:
+                store_column_sums(b_ptr, b_sums_ptr, column, n, k, stride_bk, stride_bn, BLOCK_K, BLOCK_N)
         c = tile_product(
             a, b, row, column, m, n, k, stride_am, stride_ak, stride_bk, stride_bn, begin, end,
             BLOCK_M, BLOCK_N, BLOCK_K, A_TRANSPOSED, B_TRANSPOSED, DESCRIPTORS, PRECISION,
@@ -117,35 +135,60 @@ def pointer_config(block_m: int, block_n: int, block_k: int, num_warps: int, num
     return MatmulConfig(block_m, block_n, block_k, num_warps, num_stages, descriptors=False)
 
 
-def few_rows_config(m: int, n: int, element_bytes: int) -> MatmulConfig:
-    """Tiles for an output of one tile of rows, as fast as b can be read, before the inner axis is split.
+def few_rows_config(m: int, n: int, k: int, element_bytes: int, transposed: bool) -> MatmulConfig:
+    """Tiles for an output of one tile of rows, as fast as b can be read; transposed: b is stored so.
 
-    Each program reads all of a, from L2, so its columns must not be few: 64, or 128 if that gives each of 132
-    multiprocessors a program. 160 to 180 kB of prefetched tiles hide the latency. Pointers read 16 rows of a; a TMA
-    tile would have the 64 rows of a `wgmma`. By do_bench on an H200 (Triton 3.6, bfloat16, 16 rows), not split, in us:
+    One wave of programs reads b, each with 80 to 150 kB of prefetched tiles, which hide the latency. Each also reads
+    its part of a, from L2. Pointers read 16 rows of a; a TMA tile would have the 64 rows of a `wgmma`. On one H200
+    (bfloat16, 16 rows, CUPTI, L2 flushed by reading), in us:
 
-        | k x n                               4096 x 14336   4096 x 4096   4096 x 16384   14336 x 4096
-        | these tiles                                 40.2          18.7           43.4           46.9
-        | narrow tiles twice as deep, 5 stages        43.1          18.8           47.5           49.1
-        | cuBLAS                                      39.6          18.7           42.5           41.4
+        | k x n                                           4096 x 4096   14336 x 4096   4096 x 14336
+        | 64 columns, 256 bytes, 5 stages, 2 splits              11.0           29.1
+        |   8 stages                                             11.7           30.3
+        | 128 columns, 256 bytes, 5 stages                                                     29.2
+        | cuBLAS                                                 12.4           31.6           28.8
+        | transposed: 32 columns, 512 bytes, 5 stages            10.7           29.5           31.6
+        |   64 columns, 256 bytes, 8 stages, 2 splits            12.3           31.5
+        |   128 columns, 256 bytes, 5 stages                                                   30.3
+        |   cuBLAS                                               12.0           29.5           28.7
     """
-    narrow = n <= 64 * 132
-    block_n = 128 if not narrow and n <= 128 * 132 else 64
     step_bytes = 256 // (2 if m > 32 else 1)
+    if transposed and n <= 32 * MULTIPROCESSORS:
+        # 512 bytes of a column are contiguous, so columns can be few enough for all multiprocessors without a split.
+        block_n, step_bytes = 32, 2 * step_bytes
+    else:
+        block_n = 128 if 64 * MULTIPROCESSORS < n <= 128 * MULTIPROCESSORS else 64
     rows = max(16, next_power_of_2(m))
-    return pointer_config(rows, block_n, step_bytes // element_bytes, num_warps=4, num_stages=8 if narrow else 5)
+    config = pointer_config(rows, block_n, step_bytes // element_bytes, num_warps=4, num_stages=5)
+    return replace(config, splits=splits_of_inner_axis(cdiv(n, block_n), k))
 
 
 def splits_of_inner_axis(tiles: int, k: int) -> int:
     """Return how many programs share a tile's inner axis, a power of two: as many as there are multiprocessors for.
 
-    The 64 tiles of 4096 columns leave 68 multiprocessors idle: 43.8 us for 14336 rows of b, where cuBLAS takes 29.2
-    (H200, L2 flushed by reading).
+    The 64 tiles of 4096 columns leave 68 multiprocessors idle: 43.5 us for 14336 rows of b, where cuBLAS takes 31.6
+    (CUPTI, one H200).
     """
     splits = 1
     while 2 * splits * tiles <= MULTIPROCESSORS and 2 * splits * SHORTEST_SPLIT <= k:
         splits *= 2
     return splits
+
+
+def short_sums_config(k: int) -> MatmulConfig:
+    """Tiles for sums of at most SHORT_SUM terms, as in the gradient of a weight for few tokens: c is written.
+
+    One step holds the whole inner axis. Four programs a multiprocessor load while others store. On one H200 (bfloat16,
+    16 terms, CUPTI, L2 flushed by reading), in us:
+
+        | m x n                                            4096 x 14336   14336 x 4096   4096 x 4096
+        | 64 x 128 tiles, 4 programs a multiprocessor              32.4           32.0          12.4
+        | 128 x 128 tiles, 2 programs a multiprocessor             32.5           31.7          12.3
+        | 64 x 128 tiles through pointers                          34.1           33.3          11.9
+        | many_rows_config                                         44.6           42.8          16.6
+        | cuBLAS                                                   38.3           36.6          12.9
+    """
+    return MatmulConfig(64, 128, max(16, next_power_of_2(k)), num_warps=4, num_stages=3, group_m=16, programs=4)
 
 
 def many_rows_config(dtype: torch.dtype, precision: str, descriptors: bool) -> MatmulConfig:
@@ -174,34 +217,44 @@ def many_rows_config(dtype: torch.dtype, precision: str, descriptors: bool) -> M
 
 
 @tuned
-def matmul_config(dtype: torch.dtype, precision: str, descriptors: bool, m: int, n: int, k: int) -> MatmulConfig:
-    """Tiles for an output [m, n]: few_rows_config for up to FEW_ROWS rows of aligned 16-bit operands."""
-    if m <= FEW_ROWS and descriptors and dtype != torch.float32:
-        config = few_rows_config(m, n, dtype.itemsize)
-        return replace(config, splits=splits_of_inner_axis(cdiv(n, config.block_n), k))
+def matmul_config(
+    dtype: torch.dtype, precision: str, descriptors: bool, m: int, n: int, k: int, transposed: bool
+) -> MatmulConfig:
+    """Tiles for an output [m, n]; those for few rows or short sums take aligned 16-bit operands.
+
+    transposed: b is stored so.
+    """
+    if descriptors and dtype != torch.float32:
+        if m <= FEW_ROWS:
+            return few_rows_config(m, n, k, dtype.itemsize, transposed)
+        if k <= SHORT_SUM:
+            return short_sums_config(k)
     return many_rows_config(dtype, precision, descriptors)
 
 
-Choose = Callable[[torch.dtype, str, bool, int, int, int], MatmulConfig]
+Choose = Callable[[torch.dtype, str, bool, int, int, int, bool], MatmulConfig]
 
 
 def choose_config(choose: Choose, *operands: torch.Tensor) -> MatmulConfig:
     """Return the tiles that `choose`, such as `matmul_config`, gives for the product of the first two operands."""
     a, b, *_ = operands
     (m, k), n = a.shape, b.shape[1]
-    return choose(a.dtype, product_precision(a.dtype), operands_fit_descriptors(*operands), m, n, k)
+    precision, descriptors = product_precision(a.dtype), operands_fit_descriptors(*operands)
+    return choose(a.dtype, precision, descriptors, m, n, k, stored_transposed(b))
 
 
 def launch_matmul(
     a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None, *,
     bias: torch.Tensor | None = None, out: torch.Tensor | None = None, scale: torch.Tensor | None = None,
+    b_sums: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return a @ b (* scale) (+ residual) (+ bias), contiguous, in `out` or in a new tensor.
 
-    `residual`, `bias` and `out` are contiguous; `out` may be `residual`. `scale` is one float32 number.
+    `residual`, `bias` and `out` are contiguous; `out` may be `residual`. `scale` is one float32 number. `b_sums` [n]
+    becomes the sum of b's rows, of which there may be at most `config.block_k`; c must have a row.
     """
     c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device) if out is None else out
-    _launch(a, b, config, scale=scale, residual=residual, bias=bias, c=c)
+    _launch(a, b, config, scale=scale, residual=residual, bias=bias, c=c, b_sums=b_sums)
     return c
 
 
@@ -218,7 +271,7 @@ def launch_bias_gelu(
 def _launch(
     a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, *, scale: torch.Tensor | None = None,
     residual: torch.Tensor | None = None, bias: torch.Tensor | None = None, c: torch.Tensor | None = None,
-    gelu: torch.Tensor | None = None,
+    gelu: torch.Tensor | None = None, b_sums: torch.Tensor | None = None,
 ) -> None:
     (m, k), n = a.shape, b.shape[1]
     precision = product_precision(a.dtype)
@@ -234,7 +287,7 @@ def _launch(
         if config.descriptors:
             provide_descriptor_memory(a.device)
         matmul_kernel[(config.splits * programs,)](
-            a, b, scale, residual, bias, c, gelu, shares, counters, m, n, k, *a.stride(), *b.stride(),
+            a, b, scale, residual, bias, c, gelu, b_sums, shares, counters, m, n, k, *a.stride(), *b.stride(),
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
             GROUP_M=config.group_m, SPLITS=config.splits,
             A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b),

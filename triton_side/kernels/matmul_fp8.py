@@ -14,6 +14,7 @@ On a Hopper GPU `hopper/matmul_fp8.py` can compute the same; `hopper_problem` na
 Shapes: a [m, k], b [n, k], float8_e4m3fn; a_scale, b_scale [] or [1], float32; c [m, n], bfloat16.
 """
 
+from dataclasses import replace
 
 import torch
 import triton
@@ -23,7 +24,7 @@ from triton_side.calls.declare import Shapes, declare, forward
 from triton_side.configs.tuned import tuned
 from triton_side.kernels.hopper import matmul_fp8 as hopper
 from triton_side.kernels.hopper.parts import is_hopper
-from triton_side.kernels.matmul import FEW_ROWS, few_rows_config, pointer_config
+from triton_side.kernels.matmul import FEW_ROWS, MULTIPROCESSORS, few_rows_config, pointer_config
 from triton_side.kernels.shared.fp8_sums import kept_factor
 from triton_side.kernels.shared.launch import INTERPRETED, cdiv, check_matrix, device_of
 from triton_side.kernels.shared.matmul_tiles import (
@@ -112,7 +113,9 @@ def fp8_config(dtype: torch.dtype, precision: str, descriptors: bool, m: int, n:
     if not descriptors:
         return pointer_config(64, 64, 64, 4, 3)  # 16 bytes do not divide a row
     if m <= FEW_ROWS:
-        return few_rows_config(m, n, dtype.itemsize)
+        config = few_rows_config(m, n, 0, dtype.itemsize, transposed=False)  # k of 0: programs share no inner axis
+        # Narrow outputs then have few programs, so each prefetches more.
+        return replace(config, num_stages=8) if n <= 64 * MULTIPROCESSORS else config
     return MatmulConfig(128, 256, 128, num_warps=8, num_stages=4, group_m=16)
 
 

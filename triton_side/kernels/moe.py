@@ -7,8 +7,9 @@ Jiang et al., Mixtral of Experts, arXiv:2401.04088. Slots are the choices sorted
 that order and the weights w[t, j], `shared/grouped_product.py` the products, and `shared/grouped_gradient.py` the
 gradients of the experts' matrices. No token is dropped.
 
-Forward: routing (three kernels), gate and up with the activation in their epilogue, the down projection, the weighted
-sum. The rows of x are first copied into the order of the slots, if TMA can read them; else the kernels gather rows.
+Forward: routing (two or three kernels), gate and up with the activation in their epilogue, the down projection, the
+weighted sum. The rows of x are first copied into the order of the slots, if TMA can read them; else the kernels gather
+rows.
 
 Backward copies the rows of dy and x in the same way:
 

@@ -18,6 +18,8 @@ Forward takes three kernels:
 2. One program adds the shares. It computes the loss, each expert's first slot, and each tile's first slot in it.
 3. One program a tile numbers the slots: by expert, then by token, then by choice.
 
+Few tokens take two kernels: a tile is one token, so programs are many, and the second kernel numbers the slots.
+
 This is a counting sort without atomics, so it repeats bit for bit.
 
 Shapes: x [tokens, width], router [experts, width]; chosen, weights, slots [tokens, top_k]; rows [tokens top_k], the
@@ -42,7 +44,15 @@ from triton_side.kernels.shared.tiles import add_product, add_separate_product
 
 SOFTMAX = ("reduce_max", "exp", "reduce_sum", "div")
 TOKENS = 32  # of a program: 4096 tokens take 128 programs, nearly one for each multiprocessor of an H200
+FEW_TOKENS = 32  # or less: one program took 7.3 us for 16 tokens of width 2048 (CUPTI, one H200)
 TOKENS_PER_PARTIAL = 512  # tokens whose share of drouter one program sums
+
+
+OFFSETS = (
+    forward("cumsum", "dispatch", "starts"), forward("mul", "balance", "product"),
+    forward("reduce_sum", "balance", "balance_loss"),
+)
+SLOTS = (forward("sort", "dispatch", "slots"),)
 
 
 @triton.jit
@@ -75,9 +85,9 @@ def moe_router_kernel(
     x_ptr, router_ptr, logits_ptr, chosen_ptr, weights_ptr, counts_ptr, sums_ptr, tokens, width, experts,
     stride_xt, stride_xw, stride_re, stride_rw,
     TOKENS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK_K: tl.constexpr, TOP_K: tl.constexpr, CHOICES: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, STAGES: tl.constexpr,
 ):
-    """Route a tile of tokens.
+    """Route a tile of tokens, or one token.
 
     counts, sums [tiles, experts]: the tile's choices of each expert, and the sum of the expert's probabilities.
     """
@@ -87,13 +97,16 @@ def moe_router_kernel(
     logits = tl.zeros([TOKENS, EXPERTS], tl.float32)
     x_row = x_ptr + token.to(tl.int64)[:, None] * stride_xt
     r_row = router_ptr + expert.to(tl.int64)[None, :] * stride_re
-    for start in range(0, width, BLOCK_K):
+    for start in tl.range(0, width, BLOCK_K, num_stages=STAGES):
         k = (start + at).to(tl.int64)
         x = tl.load(x_row + k[None, :] * stride_xw, mask=(token < tokens)[:, None] & (k < width)[None, :], other=0.0)
         r = tl.load(r_row + k[:, None] * stride_rw, mask=(k < width)[:, None] & (expert < experts)[None, :], other=0.0)
-        # Tensor cores truncate additions, so all logits would be too near zero. On an H200 the balance loss of 4096
-        # tokens was off by 1.2e-6, although float32 holds such a mean to 1e-7.
-        logits = add_separate_product(logits, x, r, PRECISION)
+        if TOKENS == 1:
+            logits += tl.sum(tl.trans(x).to(tl.float32) * r.to(tl.float32), axis=0)[None, :]
+        else:
+            # Tensor cores truncate additions, so all logits would be too near zero. On an H200 the balance loss of 4096
+            # tokens was off by 1.2e-6, although float32 holds such a mean to 1e-7.
+            logits = add_separate_product(logits, x, r, PRECISION)
     inside = (token < tokens)[:, None] & (expert < experts)[None, :]
     offset = token.to(tl.int64)[:, None] * experts + expert[None, :]
     if logits_ptr is not None:
@@ -118,17 +131,26 @@ def moe_router_kernel(
     tl.store(sums_ptr + share, tl.sum(tl.where(inside, probabilities, 0.0), axis=0), mask=expert < experts)
 
 
-@declare(
-    forward("cumsum", "dispatch", "starts"), forward("mul", "balance", "product"),
-    forward("reduce_sum", "balance", "balance_loss"),
-    flops=lambda shapes: math.prod(shapes["sums_ptr"]),
-)
+@triton.jit
+def store_slots(slot_of, token, expert, chosen_ptr, slots_ptr, rows_ptr, tokens, TOP_K: tl.constexpr):
+    """Store the slots of the tokens' choices; slot_of [tokens, experts] is the slot of a choice of the expert."""
+    for j in tl.static_range(TOP_K):
+        chosen = tl.load(chosen_ptr + token * TOP_K + j, mask=token < tokens, other=-1)
+        slot = tl.sum(tl.where(chosen[:, None] == expert[None, :], slot_of, 0), axis=1)
+        tl.store(slots_ptr + token * TOP_K + j, slot, mask=token < tokens)
+        tl.store(rows_ptr + slot, token, mask=token < tokens)
+
+
+@declare(*OFFSETS, flops=lambda shapes: math.prod(shapes["sums_ptr"]))
 @triton.jit
 def moe_offsets_kernel(
-    counts_ptr, sums_ptr, offsets_ptr, starts_ptr, balance_loss_ptr, tiles, tokens, experts, choices,
-    TILES: tl.constexpr, EXPERTS: tl.constexpr,
+    counts_ptr, sums_ptr, offsets_ptr, starts_ptr, balance_loss_ptr, chosen_ptr, slots_ptr, rows_ptr,
+    tiles, tokens, experts, TILES: tl.constexpr, EXPERTS: tl.constexpr, TOP_K: tl.constexpr,
 ):
-    """Compute, in one program, offsets, the loss, and starts [tiles, experts]: the first slot of a tile's choices."""
+    """Compute, in one program, offsets, the loss, and starts [tiles, experts]: the first slot of a tile's choices.
+
+    Without starts each tile is one token, and the slots are numbered.
+    """
     expert = tl.arange(0, EXPERTS)
     total = tl.zeros([EXPERTS], tl.int32)
     sums = tl.zeros([EXPERTS], tl.float32)
@@ -141,18 +163,23 @@ def moe_offsets_kernel(
     end = tl.cumsum(total, axis=0)
     tl.store(offsets_ptr + 1 + expert, end, mask=expert < experts)
     tl.store(offsets_ptr + expert, tl.zeros_like(end), mask=expert == 0)
-    tl.store(balance_loss_ptr, tl.sum(total.to(tl.float32) / choices * (sums / tokens), axis=0) * experts)
+    fraction = total.to(tl.float32) / (tokens * TOP_K)
+    tl.store(balance_loss_ptr, tl.sum(fraction * (sums / tokens), axis=0) * experts)
     start = end - total
     for first in range(0, tiles, TILES):
         tile = first + tl.arange(0, TILES)
         mask = (tile < tiles)[:, None] & (expert < experts)[None, :]
         offset = tile[:, None] * experts + expert[None, :]
         counts = tl.load(counts_ptr + offset, mask=mask, other=0)
-        tl.store(starts_ptr + offset, start[None, :] + tl.cumsum(counts, axis=0) - counts, mask=mask)
+        start_of_tile = start[None, :] + tl.cumsum(counts, axis=0) - counts
+        if starts_ptr is not None:
+            tl.store(starts_ptr + offset, start_of_tile, mask=mask)
+        else:
+            store_slots(start_of_tile, tile, expert, chosen_ptr, slots_ptr, rows_ptr, tokens, TOP_K)
         start += tl.sum(counts, axis=0)
 
 
-@declare(forward("sort", "dispatch", "slots"), flops=lambda shapes: 0)
+@declare(*SLOTS, flops=lambda shapes: 0)
 @triton.jit
 def moe_slots_kernel(
     chosen_ptr, starts_ptr, slots_ptr, rows_ptr, tokens, experts,
@@ -167,11 +194,7 @@ def moe_slots_kernel(
         choices += (chosen[:, None] == expert[None, :]).to(tl.int32)
     start = tl.load(starts_ptr + tl.program_id(0) * experts + expert, mask=expert < experts, other=0)
     slot_of = start[None, :] + tl.cumsum(choices, axis=0) - choices
-    for j in tl.static_range(TOP_K):
-        chosen = tl.load(chosen_ptr + token * TOP_K + j, mask=token < tokens, other=-1)
-        slot = tl.sum(tl.where(chosen[:, None] == expert[None, :], slot_of, 0), axis=1)
-        tl.store(slots_ptr + token * TOP_K + j, slot, mask=token < tokens)
-        tl.store(rows_ptr + slot, token, mask=token < tokens)
+    store_slots(slot_of, token, expert, chosen_ptr, slots_ptr, rows_ptr, tokens, TOP_K)
 
 
 @declare(
@@ -266,11 +289,14 @@ def router_warps(block: int) -> int:
     return 4 if block <= 64 else 8
 
 
-def router_step(block: int, element_bytes: int) -> int:
-    """Return how many columns of x one step reads.
+def router_step(tile: int, block: int, element_bytes: int) -> int:
+    """Return how many columns of x one step reads for a tile of tokens.
 
-    Three prefetched steps take at most 128 KiB of shared memory. IEEE float32 products hold a step in registers.
+    One token's step has 64 products a thread, or fewer. Three prefetched steps of a tile take at most 128 KiB of shared
+    memory. IEEE float32 products hold a step in registers.
     """
+    if tile == 1:
+        return max(16, 2**13 // block)
     fits = 2**17 // (3 * (TOKENS + block) * element_bytes)
     return min(128 if element_bytes == 2 else 32, 2 ** (fits.bit_length() - 1))
 
@@ -278,29 +304,34 @@ def router_step(block: int, element_bytes: int) -> int:
 def route_tokens(x: torch.Tensor, router: torch.Tensor, top_k: int, save: bool) -> tuple[Route, torch.Tensor]:
     """Return the route, and balance_loss [] in float32."""
     (tokens, width), experts = x.shape, len(router)
-    tiles, block = cdiv(tokens, TOKENS), experts_block(experts)
+    few = tokens <= FEW_TOKENS
+    tile, block = 1 if few else TOKENS, experts_block(experts)
+    tiles = cdiv(tokens, tile)
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=x.device)
 
     logits = empty(tokens, experts, dtype=torch.float32) if save else None
     chosen, weights, slots = empty(tokens, top_k), empty(tokens, top_k, dtype=torch.float32), empty(tokens, top_k)
-    counts, sums, starts = empty(tiles, experts), empty(tiles, experts, dtype=torch.float32), empty(tiles, experts)
+    counts, sums = empty(tiles, experts), empty(tiles, experts, dtype=torch.float32)
+    starts = None if few else empty(tiles, experts)
     rows, offsets, balance_loss = empty(tokens * top_k), empty(experts + 1), empty(dtype=torch.float32)
     with device_of(x):
         moe_router_kernel[(tiles,)](
             x, router, logits, chosen, weights, counts, sums, tokens, width, experts, *x.stride(), *router.stride(),
-            TOKENS=TOKENS, EXPERTS=block, BLOCK_K=router_step(block, x.element_size()), TOP_K=top_k,
-            CHOICES=next_power_of_2(top_k), PRECISION="ieee", num_warps=router_warps(block), num_stages=4,
+            TOKENS=tile, EXPERTS=block, BLOCK_K=router_step(tile, block, x.element_size()), TOP_K=top_k,
+            CHOICES=next_power_of_2(top_k), PRECISION="ieee", STAGES=5 if few else 4, num_warps=router_warps(block),
         )
-        moe_offsets_kernel[(1,)](
-            counts, sums, offsets, starts, balance_loss, tiles, tokens, experts, tokens * top_k,
-            TILES=32, EXPERTS=block, num_warps=router_warps(block),
-        )
-        moe_slots_kernel[(tiles,)](
-            chosen, starts, slots, rows, tokens, experts,
-            TOKENS=TOKENS, EXPERTS=block, TOP_K=top_k, num_warps=router_warps(block),
-        )
+        with computing(*OFFSETS, *(SLOTS if few else ())):
+            moe_offsets_kernel[(1,)](
+                counts, sums, offsets, starts, balance_loss, *((chosen, slots, rows) if few else (None, None, None)),
+                tiles, tokens, experts, TILES=32, EXPERTS=block, TOP_K=top_k, num_warps=router_warps(block),
+            )
+        if not few:
+            moe_slots_kernel[(tiles,)](
+                chosen, starts, slots, rows, tokens, experts,
+                TOKENS=tile, EXPERTS=block, TOP_K=top_k, num_warps=router_warps(block),
+            )
     return Route(chosen, weights, slots, rows, offsets, logits), balance_loss
 
 

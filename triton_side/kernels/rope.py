@@ -198,14 +198,15 @@ def configure(
     """A thread computes the angles of one vector, and loads it of up to four heads at once.
 
     One program takes all heads of its vectors if there are two programs a multiprocessor. With fewer vectors, up to
-    eight smaller programs a multiprocessor share the heads.
+    four programs a multiprocessor share the heads.
     """
     vectors = rows * cdiv(head_dim // 2, width_of_vectors(head_dim, element_bytes))
-    if cdiv(vectors, 128) >= 2 * multiprocessors:
+    programs = cdiv(vectors, 128)
+    if programs >= 2 * multiprocessors:
         return RopeConfig(vectors=128, heads=4, splits=1, num_warps=4)
     groups = cdiv(heads, 2) + cdiv(kv_heads, 2)
-    splits = min(groups, max(1, 8 * multiprocessors // cdiv(vectors, 64)))
-    return RopeConfig(vectors=64, heads=2, splits=splits, num_warps=2)
+    splits = min(groups, max(1, 4 * multiprocessors // programs))
+    return RopeConfig(vectors=128, heads=2, splits=splits, num_warps=4)
 
 
 def width_of_vectors(head_dim: int, element_bytes: int) -> int:

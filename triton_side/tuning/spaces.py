@@ -18,7 +18,7 @@ from triton_side.configs.tuned import class_of
 from triton_side.kernels.bias_gelu import TileConfig
 from triton_side.kernels.embedding import EmbeddingConfig
 from triton_side.kernels.linear_gelu import DpreConfig
-from triton_side.kernels.matmul import FEW_ROWS, pointer_config
+from triton_side.kernels.matmul import FEW_ROWS, SHORT_SUM, pointer_config
 from triton_side.kernels.rope import RopeConfig
 from triton_side.kernels.shared.launch import FlatConfig, RowConfig, cdiv, next_power_of_2
 from triton_side.kernels.shared.matmul_tiles import MatmulConfig
@@ -169,7 +169,8 @@ def one_accumulator(choice: Choice) -> Iterable[MatmulConfig]:
         return read_through_pointers(dtype, choice.facts["precision"])
     rows = choice.facts.get("m")
     if not rows or rows > FEW_ROWS:
-        return many_rows(dtype.itemsize)
+        short = choice.facts.get("k", SHORT_SUM + 1) <= SHORT_SUM
+        return short_sums(choice.rule.block_k) if short else many_rows(dtype.itemsize)
     whole = few_rows(rows, dtype.itemsize)
     return split_tiles(whole, choice) if "k" in choice.facts else whole
 
@@ -196,6 +197,14 @@ def many_rows(element_bytes: int) -> Iterator[MatmulConfig]:
     yield MatmulConfig(128, 256, k // 2, 8, 6)
     yield MatmulConfig(64, 256, k, 4, 4)
     yield MatmulConfig(64, 64, k, 4, 4, programs=3)
+
+
+def short_sums(k: int) -> Iterator[MatmulConfig]:
+    """Tiles of one step of `k` terms, as many as the registers of a multiprocessor hold."""
+    for (m, n, warps, programs), group in product(
+        ((64, 64, 4, 8), (64, 128, 4, 4), (128, 64, 4, 4), (128, 128, 4, 2), (64, 256, 4, 2), (128, 256, 8, 1)), (8, 16)
+    ):
+        yield MatmulConfig(m, n, k, warps, 3, group, programs=programs)
 
 
 def few_rows(rows: int, element_bytes: int) -> Iterator[MatmulConfig]:

@@ -93,7 +93,7 @@ def test_an_unknown_gpu_scales_resident_programs_and_is_warned_about_once(use: U
     with pytest.warns(UserWarning, match="xlafuse tune") as caught:
         assert rmsnorm.configure_forward(*FACTS, 114) == replace(RESIDENT, programs=342)
         rmsnorm.configure_forward(1, 1, 2, 114)
-        matmul.matmul_config(torch.bfloat16, "ieee", True, 64, 64, 64)
+        matmul.matmul_config(torch.bfloat16, "ieee", True, 64, 64, 64, False)
     assert len(caught) == 1
     use(ONE_TILE_EACH, gpu)
     with pytest.warns(UserWarning, match="xlafuse tune"):
@@ -112,11 +112,13 @@ def test_an_entry_with_more_shared_memory_than_the_gpu_has_does_not_count(use: U
 
 def test_a_product_is_found_by_its_dtype(use: Use) -> None:
     tiles = MatmulConfig(64, 256, 64, 4, 4)
-    shape_class = {"dtype": "bfloat16", "precision": "ieee", "descriptors": True, "m": 128, "n": 4096, "k": 64}
+    storage = {"descriptors": True, "transposed": False}
+    shape_class = {"dtype": "bfloat16", "precision": "ieee", "m": 128, "n": 4096, "k": 64} | storage
     use(tiles, kernel="matmul.matmul_config", shape_class=shape_class)
-    assert matmul.matmul_config(torch.bfloat16, "ieee", True, 100, 4096, 64) == tiles
-    assert matmul.matmul_config(torch.float16, "ieee", True, 100, 4096, 64) != tiles
-    assert matmul.matmul_config(torch.bfloat16, "ieee", False, 100, 4096, 64) != tiles
+    assert matmul.matmul_config(torch.bfloat16, "ieee", True, 100, 4096, 64, False) == tiles
+    assert matmul.matmul_config(torch.bfloat16, "ieee", True, 100, 4096, 64, True) != tiles
+    assert matmul.matmul_config(torch.float16, "ieee", True, 100, 4096, 64, False) != tiles
+    assert matmul.matmul_config(torch.bfloat16, "ieee", False, 100, 4096, 64, False) != tiles
 
 
 def test_an_entry_of_another_configuration_is_an_error(use: Use) -> None:

@@ -301,7 +301,8 @@ import re, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton_side.kernels.moe_routing import moe_router_kernel as kernel
-constants = dict(TOKENS=32, EXPERTS=16, BLOCK_K=128, TOP_K=2, CHOICES=2, PRECISION="ieee", stride_xw=1, stride_rw=1)
+constants = dict(TOKENS=32, EXPERTS=16, BLOCK_K=128, TOP_K=2, CHOICES=2, PRECISION="ieee", STAGES=4, stride_xw=1,
+                 stride_rw=1)
 pointers = dict(x_ptr="*bf16", router_ptr="*bf16", logits_ptr="*fp32", chosen_ptr="*i32", weights_ptr="*fp32",
                 counts_ptr="*i32", sums_ptr="*fp32")
 signature = {n: "constexpr" if n in constants else pointers.get(n, "i32") for n in kernel.arg_names}

@@ -91,17 +91,49 @@ def test_a_cuda_graph_of_shared_tiles_is_replayed() -> None:
         assert agrees(c, a, b)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(
     ("n", "k", "programs"), [(4096, 4096, 128), (4096, 14336, 128), (14336, 4096, 112), (16384, 4096, 128)]
 )
-def test_few_rows_use_most_multiprocessors(n: int, k: int, programs: int) -> None:
-    config = matmul.matmul_config(torch.bfloat16, "ieee", True, 16, n, k)
+def test_few_rows_use_most_multiprocessors(n: int, k: int, programs: int, transposed: bool) -> None:
+    config = matmul.matmul_config(torch.bfloat16, "ieee", True, 16, n, k, transposed)
     assert config.splits * -(-n // config.block_n) == programs
+    assert config.splits == (2 if n == 4096 and not transposed else 1)
 
 
 def test_a_short_inner_axis_is_not_split() -> None:
-    assert matmul.matmul_config(torch.bfloat16, "ieee", True, 16, 768, 768).splits == 1
-    assert matmul.matmul_config(torch.bfloat16, "ieee", True, 65, 768, 8192).splits == 1
+    assert matmul.matmul_config(torch.bfloat16, "ieee", True, 16, 768, 768, False).splits == 1
+    assert matmul.matmul_config(torch.bfloat16, "ieee", True, 65, 768, 8192, False).splits == 1
+
+
+@pytest.mark.parametrize(("k", "step"), [(1, 16), (16, 16), (17, 32), (32, 32), (33, 64)])
+def test_a_step_of_a_short_sum_is_hardly_longer_than_the_sum(k: int, step: int) -> None:
+    for dtype in (torch.bfloat16, torch.float16):
+        config = matmul.matmul_config(dtype, "ieee", True, 4096, 14336, k, False)
+        assert config.block_k == step and config.descriptors
+    for other in ((torch.float32, "ieee", True), (torch.bfloat16, "ieee", False)):
+        rule = matmul.many_rows_config(*other)
+        assert matmul.matmul_config(*other, 4096, 14336, k, False) == rule
+
+
+def test_the_rule_is_told_how_b_is_stored() -> None:
+    a, b = random(16, 64, dtype=torch.float16), random(64, 64, dtype=torch.float16)
+    for right, columns in ((b, 64), (stored(b, True), 32)):
+        assert matmul.choose_config(matmul.matmul_config, a, right).block_n == columns
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("rows", [0, 1, 16, 31])
+@pytest.mark.parametrize("config", [CONFIGS[1], CONFIGS[2]], ids=str)
+def test_a_product_also_sums_the_rows_of_b(config: MatmulConfig, rows: int, transposed: bool) -> None:
+    """Several tiles below each other read the same columns, and the last columns fill no tile."""
+    if config.descriptors and rows not in (1, 16):
+        pytest.skip("descriptors take rows of whole 16 bytes")
+    a, b = random(rows, 72, dtype=torch.float16).T, stored(random(rows, 136, dtype=torch.float16, seed=1), transposed)
+    b = b.mul(4).round()  # sums of small integers are exact
+    sums = torch.full((136,), torch.nan, dtype=torch.float16, device=b.device)
+    c = matmul.launch_matmul(a, b, config, b_sums=sums)
+    assert agrees(c, a, b) and torch.equal(sums, b.sum(0))
 
 
 def test_strides() -> None:

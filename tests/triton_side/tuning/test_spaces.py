@@ -16,7 +16,7 @@ from triton_side.kernels.shared.launch import RowConfig, next_power_of_2
 from triton_side.tuning.spaces import SPACES, Choice, candidates
 
 PRODUCT = {"precision": "ieee", "descriptors": True, "m": 8192, "n": 4096}
-WHOLE = PRODUCT | {"k": 4096}
+WHOLE = PRODUCT | {"k": 4096, "transposed": False}
 HALF = {"dtype": torch.bfloat16}
 GROUPS = HALF | {"precision": "ieee", "descriptors": True}
 
@@ -45,10 +45,13 @@ ROWS = {"rows": 8192, "element_bytes": 2, "multiprocessors": 132}
         ("bias_gelu.configure_forward", {"rows": 8192, "columns": 100, "element_bytes": 2}),
         ("bias_gelu.configure_backward", ROWS | {"columns": 4096}),
         ("linear_gelu.configure_dpre", ROWS | {"columns": 4096}),
+        ("linear_gelu.configure_dpre", ROWS | {"rows": 16, "columns": 16384}),
         ("embedding.configure_forward", {"columns": 2048, "element_bytes": 2}),
         ("embedding.configure_backward", {"columns": 2048, "element_bytes": 4}),
         ("gelu.configure", {"element_bytes": 2}), ("adamw.configure", {}),
         ("matmul.matmul_config", HALF | WHOLE), ("matmul.matmul_config", HALF | WHOLE | {"m": 16}),
+        ("matmul.matmul_config", HALF | WHOLE | {"m": 16, "transposed": True}),
+        ("matmul.matmul_config", HALF | WHOLE | {"k": 16}),
         ("matmul.matmul_config", HALF | WHOLE | {"descriptors": False}),
         ("matmul.matmul_config", WHOLE | {"dtype": torch.float32}),
         ("matmul.matmul_config", WHOLE | {"dtype": torch.float32, "precision": "tf32"}),
