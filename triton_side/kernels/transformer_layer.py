@@ -106,7 +106,7 @@ def fused_epilogue_wins(a: torch.Tensor, b: torch.Tensor) -> bool:
         return False
     # By the rule's tiles: a table may have smaller ones, and does not say what cuBLAS takes.
     config = choose_config(matmul_config.__wrapped__, a, b)
-    if config.block_m < 128:  # the rule's tiles for few rows
+    if config.block_m < 128:  # tiles for few rows or short sums
         return False
     tiles = cdiv(a.shape[0], config.block_m) * cdiv(b.shape[1], config.block_n)
     tiles_per_wave = config.programs * multiprocessors(a.device)

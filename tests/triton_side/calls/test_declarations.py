@@ -129,6 +129,7 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "swiglu_mlp, pointers": ("kernels", "swiglu_mlp", MLP, EPS, "float32"),
     "moe": ("kernels", "moe", MOE, {"top_k": 2}, "bfloat16"),
     "moe, pointers": ("kernels", "moe", MOE, {"top_k": 2}, "float32"),
+    "moe, few tokens": ("kernels", "moe", MOE | {"x": (16, 128)}, {"top_k": 2}, "bfloat16"),
     "rope": ("kernels", "rope", ROPE, {"theta": 500000.0}, "bfloat16"),
     "decoder_block": ("kernels", "decoder_block", layer(4096, 2048), LLAMA, "bfloat16"),
     "decoder_block, few tiles": ("kernels", "decoder_block", LAYER, LLAMA, "bfloat16"),
@@ -530,6 +531,9 @@ def test_the_mixture_computes_only_chosen_experts_and_names_its_intermediates() 
     assert declared["forward"] == pytest.approx(products, rel=0.03)
     assert declared["backward"] == pytest.approx(2 * products, rel=0.03)
     names = {part: [n for event in events for n in event["names"]] for part, events in parts.items()}
+    few = recorded()["moe, few tokens"]["forward"]
+    assert sum(operation["op"] == "sort" for event in few for operation in event["operations"]) == 2  # top_k and slots
+    assert len(few) == len(parts["forward"]) - 1
     assert names["forward"][-6:] == ["x_in_slots", "gate", "up", "act", "out", "y"]
     assert names["backward"] == [
         "dy_in_slots", "dout", "dgate", "dup", "weighted_act", "dweights", "dw_down", "x_in_slots", "dw_gate", "dw_up",
