@@ -110,9 +110,7 @@ def _expected(graph: FusionGraph) -> Counter[str]:
 def _aligned(graph: FusionGraph, events: Sequence[DeviceEvent]) -> list[int | None]:
     """Return the launch index of each event's kernel: the call, repeated as often as it ran, aligned as a whole."""
     kernels = graph.kernels or ()
-    names, expected = Counter(event.name for event in events), _expected(graph)
-    repeats = [names[name] // launches for name, launches in expected.items() if names[name]]
-    calls = max(1, round(statistics.median(repeats))) if repeats else 0
+    calls = _repeats(Counter(event.name for event in events), _expected(graph))
     if not calls:
         return [None] * len(events)
     flat = replace(graph, kernels=tuple(replace(kernel, phase="forward") for kernel in kernels) * calls)
@@ -123,6 +121,16 @@ def _aligned(graph: FusionGraph, events: Sequence[DeviceEvent]) -> list[int | No
         for record in records:
             found[place[id(record)]] = index % len(kernels)
     return found
+
+
+def _repeats(names: Counter[str], expected: Counter[str]) -> int:
+    """Return how often a graph ran, at least once if any of its kernels did; 0 if none did.
+
+    XLA launches one kernel, by one name, for all instructions with equal code: layers share names, so most kernels do
+    not run by their own. Only the sum of launches tells the number of calls.
+    """
+    ran = sum(names[name] for name in expected)
+    return max(1, round(ran / expected.total())) if ran else 0
 
 
 def _calls(owners: Sequence[Owner | None], graphs: Mapping[str, FusionGraph]) -> dict[str, int]:
