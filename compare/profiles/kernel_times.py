@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ..graph.analyse.roofline import Ceilings, recoverable_us, roofline_time_us
@@ -27,6 +27,15 @@ class Times:
     @classmethod
     def of(cls, samples: Sequence[float]) -> Times:
         return cls(sum(samples), statistics.median(samples), min(samples), max(samples))
+
+    @classmethod
+    def sum(cls, times: Iterable[Times]) -> Times:
+        """Return the times of kernels together: no step took less than the sum of the least, nor more than the most."""
+        found = list(times)
+        return cls(
+            sum(each.total for each in found), sum(each.median for each in found), sum(each.least for each in found),
+            sum(each.most for each in found),
+        )
 
     def to_json(self) -> dict[str, float]:
         return {"total": self.total, "median": self.median, "min": self.least, "max": self.most}

@@ -38,6 +38,10 @@ class ProfileView:
         self.kernels = kernel_times(opened.steps, opened.joined, ceilings)
         self._gaps = [gaps(step.events) for step in opened.steps]
         self.device_us = Times.of([device_seconds(step.events) * 1e6 for step in opened.steps])
+        self.busy_us = Times.of([
+            (device_seconds(step.events) - sum(gap.seconds for gap in found)) * 1e6
+            for step, found in zip(opened.steps, self._gaps, strict=True)
+        ])
         self.idle_us = Times.of([sum(gap.seconds for gap in found) * 1e6 for found in self._gaps])
 
     @property
@@ -111,11 +115,11 @@ class ProfileView:
         if named:
             whole = f"{formats.count(len(named), 'step')} ({join_some(named, MOST_STEPS)})"
         busy = formats.share(self.device_us.median - self.idle_us.median, self.device_us.median)
-        found.append(f"{whole}; a step takes {_range(self.device_us)} on the device; kernels run in {busy} of it")
+        found.append(f"{whole}; a step takes {time_range(self.device_us)} on the device; kernels run in {busy} of it")
         if self.idle_us.median:
             late = self.host_late_us
             cause = "" if late is None else f", {formats.microseconds(late)} of it before the host's launch"
-            found.append(f"gaps between kernels take {_range(self.idle_us)}{cause}")
+            found.append(f"gaps between kernels take {time_range(self.idle_us)}{cause}")
         graphs = ", ".join(
             name + (f" ({calls} times a step)" if calls > 1 else "") for name, calls in self.opened.joined.calls.items()
         )
@@ -158,9 +162,9 @@ class ProfileView:
         return Group(head, text_view.plain(" · ".join(self._facts(each)), "dim"))
 
     def _facts(self, each: KernelTimes) -> list[str]:
-        found = [f"{_range(each.step)} a step"] if len(self.steps) > 1 else []
+        found = [f"{time_range(each.step)} a step"] if len(self.steps) > 1 else []
         if each.launches > 1:
-            found.append(f"{_range(each.launch)} a launch")
+            found.append(f"{time_range(each.launch)} a launch")
         found += [
             f"with {helper.launches} {formats.runtime(helper.name, 30)}: {formats.microseconds(helper.step.median)}"
             for helper in each.helpers
@@ -178,6 +182,12 @@ class ProfileView:
             found += [f"grid {'x'.join(map(str, each.grid))}"] if each.grid else []
             found += [f"by {formats.name(name, 40)}" for name in each.host_ops[:MOST_STAGES]]
         return found
+
+    def operations(self, each: KernelTimes) -> tuple[str, ...]:
+        """Return the operations of a line with their stages, without a layer's number."""
+        operations = [op for kernel in self._graph_kernels(each)[:1] for op in kernel.source_ops]
+        found = tuple(f"{_NUMBER.sub('*', op.stage)}: {op.op}".removeprefix(": ") for op in operations)
+        return found or each.host_ops
 
     def _graph_kernels(self, each: KernelTimes) -> list[Kernel]:
         graph = self.opened.joined.graphs.get(each.graph)
@@ -242,7 +252,8 @@ class ProfileView:
         }
 
 
-def _range(times: Times) -> str:
+def time_range(times: Times) -> str:
+    """Return a median with its least and most."""
     median = formats.microseconds(times.median)
     if times.least == times.most:
         return median
