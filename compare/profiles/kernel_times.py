@@ -55,8 +55,9 @@ class KernelTimes:
     """Kernels of one name and grid that do the same work, such as one in each layer.
 
     name: as the profiler shows it. grid: None where it is unknown. graph, kernels: the graph's kernels that they are.
-    host_ops: operations of PyTorch that launched them. launches: in a median step. step: times of a step, with those of
-    `helpers`. launch: times of a launch, without them. roofline_us: of a step.
+    host_ops: operations of PyTorch that launched them. host_functions: functions of the program that did.
+    launches: in a median step. step: times of a step, with those of `helpers`. launch: times of a launch, without them.
+    roofline_us: of a step.
     """
 
     name: str
@@ -64,6 +65,7 @@ class KernelTimes:
     graph: str
     kernels: tuple[int, ...]
     host_ops: tuple[str, ...]
+    host_functions: tuple[str, ...]
     launches: int
     step: Times
     launch: Times
@@ -93,6 +95,8 @@ def kernel_times(
                 samples.kernels[owner[1]] = None
             if event.host_op:
                 samples.host_ops[event.host_op] = None
+            if event.host_function:
+                samples.host_functions[event.host_function] = None
     found = []
     for samples in alike.values():
         graph = joined.graphs.get(samples.graph)
@@ -123,6 +127,7 @@ class _Samples:
         self.graph = graph
         self.kernels: dict[int, None] = {}
         self.host_ops: dict[str, None] = {}
+        self.host_functions: dict[str, None] = {}
         self.by_name: dict[str, list[list[float]]] = {}
 
     def times(self, roofline: float | None) -> KernelTimes:
@@ -134,8 +139,9 @@ class _Samples:
         helpers.sort(key=lambda each: -each.step.total)
         totals = [sum(map(sum, of_step)) for of_step in zip(*self.by_name.values(), strict=True)]
         return KernelTimes(
-            self._name, self._grid, self.graph, tuple(self.kernels), tuple(self.host_ops), _launches(own),
-            Times.of(totals), Times.of([time for each in own for time in each]), tuple(helpers), roofline,
+            self._name, self._grid, self.graph, tuple(self.kernels), tuple(self.host_ops), tuple(self.host_functions),
+            _launches(own), Times.of(totals), Times.of([time for each in own for time in each]), tuple(helpers),
+            roofline,
         )
 
 

@@ -181,6 +181,7 @@ class ProfileView:
         else:
             found += [f"grid {'x'.join(map(str, each.grid))}"] if each.grid else []
             found += [f"by {formats.name(name, 40)}" for name in each.host_ops[:MOST_STAGES]]
+            found += [f"in {formats.name(name, 60)}" for name in each.host_functions[:MOST_STAGES]]
         return found
 
     def operations(self, each: KernelTimes) -> tuple[str, ...]:
@@ -245,7 +246,8 @@ class ProfileView:
                 for helper in each.helpers
             ],
             "graph": each.graph or None, "kernels": list(each.kernels),
-            "host_ops": list(each.host_ops), "kind": kernels[0].kind if kernels else None,
+            "host_ops": list(each.host_ops), "host_functions": list(each.host_functions),
+            "kind": kernels[0].kind if kernels else None,
             "operations": [[op.op, op.stage, op.line] for op in kernels[0].source_ops] if kernels else [],
             "lines": list(dict.fromkeys(line for kernel in kernels for line in kernel.lines)),
             "roofline_us": each.roofline_us, "above_roofline_us": each.above_roofline_us,
