@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+from rich.console import Console
 from tabulate import tabulate
 
 from compare.base.paths import PROJECT
 from compare.base.text import number
 from compare.report import at_a_glance, authorship, block_list, columns, peers, roofline, rows
 from compare.report.columns import Column, Row
+from compare.report.profile_view import ProfileView
+from compare.sources.profile_sources import open_profile
 from compare.spec.blocks import BLOCKS, REPLAYS
 
 COLUMNS = {
@@ -19,6 +24,7 @@ COLUMNS = {
     "findings": columns.FINDING_COLUMNS, "peers": peers.COLUMNS,
 }
 TOUR = PROJECT / "tests" / "data" / "runs" / "tour"
+CAPTURES = PROJECT / "tests" / "data" / "profiles"  # of training steps on an H200
 FULL = PROJECT / "reports" / "h200-full"
 LAUNCH_BOUND = 1.05  # device time over the time in which kernels ran: launches cost 5% from there on
 BEHIND, AHEAD = 0.95, 1.2  # the best other time over Triton's: the cases that the table of wins and losses shows
@@ -93,8 +99,22 @@ def _tour() -> str:
     return f"```\n{at_a_glance.render(rows.read(TOUR).rows, 'H200')}\n```"
 
 
+def _capture(framework: str, shown: int) -> str:
+    """Return the first `shown` lines of what `xlafuse inspect` shows of a capture."""
+    opened = open_profile(CAPTURES / framework)
+    source = str(Path("step") / Path(opened.profile.source).relative_to(CAPTURES / framework))
+    opened = replace(opened, path=Path("step"), profile=replace(opened.profile, source=source))
+    console = Console(width=100, no_color=True)
+    with console.capture() as text:
+        console.print(ProfileView(opened, opened.ceilings(None)).text(width=100))
+    lines = [line.rstrip() for line in text.get().splitlines()[:shown]]
+    return "\n".join(["```", *lines, "```"])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "tour": _tour,
+    "capture of jax": partial(_capture, "jax", 20),
+    "capture of torch": partial(_capture, "torch", 22),
     "wins and losses": lambda: _markdown(["main case", "Triton", "best other", "ratio"], wins_and_losses()),
     "launch gaps": lambda: _markdown(["block", "`triton`", "`inductor`", "5%", "rows"], launch_gaps()),
     "blocks": lambda: block_list.as_markdown(list(BLOCKS.values())),

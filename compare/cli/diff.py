@@ -12,6 +12,7 @@ import click
 
 from ..base.text import printable
 from ..base.usage import UsageError, one_of
+from ..profiles.files import has_profile
 from ..sources.graph_sources import Contents, GraphSource, contents
 from .options import json_option, names_option, record_filters
 from .terminal import echo_json, emit, warn
@@ -24,7 +25,8 @@ TOLERANCE = 0.05
 @click.argument("a", type=click.Path(path_type=Path))
 @click.argument("b", type=click.Path(path_type=Path))
 @click.option(
-    "--tolerance", metavar="SHARE", help="For runs: ignore changes of times and bytes up to this share. Default: 5%."
+    "--tolerance", metavar="SHARE",
+    help="For runs and profiles: ignore changes of times and bytes up to this share. Default: 5%.",
 )
 @names_option(
     "--fail-on", "fail_on", metavar="slower|launch-gap|status|kernels|bytes|missing",
@@ -32,7 +34,7 @@ TOLERANCE = 0.05
 )
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="For runs: also write one HTML file.")
 @record_filters("For runs: ")
-@click.option("--all", "every", is_flag=True, help="For runs: show all changes, not only the largest of many.")
+@click.option("--all", "every", is_flag=True, help="Show all changes, not only the largest of many.")
 @click.option("--module", metavar="NAME|NUMBER", help="For folders of dumps: only this module.")
 @json_option
 @click.pass_context
@@ -50,13 +52,24 @@ def command(
     newly written to memory, and changed reasons for not fusing; most bytes first. Names and numbers that the compiler
     assigns do not count as a difference. Exit code 1 where something differs, else 0.
 
+    Two profiles, or folders of `xlafuse capture`: kernels that are new, gone, slower or faster in a median step, beyond
+    the spread of the steps and the tolerance. Exit code 1 where the kernels of a step take longer, else 0.
+
     \b
       xlafuse diff runs/yesterday runs/today --tolerance 3%
       xlafuse diff runs/jax-0.10 runs/jax-0.11 -i xla --html upgrade.html
       xlafuse diff before.hlo.txt after.hlo.txt
+      xlafuse diff runs/step-before runs/step-after
 
     Exit code 2 when A or B cannot be read, or the options do not fit them.
     """
+    if has_profile(a) or has_profile(b):
+        options = {
+            "--fail-on": fail_on, "--html": html, "--module": module,
+            "--block, --case, --direction and -i": any(filters.values()),
+        }
+        _refuse(options, "with two runs or dumps")
+        ctx.exit(1 if _diff_profiles(a, b, tolerance, every=every, as_json=as_json) else 0)
     sides = contents(a), contents(b)
     for side in sides:
         warn(side.warnings)
@@ -69,10 +82,14 @@ def command(
             "--tolerance": tolerance, "--fail-on": fail_on, "--html": html, "--all": every,
             "--block, --case, --direction and -i": any(filters.values()),
         }
-        if given := [option for option, value in options.items() if value]:
-            raise UsageError(f"{' and '.join(given)} {'goes' if len(given) == 1 else 'go'} only with two runs")
+        _refuse(options, "with two runs")
         failed = _diff_graphs(*sides, module, as_json=as_json)
     ctx.exit(1 if failed else 0)
+
+
+def _refuse(options: Mapping[str, Any], where: str) -> None:
+    if given := [option for option, value in options.items() if value]:
+        raise UsageError(f"{' and '.join(given)} {'goes' if len(given) == 1 else 'go'} only {where}")
 
 
 def parse_tolerance(text: str) -> float:
@@ -82,6 +99,23 @@ def parse_tolerance(text: str) -> float:
     if not 0 <= value < 1:
         raise UsageError(f"--tolerance {printable(text, 40)!r}: expected a share such as 5% or 0.05, below 100%")
     return value
+
+
+def _diff_profiles(a: Path, b: Path, tolerance: str | None, *, every: bool, as_json: bool) -> bool:
+    """Print what changed between two profiles. Return True where the kernels of a step take longer."""
+    from ..report.diff import profiles, profiles_view
+    from ..report.profile_view import ProfileView
+    from ..sources.profile_sources import open_profile
+
+    if other := next((path for path in (a, b) if not has_profile(path)), None):
+        raise UsageError(f"{other}: no profile, and a profile can only be compared with another")
+    before, after = (ProfileView(opened, opened.ceilings(None)) for opened in map(open_profile, (a, b)))
+    found = profiles.compare(before, after, TOLERANCE if tolerance is None else parse_tolerance(tolerance))
+    if as_json:
+        echo_json(found.to_json())
+    else:
+        emit(profiles_view.tree(found, f"{a} → {b}", every=every))
+    return found.busy.word == "slower"
 
 
 def _diff_runs(

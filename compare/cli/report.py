@@ -59,7 +59,8 @@ def command(
     is, and how near it comes to the GPU's roofline.
 
     With --html, PATH may be anything that `xlafuse inspect` opens: HLO, a folder of dumps, Inductor's output, a
-    graph's JSON. The page then shows its fusion graphs, findings, bytes and sources.
+    graph's JSON. The page then shows its fusion graphs, findings, bytes and sources; for a profile or a folder of
+    `xlafuse capture` also the kernels' times in a median step.
 
     \b
       xlafuse report runs/mine --block softmax --markdown
@@ -67,6 +68,7 @@ def command(
       xlafuse report runs/mine --csv > mine.csv
       xlafuse report runs/mine --html mine.html
       xlafuse report /tmp/xla_dump --html dump.html
+      xlafuse report runs/step --html step.html
     """
     forms = [name for name, asked in (("json", as_json), ("csv", as_csv), ("markdown", markdown)) if asked]
     click.echo(

@@ -73,14 +73,19 @@ def name(text: str, width: int = 60) -> str:
 # Numbers in a mangled C++ name: those of literals, substitutions and closures, and then lengths.
 _MANGLED = re.compile(r"L[a-z]n?\d+E|[ST][0-9A-Z]*_|E\d+_|(\d+)")
 _TELLING = re.compile(r"cutlass_.+|.+_kernel_(?:cuda|impl)|.+Ops|\w*[Ff]unctor\w*")
+_DEMANGLED = re.compile(r"(?:void )?(?:(?:\w+|\(anonymous namespace\))::)+(\w+)[<(]")
 _GENERIC = ("BinaryFunctor", "AUnaryFunctor", "BUnaryFunctor")
 
 
 def runtime(text: str, width: int = 60) -> str:
     """Return the name that profilers show for a kernel.
 
-    A mangled C++ template becomes its name and its most telling parameter: "vectorized_elementwise_kernel MulFunctor".
+    A C++ template becomes its name and its most telling parameter: "vectorized_elementwise_kernel MulFunctor".
     """
+    if template := _DEMANGLED.match(text):
+        words = (word for word in re.findall(r"\w+", text[template.end():]) if _TELLING.fullmatch(word))
+        parameter = next((word for word in words if word not in _GENERIC), "")
+        return name(f"{template[1]} {parameter}".rstrip(), width)
     if not text.startswith("_Z"):
         return name(text, width)
     outer, telling, position = "", "", 2

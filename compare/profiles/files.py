@@ -9,6 +9,7 @@ from .bounded import head
 from .model import Profile, ProfileError
 
 CAPTURE, PROFILE = "capture.json", "profile"  # in a folder of `xlafuse capture`
+_PLANES = (".xplane.pb", ".xplane.pb.gz")
 _SQLITE = b"SQLite format 3\x00"
 _RANK = re.compile(r"rank(\d{1,9})")
 # Where jax.profiler puts a session's files, below the folder that it was given, or one of these folders.
@@ -47,7 +48,8 @@ def _in_folder(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
     for place in _SESSIONS:
-        if planes := sorted(folder.glob(f"{place}/*.xplane.pb" if place else "*.xplane.pb")):
+        files = folder.glob(f"{place}/*" if place else "*")
+        if planes := sorted(file for file in files if file.name.endswith(_PLANES)):
             latest = max(file.parent for file in planes)
             return [file for file in planes if file.parent == latest]
     named = (each for each in folder.iterdir() if each.name.endswith((".json", ".json.gz", ".sqlite")))
@@ -82,7 +84,7 @@ def read(path: Path) -> list[Profile]:
 
 def _format(path: Path) -> str:
     """Return the format of a profile's file, by its name and its beginning; "" for files that are no profile."""
-    if path.name.endswith(".xplane.pb"):
+    if path.name.endswith(_PLANES):
         return "xplane"
     start = head(path)
     if start.startswith(_SQLITE):

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from ..backends import worker_of
 from ..graph.join.kernel_records import assign
 from ..graph.model import FusionGraph
 from .model import DeviceEvent
@@ -110,9 +111,7 @@ def _expected(graph: FusionGraph) -> Counter[str]:
 def _aligned(graph: FusionGraph, events: Sequence[DeviceEvent]) -> list[int | None]:
     """Return the launch index of each event's kernel: the call, repeated as often as it ran, aligned as a whole."""
     kernels = graph.kernels or ()
-    names, expected = Counter(event.name for event in events), _expected(graph)
-    repeats = [names[name] // launches for name, launches in expected.items() if names[name]]
-    calls = max(1, round(statistics.median(repeats))) if repeats else 0
+    calls = _repeats(graph, Counter(event.name for event in events))
     if not calls:
         return [None] * len(events)
     flat = replace(graph, kernels=tuple(replace(kernel, phase="forward") for kernel in kernels) * calls)
@@ -125,14 +124,33 @@ def _aligned(graph: FusionGraph, events: Sequence[DeviceEvent]) -> list[int | No
     return found
 
 
+def _repeats(graph: FusionGraph, names: Counter[str]) -> int:
+    """Return how often a graph ran, at least once if any of its kernels did; 0 if none did.
+
+    XLA launches one kernel, by one name, for all instructions with equal code: layers share names, so most kernels do
+    not run by their own. Only the sum of launches tells the number of calls. Inductor's kernels run by their own names,
+    and some may not run at all, as those of another branch.
+    """
+    expected = _expected(graph)
+    repeats = [names[name] / launches for name, launches in expected.items() if names[name]]
+    if not repeats:
+        return 0
+    if worker_of(graph.compiler) == "xla":
+        return max(1, round(sum(names[name] for name in expected) / expected.total()))
+    return max(1, round(statistics.median(repeats)))
+
+
 def _calls(owners: Sequence[Owner | None], graphs: Mapping[str, FusionGraph]) -> dict[str, int]:
-    """Return how often each graph ran in a step: the usual number of launches of its kernels."""
-    launches = Counter(owner for owner in owners if owner is not None)
-    ratios: dict[str, list[float]] = {}
-    for (name, index), count in launches.items():
+    """Return how often each graph ran in a step: the usual number of launches of its own kernels.
+
+    A library call runs an unknown number of kernels, so it tells nothing. A graph of library calls alone counts once.
+    """
+    ratios: dict[str, list[float]] = {name: [] for name, _ in filter(None, owners)}
+    for (name, index), count in Counter(owner for owner in owners if owner is not None).items():
         kernel = (graphs[name].kernels or ())[index]
-        ratios.setdefault(name, []).append(count / (kernel.launches or 1) if kernel.runtime_name is not None else 1)
-    return {name: max(1, round(statistics.median(found))) for name, found in ratios.items()}
+        if kernel.runtime_name is not None:
+            ratios[name].append(count / (kernel.launches or 1))
+    return {name: max(1, round(statistics.median(found))) if found else 1 for name, found in ratios.items()}
 
 
 def _timed(

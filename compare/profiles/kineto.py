@@ -2,18 +2,20 @@
 
 A GPU's work has the categories kernel, gpu_memcpy and gpu_memset. Its `correlation` is that of the launch on the host
 (cuda_runtime, cuda_driver), and its `External id` that of the operation around the launch (cpu_op). A step is an event
-"ProfilerStep#3" of the host.
+"ProfilerStep#3" of the host. Calls of Python functions (python_function) are there with `with_stack=True`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .bounded import read_bytes
 from .model import MEMCPY, MEMSET, MOST_EVENTS, DeviceEvent, Profile, ProfileError, Step
+from .python_frames import Call, user_functions
 
 MOST_BYTES = 1 << 30  # unpacked
 
@@ -34,9 +36,9 @@ def read(path: Path) -> list[Profile]:
         raise ProfileError(f"{path}: no trace of torch.profiler: it has no list of `traceEvents`")
     devices: dict[int, list[DeviceEvent]] = {}
     skipped = 0
-    launches, operations, steps = _host(listed)
+    host = _host(listed)
     for event in _of(listed, _ON_DEVICE):
-        found = _device_event(event, launches, operations)
+        found = _device_event(event, host)
         if found is None:
             skipped += 1
             continue
@@ -53,7 +55,7 @@ def read(path: Path) -> list[Profile]:
     return [
         Profile(
             "torch.profiler", str(path), names.get(number, f"GPU {number}"),
-            tuple(sorted(events, key=lambda event: (event.start, event.end))), steps, rank, skipped=skipped,
+            tuple(sorted(events, key=lambda event: (event.start, event.end))), host.steps, rank, skipped=skipped,
         )
         for number, events in sorted(devices.items())
     ]
@@ -65,39 +67,53 @@ def _of(listed: list[Any], categories: Mapping[str, Any] | tuple[str, ...]) -> I
             yield event if isinstance(event.get("args"), dict) else {**event, "args": {}}
 
 
-def _host(listed: list[Any]) -> tuple[dict[int, float], dict[int, str], tuple[Step, ...]]:
-    """Return launches by correlation, operations by external id, and the steps."""
-    launches: dict[int, float] = {}
+@dataclass(frozen=True)
+class _Host:
+    """Threads and times of launches by correlation, operations by external id, user's functions by correlation."""
+
+    launches: Mapping[int, tuple[object, float]]
+    operations: Mapping[int, str]
+    functions: Mapping[int, str]
+    steps: tuple[Step, ...]
+
+
+def _host(listed: list[Any]) -> _Host:
+    launches: dict[int, tuple[object, float]] = {}
     operations: dict[int, str] = {}
     steps = []
-    for event in _of(listed, (*_LAUNCHES, "cpu_op", "user_annotation")):
+    calls = []
+    for event in _of(listed, (*_LAUNCHES, "cpu_op", "user_annotation", "python_function")):
         times = _times(event)
         if times is None:
             continue
         category, args = event["cat"], event["args"]
         if category in _LAUNCHES and (number := _integer(args.get("correlation"))) is not None:
-            launches[number] = times[0]
+            launches[number] = (str(event.get("tid")), times[0])
         elif category == "cpu_op" and (number := _integer(args.get("External id"))) is not None:
             operations[number] = str(event.get("name", ""))
         elif category == "user_annotation" and str(event.get("name", "")).startswith(_STEP):
             steps.append(Step(f"step {str(event['name']).removeprefix(_STEP)}", *times))
-    return launches, operations, tuple(sorted(steps, key=lambda step: step.start))
+        elif category == "python_function":
+            calls.append(Call(str(event.get("tid")), *times, str(event.get("name", ""))))
+    return _Host(
+        launches, operations, user_functions(calls, launches), tuple(sorted(steps, key=lambda step: step.start))
+    )
 
 
-def _device_event(
-    event: dict[str, Any], launches: Mapping[int, float], operations: Mapping[int, str]
-) -> DeviceEvent | None:
+def _device_event(event: dict[str, Any], host: _Host) -> DeviceEvent | None:
     times, args = _times(event), event["args"]
     name = _ON_DEVICE[event["cat"]] or str(event.get("name", ""))
     if times is None or not name:
         return None
     launch = _integer(args.get("correlation"))
+    called = None if launch is None else host.launches.get(launch)
     grid = args.get("grid")
     whole = isinstance(grid, list) and all(isinstance(extent, int) for extent in grid)
     return DeviceEvent(
         name, *times, str(args.get("stream", event.get("tid", ""))), tuple(grid) if whole else None,
-        host_op=operations.get(_integer(args.get("External id")) or -1, ""),
-        launched=None if launch is None else launches.get(launch), launch=launch,
+        host_op=host.operations.get(_integer(args.get("External id")) or -1, ""),
+        host_function="" if launch is None else host.functions.get(launch, ""),
+        launched=None if called is None else called[1], launch=launch,
     )
 
 

@@ -22,7 +22,8 @@ class DeviceEvent:
     grid: its blocks by dimension; None where they are unknown, and for copies.
     module, operation: XLA's module and instruction; "" where the profile does not say. program: XLA's number of the
         module; 0 where it is unknown.
-    host_op: the operation of PyTorch that launched it.
+    host_op: the operation of PyTorch that launched it. host_function: the user's Python function that called it,
+        "main (train.py:60)"; "" where the profile does not say.
     launched: when the host's call began; None where it is unknown. launch: the call's number; the kernels of a CUDA
         graph share one.
     """
@@ -36,6 +37,7 @@ class DeviceEvent:
     operation: str = ""
     program: int = 0
     host_op: str = ""
+    host_function: str = ""
     launched: float | None = None
     launch: int | None = None
 

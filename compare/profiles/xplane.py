@@ -1,9 +1,9 @@
 """A reader of `*.xplane.pb`, which jax.profiler writes: a serialized XSpace (tsl/profiler/protobuf/xplane.proto).
 
 An XSpace has planes, a plane has lines, a line has events. A GPU is a plane "/device:GPU:0" with a line for each
-stream. Launches are in the plane "/host:CUPTI", steps in "/host:CPU", and each module's HloProto in "/host:metadata".
-On a CPU, XLA's operations are events of "/host:CPU" with the stat "hlo_op". The definitions come from jaxlib's library;
-neither jax nor jaxlib is imported.
+stream. Launches are in the plane "/host:CUPTI", or in "/host:CPU" (jaxlib 0.11); steps are in "/host:CPU", and each
+module's HloProto in "/host:metadata". On a CPU, XLA's operations are events of "/host:CPU" with the stat "hlo_op". The
+definitions come from jaxlib's library; neither jax nor jaxlib is imported. The file may be gzipped.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from typing import Any
 
 from xlafuse.hlo.proto_reader import ProtoError, message_type
 
+from .bounded import read_bytes
 from .model import MEMCPY, MEMSET, MOST_EVENTS, DeviceEvent, Profile, ProfileError, Step
 
-MOST_BYTES = 1 << 30
+MOST_BYTES = 1 << 30  # unpacked
 
 _GPU = re.compile(r"/device:GPU:(\d+)")
 _HOST, _CUPTI, _METADATA = "/host:CPU", "/host:CUPTI", "/host:metadata"
@@ -34,12 +35,10 @@ def read(path: Path) -> list[Profile]:
 
     Raises ProfileError for other files, for files without events of a device and above the limits, OSError.
     """
-    if path.stat().st_size > MOST_BYTES:
-        raise ProfileError(f"{path}: more than {MOST_BYTES >> 20} MiB; profile fewer steps")
     from google.protobuf.message import DecodeError
 
     try:
-        space = message_type("tensorflow.profiler.XSpace").FromString(path.read_bytes())
+        space = message_type("tensorflow.profiler.XSpace").FromString(read_bytes(path, MOST_BYTES))
     except (DecodeError, ProtoError) as problem:
         raise ProfileError(f"{path}: no XSpace of jax.profiler can be read: {problem}") from None
     planes = {plane.name: _Plane(plane) for plane in space.planes}
@@ -47,7 +46,9 @@ def read(path: Path) -> list[Profile]:
         raise ProfileError(f"{path}: no XSpace of jax.profiler: it has no planes; {'; '.join(space.errors)[:300]}")
     host = planes.get(_HOST)
     steps = tuple(sorted(host.steps(), key=lambda step: step.start)) if host else ()
-    launches = planes[_CUPTI].launches() if _CUPTI in planes else {}
+    launches = {
+        number: start for name in (_HOST, _CUPTI) if name in planes for number, start in planes[name].launches().items()
+    }
     metadata = planes.get(_METADATA)
     found = []
     for name, plane in sorted(planes.items()):
@@ -132,7 +133,7 @@ class _Plane:
     def device_name(self) -> str:
         """Return the GPU's name where the plane has it."""
         stats = self._stats(self._plane.stats)
-        return str(stats.get("device_type_string") or "")
+        return str(stats.get("gpu_device_name") or stats.get("device_type_string") or "")
 
     def modules(self) -> dict[tuple[str, int], Any]:
         """Return readers of the modules' HloProtos by name and number."""

@@ -38,6 +38,10 @@ class ProfileView:
         self.kernels = kernel_times(opened.steps, opened.joined, ceilings)
         self._gaps = [gaps(step.events) for step in opened.steps]
         self.device_us = Times.of([device_seconds(step.events) * 1e6 for step in opened.steps])
+        self.busy_us = Times.of([
+            (device_seconds(step.events) - sum(gap.seconds for gap in found)) * 1e6
+            for step, found in zip(opened.steps, self._gaps, strict=True)
+        ])
         self.idle_us = Times.of([sum(gap.seconds for gap in found) * 1e6 for found in self._gaps])
 
     @property
@@ -45,6 +49,19 @@ class ProfileView:
         """The share of the kernels' time that is joined to a graph."""
         total = sum(each.step.total for each in self.kernels)
         return sum(each.step.total for each in self.kernels if each.graph) / total if total else 0.0
+
+    def operator_shares(self) -> dict[str, float]:
+        """Return the shares of kernels that are in no graph, by the operation of PyTorch, most time first.
+
+        The name "" stands for kernels of an unknown operation.
+        """
+        total = sum(each.step.total for each in self.kernels)
+        found: dict[str, float] = {}
+        for each in self.kernels:
+            if not each.graph:
+                name = ", ".join(each.host_ops)
+                found[name] = found.get(name, 0.0) + each.step.total / total
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     @property
     def host_late_us(self) -> float | None:
@@ -98,24 +115,36 @@ class ProfileView:
         if named:
             whole = f"{formats.count(len(named), 'step')} ({join_some(named, MOST_STEPS)})"
         busy = formats.share(self.device_us.median - self.idle_us.median, self.device_us.median)
-        found.append(f"{whole}; a step takes {_range(self.device_us)} on the device; kernels run in {busy} of it")
+        found.append(f"{whole}; a step takes {time_range(self.device_us)} on the device; kernels run in {busy} of it")
         if self.idle_us.median:
             late = self.host_late_us
             cause = "" if late is None else f", {formats.microseconds(late)} of it before the host's launch"
-            found.append(f"gaps between kernels take {_range(self.idle_us)}{cause}")
+            found.append(f"gaps between kernels take {time_range(self.idle_us)}{cause}")
         graphs = ", ".join(
             name + (f" ({calls} times a step)" if calls > 1 else "") for name, calls in self.opened.joined.calls.items()
         )
         if graphs:
-            found.append(f"{formats.share(self.joined_share, 1)} of the kernels' time is joined to kernels of {graphs}")
+            joined = f"{formats.share(self.joined_share, 1)} of the kernels' time is joined to kernels of {graphs}"
         else:
-            found.append("no kernel is joined to a graph; --dump PATH names the compilers' files of this program")
+            joined = "no kernel is joined to a graph; --dump PATH names the compilers' files of this program"
+        found.append(joined + self._operators())
         own = profile.rank if profile.rank is not None else 0
         groups = (("the same", self.opened.alike), ("other", self.opened.unlike))
         if others := [f"{words} kernels: {join_some(which, MOST_STEPS)}" for words, which in groups if which]:
             count = 1 + len(self.opened.alike) + len(self.opened.unlike)
             found.append(f"rank {own} of {count}; {'; '.join(others)}")
         return [*found, *self.opened.notes]
+
+    def _operators(self) -> str:
+        """Return the shares of kernels that PyTorch launched outside of the graphs, and of those of unknown origin."""
+        shares = self.operator_shares()
+        other = shares.pop("", 0.0)
+        named = [f"{formats.name(name, 40)} {formats.share(share, 1)}" for name, share in shares.items()]
+        found = ""
+        if named:
+            share = formats.share(sum(shares.values()), 1)
+            found = f"; {share} to operators of PyTorch: {join_some(named, MOST_STAGES)}"
+        return found + (f"; {formats.share(other, 1)} to none" if other else "")
 
     def _row(self, title: str, launches: str, us: str, share: str, above: str, style: str = "") -> Any:
         grid = text_view.columns(None, 5, 7, 5, 7, right=(1, 2, 3, 4), gap=1)
@@ -133,9 +162,13 @@ class ProfileView:
         return Group(head, text_view.plain(" · ".join(self._facts(each)), "dim"))
 
     def _facts(self, each: KernelTimes) -> list[str]:
-        found = [f"{_range(each.step)} a step"] if len(self.steps) > 1 else []
+        found = [f"{time_range(each.step)} a step"] if len(self.steps) > 1 else []
         if each.launches > 1:
-            found.append(f"{_range(each.launch)} a launch")
+            found.append(f"{time_range(each.launch)} a launch")
+        found += [
+            f"with {helper.launches} {formats.runtime(helper.name, 30)}: {formats.microseconds(helper.step.median)}"
+            for helper in each.helpers
+        ]
         kernels = self._graph_kernels(each)
         if kernels:
             numbers = ", ".join(str(index + 1) for index in each.kernels[:4])
@@ -146,8 +179,16 @@ class ProfileView:
                 place = f" ({formats.place(line, 40)})" if line else ""
                 found.append(f"{formats.name(shown, 30)}: " * bool(stage) + printable(words, 80) + place)
         else:
+            found += [f"grid {'x'.join(map(str, each.grid))}"] if each.grid else []
             found += [f"by {formats.name(name, 40)}" for name in each.host_ops[:MOST_STAGES]]
+            found += [f"in {formats.name(name, 60)}" for name in each.host_functions[:MOST_STAGES]]
         return found
+
+    def operations(self, each: KernelTimes) -> tuple[str, ...]:
+        """Return the operations of a line with their stages, without a layer's number."""
+        operations = [op for kernel in self._graph_kernels(each)[:1] for op in kernel.source_ops]
+        found = tuple(f"{_NUMBER.sub('*', op.stage)}: {op.op}".removeprefix(": ") for op in operations)
+        return found or each.host_ops
 
     def _graph_kernels(self, each: KernelTimes) -> list[Kernel]:
         graph = self.opened.joined.graphs.get(each.graph)
@@ -186,6 +227,7 @@ class ProfileView:
             ],
             "device_us": self.device_us.to_json(), "idle_us": self.idle_us.to_json(),
             "host_late_us": self.host_late_us, "joined_share": self.joined_share,
+            "operator_shares": self.operator_shares(),
             "graphs": dict(self.opened.joined.calls),
             "kernels": [self._kernel_json(each) for each in self.kernels],
             "gaps": [
@@ -197,16 +239,23 @@ class ProfileView:
     def _kernel_json(self, each: KernelTimes) -> dict[str, Any]:
         kernels = self._graph_kernels(each)
         return {
-            "name": each.name, "launches": each.launches, "step_us": each.step.to_json(),
-            "launch_us": each.launch.to_json(), "graph": each.graph or None, "kernels": list(each.kernels),
-            "host_ops": list(each.host_ops), "kind": kernels[0].kind if kernels else None,
+            "name": each.name, "grid": each.grid, "launches": each.launches, "step_us": each.step.to_json(),
+            "launch_us": each.launch.to_json(),
+            "helpers": [
+                {"name": helper.name, "launches": helper.launches, "step_us": helper.step.to_json()}
+                for helper in each.helpers
+            ],
+            "graph": each.graph or None, "kernels": list(each.kernels),
+            "host_ops": list(each.host_ops), "host_functions": list(each.host_functions),
+            "kind": kernels[0].kind if kernels else None,
             "operations": [[op.op, op.stage, op.line] for op in kernels[0].source_ops] if kernels else [],
             "lines": list(dict.fromkeys(line for kernel in kernels for line in kernel.lines)),
             "roofline_us": each.roofline_us, "above_roofline_us": each.above_roofline_us,
         }
 
 
-def _range(times: Times) -> str:
+def time_range(times: Times) -> str:
+    """Return a median with its least and most."""
     median = formats.microseconds(times.median)
     if times.least == times.most:
         return median

@@ -20,6 +20,7 @@ from ..graph.findings.collect import findings
 from ..graph.findings.finding import Finding
 from ..graph.model import FusionGraph
 from ..plan import paired_rounds
+from ..profiles.files import has_profile
 from ..record.record import Record
 from ..record.run_folder import read_records, read_run
 from ..sources import graph_sources
@@ -219,7 +220,7 @@ def _result(row: Row, source: GraphSource, record: Record, uncalibrated: Contain
 
 
 def _read_graphs(path: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
-    opened = graph_sources.contents(path)
+    opened = _contents(path)
     if any(wanted.values()):
         raise UsageError(f"{path}: no run folder, and --block, --case, --direction and -i select in runs only")
     sources, warnings = opened.graphs, list(opened.warnings)
@@ -238,6 +239,18 @@ def _read_graphs(path: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
         for number, (name, members) in enumerate(groups)
     )
     return Run(path, None, cases, tuple(warnings))
+
+
+def _contents(path: Path) -> graph_sources.Contents:
+    if not has_profile(path):
+        return graph_sources.contents(path)
+    from ..sources.profile_sources import UnreadableCapture, profile_contents
+
+    try:
+        return profile_contents(path)
+    except UnreadableCapture as problem:  # its compilers' files may be there
+        opened = graph_sources.contents(path)
+        return replace(opened, warnings=(str(problem), *opened.warnings))
 
 
 def _result_of_graph(block: str, source: GraphSource, *, alone: bool) -> Result:

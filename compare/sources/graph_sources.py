@@ -285,7 +285,7 @@ def _of_file(path: Path) -> Contents:
         return Contents("dump", path, tuple(_numbered(found)), _warn_of_phases(found))
     if head.lstrip()[:1] == b"{":
         return Contents("file", path, tuple(_numbered(_of_json(path))))
-    if path.suffix in (".py", ".log") and b"HloModule" not in head:
+    if path.name.removesuffix(".gz").endswith((".py", ".log")) and b"HloModule" not in head:
         return Contents("file", path, tuple(_numbered(_of_inductor(path))))
     return Contents("file", path, (GraphSource(path.name, 1, path, partial(_from_hlo_file, path)),))
 
@@ -411,10 +411,13 @@ def _of_inductor(path: Path, rank: int | None = None) -> list[GraphSource]:
     return [GraphSource(path.name, 1, path, read)]
 
 
+_TRACE_LOG = re.compile(r"torch_trace.*\.log(\.gz)?\Z")
+
+
 def _holds_inductor(path: Path) -> bool:
     if path.is_dir():
         names = (name for _, _, files in os.walk(path) for name in files)
-        return any(name == "output_code.py" or ("torch_trace" in name and name.endswith(".log")) for name in names)
+        return any(name == "output_code.py" or _TRACE_LOG.search(name) for name in names)
     if not zipfile.is_zipfile(path):
         return True
     with zipfile.ZipFile(path) as archive:

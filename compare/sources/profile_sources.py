@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base.usage import UsageError
+from ..graph import formats
 from ..graph.analyse.roofline import Ceilings
 from ..graph.model import FusionGraph
 from ..profiles import files
@@ -32,6 +33,7 @@ class UnreadableCapture(UsageError):
 class OpenedProfile:
     """A profile by steps, joined to the graphs of its programs.
 
+    sources: of each graph, by its name.
     others: profiles of other ranks or devices: those that run the same kernels as this one, and those that do not.
     notes: facts without which the numbers mislead.
     """
@@ -40,6 +42,7 @@ class OpenedProfile:
     profile: Profile
     steps: tuple[ProfiledStep, ...]
     joined: Joined
+    sources: Mapping[str, GraphSource]
     alike: tuple[str, ...] = ()
     unlike: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -55,7 +58,7 @@ class OpenedProfile:
     def graph_sources(self, module: str | None) -> list[GraphSource]:
         """Return the joined graphs, or those of a name. Raises UsageError for an unknown name."""
         found = [
-            GraphSource(name, number, self.path, partial(_itself, graph))
+            replace(self.sources[name], name=name, number=number, read=partial(_itself, graph))
             for number, (name, graph) in enumerate(self.joined.graphs.items(), 1)
         ]
         return found if module is None else Contents("dump", self.path, tuple(found)).modules(module)
@@ -91,8 +94,8 @@ def open_profile(path: Path, dump: Path | None = None) -> OpenedProfile:
     if not steps:
         raise UsageError(f"{first.source}: the device did nothing in its {len(first.steps)} steps")
     notes: list[str] = []
-    graphs = _graphs(first, dump or folder, required=dump is not None, notes=notes)
-    joined = join(steps, {name: _for_device(graph, first.device) for name, graph in graphs.items()})
+    sources = _sources(first, path, dump or folder, required=dump is not None)
+    joined = join(steps, _read(sources, first.device, notes))
     names = _kernel_counts(first)
     alike: list[str] = []
     unlike: list[str] = []
@@ -104,7 +107,27 @@ def open_profile(path: Path, dump: Path | None = None) -> OpenedProfile:
         notes.append("the steps ran different kernels; a median is one of the steps that ran it, or of zero times")
     if first.skipped:
         notes.append(f"{first.skipped:,} events could not be read and are left out")
-    return OpenedProfile(path, first, tuple(steps), joined, tuple(alike), tuple(unlike), tuple(notes))
+    return OpenedProfile(path, first, tuple(steps), joined, sources, tuple(alike), tuple(unlike), tuple(notes))
+
+
+def profile_contents(path: Path) -> Contents:
+    """Return the graphs that a path's profile is joined to, with the times of a median step.
+
+    Raises UsageError as open_profile does, and where no kernel is joined to a graph.
+    """
+    opened = open_profile(path)
+    if not opened.joined.graphs:
+        raise UsageError(
+            f"{path}: no kernel of this profile is joined to a graph; `xlafuse inspect {path}` lists its kernels, and "
+            "a folder of `xlafuse capture` has their graphs, too"
+        )
+    ran = [
+        (event.seconds, owner) for step, owners in zip(opened.steps, opened.joined.owners, strict=True)
+        for event, owner in zip(step.events, owners, strict=True)
+    ]
+    outside = formats.share(sum(seconds for seconds, owner in ran if owner is None), sum(seconds for seconds, _ in ran))
+    note = f"kernels have the times of a median step of {len(opened.steps)}; {outside} of the time is of other kernels"
+    return Contents("dump", path, tuple(opened.graph_sources(None)), (f"{path}: {note}", *opened.notes))
 
 
 def _captured(folder: Path) -> dict[str, Any]:
@@ -119,32 +142,39 @@ def _captured(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _graphs(profile: Profile, dump: Path | None, *, required: bool, notes: list[str]) -> dict[str, FusionGraph]:
-    """Return the graphs of the modules that ran, from the dump where it has them, else from the profile."""
-    readers: dict[tuple[str, int], Callable[[], FusionGraph]] = {
-        key: partial(_from_proto, key[0], read) for key, read in profile.modules.items()
+def _sources(profile: Profile, path: Path, dump: Path | None, *, required: bool) -> dict[str, GraphSource]:
+    """Return the modules that ran, from the dump where it has them, else from the profile."""
+    known = {
+        key: GraphSource(key[0], 1, path, partial(_from_proto, key[0], read), order=key[1])
+        for key, read in profile.modules.items()
     }
     if dump is not None:
         try:
             opened = contents(dump)
-            readers |= {
-                (each.graph().name if opened.kind == "file" else each.name, each.order): each.graph
-                for each in opened.graphs
+            known |= {
+                (each.graph().name if opened.kind == "file" else each.name, each.order): each for each in opened.graphs
             }
         except UsageError:
             if required:
                 raise
     ran = {event.module for event in profile.events}
-    named = {key: read for key, read in readers.items() if key[0] in ran}
+    named = {key: source for key, source in known.items() if key[0] in ran}
     if "" in ran:  # any program may have launched these
-        named |= {key: read for key, read in list(readers.items())[-MOST_GRAPHS:] if key not in named}
+        named |= {key: source for key, source in list(known.items())[-MOST_GRAPHS:] if key not in named}
     several = Counter(name for name, _ in named)
+    return {f"{name}#{number}" if several[name] > 1 else name: each for (name, number), each in named.items()}
+
+
+def _read(sources: Mapping[str, GraphSource], device: str, notes: list[str]) -> dict[str, FusionGraph]:
+    """Return the graphs that can be read, with the device that ran them as the target, if they name none."""
     found = {}
-    for (name, number), read in named.items():
+    for name, source in sources.items():
         try:
-            found[f"{name}#{number}" if several[name] > 1 else name] = read()
+            graph = source.graph()
         except (UsageError, ValueError) as problem:
             notes.append(f"{name}: its kernels are not joined: {problem}")
+            continue
+        found[name] = graph if graph.target or device.startswith("GPU ") else replace(graph, target=device)
     return found
 
 
@@ -156,11 +186,6 @@ def _from_proto(name: str, read: Callable[[], bytes]) -> FusionGraph:
 
     graph = from_hlo(parse_proto(read()))
     return replace(graph, name=name, reasons=xla_reasons.reasons(graph, ()))
-
-
-def _for_device(graph: FusionGraph, device: str) -> FusionGraph:
-    """Return the graph with the device that ran it as its target, if it names none."""
-    return graph if graph.target or device.startswith("GPU ") else replace(graph, target=device)
 
 
 def _kernel_counts(profile: Profile) -> Mapping[str, int]:

@@ -102,6 +102,8 @@ def _program_at(command: Sequence[str]) -> int | None:
 
 def _with_dumps(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Return the environment in which both compilers write their files into the folder. XLA takes a flag's last value.
+
+    INDUCTOR_PROVENANCE makes Inductor write which operations each library call is; the code alone does not say it.
     """
     options = dump_options(folder / HLO)
     flags = [
@@ -109,4 +111,6 @@ def _with_dumps(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
         if name not in _LEFT_OUT
     ]
     joined = " ".join([environment.get("XLA_FLAGS", ""), *flags]).strip()
-    return {**environment, "XLA_FLAGS": joined, "TORCH_TRACE": str(folder / TRACE)}
+    return {
+        "INDUCTOR_PROVENANCE": "1", **environment, "XLA_FLAGS": joined, "TORCH_TRACE": str(folder / TRACE),
+    }

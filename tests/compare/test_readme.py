@@ -19,7 +19,7 @@ PROJECT = Path(__file__).parents[2]
 RUNS = list((PROJECT / "reports").glob("*/run.json"))
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/blocks.md", "docs/cuda-graphs.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/blocks.md", "docs/capture.md", "docs/cuda-graphs.md"])
 def test_tables_have_the_values_that_the_runs_have(page: str) -> None:
     """`python -m tools.tables` writes them again."""
     text = (PROJECT / page).read_text()

@@ -2,7 +2,7 @@
 
 There are three kinds of dump:
 - a `torch_compile_debug` folder (TORCH_COMPILE_DEBUG=1);
-- a TORCH_TRACE folder, or one of its logs;
+- a TORCH_TRACE folder, or one of its logs, which may be gzipped;
 - the output of `compiler.Captured.write`, as a folder or a zip.
 
 Kernels are in the order of the emitted code. Its comments, the FX graphs, the provenance mappings and the scheduler IR
@@ -16,9 +16,11 @@ lacks. A backward operation with the name of a forward operation is that operati
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import re
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -89,7 +91,7 @@ def read(path: str | Path, rank: int | None = None) -> Program:
             texts = _of_file(path, breaks, notes)
         else:
             texts = _of_folder(path, rank, breaks, notes)
-    except (zipfile.BadZipFile, NotImplementedError, RecursionError) as problem:
+    except (EOFError, gzip.BadGzipFile, zipfile.BadZipFile, zlib.error, NotImplementedError, RecursionError) as problem:
         raise DumpError(f"{path}: {problem}") from None
     if not texts:
         raise DumpError(
@@ -129,7 +131,7 @@ def _of_folder(path: Path, rank: int | None, breaks: list[GraphBreak], notes: li
     codes = sorted(path.rglob("output_code.py"))[:_MAX_FILES]
     if codes:
         return [_of_debug(code) for code in codes]
-    logs = sorted(path.rglob("*.log"))
+    logs = _logs(path)
     ranks = _ranks(path)
     if len(ranks) < 2:
         return [texts for log in logs for texts in _of_trace(log, breaks, notes)]
@@ -148,10 +150,14 @@ def _of_folder(path: Path, rank: int | None, breaks: list[GraphBreak], notes: li
 def _ranks(folder: Path) -> dict[int, list[Path]]:
     """Return the logs of each rank in a TORCH_TRACE folder."""
     ranks: dict[int, list[Path]] = {}
-    for log in sorted(folder.rglob("*.log")):
+    for log in _logs(folder):
         if match := _RANK.search(log.name):
             ranks.setdefault(int(match[1]), []).append(log)
     return ranks
+
+
+def _logs(folder: Path) -> list[Path]:
+    return sorted([*folder.rglob("*.log"), *folder.rglob("*.log.gz")])
 
 
 _RANK = re.compile(r"_rank_(\d{1,6})_")
@@ -254,7 +260,7 @@ def _events(log: Path) -> Iterator[tuple[str, tuple[int, int], str]]:
     """Yield the name, compile and payload of a structured log's events about graphs; its lines begin with a tab."""
     name, size, compiled = "", 0, (0, 0)
     payload: list[str] = []
-    with log.open(errors="replace") as stream:
+    with (gzip.open if log.suffix == ".gz" else open)(log, "rt", errors="replace") as stream:
         while line := stream.readline(MAX_BYTES):
             if line.startswith("\t"):
                 size += len(line)

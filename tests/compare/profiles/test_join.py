@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,26 @@ def test_a_graph_that_a_step_runs_several_times_has_the_time_of_one_call() -> No
     assert joined.calls == {"jit_mlp": 3}
     times = [kernel.device_time_us for kernel in joined.graphs["jit_mlp"].kernels]
     assert times == pytest.approx([5] * 7)
+
+
+def test_kernels_of_inductor_that_do_not_run_do_not_change_the_number_of_calls() -> None:
+    """A trace has the code of all compiles, also of those that a step does not run."""
+    graph = graph_of(TRACE)
+    forward = [kernel.runtime_name or GEMM for kernel in graph.kernels if kernel.phase == "forward"]
+    joined = join([step(events_of(forward * 4))], {"trace": graph})
+    owners = [owner and owner[1] for owner in joined.owners[0]]
+    ours = [at for at, name in enumerate(forward) if name != GEMM]
+    assert [owners[call * len(forward) + at] for call in range(4) for at in ours] == ours * 4
+    assert joined.calls == {"trace": 4}
+
+
+def test_layers_of_xla_that_share_a_kernel_are_one_call() -> None:
+    """XLA launches the kernel of the first layer for all layers with equal code."""
+    graph = graph_of(MLP)
+    first = next(kernel for kernel in graph.kernels if kernel.runtime_name)
+    layer = [replace(first, name=f"fusion.{at}", runtime_name=f"fusion_{at}") for at in range(6)]
+    joined = join([step(events_of(["fusion_0"] * 6))], {"jit": replace(graph, kernels=tuple(layer))})
+    assert [owner and owner[1] for owner in joined.owners[0]] == [*range(6)]
 
 
 def test_both_phases_of_a_training_step_are_joined_in_their_order() -> None:

@@ -52,6 +52,23 @@ STEP = trace(
 )
 
 
+def test_a_trace_with_stacks_names_the_function_that_launched_a_kernel(tmp_path: Path) -> None:
+    data = trace(
+        span("python_function", "train.py(40): main", 1000, 500),
+        span("python_function", "train.py(12): step", 1010, 90),
+        span("python_function", "torch/optim/adam.py(230): step", 1020, 40),
+        span("python_function", "<built-in method _fused_adam_ of type object at 0x7f>", 1025, 10),
+        span("python_function", "/usr/lib/python3.12/site-packages/einops/einops.py(9): rearrange", 1200, 50),
+        {**span("python_function", "other.py(1): run", 1000, 900), "tid": 8},
+        *(span("cuda_runtime", "cudaLaunchKernel", at, 5, correlation=at) for at in (990, 1030, 1150, 1210, 1600)),
+        *(kernel("adam", at + 20, 3, at) for at in (990, 1030, 1150, 1210, 1600)),
+    )
+    (profile,) = files.read(written(tmp_path, data))
+    assert [event.host_function for event in profile.events] == [
+        "", "step (train.py:12)", "main (train.py:40)", "main (train.py:40)", "",
+    ]
+
+
 @pytest.mark.parametrize("name", ["trace.json", "worker.pt.trace.json.gz"])
 def test_kernels_have_times_launches_and_operations(tmp_path: Path, name: str) -> None:
     path = written(tmp_path, STEP, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,14 @@ def test_kernels_of_a_gpu_have_times_launches_and_instructions(tmp_path: Path) -
     assert [(step.name, len(step.events)) for step in steps] == [("train 3", 2), ("train 4", 2)]
 
 
+def test_launches_may_be_among_the_events_of_the_host(tmp_path: Path) -> None:
+    space = gpu()
+    space.plane("/host:CUPTI").Clear()
+    space.event("/host:CPU", "python", "cuGraphLaunch", 12, 2, correlation_id=30)
+    (profile,) = xplane.read(space.write(tmp_path / "a.xplane.pb"))
+    assert [event.launched for event in profile.events[:3]] == [pytest.approx(13e-6), None, None]
+
+
 def test_the_latest_session_counts(tmp_path: Path) -> None:
     sessions = [gpu().write(tmp_path / "plugins" / "profile" / name / "host.xplane.pb") for name in ("2025", "2026")]
     assert files.profile_files(tmp_path) == sessions[1:]
@@ -65,7 +74,7 @@ def test_the_latest_session_counts(tmp_path: Path) -> None:
 def test_damaged_files_are_refused_or_read_in_part(tmp_path: Path) -> None:
     whole = gpu().proto.SerializeToString()
     path = tmp_path / "cut.xplane.pb"
-    for data in (b"", b"no proto", whole[: len(whole) // 2]):
+    for data in (b"", b"no proto", whole[: len(whole) // 2], gzip.compress(whole[: len(whole) // 2])):
         path.write_bytes(data)
         with pytest.raises(ProfileError, match="XSpace"):
             xplane.read(path)

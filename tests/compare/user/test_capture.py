@@ -172,6 +172,7 @@ def test_other_commands_get_the_environment_only(words: tuple[str, ...]) -> None
     assert not made.profiled
     assert made.command == words
     assert made.environment["TORCH_TRACE"] == "/captures/run/torch_trace"
+    assert made.environment["INDUCTOR_PROVENANCE"] == "1"
 
 
 def test_flags_of_the_user_come_first() -> None:

@@ -25,14 +25,15 @@ def where(kernel: Kernel) -> str:
 def bars(case: CaseResults) -> list[dict[str, Any]]:
     """Return the bars of each implementation.
 
-    A timed case shows the launches of a median call; otherwise each kernel's roofline time, one after the other.
+    A timed case shows the launches of a median call. Otherwise kernels are shown one after the other, with the time in
+    a profile, or without one with the roofline time.
     Backward begins where forward ends. "index": the kernel's position in launch order; null for a helper launch (a
     memset, a copy, or one that a library adds), whose name is in "helpers" by the bar's position. "gap" and "took": the
     time since the end of the last bar, and the bar's length, ns.
     """
     found = []
     for result in case.ranked:
-        drawn = list(_measured(result) if case.timed else _roofline_bars(result))
+        drawn = list(_measured(result) if case.timed else _one_after_the_other(result))
         if drawn:
             found.append(_packed(result.name, drawn))
     return found
@@ -66,13 +67,15 @@ def _measured(result: Result) -> Iterator[_Bar]:
         at += (last - first) * 1e6 * (1 + _SPACE)
 
 
-def _roofline_bars(result: Result) -> Iterator[_Bar]:
+def _one_after_the_other(result: Result) -> Iterator[_Bar]:
     at = 0.0
-    for row in result.kernels:
-        if row["roofline_time_us"] is None:
+    profiled = [row for row in result.kernels if row["device_time_us"] is not None]
+    for row in profiled or result.kernels:
+        took = row["device_time_us"] if profiled else row["roofline_time_us"]
+        if took is None:
             return  # without its length, later bars have no position
-        yield _Bar(row["index"], row["kernel"], at, row["roofline_time_us"])
-        at += row["roofline_time_us"]
+        yield _Bar(row["index"], row["kernel"], at, took)
+        at += took
 
 
 def _packed(implementation: str, drawn: Sequence[_Bar]) -> dict[str, Any]:

@@ -145,6 +145,10 @@ def test_flops(count: float, text: str) -> None:
          "reduce_kernel MeanOps"),
         ("_ZN7cutlass7Kernel2I49cutlass_75_tensorop_s1688gemm_f16_64x64_nn_align1EEvNT_6ParamsE",
          "cutlass_75_tensorop_s1688gemm_f16_64x64_nn_align1"),
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<at::native::(anonymous namespace)::"
+         "FusedOptimizerTensorListMetadata<4>, at::native::(anonymous namespace)::FusedAdamMathFunctor<float, 4> >()",
+         "multi_tensor_apply_kernel FusedAdamMathFunctor"),
+        ("void cudnn::fusion::convert_dq_to_16bits<true>(void const*)", "convert_dq_to_16bits"),
         ("nvjet_tst_128x256", "nvjet_tst_128x256"), ("_Z9999999999", "_Z9999999999"), ("_Z", "_Z"),
     ],
 )

@@ -103,3 +103,23 @@ def test_tables_need_records(path: Path) -> None:
 def test_a_selection_needs_records(tmp_path: Path) -> None:
     done = CliRunner().invoke(main.cli, ["report", str(HLO), "--html", str(tmp_path / "a.html"), "--block", "softmax"])
     assert done.exit_code == 2 and "select in runs only" in done.output
+
+
+def test_a_capture_has_the_times_of_a_median_step(tmp_path: Path, embedded: Any) -> None:
+    capture = DATA / "profiles" / "jax"
+    out = tmp_path / "page.html"
+    run = page.write(capture, out, {}, files=False)
+    assert run.warnings[0].endswith("kernels have the times of a median step of 2; <1% of the time is of other kernels")
+    (result,) = run.results
+    assert result.graph is not None and result.graph.kernels is not None
+    times = [kernel.device_time_us for kernel in result.graph.kernels]
+    shown = embedded(out, "case", 0)
+    assert [took / 1e3 for took in shown["bars"][0]["took"]] == pytest.approx(times, abs=1e-3)
+    assert "The measured time of each kernel" in shown["html"] and "nothing was measured" not in shown["html"]
+    assert "HloModule jit_train_step" in embedded(out, "sources", 0)["texts"][0]["text"]
+
+
+def test_a_profile_without_a_graph_has_no_page(tmp_path: Path) -> None:
+    trace = shutil.copy(DATA / "profiles" / "torch" / "profile" / "torch.json.gz", tmp_path)
+    done = CliRunner().invoke(main.cli, ["report", str(trace), "--html", str(tmp_path / "a.html")])
+    assert done.exit_code == 2 and "no kernel of this profile is joined to a graph" in done.output
