@@ -132,17 +132,23 @@ def tune(
             say(_line(choice, outcome))
             if outcome.get("config"):
                 before = outcome["before_us"]
-                entry = tables.Entry(
-                    outcome["config"], outcome["shared_bytes"], round(outcome["us"], 2), before and round(before, 2)
-                )
+                entry = _entry(outcome, outcome["config"], before and round(before, 2))
                 table.put(choice["kernel"], choice["shape_class"], entry)
                 table.write(path)
                 found.changed.append(choice | {name: outcome[name] for name in ("case", "before", "config")} | {
                     "before_us": entry.before_us, "us": entry.us,
                 })
+            elif not outcome.get("by_rule", True) and table.find(choice["kernel"], choice["shape_class"]) is None:
+                # It came from another GPU's table, which no longer counts once this GPU has a table.
+                table.put(choice["kernel"], choice["shape_class"], _entry(outcome, outcome["before"], None))
+                table.write(path)
     except KeyboardInterrupt:
         found.interrupted = True
     return found
+
+
+def _entry(outcome: dict[str, Any], config: dict[str, Any], before_us: float | None) -> tables.Entry:
+    return tables.Entry(config, outcome["shared_bytes"], round(outcome["us"], 2), before_us)
 
 
 def _outcomes(

@@ -51,7 +51,8 @@ class Gpu:
 class Entry:
     """A measured configuration, as in the file.
 
-    config: the fields of the kernel's configuration. before_us: None if the replaced one could not run.
+    config: the fields of the kernel's configuration. before_us: None if the replaced one could not run, or if
+    the configuration of another GPU's table stayed the fastest.
     """
 
     config: Mapping[str, Any]

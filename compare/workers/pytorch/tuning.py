@@ -119,8 +119,9 @@ class Tuner:
     def search(self, kernel: str, shape_class: dict[str, Any]) -> dict[str, Any] | None:
         """Time the candidates of a choice; return None if too few were compiled in time.
 
-        Else return {"case", "candidates", "dropped": problem -> number, "before", "before_us", "us", "config",
-        "shared_bytes"}. config: None if the present one, `before`, stays. before_us: None if that one cannot run.
+        Else return {"case", "candidates", "dropped": problem -> number, "before", "by_rule", "before_us", "us", "config",
+        "shared_bytes"}. config: None if the present one, `before`, stays. by_rule: it is the rule's. before_us: None if
+        that one cannot run.
         """
         key = _key(kernel, shape_class)
         case, choice = self._choices[key]
@@ -144,7 +145,8 @@ class Tuner:
         return {
             "case": case.id, "candidates": len(compiled),
             "dropped": Counter(each.problem for each in compiled.values() if each.problem),
-            "before": asdict(present), "before_us": found.before * 1e6 if math.isfinite(found.before) else None,
+            "before": asdict(present), "by_rule": present == choice.rule,
+            "before_us": found.before * 1e6 if math.isfinite(found.before) else None,
             "us": found.seconds * 1e6, "config": asdict(found.config) if found.config != present else None,
             "shared_bytes": usable[found.config].shared_bytes,
         }

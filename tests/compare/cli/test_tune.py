@@ -102,6 +102,19 @@ def test_entries_of_other_blocks_stay(tmp_path: Path) -> None:
     assert tuned_in(tmp_path / "h200.json") == {"gelu.configure", "rmsnorm.configure"}
 
 
+def test_what_another_gpus_table_had_stays_where_nothing_is_faster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A GPU with a table of its own no longer reads the table of the most similar one."""
+    kept = UNCHANGED | {"before": CONFIG}
+    outcomes = {"gelu": kept | {"by_rule": False}, "softmax": kept | {"by_rule": True}}
+    monkeypatch.setattr(Workers, "outcomes", outcomes)
+    assert run("gelu", "softmax").exit_code == 0
+    (entry,) = tables.read(tmp_path / "h200.json").entries.values()
+    assert tuned_in(tmp_path / "h200.json") == {"gelu.configure"}
+    assert entry == tables.Entry(CONFIG, 1024, 10.0, None)
+
+
 def test_the_table_goes_where_it_is_asked_to(tmp_path: Path) -> None:
     assert run("gelu", "--out", str(tmp_path / "new" / "mine.json")).exit_code == 0
     assert [path.name for path in tmp_path.iterdir()] == ["new"]
