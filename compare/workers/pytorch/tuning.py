@@ -119,9 +119,9 @@ class Tuner:
     def search(self, kernel: str, shape_class: dict[str, Any]) -> dict[str, Any] | None:
         """Time the candidates of a choice; return None if too few were compiled in time.
 
-        Else return {"case", "candidates", "dropped": problem -> number, "before", "by_rule", "before_us", "us", "config",
-        "shared_bytes"}. config: None if the present one, `before`, stays. by_rule: it is the rule's. before_us: None if
-        that one cannot run.
+        Else return {"case", "candidates", "dropped": problem -> number, "before", "by_rule", "before_us", "us",
+        "config", "shared_bytes"}. config: None if the present one, `before`, stays. by_rule: it is the rule's.
+        before_us: None if that one cannot run.
         """
         key = _key(kernel, shape_class)
         case, choice = self._choices[key]
