@@ -148,6 +148,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, Any]]]:
     shared: list[Shapes] = [
         {"q": (1, 4, 67, head_dim), "k": (1, 2, 67, head_dim), "v": (1, 2, 67, head_dim)} for head_dim in (64, 256)
     ]
+    few: list[Shapes] = [dict.fromkeys("qkv", (1, 2, 3, 64))]
     # On a Hopper GPU these take its own kernels, with several tiles in each loop.
     long: list[Shapes] = [
         {"q": (1, 2, 400, head_dim), "k": (1, 1, 400, head_dim), "v": (1, 1, 400, head_dim)}
@@ -214,6 +215,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, Any]]]:
         ("kernels.dropout_residual_norm", chains, {"p": 0.1, "eps": EPS}),
         ("cuda.dropout_residual_norm", chains_of_cuda, {"p": 0.1, "eps": EPS}),
         ("kernels.rope", rotated, {"theta": 500000.0}), ("kernels.attention", heads, {}),
+        ("kernels.attention", few, {}),
         ("kernels.attention", shared, {"causal": 1, "window": 19}), ("kernels.attention", shared, {"causal": 0}),
         ("kernels.attention", long, {}), ("kernels.attention", long, {"causal": 1, "window": 150}),
         ("kernels.attention", heads, {"kernels": "portable"}), ("kernels.attention", shared, {"kernels": "portable"}),

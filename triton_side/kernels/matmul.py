@@ -81,21 +81,21 @@ def store_column_sums(
 
 def matmul_flops(shapes: Shapes) -> float:
     (m, k), n = shapes["a_ptr"], shapes["b_ptr"][1]
-    scaled, residual, bias, gelu = (f"{name}_ptr" in shapes for name in ("scale", "residual", "bias", "gelu"))
+    residual, bias, gelu = (f"{name}_ptr" in shapes for name in ("residual", "bias", "gelu"))
     sums = k * n if "b_sums_ptr" in shapes else 0
-    return 2 * m * n * k + m * n * (scaled + residual + bias + 9 * gelu) + sums
+    return 2 * m * n * k + m * n * (residual + bias + 9 * gelu) + sums
 
 
 @declare(flops=matmul_flops)  # the caller declares the operation
 @triton.jit
 def matmul_kernel(
-    a_ptr, b_ptr, scale_ptr, residual_ptr, bias_ptr, c_ptr, gelu_ptr, b_sums_ptr, shares_ptr, counters_ptr,
+    a_ptr, b_ptr, residual_ptr, bias_ptr, c_ptr, gelu_ptr, b_sums_ptr, shares_ptr, counters_ptr,
     m, n, k, stride_am, stride_ak, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SPLITS: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Compute c = a @ b * scale + residual + bias, and its GELU; None is left out or not stored.
+    """Compute c = a @ b + residual + bias, and its GELU; None is left out or not stored.
 
     b_sums [n]: sums over the rows of b, which are at most BLOCK_K.
     shares [SPLITS, m, n] and a counter for each tile are None if SPLITS is 1.
@@ -119,8 +119,6 @@ def matmul_kernel(
             a, b, row, column, m, n, k, stride_am, stride_ak, stride_bk, stride_bn, begin, end,
             BLOCK_M, BLOCK_N, BLOCK_K, A_TRANSPOSED, B_TRANSPOSED, DESCRIPTORS, PRECISION,
         )
-        if scale_ptr is not None:
-            c *= tl.load(scale_ptr)
         if SPLITS == 1:
             finish_tile(c, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column, m, n, BLOCK_M, BLOCK_N)
         elif store_share(
@@ -245,16 +243,15 @@ def choose_config(choose: Choose, *operands: torch.Tensor) -> MatmulConfig:
 
 def launch_matmul(
     a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None, *,
-    bias: torch.Tensor | None = None, out: torch.Tensor | None = None, scale: torch.Tensor | None = None,
-    b_sums: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, b_sums: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return a @ b (* scale) (+ residual) (+ bias), contiguous, in `out` or in a new tensor.
+    """Return a @ b (+ residual) (+ bias), contiguous.
 
-    `residual`, `bias` and `out` are contiguous; `out` may be `residual`. `scale` is one float32 number. `b_sums` [n]
-    becomes the sum of b's rows, of which there may be at most `config.block_k`; c must have a row.
+    `residual` and `bias` are contiguous. `b_sums` [n] becomes the sum of b's rows, of which there may be at most
+    `config.block_k`; c must have a row.
     """
-    c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device) if out is None else out
-    _launch(a, b, config, scale=scale, residual=residual, bias=bias, c=c, b_sums=b_sums)
+    c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+    _launch(a, b, config, residual=residual, bias=bias, c=c, b_sums=b_sums)
     return c
 
 
@@ -269,9 +266,9 @@ def launch_bias_gelu(
 
 
 def _launch(
-    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, *, scale: torch.Tensor | None = None,
-    residual: torch.Tensor | None = None, bias: torch.Tensor | None = None, c: torch.Tensor | None = None,
-    gelu: torch.Tensor | None = None, b_sums: torch.Tensor | None = None,
+    a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, *, residual: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, c: torch.Tensor | None = None, gelu: torch.Tensor | None = None,
+    b_sums: torch.Tensor | None = None,
 ) -> None:
     (m, k), n = a.shape, b.shape[1]
     precision = product_precision(a.dtype)
@@ -287,7 +284,7 @@ def _launch(
         if config.descriptors:
             provide_descriptor_memory(a.device)
         matmul_kernel[(config.splits * programs,)](
-            a, b, scale, residual, bias, c, gelu, b_sums, shares, counters, m, n, k, *a.stride(), *b.stride(),
+            a, b, residual, bias, c, gelu, b_sums, shares, counters, m, n, k, *a.stride(), *b.stride(),
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
             GROUP_M=config.group_m, SPLITS=config.splits,
             A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b),

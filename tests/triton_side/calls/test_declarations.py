@@ -488,7 +488,7 @@ def test_flops_are_those_of_the_products() -> None:
 def test_the_fused_loss_needs_little_memory() -> None:
     parts, sizes = recorded()["linear_cross_entropy"], dict[str, int]()
     for event in (*parts["forward"], *parts["backward"]):
-        for storage, size in event["sizes"].items():
+        for storage, size in event.get("sizes", {}).items():
             sizes[storage] = max(sizes.get(storage, 0), size)
     h, w = 2 * 8192 * 4096, 2 * 128256 * 4096
     assert sum(sizes.values()) - 2 * (h + w) < 0.8e9 < 2 * 8192 * 128256
@@ -501,11 +501,8 @@ def test_the_fused_loss_needs_little_memory() -> None:
 def test_a_step_projects_in_the_stage_head() -> None:
     events = recorded()["lm_step"]["forward"]
     operations = [(event, o) for event in events for o in event.get("operations", [event])]
-    products = {o["site"]: event["label"] for event, o in operations if o["stage"] == "head"}
-    assert products == {
-        "head:dot:": "projected_statistics_kernel", "gradient of head:dot:dw": "matmul_kernel",
-        "gradient of head:dot:dh": "matmul_kernel",
-    }
+    products = [event.get("label", o["op"]) for event, o in operations if o["stage"] == "head"]
+    assert products == ["projected_statistics_kernel", "aten.mm.out", "aten.mm.out"]  # logits, then dh and dw
     assert {o["stage"] for _, o in operations if o["stage"].startswith("loss")} == {
         f"loss/{stage}" for stage in ("logsumexp", "smoothing", "target", "z_loss", "mean")
     }

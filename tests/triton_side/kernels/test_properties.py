@@ -306,21 +306,6 @@ def test_linear_cross_entropy(
     assert not linear_cross_entropy(launch, h, w, labels, dloss, SMOOTHING, Z_LOSS)
 
 
-@dtypes
-@examples(5, 20)
-@given(sizes, sizes, sizes, moderate_rows, matmul_configs, st.booleans(), seeds)
-def test_product_added_to_float32(dtype, m, k, n, kinds, config, narrow, seed) -> None:
-    m, k, n = aligned(config, m, k, n)
-    a, b = draw(m, k, kinds, seed, dtype), draw(k, n, ORDINARY_ROWS, seed + 1, dtype)
-    residual = draw(m, n, ORDINARY_ROWS, seed + 2, torch.float32)
-
-    def launch(a: torch.Tensor, b: torch.Tensor, residual: torch.Tensor) -> tuple[torch.Tensor]:
-        out = torch.empty((m, n), dtype=dtype if narrow else torch.float32, device=DEVICE)
-        return (matmul_module.launch_matmul(a, b, config, residual, out=out),)
-
-    assert not matmul(launch, a, b, residual)
-
-
 def test_rmsnorm_of_rows_too_large_for_their_squares_is_zero_as_in_torch() -> None:
     x = torch.full((2, 40), 3e30, device=DEVICE)
     weight = torch.ones(40, device=DEVICE)
