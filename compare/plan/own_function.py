@@ -11,7 +11,7 @@ A file is read without being executed, so that its framework is known before a w
 from __future__ import annotations
 
 import ast
-import importlib.util
+import importlib
 import inspect
 import json
 import os
@@ -19,7 +19,6 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from ..base.frameworks import OWNERS
@@ -30,10 +29,15 @@ from ..spec.implementation import Implementation, load
 
 VARIABLE = "XLAFUSE_WITH"  # the functions of a run as JSON, for its workers
 _BACKENDS = {"torch": "own-torch", "jax": "xla"}
-_DIFFERENTIABLE = {
-    "torch": ".workers.pytorch.own_backward:differentiable",
-    "jax": ".workers.xla.own_backward:differentiable",
+_WITHOUT_BACKWARD = {
+    "torch": ".workers.pytorch.own_function:by_autograd", "jax": ".workers.xla.own_function:by_autograd",
 }
+_WITH_BACKWARD = {
+    "torch": ".workers.pytorch.own_function:differentiable", "jax": ".workers.xla.own_function:differentiable",
+}
+
+# Takes inputs (of a backward function also outputs y and cotangents d_y) and attributes, and returns arrays by name.
+Function = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -69,30 +73,24 @@ class OwnFunction:
 
         Raises UsageError where the function does not take the block's inputs.
         """
-        block = BLOCKS[self.block]
-        function = _imported(self.function)
-        forward = arguments_of(inspect.signature(function), self.function, block)
-        outputs = [t.name for t in block.outputs]
-        if self.backward is None:
-
-            def apply(inputs: Mapping[str, Any], **attributes: Any) -> dict[str, Any]:
-                found = by_name(call(function, forward, inputs, attributes), outputs, self.function)
-                _require_gradients(inputs, found, self.function)
-                return found
-
-            return apply
-        gradient = _imported(self.backward)
-        given = _backward_arguments(inspect.signature(gradient), self.backward, block)
-        wanted = [t.name for t in block.inputs if t.differentiable]
+        block, place, backward = BLOCKS[self.block], self.function, self.backward
+        function, outputs = _imported(place), [t.name for t in block.outputs]
+        forward = arguments_of(inspect.signature(function), place, block)
 
         def run(inputs: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
-            return by_name(call(function, forward, inputs, attributes), outputs, self.function)
+            return by_name(call(function, forward, inputs, attributes), outputs, place)
+
+        made: Callable[..., dict[str, Any]]
+        if backward is None:
+            made = load(_WITHOUT_BACKWARD[self.framework])(run, str(place))
+            return made
+        gradient, wanted = _imported(backward), [t.name for t in block.inputs if t.differentiable]
+        given = _backward_arguments(inspect.signature(gradient), backward, block)
 
         def differentiate(values: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
-            return by_name(call(gradient, given, values, attributes), wanted, self.backward)
+            return by_name(call(gradient, given, values, attributes), wanted, backward)
 
-        differentiable = load(_DIFFERENTIABLE[self.framework])
-        made: Callable[..., dict[str, Any]] = differentiable(run, differentiate, wanted, outputs)
+        made = load(_WITH_BACKWARD[self.framework])(run, differentiate, wanted, outputs)
         return made
 
 
@@ -157,7 +155,7 @@ def arguments_of(signature: inspect.Signature, place: Place, block: Block) -> Ar
     inputs = [t.name for t in block.inputs]
     offered = [*inputs, *block.attributes, *block.parameters]
     parameters = list(signature.parameters.values())
-    required = [p.name for p in parameters if p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+    required = _required(signature)
     named = [p.name for p in parameters]
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     extra = tuple(name for name in offered if name not in inputs and (takes_all or name in named))
@@ -180,17 +178,17 @@ def _backward_arguments(signature: inspect.Signature, place: Place, block: Block
         *(t.name for t in block.inputs), *(t.name for t in block.outputs), *(f"d_{t.name}" for t in block.outputs),
         *block.attributes, *block.parameters,
     ]
-    parameters = signature.parameters.values()
-    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    unknown = [
-        p.name for p in parameters
-        if p.name not in offered and p.default is p.empty and p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)
-    ]
-    if unknown:
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
+    if not set(_required(signature)) <= set(offered):
         raise UsageError(
             f"{place} takes {signature}; a backward function of {block.name} may take {', '.join(offered)}"
         )
     return Arguments((), tuple(name for name in offered if takes_all or name in signature.parameters))
+
+
+def _required(signature: inspect.Signature) -> list[str]:
+    several = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    return [p.name for p in signature.parameters.values() if p.default is p.empty and p.kind not in several]
 
 
 def call(
@@ -202,7 +200,7 @@ def call(
     return function(*(given[name] for name in arguments.positional), **keywords)
 
 
-def by_name(returned: Any, names: list[str], place: Place | None) -> dict[str, Any]:
+def by_name(returned: Any, names: list[str], place: Place) -> dict[str, Any]:
     """Return what a function returned, an array, several in order, or a dict, as arrays by name.
 
     Raises UsageError where their number or names differ.
@@ -221,41 +219,16 @@ def by_name(returned: Any, names: list[str], place: Place | None) -> dict[str, A
     return {name: found[name] for name in names}
 
 
-def _require_gradients(inputs: Mapping[str, Any], outputs: Mapping[str, Any], place: Place) -> None:
-    """Raise UsageError where autograd does not see that a tensor depends on the inputs. JAX differentiates all."""
-    if any(getattr(x, "requires_grad", False) for x in inputs.values()):
-        for name, y in outputs.items():
-            if not y.requires_grad and y.is_floating_point():
-                raise UsageError(
-                    f"{place} gives no gradient: PyTorch's autograd does not see how {name} depends on the inputs; "
-                    "name its gradient by --with-backward, or add --direction fwd"
-                )
-
-
 def _imported(place: Place) -> Callable[..., Any]:
-    """Return the function, its file imported once in this process, beside the files of its folder."""
-    name = Path(place.file).stem
-    module = sys.modules.get(name)
-    if module is None or getattr(module, "__file__", None) != place.file:
-        module = _import(name, place.file)
+    """Return the function, its file imported with its folder last on the path. Raises UsageError."""
+    file = Path(place.file)
+    sys.path.append(str(file.parent))
+    module = importlib.import_module(file.stem)
+    loaded = Path(getattr(module, "__file__", None) or "")
+    if not loaded.is_file() or not loaded.samefile(file):
+        raise UsageError(f"{place}: another module is called {file.stem!r} ({loaded}); rename the file")
     function: Callable[..., Any] = getattr(module, place.name)
     return function
-
-
-def _import(name: str, file: str) -> ModuleType:
-    folder = str(Path(file).parent)
-    if folder not in sys.path:
-        sys.path.append(folder)
-    spec = importlib.util.spec_from_file_location(name, file)
-    assert spec is not None and spec.loader is not None, f"{file} is a Python file"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except BaseException:
-        del sys.modules[name]
-        raise
-    return module
 
 
 def _found(text: str, folder: Path) -> tuple[Place, ast.Module]:

@@ -64,6 +64,9 @@ def test_functions_of_both_frameworks_become_rows(tmp_path: Path) -> None:
     xlafuse("run", *selected, "-i", "library", "--target", "h200", "--out", "run", *functions)
     rows = {row["implementation"]: row for row in json.loads(xlafuse("report", "run", "--json"))}
     assert list(rows) == ["library", "plain", "by_triton", "by_jax"]
+    xlafuse("run", "--resume", "--out", "run")  # tries the failed one again
+    again = {row["implementation"]: row for row in json.loads(xlafuse("report", "run", "--json"))}
+    assert again["plain"] == rows["plain"] and again["by_triton"]["detail"] == rows["by_triton"]["detail"]
     assert rows["plain"]["max_error"] <= rows["plain"]["tolerance"]
     assert rows["by_jax"]["kernels"] > 0 and rows["by_jax"]["max_error"] <= rows["by_jax"]["tolerance"]
     assert rows["by_triton"]["status"] == "failed" and "--with-backward" in rows["by_triton"]["detail"]

@@ -1,4 +1,4 @@
-"""A user's backward function as the gradient of the user's forward function, for PyTorch's autograd."""
+"""A user's function of PyTorch as an implementation, with autograd's gradient or the user's."""
 
 from __future__ import annotations
 
@@ -7,17 +7,31 @@ from typing import Any
 
 import torch
 
-Function = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+from ...base.usage import UsageError
+from ...plan.own_function import Function
+
+
+def by_autograd(run: Function, place: str) -> Callable[..., dict[str, torch.Tensor]]:
+    """Return the user's function `run`. Its call raises UsageError where autograd does not see a gradient."""
+
+    def apply(inputs: Mapping[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
+        outputs = run(inputs, attributes)
+        if torch.is_grad_enabled() and any(x.requires_grad for x in inputs.values()):
+            for name, y in outputs.items():
+                if y.is_floating_point() and not y.requires_grad:
+                    raise UsageError(
+                        f"{place} gives no gradient: PyTorch's autograd does not see how {name} depends on the inputs; "
+                        "name its gradient by --with-backward, or add --direction fwd"
+                    )
+        return outputs
+
+    return apply
 
 
 def differentiable(
     run: Function, differentiate: Function, wanted: Sequence[str], outputs: Sequence[str]
 ) -> Callable[..., dict[str, torch.Tensor]]:
-    """Return `run` with the gradients of the inputs `wanted` by `differentiate`.
-
-    run: inputs and attributes -> outputs by name. differentiate: inputs, outputs y, cotangents d_y, and attributes ->
-    gradients by input.
-    """
+    """Return the user's function `run` with the gradients of the inputs `wanted` by `differentiate`."""
 
     def apply(inputs: Mapping[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
         names = list(inputs)

@@ -1,4 +1,4 @@
-"""A user's backward function as the gradient of the user's forward function, for JAX."""
+"""A user's function of JAX as an implementation, with JAX's gradient or the user's."""
 
 from __future__ import annotations
 
@@ -7,17 +7,18 @@ from typing import Any
 
 import jax
 
-Function = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
+from ...plan.own_function import Function
+
+
+def by_autograd(run: Function, place: str) -> Callable[..., dict[str, jax.Array]]:
+    """Return the user's function `run`, which JAX differentiates."""
+    return lambda inputs, **attributes: run(inputs, attributes)
 
 
 def differentiable(
     run: Function, differentiate: Function, wanted: Sequence[str], outputs: Sequence[str]
 ) -> Callable[..., dict[str, jax.Array]]:
-    """Return `run` with the gradients of the inputs `wanted` by `differentiate`.
-
-    run: inputs and attributes -> outputs by name. differentiate: inputs, outputs y, cotangents d_y, and attributes ->
-    gradients by input.
-    """
+    """Return the user's function `run` with the gradients of the inputs `wanted` by `differentiate`."""
 
     def apply(inputs: Mapping[str, jax.Array], **attributes: Any) -> dict[str, jax.Array]:
         @jax.custom_vjp

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from compare.workers.xla.own_backward import differentiable
+from compare.workers.xla.own_function import differentiable
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
