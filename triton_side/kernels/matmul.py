@@ -4,9 +4,8 @@
 
 Its tile order and loads are in `shared/matmul_tiles.py`. Either operand may be stored transposed: pass `x.T`.
 
-One kernel has every epilogue: residual (here and in `linear_residual.py`), bias (`linear.py`), bias and GELU in its
-tanh form (`linear_gelu.py`), and a factor that lies on the GPU (`linear_cross_entropy.py`). It can also sum the rows of
-b, if one step of the loop reads all of them (`linear.py`).
+One kernel has every epilogue: residual (here and in `linear_residual.py`), bias (`linear.py`), and bias and GELU in its
+tanh form (`linear_gelu.py`). It can also sum the rows of b, if one step of the loop reads all of them (`linear.py`).
 
 Shapes: a [m, k], b [k, n], c and residual [m, n], bias [n]. dtypes: bfloat16, float16, float32, one for all. The
 product accumulates in float32, and the epilogue computes in it. float32 products follow

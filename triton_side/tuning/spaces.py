@@ -169,8 +169,8 @@ def one_accumulator(choice: Choice) -> Iterable[MatmulConfig]:
         return read_through_pointers(dtype, choice.facts["precision"])
     rows = choice.facts.get("m")
     if not rows or rows > FEW_ROWS:
-        short = choice.facts.get("k", SHORT_SUM + 1) <= SHORT_SUM
-        return short_sums(choice.rule.block_k) if short else many_rows(dtype.itemsize)
+        step = choice.rule.block_k
+        return short_sums(step) if step <= SHORT_SUM else many_rows(dtype.itemsize)
     whole = few_rows(rows, dtype.itemsize)
     return split_tiles(whole, choice) if "k" in choice.facts else whole
 

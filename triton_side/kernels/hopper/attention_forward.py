@@ -349,8 +349,8 @@ def _consume(
     # registers for them. The next ones of four consumers arrive in a second buffer.
     Q_STAGES: gl.constexpr = smem[0].shape[0] // CONSUMERS
     Q_IN_REGISTERS: gl.constexpr = HEAD_DIM < 256 and Q_STAGES == 1
-    # In turns, one consumer's exponentials run beside another's products. On an H200 this makes two consumers 8 to 9%
-    # faster with a causal mask, and from 4% slower to 3% faster without one. It makes four consumers 6 to 13% faster.
+    # In turns, one consumer's exponentials run beside another's products. On an H200 this makes two consumers 8 to 10%
+    # faster with a causal mask, and from 3% slower to 1% faster without one. It makes four consumers 6 to 13% faster.
     IN_TURNS: gl.constexpr = HEAD_DIM == 64 and (CAUSAL or CONSUMERS == 4)
     TURN: gl.constexpr = PART if IN_TURNS else None
     NEXT_TURN: gl.constexpr = (PART + 1) % CONSUMERS

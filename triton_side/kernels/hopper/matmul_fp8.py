@@ -19,6 +19,7 @@ from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait 
 
 from triton_side.calls.declare import Shapes, declare, forward
 from triton_side.kernels.hopper.parts import barriers, buffers, descriptor, halves, thread_barrier
+from triton_side.kernels.shared import matmul_tiles
 from triton_side.kernels.shared.fp8_sums import kept_factor
 from triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors
 
@@ -35,6 +36,8 @@ GROUP_M = gl.constexpr(16)  # tiles, one below the other, before the next column
 OPERAND_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=8, rank=2)
 RESULT_LAYOUT = gl.NVMMASharedLayout(swizzle_byte_width=128, element_bitwidth=16, rank=2)
 
+tile_at = gluon.jit(matmul_tiles.tile_at.fn)  # the same order of tiles, compiled as Gluon
+
 
 def fp8_flops(shapes: Shapes) -> float:
     (m, k), n = shapes["a_descriptor"], shapes["b_descriptor"][0]
@@ -42,22 +45,11 @@ def fp8_flops(shapes: Shapes) -> float:
 
 
 @gluon.jit
-def _place(tile, m, n):
-    """Return the first row and column of an output tile; `shared.matmul_tiles.tile_at` has the same order."""
-    n_tiles = gl.cdiv(n, BLOCK_N)
-    group = tile // (GROUP_M * n_tiles)
-    first = group * GROUP_M
-    height = gl.minimum(gl.cdiv(m, BLOCK_M) - first, GROUP_M)
-    within = tile % (GROUP_M * n_tiles)
-    return (first + within % height) * BLOCK_M, within // height * BLOCK_N
-
-
-@gluon.jit
 def _produce(m, n, steps, tiles, smem, bars, a_descriptor, b_descriptor):
     step_bytes: gl.constexpr = a_descriptor.block_type.nbytes + b_descriptor.block_type.nbytes
     g = 0  # number of the step, over all tiles
     for tile in range(gl.program_id(0), tiles, gl.num_programs(0)):
-        row, column = _place(tile, m, n)
+        row, column = tile_at(tile, m, n, BLOCK_M, BLOCK_N, GROUP_M)
         for step in range(steps):
             i = g % STAGES
             full = bars[0].index(i)
@@ -159,7 +151,7 @@ def _consume(
             x += earlier_x.to(gl.float32)
             y += earlier_y.to(gl.float32)
         c = _pack(x * scale, y * scale, gl.bfloat16)
-        c_row, c_column = _place(tile, m, n)
+        c_row, c_column = tile_at(tile, m, n, BLOCK_M, BLOCK_N, GROUP_M)
         c_row += PART * ROWS
         g = last
     left, right = halves(c)

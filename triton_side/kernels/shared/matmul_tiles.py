@@ -25,8 +25,8 @@ class MatmulConfig:
     group_m: the number of tiles, one below the other, to compute before the next column of tiles.
     descriptors: TMA reads the operands and programs are persistent; otherwise each program computes one tile.
     programs: persistent programs per multiprocessor; more than one if the resources of several fit.
-    splits: programs that share the inner axis of one tile (`shared/split_tiles.py`). It is 1 for persistent programs,
-        and only `launch_matmul` and `launch_bias_gelu` have more.
+    splits: programs that share the inner axis of one tile (`shared/split_tiles.py`), 1 for persistent programs.
+        Only `matmul_kernel` splits; other kernels compute each tile in one program.
     """
 
     block_m: int
