@@ -132,8 +132,8 @@ def pointer_config(block_m: int, block_n: int, block_k: int, num_warps: int, num
     return MatmulConfig(block_m, block_n, block_k, num_warps, num_stages, descriptors=False)
 
 
-def few_rows_config(m: int, n: int, k: int, element_bytes: int, transposed: bool) -> MatmulConfig:
-    """Tiles for an output of one tile of rows, as fast as b can be read; transposed: b is stored so.
+def few_rows_config(m: int, n: int, element_bytes: int, transposed: bool) -> MatmulConfig:
+    """Tiles for an output of one tile of rows, as fast as b can be read, not split; transposed: b is stored so.
 
     One wave of programs reads b, each with 80 to 150 kB of prefetched tiles, which hide the latency. Each also reads
     its part of a, from L2. Pointers read 16 rows of a; a TMA tile would have the 64 rows of a `wgmma`. On one H200
@@ -156,8 +156,7 @@ def few_rows_config(m: int, n: int, k: int, element_bytes: int, transposed: bool
     else:
         block_n = 128 if 64 * MULTIPROCESSORS < n <= 128 * MULTIPROCESSORS else 64
     rows = max(16, next_power_of_2(m))
-    config = pointer_config(rows, block_n, step_bytes // element_bytes, num_warps=4, num_stages=5)
-    return replace(config, splits=splits_of_inner_axis(cdiv(n, block_n), k))
+    return pointer_config(rows, block_n, step_bytes // element_bytes, num_warps=4, num_stages=5)
 
 
 def splits_of_inner_axis(tiles: int, k: int) -> int:
@@ -223,7 +222,8 @@ def matmul_config(
     """
     if descriptors and dtype != torch.float32:
         if m <= FEW_ROWS:
-            return few_rows_config(m, n, k, dtype.itemsize, transposed)
+            config = few_rows_config(m, n, dtype.itemsize, transposed)
+            return replace(config, splits=splits_of_inner_axis(cdiv(n, config.block_n), k))
         if k <= SHORT_SUM:
             return short_sums_config(k)
     return many_rows_config(dtype, precision, descriptors)

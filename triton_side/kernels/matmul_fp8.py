@@ -113,7 +113,7 @@ def fp8_config(dtype: torch.dtype, precision: str, descriptors: bool, m: int, n:
     if not descriptors:
         return pointer_config(64, 64, 64, 4, 3)  # 16 bytes do not divide a row
     if m <= FEW_ROWS:
-        config = few_rows_config(m, n, 0, dtype.itemsize, transposed=False)  # k of 0: programs share no inner axis
+        config = few_rows_config(m, n, dtype.itemsize, transposed=False)
         # Narrow outputs then have few programs, so each prefetches more.
         return replace(config, num_stages=8) if n <= 64 * MULTIPROCESSORS else config
     return MatmulConfig(128, 256, 128, num_warps=8, num_stages=4, group_m=16)
