@@ -110,10 +110,10 @@ def _device_event(event: dict[str, Any], host: _Host) -> DeviceEvent | None:
     grid = args.get("grid")
     whole = isinstance(grid, list) and all(isinstance(extent, int) for extent in grid)
     return DeviceEvent(
-        name, *times, str(args.get("stream", event.get("tid", ""))), tuple(grid) if whole else None,
+        name, *times, tuple(grid) if whole else None,
         host_op=host.operations.get(_integer(args.get("External id")) or -1, ""),
         host_function="" if launch is None else host.functions.get(launch, ""),
-        launched=None if called is None else called[1], launch=launch,
+        launched=None if called is None else called[1],
     )
 
 
