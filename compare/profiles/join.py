@@ -35,8 +35,7 @@ class Joined:
 def join(steps: Sequence[ProfiledStep], graphs: Mapping[str, FusionGraph]) -> Joined:
     """Return the graphs that ran, with times, and the owner of each event.
 
-    graphs: by name; a module of XLA's has the name that events give it, followed by "#" and its number if several
-        have that name.
+    graphs: by name; a module of XLA's has the name that events give it, or numbered_name() if several have that name.
     """
     indices = {name: _indices(graph) for name, graph in graphs.items()}
     calls: dict[str, int] = {}
@@ -58,9 +57,9 @@ def join(steps: Sequence[ProfiledStep], graphs: Mapping[str, FusionGraph]) -> Jo
     return Joined(timed, tuple(map(tuple, owners)), calls)
 
 
-def module_names(name: str, number: int) -> tuple[str, str]:
-    """Return the names of a module's graph: its own where that is enough, and the one with its number."""
-    return f"{name}#{number}", name
+def numbered_name(name: str, number: int) -> str:
+    """Return the name of a module's graph where several modules have its name. number: XLA's."""
+    return f"{name}#{number}"
 
 
 def _indices(graph: FusionGraph) -> dict[str, int]:
@@ -74,7 +73,7 @@ def _named(event: DeviceEvent, indices: Mapping[str, Mapping[str, int]]) -> Owne
     """Return the kernel by the module and the instruction that the profile names."""
     if not event.operation:
         return None
-    for name in module_names(event.module, event.program):
+    for name in (numbered_name(event.module, event.program), event.module):
         index = indices.get(name, {}).get(event.operation)
         if index is not None:
             return name, index

@@ -243,6 +243,16 @@ def test_a_capture_whose_profile_cannot_be_read_shows_what_was_compiled(captured
     assert "triton_poi_fused_mul_sigmoid_1" in done.output
 
 
+def test_kernels_that_take_no_time_have_no_share(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    event = {"ph": "X", "cat": "gpu_memset", "name": "Memset", "ts": 1, "dur": 0, "args": {"device": 0}}
+    path.write_text(json.dumps({"traceEvents": [event]}))
+    done = inspect(path, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output)["operator_shares"] == {"": 0}
+    assert inspect(path).exit_code == 0
+
+
 def test_a_broken_profile_is_one_line(tmp_path: Path) -> None:
     path = tmp_path / "a.xplane.pb"
     path.write_bytes(b"broken")
