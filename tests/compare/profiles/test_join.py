@@ -76,6 +76,22 @@ def test_events_without_a_module_are_joined_by_their_order() -> None:
     assert joined.owners[1] == joined.owners[0]
 
 
+def test_kernels_of_a_command_buffer_are_joined_beside_those_that_xla_launches_alone() -> None:
+    first, *others = graph_of(MLP).kernels
+    alone = DeviceEvent(first.runtime_name, 0, 1e-6, module="jit_mlp", operation=first.name)
+    buffered = events_of(ran(MLP)[1:], module="jit_mlp", operation="command_buffer_1")
+    joined = join([step([alone, *buffered])], {"jit_mlp": graph_of(MLP)})
+    assert joined.owners[0] == tuple(("jit_mlp", at) for at in range(1 + len(others)))
+
+
+def test_a_kernel_of_another_module_with_an_equal_name_stays_without_a_graph() -> None:
+    own = events_of(ran(MLP), module="jit_mlp", operation="command_buffer_1")
+    other = events_of(ran(MLP), module="jit_other", operation="command_buffer_1")
+    joined = join([step([*other, *own])], {"jit_mlp": graph_of(MLP)})
+    assert joined.owners[0] == (*[None] * len(other), *(("jit_mlp", at) for at in range(len(own))))
+    assert joined.calls == {"jit_mlp": 1}
+
+
 def test_a_graph_that_a_step_runs_several_times_has_the_time_of_one_call() -> None:
     joined = join([step(events_of(ran(MLP) * 3))], {"jit_mlp": graph_of(MLP)})
     assert [owner and owner[1] for owner in joined.owners[0]] == [*range(7)] * 3
