@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..graph.join.kernel_records import MEMCPY, MEMSET
 from .bounded import read_bytes
-from .model import MEMCPY, MEMSET, MOST_EVENTS, DeviceEvent, Profile, ProfileError, Step
+from .model import MOST_EVENTS, DeviceEvent, Profile, ProfileError, Step
 from .python_frames import Call, user_functions
 
 MOST_BYTES = 1 << 30  # unpacked

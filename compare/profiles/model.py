@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 MOST_EVENTS = 2_000_000  # of one device
-# Copies and memsets have the names that compare.graph.join.kernel_records gives them.
-MEMSET, MEMCPY = "[memset]", "[memcpy]"
 
 
 class ProfileError(ValueError):
@@ -18,7 +16,8 @@ class ProfileError(ValueError):
 class DeviceEvent:
     """One kernel, copy or memset. Times are in seconds.
 
-    name: as the profiler shows it. grid: its blocks by dimension; None where they are unknown, and for copies.
+    name: as the profiler shows it; for copies and memsets as in compare.graph.join.kernel_records.
+    grid: its blocks by dimension; None where they are unknown, and for copies.
     module, operation: XLA's module and instruction; "" where the profile does not say. program: XLA's number of the
         module; 0 where it is unknown.
     host_op: the operation of PyTorch that launched it. host_function: the user's Python function that called it,

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .model import MEMCPY, MEMSET, MOST_EVENTS, DeviceEvent, Profile, ProfileError, Step
+from ..graph.join.kernel_records import MEMCPY, MEMSET
+from .model import MOST_EVENTS, DeviceEvent, Profile, ProfileError, Step
 
 MOST_BYTES = 8 << 30
 MOST_ROWS = 5_000_000  # of one table

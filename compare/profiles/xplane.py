@@ -16,8 +16,9 @@ from typing import Any
 
 from xlafuse.hlo.proto_reader import ProtoError, message_type
 
+from ..graph.join.kernel_records import MEMCPY, MEMSET
 from .bounded import read_bytes
-from .model import MEMCPY, MEMSET, MOST_EVENTS, DeviceEvent, Profile, ProfileError, Step
+from .model import MOST_EVENTS, DeviceEvent, Profile, ProfileError, Step
 
 MOST_BYTES = 1 << 30  # unpacked
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from compare.graph.join.kernel_records import MEMCPY, MEMSET
 from compare.profiles import files, kineto
-from compare.profiles.model import MEMCPY, MEMSET, ProfileError
+from compare.profiles.model import ProfileError
 from compare.profiles.steps import profiled_steps
 
 

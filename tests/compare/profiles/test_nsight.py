@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from compare.graph.join.kernel_records import MEMCPY, MEMSET
 from compare.profiles import files, nsight
-from compare.profiles.model import MEMCPY, MEMSET, ProfileError
+from compare.profiles.model import ProfileError
 from compare.profiles.steps import profiled_steps
 
 Tables = Mapping[str, tuple[Sequence[str], Sequence[Sequence[object]]]]

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from planes import Space
 
+from compare.graph.join.kernel_records import MEMCPY
 from compare.profiles import files, xplane
-from compare.profiles.model import MEMCPY, ProfileError
+from compare.profiles.model import ProfileError
 from compare.profiles.steps import profiled_steps
 
 GPU = "/device:GPU:0"
