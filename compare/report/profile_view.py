@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from ..graph import formats
 from ..graph.analyse.roofline import Ceilings
 from ..graph.model import Kernel
 from ..graph.render import text_view
-from ..profiles.kernel_times import KernelTimes, Times, kernel_times
+from ..profiles.kernel_times import KernelTimes, Times, any_layer, kernel_times
 from ..profiles.steps import Gap, device_seconds, gaps
 from ..sources.profile_sources import OpenedProfile
 
@@ -25,7 +24,6 @@ MOST_ROWS = 25
 MOST_REMARKS = 5
 MOST_STAGES = 3
 MOST_STEPS = 6
-_NUMBER = re.compile(r"\d+")
 _HOST_LATE = 0.5  # the share of a gap in which the host had not launched, above which the host caused it
 
 
@@ -170,7 +168,7 @@ class ProfileView:
             more = f" and {len(each.kernels) - 4} more" if len(each.kernels) > 4 else ""
             found += [f"{formats.name(each.graph, 30)} {numbers}{more}", kernels[0].kind]
             for stage, words, line in text_view.operations(kernels[0].source_ops)[:MOST_STAGES]:
-                shown = _NUMBER.sub("*", stage) if len(kernels) > 1 else stage
+                shown = any_layer(stage) if len(kernels) > 1 else stage
                 place = f" ({formats.place(line, 40)})" if line else ""
                 found.append(f"{formats.name(shown, 30)}: " * bool(stage) + printable(words, 80) + place)
         else:
@@ -185,7 +183,7 @@ class ProfileView:
         Those of a kernel without a graph are the operations of PyTorch that launched it.
         """
         operations = [op for kernel in self._graph_kernels(each)[:1] for op in kernel.source_ops]
-        found = tuple(f"{_NUMBER.sub('*', op.stage)}: {op.op}".removeprefix(": ") for op in operations)
+        found = tuple(f"{any_layer(op.stage)}: {op.op}".removeprefix(": ") for op in operations)
         return found or each.host_ops
 
     def _graph_kernels(self, each: KernelTimes) -> list[Kernel]:
