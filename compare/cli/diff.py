@@ -12,8 +12,7 @@ import click
 
 from ..base.text import printable
 from ..base.usage import UsageError, one_of
-from ..profiles.files import has_profile
-from ..sources.graph_sources import Contents, GraphSource, contents
+from ..sources.graph_sources import Contents, GraphSource, contents, has_profile
 from .options import json_option, names_option, record_filters
 from .terminal import echo_json, emit, warn
 

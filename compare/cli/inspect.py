@@ -15,7 +15,14 @@ from ..base.text import printable
 from ..base.usage import UsageError, join_some, one_of, write_file
 from ..plan import paired_rounds
 from ..report import aligned
-from ..sources.graph_sources import SHOWN_AT_ONCE, Contents, GraphSource, contents, is_run, reading_errors_as_usage
+from ..sources.graph_sources import (
+    SHOWN_AT_ONCE,
+    Contents,
+    GraphSource,
+    contents,
+    has_profile,
+    reading_errors_as_usage,
+)
 from .options import json_option, record_filters
 from .terminal import echo_json, emit, warn, width
 
@@ -131,7 +138,7 @@ def inspect(
         raise UsageError("nothing to inspect; name a run folder, a folder or archive of dumps, or one file")
     if (align or len(paths) > 1) and views:
         raise UsageError(f"{views[0]} shows one graph at a time; it does not go with several side by side")
-    if len(paths) == 1 and _has_profile(paths[0]):
+    if len(paths) == 1 and has_profile(paths[0]):
         from ..sources.profile_sources import UnreadableCapture, open_profile
 
         try:
@@ -169,14 +176,6 @@ def inspect(
     else:
         _show_graphs(sources, options)
     return sources
-
-
-def _has_profile(path: Path) -> bool:
-    if is_run(path):
-        return False
-    from ..profiles.files import has_profile
-
-    return has_profile(path)
 
 
 def _show_profile(opened: OpenedProfile, options: ViewOptions, module: str | None) -> list[GraphSource]:

@@ -56,14 +56,6 @@ def _in_folder(folder: Path) -> list[Path]:
     return sorted(each for each in named if each.is_file() and _format(each))
 
 
-def has_profile(path: Path) -> bool:
-    """Return whether a path is a profile, or a folder that has one and is no run."""
-    try:
-        return not (path / "run.json").exists() and bool(profile_files(path))
-    except OSError:
-        return False
-
-
 def read(path: Path) -> list[Profile]:
     """Return the profiles of a file, one for each device. Raises ProfileError and OSError."""
     match _format(path):

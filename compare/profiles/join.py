@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..backends import worker_of
@@ -35,20 +35,20 @@ class Joined:
 def join(steps: Sequence[ProfiledStep], graphs: Mapping[str, FusionGraph]) -> Joined:
     """Return the graphs that ran, with times, and the owner of each event.
 
-    graphs: by name; a module of XLA's has the name that events give it, followed by "#" and its number if several
-        have that name.
+    graphs: by name; a module of XLA's has the name that events give it, or numbered_name() if several have that name.
     """
     indices = {name: _indices(graph) for name, graph in graphs.items()}
     calls: dict[str, int] = {}
     owners: list[list[Owner | None]] = []
-    known: dict[tuple[tuple[str, object], ...], list[Owner | None]] = {}
+    known: dict[object, list[Owner | None]] = {}
     for step in steps:
         found: list[Owner | None] = [_named(event, indices) for event in step.events]
         rest = [at for at, owner in enumerate(found) if owner is None]
         waiting = [step.events[at] for at in rest]
-        key = tuple((event.name, event.grid) for event in waiting)
+        named = frozenset(filter(None, found))
+        key = tuple((event.name, event.grid, event.module, event.program) for event in waiting), named
         if key not in known:
-            known[key] = _by_order(waiting, graphs, {owner[0] for owner in found if owner is not None})
+            known[key] = _by_order(waiting, graphs, named)
         for at, owner in zip(rest, known[key], strict=True):
             found[at] = owner
         owners.append(found)
@@ -58,9 +58,9 @@ def join(steps: Sequence[ProfiledStep], graphs: Mapping[str, FusionGraph]) -> Jo
     return Joined(timed, tuple(map(tuple, owners)), calls)
 
 
-def module_names(name: str, number: int) -> tuple[str, str]:
-    """Return the names of a module's graph: its own where that is enough, and the one with its number."""
-    return f"{name}#{number}", name
+def numbered_name(name: str, number: int) -> str:
+    """Return the name of a module's graph where several modules have its name. number: XLA's."""
+    return f"{name}#{number}"
 
 
 def _indices(graph: FusionGraph) -> dict[str, int]:
@@ -74,7 +74,7 @@ def _named(event: DeviceEvent, indices: Mapping[str, Mapping[str, int]]) -> Owne
     """Return the kernel by the module and the instruction that the profile names."""
     if not event.operation:
         return None
-    for name in module_names(event.module, event.program):
+    for name in (numbered_name(event.module, event.program), event.module):
         index = indices.get(name, {}).get(event.operation)
         if index is not None:
             return name, index
@@ -82,21 +82,44 @@ def _named(event: DeviceEvent, indices: Mapping[str, Mapping[str, int]]) -> Owne
 
 
 def _by_order(
-    events: Sequence[DeviceEvent], graphs: Mapping[str, FusionGraph], named: set[str]
+    events: Sequence[DeviceEvent], graphs: Mapping[str, FusionGraph], named: Collection[Owner]
 ) -> list[Owner | None]:
-    """Align events with graphs, the one with most of their names first. named: graphs that are joined by name."""
+    """Align events with graphs, the one with most of their names first.
+
+    named: kernels that are joined by name.
+    """
     owners: list[Owner | None] = [None] * len(events)
-    names = Counter(event.name for event in events)
-    shares = {
-        name: sum(names[each] for each in _expected(graph)) for name, graph in graphs.items() if name not in named
+    left = {
+        name: [index for index in range(len(graph.kernels or ())) if (name, index) not in named]
+        for name, graph in graphs.items()
     }
+    parts = {
+        name: replace(graph, kernels=tuple((graph.kernels or ())[index] for index in left[name]))
+        for name, graph in graphs.items()
+    }
+    own = {name: [at for at, event in enumerate(events) if _may_be_of(event, name, graphs)] for name in graphs}
+    shares = {}
+    for name, part in parts.items():
+        expected = _expected(part)
+        shares[name] = sum(events[at].name in expected for at in own[name])
     for name in sorted((name for name, share in shares.items() if share), key=lambda name: -shares[name]):
-        rest = [at for at, owner in enumerate(owners) if owner is None]
-        found = _aligned(graphs[name], [events[at] for at in rest])
+        rest = [at for at in own[name] if owners[at] is None]
+        found = _aligned(parts[name], [events[at] for at in rest])
         for at, index in zip(rest, found, strict=True):
             if index is not None:
-                owners[at] = (name, index)
+                owners[at] = (name, left[name][index])
     return owners
+
+
+def _may_be_of(event: DeviceEvent, graph: str, graphs: Container[str]) -> bool:
+    """Return whether an event may be of a graph: of any, unless the profile says its module.
+
+    A module's number that no graph has tells nothing.
+    """
+    numbered = numbered_name(event.module, event.program)
+    if numbered in graphs:
+        return graph == numbered
+    return not event.module or graph == event.module or graph.startswith(f"{event.module}#")
 
 
 def _expected(graph: FusionGraph) -> Counter[str]:

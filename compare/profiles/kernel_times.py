@@ -145,6 +145,11 @@ class _Samples:
         )
 
 
+def any_layer(stage: str) -> str:
+    """Return a stage without the layer's number: "layer*/attention" for "layer3/attention"."""
+    return _NUMBER.sub("*", stage)
+
+
 def _launches(by_step: Sequence[Sequence[float]]) -> int:
     return round(statistics.median(map(len, by_step)))
 
@@ -152,7 +157,7 @@ def _launches(by_step: Sequence[Sequence[float]]) -> int:
 def _work(kernels: Sequence[Kernel], index: int) -> tuple[object, ...]:
     """Return the work of a kernel, which is equal for that of another layer."""
     kernel = kernels[index]
-    operations = tuple((op.op, _NUMBER.sub("", op.stage), op.line, op.backward) for op in kernel.source_ops)
+    operations = tuple((op.op, any_layer(op.stage), op.line, op.backward) for op in kernel.source_ops)
     if not operations:
         return (index,)
     return kernel.phase, kernel.kind, kernel.bytes_read, kernel.bytes_written, kernel.flops, operations

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..graph.join.kernel_records import MEMCPY, MEMSET
 from .bounded import read_bytes
-from .model import MEMCPY, MEMSET, MOST_EVENTS, DeviceEvent, Profile, ProfileError, Step
+from .model import MOST_EVENTS, DeviceEvent, Profile, ProfileError, Step
 from .python_frames import Call, user_functions
 
 MOST_BYTES = 1 << 30  # unpacked
@@ -110,10 +111,10 @@ def _device_event(event: dict[str, Any], host: _Host) -> DeviceEvent | None:
     grid = args.get("grid")
     whole = isinstance(grid, list) and all(isinstance(extent, int) for extent in grid)
     return DeviceEvent(
-        name, *times, str(args.get("stream", event.get("tid", ""))), tuple(grid) if whole else None,
+        name, *times, tuple(grid) if whole else None,
         host_op=host.operations.get(_integer(args.get("External id")) or -1, ""),
         host_function="" if launch is None else host.functions.get(launch, ""),
-        launched=None if called is None else called[1], launch=launch,
+        launched=None if called is None else called[1],
     )
 
 

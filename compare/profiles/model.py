@@ -6,8 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 MOST_EVENTS = 2_000_000  # of one device
-# Copies and memsets have the names that compare.graph.join.kernel_records gives them.
-MEMSET, MEMCPY = "[memset]", "[memcpy]"
 
 
 class ProfileError(ValueError):
@@ -18,20 +16,18 @@ class ProfileError(ValueError):
 class DeviceEvent:
     """One kernel, copy or memset. Times are in seconds.
 
-    name: as the profiler shows it. stream: where it ran.
+    name: as the profiler shows it; for copies and memsets as in compare.graph.join.kernel_records.
     grid: its blocks by dimension; None where they are unknown, and for copies.
     module, operation: XLA's module and instruction; "" where the profile does not say. program: XLA's number of the
         module; 0 where it is unknown.
     host_op: the operation of PyTorch that launched it. host_function: the user's Python function that called it,
         "main (train.py:60)"; "" where the profile does not say.
-    launched: when the host's call began; None where it is unknown. launch: the call's number; the kernels of a CUDA
-        graph share one.
+    launched: when the host's call began; None where it is unknown.
     """
 
     name: str
     start: float
     end: float
-    stream: str = ""
     grid: tuple[int, ...] | None = None
     module: str = ""
     operation: str = ""
@@ -39,7 +35,6 @@ class DeviceEvent:
     host_op: str = ""
     host_function: str = ""
     launched: float | None = None
-    launch: int | None = None
 
     @property
     def seconds(self) -> float:

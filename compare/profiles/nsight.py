@@ -11,11 +11,13 @@ import re
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from .model import MEMCPY, MEMSET, MOST_EVENTS, DeviceEvent, Profile, ProfileError, Step
+from ..graph.join.kernel_records import MEMCPY, MEMSET
+from .model import MOST_EVENTS, DeviceEvent, Profile, ProfileError, Step
 
 MOST_BYTES = 8 << 30
 MOST_ROWS = 5_000_000  # of one table
@@ -90,6 +92,10 @@ class _Export:
                 raise ProfileError(f"{self._path}: more than {MOST_ROWS:,} rows in {table}; profile fewer steps")
             yield row
 
+    @cached_property
+    def _strings(self) -> dict[int, str]:
+        return {key: str(value) for key, value in self._rows(_STRINGS, "id", "value")}
+
     def _launches(self) -> dict[tuple[int, int], float]:
         """Return when each launch began on the host, by process and correlation."""
         return {
@@ -100,31 +106,25 @@ class _Export:
 
     def _events(self, launches: dict[tuple[int, int], float]) -> Iterator[tuple[int, DeviceEvent | None]]:
         """Yield each event with its GPU's number; None for one that cannot be read."""
-        strings = {key: str(value) for key, value in self._rows(_STRINGS, "id", "value")}
-        common = ("start", "end", "deviceId", "streamId", "correlationId", "globalPid")
+        common = ("start", "end", "deviceId", "correlationId", "globalPid")
         for table, fixed in ((_KERNELS, ""), *_OTHERS.items()):
             named = () if fixed else ("demangledName", "shortName", *_GRID)
-            for start, end, device, stream, number, process, *rest in self._rows(table, *common, *named):
-                name = fixed or strings.get(rest[0]) or strings.get(rest[1]) or ""
+            for start, end, device, number, process, *rest in self._rows(table, *common, *named):
+                name = fixed or self._strings.get(rest[0]) or self._strings.get(rest[1]) or ""
                 if not _are_integers(start, end, device) or end < start or not name:
                     yield 0, None
                     continue
                 grid = tuple(rest[2:]) if rest and _are_integers(*rest[2:]) else None
-                known = _are_integers(number)
                 key = ((process if _are_integers(process) else 0) & _PROCESS, number)
-                yield device, DeviceEvent(
-                    name, start * 1e-9, end * 1e-9, str(stream), grid, launched=launches.get(key) if known else None,
-                    launch=number if known else None,
-                )
+                yield device, DeviceEvent(name, start * 1e-9, end * 1e-9, grid, launched=launches.get(key))
 
     def _device_names(self) -> dict[int, str]:
         return {key: str(name) for key, name in self._rows(_GPUS, "id", "name") if name}
 
     def _steps(self) -> tuple[Step, ...]:
-        strings = {key: str(value) for key, value in self._rows(_STRINGS, "id", "value")}
         found = []
         for start, end, text, key in self._rows(_RANGES, "start", "end", "text", "textId"):
-            match = _STEP.fullmatch(str(text or strings.get(key, "")))
+            match = _STEP.fullmatch(str(text or self._strings.get(key, "")))
             if match and _are_integers(start, end):
                 found.append(Step(f"step {match[1]}", start * 1e-9, end * 1e-9))
         return tuple(sorted(found, key=lambda step: step.start))

@@ -35,7 +35,8 @@ def profiled_steps(profile: Profile) -> list[ProfiledStep]:
     """Return the steps with work on the device; one without a name where the host announced none.
 
     An event belongs to the step in which it was launched, or, where that is unknown, in which it began. A step ends
-    where the next one begins. Work before the first step belongs to none.
+    where the next one begins, and the last one with the profile. Work before the first step belongs to none. Nsight
+    Systems records a whole program, so there the last step ends by its own end.
     """
     if not profile.steps:
         return [ProfiledStep("", profile.events)]

@@ -16,8 +16,9 @@ from typing import Any
 
 from xlafuse.hlo.proto_reader import ProtoError, message_type
 
+from ..graph.join.kernel_records import MEMCPY, MEMSET
 from .bounded import read_bytes
-from .model import MEMCPY, MEMSET, MOST_EVENTS, DeviceEvent, Profile, ProfileError, Step
+from .model import MOST_EVENTS, DeviceEvent, Profile, ProfileError, Step
 
 MOST_BYTES = 1 << 30  # unpacked
 
@@ -94,7 +95,7 @@ class _Plane:
         """
         found: list[DeviceEvent] = []
         skipped = 0
-        for line, event, start, end in self._events():
+        for event, start, end in self._events():
             stats = self._of_event(event)
             if on_host and "hlo_op" not in stats:
                 continue
@@ -105,26 +106,25 @@ class _Plane:
             if len(found) == MOST_EVENTS:
                 raise ProfileError(f"{path}: more than {MOST_EVENTS:,} events of one device; profile fewer steps")
             launch = stats.get("correlation_id")
-            launch = launch if isinstance(launch, int) else None
             grid = _GRID.search(str(stats.get("kernel_details", "")))
             found.append(DeviceEvent(
-                _kind(name, stats), start, end, str(line.name), tuple(map(int, grid.groups())) if grid else None,
+                _kind(name, stats), start, end, tuple(map(int, grid.groups())) if grid else None,
                 str(stats.get("hlo_module", "")), str(stats.get("hlo_op", "")),
                 program if isinstance(program := stats.get("program_id"), int) else 0,
-                launched=None if launch is None else launches.get(launch), launch=launch,
+                launched=launches.get(launch) if isinstance(launch, int) else None,
             ))
         return sorted(found, key=lambda event: (event.start, event.end)), skipped
 
     def steps(self) -> Iterator[Step]:
         """Yield the steps of jax.profiler.StepTraceAnnotation."""
-        for _, event, start, end in self._events():
+        for event, start, end in self._events():
             if event.stats and isinstance(number := self._of_event(event).get("step_num"), int):
                 yield Step(f"{self._names.get(event.metadata_id, 'step')} {number}", start, end)
 
     def launches(self) -> dict[int, float]:
         """Return when each launch began on the host, by its correlation id."""
         found: dict[int, float] = {}
-        for _, event, start, _ in self._events():
+        for event, start, _ in self._events():
             number = self._of_event(event).get("correlation_id")
             if isinstance(number, int):
                 found[number] = min(start, found.get(number, start))
@@ -149,12 +149,12 @@ class _Plane:
         stats = self._stats(self._plane.stats)
         return {package: str(stats[name]) for name, package in _VERSIONS.items() if name in stats}
 
-    def _events(self) -> Iterator[tuple[Any, Any, float, float]]:
-        """Yield line, event, and its beginning and end in seconds."""
+    def _events(self) -> Iterator[tuple[Any, float, float]]:
+        """Yield each event with its beginning and end in seconds."""
         for line in self._plane.lines:
             for event in line.events:
                 start = line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12
-                yield line, event, start, start + event.duration_ps * 1e-12
+                yield event, start, start + event.duration_ps * 1e-12
 
     def _of_event(self, event: Any) -> Stats:
         return {**self._shared.get(event.metadata_id, {}), **self._stats(event.stats)}
@@ -172,6 +172,6 @@ class _Plane:
 
 
 def _kind(name: str, stats: Stats) -> str:
-    if "memcpy_details" in stats or name.startswith(("Memcpy", "MemcpyD", "MemcpyH")):
+    if "memcpy_details" in stats or name.startswith("Memcpy"):
         return MEMCPY
     return MEMSET if "memset_details" in stats or name.startswith("Memset") else name

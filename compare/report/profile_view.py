@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -13,7 +12,7 @@ from ..graph import formats
 from ..graph.analyse.roofline import Ceilings
 from ..graph.model import Kernel
 from ..graph.render import text_view
-from ..profiles.kernel_times import KernelTimes, Times, kernel_times
+from ..profiles.kernel_times import KernelTimes, Times, any_layer, kernel_times
 from ..profiles.steps import Gap, device_seconds, gaps
 from ..sources.profile_sources import OpenedProfile
 
@@ -25,7 +24,6 @@ MOST_ROWS = 25
 MOST_REMARKS = 5
 MOST_STAGES = 3
 MOST_STEPS = 6
-_NUMBER = re.compile(r"\d+")
 _HOST_LATE = 0.5  # the share of a gap in which the host had not launched, above which the host caused it
 
 
@@ -44,18 +42,12 @@ class ProfileView:
         ])
         self.idle_us = Times.of([sum(gap.seconds for gap in found) * 1e6 for found in self._gaps])
 
-    @property
-    def joined_share(self) -> float:
-        """The share of the kernels' time that is joined to a graph."""
-        total = sum(each.step.total for each in self.kernels)
-        return sum(each.step.total for each in self.kernels if each.graph) / total if total else 0.0
-
     def operator_shares(self) -> dict[str, float]:
         """Return the shares of kernels that are in no graph, by the operation of PyTorch, most time first.
 
         The name "" stands for kernels of an unknown operation.
         """
-        total = sum(each.step.total for each in self.kernels)
+        total = sum(each.step.total for each in self.kernels) or 1.0  # kernels that take no time have no share
         found: dict[str, float] = {}
         for each in self.kernels:
             if not each.graph:
@@ -114,7 +106,7 @@ class ProfileView:
         whole = "no steps announced, so all is one step"
         if named:
             whole = f"{formats.count(len(named), 'step')} ({join_some(named, MOST_STEPS)})"
-        busy = formats.share(self.device_us.median - self.idle_us.median, self.device_us.median)
+        busy = formats.share(self.busy_us.median, self.device_us.median)
         found.append(f"{whole}; a step takes {time_range(self.device_us)} on the device; kernels run in {busy} of it")
         if self.idle_us.median:
             late = self.host_late_us
@@ -124,7 +116,8 @@ class ProfileView:
             name + (f" ({calls} times a step)" if calls > 1 else "") for name, calls in self.opened.joined.calls.items()
         )
         if graphs:
-            joined = f"{formats.share(self.joined_share, 1)} of the kernels' time is joined to kernels of {graphs}"
+            share = formats.share(self.opened.joined_share, 1)
+            joined = f"{share} of the kernels' time is joined to kernels of {graphs}"
         else:
             joined = "no kernel is joined to a graph; --dump PATH names the compilers' files of this program"
         found.append(joined + self._operators())
@@ -175,7 +168,7 @@ class ProfileView:
             more = f" and {len(each.kernels) - 4} more" if len(each.kernels) > 4 else ""
             found += [f"{formats.name(each.graph, 30)} {numbers}{more}", kernels[0].kind]
             for stage, words, line in text_view.operations(kernels[0].source_ops)[:MOST_STAGES]:
-                shown = _NUMBER.sub("*", stage) if len(kernels) > 1 else stage
+                shown = any_layer(stage) if len(kernels) > 1 else stage
                 place = f" ({formats.place(line, 40)})" if line else ""
                 found.append(f"{formats.name(shown, 30)}: " * bool(stage) + printable(words, 80) + place)
         else:
@@ -185,9 +178,12 @@ class ProfileView:
         return found
 
     def operations(self, each: KernelTimes) -> tuple[str, ...]:
-        """Return the operations of a line with their stages, without a layer's number."""
+        """Return the operations of a line with their stages, without a layer's number.
+
+        Those of a kernel without a graph are the operations of PyTorch that launched it.
+        """
         operations = [op for kernel in self._graph_kernels(each)[:1] for op in kernel.source_ops]
-        found = tuple(f"{_NUMBER.sub('*', op.stage)}: {op.op}".removeprefix(": ") for op in operations)
+        found = tuple(f"{any_layer(op.stage)}: {op.op}".removeprefix(": ") for op in operations)
         return found or each.host_ops
 
     def _graph_kernels(self, each: KernelTimes) -> list[Kernel]:
@@ -226,7 +222,7 @@ class ProfileView:
                 for step, found in zip(self.steps, self._gaps, strict=True)
             ],
             "device_us": self.device_us.to_json(), "idle_us": self.idle_us.to_json(),
-            "host_late_us": self.host_late_us, "joined_share": self.joined_share,
+            "host_late_us": self.host_late_us, "joined_share": self.opened.joined_share,
             "operator_shares": self.operator_shares(),
             "graphs": dict(self.opened.joined.calls),
             "kernels": [self._kernel_json(each) for each in self.kernels],

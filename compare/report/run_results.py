@@ -20,7 +20,6 @@ from ..graph.findings.collect import findings
 from ..graph.findings.finding import Finding
 from ..graph.model import FusionGraph
 from ..plan import paired_rounds
-from ..profiles.files import has_profile
 from ..record.record import Record
 from ..record.run_folder import read_records, read_run
 from ..sources import graph_sources
@@ -242,7 +241,7 @@ def _read_graphs(path: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
 
 
 def _contents(path: Path) -> graph_sources.Contents:
-    if not has_profile(path):
+    if not graph_sources.has_profile(path):
         return graph_sources.contents(path)
     from ..sources.profile_sources import UnreadableCapture, profile_contents
 

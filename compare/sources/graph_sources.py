@@ -164,6 +164,18 @@ def is_run(path: Path) -> bool:
     return (path / "run.json").exists()
 
 
+def has_profile(path: Path) -> bool:
+    """Return whether a path is a profile, or a folder that has one and is no run."""
+    try:
+        if is_run(path):
+            return False
+        from ..profiles.files import profile_files
+
+        return bool(profile_files(path))
+    except OSError:
+        return False
+
+
 @contextmanager
 def reading_errors_as_usage(path: Path) -> Iterator[None]:
     """Turn errors of the file readers into a UsageError that names the file."""

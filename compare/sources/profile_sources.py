@@ -15,7 +15,7 @@ from ..graph import formats
 from ..graph.analyse.roofline import Ceilings
 from ..graph.model import FusionGraph
 from ..profiles import files
-from ..profiles.join import Joined, join
+from ..profiles.join import Joined, join, numbered_name
 from ..profiles.model import Profile, ProfileError
 from ..profiles.steps import ProfiledStep, profiled_steps
 from .graph_sources import Contents, GraphSource, contents
@@ -34,7 +34,7 @@ class OpenedProfile:
     """A profile by steps, joined to the graphs of its programs.
 
     sources: of each graph, by its name.
-    others: profiles of other ranks or devices: those that run the same kernels as this one, and those that do not.
+    alike, unlike: other ranks or devices that run the same kernels as this one, and those that do not.
     notes: facts without which the numbers mislead.
     """
 
@@ -46,6 +46,16 @@ class OpenedProfile:
     alike: tuple[str, ...] = ()
     unlike: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def joined_share(self) -> float:
+        """The share of the kernels' time that is joined to a graph."""
+        ran = [
+            (event.seconds, owner) for step, owners in zip(self.steps, self.joined.owners, strict=True)
+            for event, owner in zip(step.events, owners, strict=True)
+        ]
+        total = sum(seconds for seconds, _ in ran)
+        return sum(seconds for seconds, owner in ran if owner is not None) / total if total else 0.0
 
     def ceilings(self, target: str | None) -> dict[str, Ceilings | None]:
         """Return ceilings by the graph's name: the target's, else those of the GPU that was profiled.
@@ -104,7 +114,7 @@ def open_profile(path: Path, dump: Path | None = None) -> OpenedProfile:
         (alike if _kernel_counts(other) == names else unlike).append(label)
     counts = {tuple(sorted(Counter(event.name for event in step.events).items())) for step in steps}
     if len(counts) > 1:
-        notes.append("the steps ran different kernels; a median is one of the steps that ran it, or of zero times")
+        notes.append("the steps ran different kernels; a kernel takes 0 µs in a step that did not run it")
     if first.skipped:
         notes.append(f"{first.skipped:,} events could not be read and are left out")
     return OpenedProfile(path, first, tuple(steps), joined, sources, tuple(alike), tuple(unlike), tuple(notes))
@@ -121,11 +131,7 @@ def profile_contents(path: Path) -> Contents:
             f"{path}: no kernel of this profile is joined to a graph; `xlafuse inspect {path}` lists its kernels, and "
             "a folder of `xlafuse capture` has their graphs, too"
         )
-    ran = [
-        (event.seconds, owner) for step, owners in zip(opened.steps, opened.joined.owners, strict=True)
-        for event, owner in zip(step.events, owners, strict=True)
-    ]
-    outside = formats.share(sum(seconds for seconds, owner in ran if owner is None), sum(seconds for seconds, _ in ran))
+    outside = formats.share(1 - opened.joined_share, 1)
     note = f"kernels have the times of a median step of {len(opened.steps)}; {outside} of the time is of other kernels"
     return Contents("dump", path, tuple(opened.graph_sources(None)), (f"{path}: {note}", *opened.notes))
 
@@ -162,7 +168,9 @@ def _sources(profile: Profile, path: Path, dump: Path | None, *, required: bool)
     if "" in ran:  # any program may have launched these
         named |= {key: source for key, source in list(known.items())[-MOST_GRAPHS:] if key not in named}
     several = Counter(name for name, _ in named)
-    return {f"{name}#{number}" if several[name] > 1 else name: each for (name, number), each in named.items()}
+    return {
+        numbered_name(name, number) if several[name] > 1 else name: each for (name, number), each in named.items()
+    }
 
 
 def _read(sources: Mapping[str, GraphSource], device: str, notes: list[str]) -> dict[str, FusionGraph]:

@@ -19,7 +19,7 @@ HLO, TRACE = "xla", "torch_trace"  # folders of the compilers' files in a captur
 _RANKS = (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?t?")
 _TAKES_VALUE = ("-X", "-W", "--check-hash-based-pycs")  # options of Python; others have none
-# An XLA that does not know a flag ends the process. These flags are in every version; PTX is not needed.
+# An XLA that does not know a flag ends the process. This flag is not in every version, and only PTX needs it.
 _LEFT_OUT = ("xla_dump_emitter_re",)
 
 

@@ -76,6 +76,22 @@ def test_events_without_a_module_are_joined_by_their_order() -> None:
     assert joined.owners[1] == joined.owners[0]
 
 
+def test_kernels_of_a_command_buffer_are_joined_beside_those_that_xla_launches_alone() -> None:
+    first, *others = graph_of(MLP).kernels
+    alone = DeviceEvent(first.runtime_name, 0, 1e-6, module="jit_mlp", operation=first.name)
+    buffered = events_of(ran(MLP)[1:], module="jit_mlp", operation="command_buffer_1")
+    joined = join([step([alone, *buffered])], {"jit_mlp": graph_of(MLP)})
+    assert joined.owners[0] == tuple(("jit_mlp", at) for at in range(1 + len(others)))
+
+
+def test_a_kernel_of_another_module_with_an_equal_name_stays_without_a_graph() -> None:
+    own = events_of(ran(MLP), module="jit_mlp", operation="command_buffer_1")
+    other = events_of(ran(MLP), module="jit_other", operation="command_buffer_1")
+    joined = join([step([*other, *own])], {"jit_mlp": graph_of(MLP)})
+    assert joined.owners[0] == (*[None] * len(other), *(("jit_mlp", at) for at in range(len(own))))
+    assert joined.calls == {"jit_mlp": 1}
+
+
 def test_a_graph_that_a_step_runs_several_times_has_the_time_of_one_call() -> None:
     joined = join([step(events_of(ran(MLP) * 3))], {"jit_mlp": graph_of(MLP)})
     assert [owner and owner[1] for owner in joined.owners[0]] == [*range(7)] * 3
@@ -241,6 +257,16 @@ def test_a_capture_whose_profile_cannot_be_read_shows_what_was_compiled(captured
     assert done.exit_code == 0
     assert "no kernels of a GPU in this trace" in done.output
     assert "triton_poi_fused_mul_sigmoid_1" in done.output
+
+
+def test_kernels_that_take_no_time_have_no_share(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    event = {"ph": "X", "cat": "gpu_memset", "name": "Memset", "ts": 1, "dur": 0, "args": {"device": 0}}
+    path.write_text(json.dumps({"traceEvents": [event]}))
+    done = inspect(path, "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.output)["operator_shares"] == {"": 0}
+    assert inspect(path).exit_code == 0
 
 
 def test_a_broken_profile_is_one_line(tmp_path: Path) -> None:

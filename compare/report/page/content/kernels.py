@@ -25,11 +25,10 @@ def where(kernel: Kernel) -> str:
 def bars(case: CaseResults) -> list[dict[str, Any]]:
     """Return the bars of each implementation.
 
-    A timed case shows the launches of a median call. Otherwise kernels are shown one after the other, with the time in
-    a profile, or without one with the roofline time.
-    Backward begins where forward ends. "index": the kernel's position in launch order; null for a helper launch (a
-    memset, a copy, or one that a library adds), whose name is in "helpers" by the bar's position. "gap" and "took": the
-    time since the end of the last bar, and the bar's length, ns.
+    A timed case shows the launches of a median call. Otherwise each kernel's time in a profile, or its roofline time if
+    there is no profile, comes after the last one's. Backward begins where forward ends. "index": the kernel's position
+    in launch order; null for a helper launch (a memset, a copy, or one that a library adds), whose name is in "helpers"
+    by the bar's position. "gap" and "took": the time since the end of the last bar, and the bar's length, ns.
     """
     found = []
     for result in case.ranked:
