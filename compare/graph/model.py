@@ -128,7 +128,7 @@ class Buffer:
     """Memory between kernels.
 
     dtype: the short form ("bf16", "f32", "s8"). role: "saved" is a residual that forward writes or keeps for backward.
-    space: a memory other than the device's ("host", "VMEM"). Accesses of such a buffer count 0 bytes.
+    space: a memory other than the device's ("host", "VMEM", "S(6)"). Accesses of such a buffer count 0 bytes.
     """
 
     name: str

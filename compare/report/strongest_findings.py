@@ -12,7 +12,7 @@ from functools import cached_property
 from ..base.text import number, printable
 from ..graph import formats
 from ..graph.analyse.causes import cause
-from ..graph.analyse.split_k import partial_sums
+from ..graph.analyse.split_k import passed_on
 from ..graph.findings.finding import Finding
 from ..graph.findings.ranking import rank
 from ..graph.findings.view import display_name
@@ -182,9 +182,7 @@ def _kept(graph: FusionGraph, saved: bool) -> list[Buffer]:
     """
     if saved:
         return sorted(graph.saved, key=lambda buffer: -buffer.bytes)
-    sums = partial_sums(graph)
-    between = [buffer for buffer in graph.materialized if buffer.role == "intermediate" and buffer.name not in sums]
-    return [buffer for buffer in between if graph.consumers.get(buffer.name)]
+    return [buffer for buffer in passed_on(graph) if buffer.role == "intermediate"]
 
 
 def span(us: float) -> str:

@@ -67,7 +67,7 @@ def of_ttir(text: str, name: str) -> Effects:
     return Effects(summary.reads, summary.writes)
 
 
-def kept(arguments: Iterable[tuple[T, str]]) -> list[T]:
+def arguments_in_ir(arguments: Iterable[tuple[T, str]]) -> list[T]:
     """Return the argument of each parameter of the IR, given (argument, type in Triton's signature) in order.
 
     The IR has no constexprs, and a descriptor's shape and strides follow it as parameters.

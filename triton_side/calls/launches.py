@@ -148,7 +148,7 @@ class Launch:
         """Positions, among all arguments, of the tensors that the kernel's code reads and writes."""
         if self.kind == "cuda":
             return effects.of_ptx(self.artifacts.texts["ptx"], self.name)
-        left = effects.kept(enumerate(self.signature))
+        left = effects.arguments_in_ir(enumerate(self.signature))
         texts = self.artifacts.texts
         found = effects.of_ttir(texts.get("ttir", texts["ttgir"]), self.name)
         return effects.Effects(*(frozenset(left[i] for i in side) for side in (found.reads, found.writes)))

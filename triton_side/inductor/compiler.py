@@ -504,7 +504,7 @@ def _with_effects(kernel: Kernel, call: EmittedCall, loaded: private.LoadedGraph
     triton = private.triton_kernel(loaded.module, kernel.name)
     if triton is None or triton.compiled is None:
         return kernel
-    parameters = effects.kept(triton.compiled.src.signature.items())
+    parameters = effects.arguments_in_ir(triton.compiled.src.signature.items())
     found = effects.of_ttir(triton.compiled.asm["ttir"], triton.compiled.name)
 
     def buffers(touched: effects.Parameters) -> tuple[Buffer, ...]:

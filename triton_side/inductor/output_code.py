@@ -430,7 +430,7 @@ class _Body:
 
 def views_in(line: str) -> tuple[str, ...]:
     """Return the views of other shapes or offsets among a call's arguments, without its result."""
-    return tuple(_VIEW.findall(line.partition("out=")[0]))
+    return tuple(view[0] for view in _VIEW.finditer(line.partition("out=")[0]))
 
 
 def elements_viewed(line: str) -> dict[str, int]:
@@ -438,8 +438,7 @@ def elements_viewed(line: str) -> dict[str, int]:
     arguments = line.partition("out=")[0].partition("(")[2]
     bare = set(re.findall(r"\w+", _VIEW.sub("", arguments)))
     reached: dict[str, int] = {}
-    for view in _VIEW.findall(arguments):
-        name, sizes, strides = _VIEWED.findall(view)[0]
+    for name, sizes, strides in _VIEW.findall(arguments):
         shape, steps = _shape(sizes), _shape(strides)
         if shape is None or steps is None or len(shape) != len(steps):
             bare.add(name)  # the extent of its view is unknown
@@ -450,8 +449,7 @@ def elements_viewed(line: str) -> dict[str, int]:
     return {name: elements for name, elements in reached.items() if name not in bare}
 
 
-_VIEW = re.compile(r"reinterpret_tensor\(\w+, \([^()]*\), \([^()]*\), \d+\)")
-_VIEWED = re.compile(r"reinterpret_tensor\((\w+), (\([^()]*\)), (\([^()]*\)), \d+\)")
+_VIEW = re.compile(r"reinterpret_tensor\((\w+), (\([^()]*\)), (\([^()]*\)), \d+\)")
 _VIEWS = ("reinterpret_tensor", "copy_if_misaligned", "alloc_from_pool")
 _NO_KERNEL = (
     "assert_", "torch.cuda.", "get_raw_stream", "run_intermediate_hooks", "copy_if_misaligned", "torch._C.", "print",

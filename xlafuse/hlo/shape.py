@@ -113,7 +113,10 @@ def _padded_count(dims: tuple[int, ...], minor_to_major: str, tiles: str) -> int
     if sorted(order) != list(range(len(dims))):
         order = list(reversed(range(len(dims))))
     extents = [dims[axis] for axis in reversed(order)]
-    for tile in re.findall(r"\(([^()]*)\)", tiles)[:_MOST_TILES]:
+    found = re.findall(r"\(([^()]*)\)", tiles)
+    if len(found) > _MOST_TILES:
+        raise Malformed
+    for tile in found:
         sizes = [size.strip() for size in tile.split(",", _MAX_RANK + 1)]
         if len(sizes) > _MAX_RANK or sizes[-1] == "*":
             raise Malformed

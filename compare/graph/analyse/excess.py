@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ..model import FusionGraph, Kernel
 from ..operations import ANCHORS, is_product, token, tokens
-from .roofline import Ceilings, product_dtype
+from .roofline import Ceilings, product_time_us
 from .totals import recomputed, tally
 
 _CLEARLY = 1.2  # times; a smaller ratio may be padding, or arithmetic that only one compiler counts with its products
@@ -63,7 +63,8 @@ def excesses(graphs: Sequence[FusionGraph], ceilings: Ceilings | None = None) ->
         if fewer:
             least = min(fewer.values())
             references = sorted((other for other in fewer if fewer[other] <= _EQUAL * least), key=fewer.__getitem__)
-            us = _at_rate(graph, max(work, key=work.__getitem__), flops - repeated - least, ceilings)
+            heaviest = (graph.kernels or ())[max(work, key=work.__getitem__)]
+            us = product_time_us(graph, heaviest, flops - repeated - least, ceilings)
             kernels = tuple(i for i in work if work[i] >= _SMALL * flops)
             found.append(Excess(index, tuple(references), flops, repeated, least, us, kernels))
     return found
@@ -118,10 +119,3 @@ def _time(graph: FusionGraph) -> float | None:
 
 def _slower(time: float | None, than: float | None) -> bool:
     return time is not None and than is not None and time >= than
-
-
-def _at_rate(graph: FusionGraph, index: int, flops: float, ceilings: Ceilings | None) -> float | None:
-    if ceilings is None:
-        return None
-    rate = ceilings.rate(product_dtype(graph, (graph.kernels or ())[index]))
-    return None if rate is None else flops / rate * 1e6

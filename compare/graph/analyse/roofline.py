@@ -92,6 +92,12 @@ def product_dtype(graph: FusionGraph, kernel: Kernel) -> str:
     return max(read, key=lambda buffer: buffer.bytes).dtype if read else ""
 
 
+def product_time_us(graph: FusionGraph, kernel: Kernel, flops: float, ceilings: Ceilings | None) -> float | None:
+    """Return the time of FLOPs at the rate of the kernel's products; None without that rate."""
+    rate = None if ceilings is None else ceilings.rate(product_dtype(graph, kernel))
+    return None if rate is None else flops / rate * 1e6
+
+
 def recoverable_us(time_us: float | None, roofline_time_us: float | None) -> float | None:
     """Return the time above the roofline time, at least 0; None where either is unknown."""
     return None if time_us is None or roofline_time_us is None else max(0.0, time_us - roofline_time_us)

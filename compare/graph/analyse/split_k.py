@@ -42,6 +42,12 @@ def partial_sums(graph: FusionGraph) -> frozenset[str]:
     return frozenset(split.buffer for split in split_products(graph))
 
 
+def passed_on(graph: FusionGraph) -> list[Buffer]:
+    """Return the buffers that one kernel writes and another reads, largest first, without partial sums."""
+    sums = partial_sums(graph)
+    return [b for b in graph.materialized if graph.consumers.get(b.name) and b.name not in sums]
+
+
 def described(graph: FusionGraph) -> dict[int, str]:
     """Return, by launch index, what a kernel does for a split-K product."""
     found: dict[int, str] = {}

@@ -37,7 +37,7 @@ def from_hlo(
 
     A kernel's facts: "opcode", and where they exist "opcodes" (of the instructions in a fusion), "fusion_kind",
     "custom_call_target", "tunable", and
-    - "other_memory": the bytes of host memory or VMEM that a launch reads and writes, which are in no other number;
+    - "other_memory": the bytes that a launch reads and writes in each other memory ("host"), in no other number;
     - "sort_launches": "unknown" for a sort on a GPU (see `xla_thunks`). It is one kernel here, with the bytes of one
       pass, and becomes several launches. So `launches` is None.
 

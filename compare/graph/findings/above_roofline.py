@@ -9,7 +9,7 @@ from ...base.text import number
 from .. import formats
 from ..analyse.dense_ragged import dense_ragged_products
 from ..analyse.excess import excesses
-from ..analyse.roofline import Ceilings, product_dtype, roofline_point
+from ..analyse.roofline import Ceilings, product_time_us, roofline_point
 from ..operations import ANCHORS, token
 from .finding import Finding
 from .phrases import series
@@ -54,9 +54,7 @@ def dense_ragged(view: View, ceilings: Ceilings | None) -> Iterator[Finding]:
         us = None
         if groups and flops:
             text += f": {formats.flops(flops)}, {groups:,} times as many as it needs"
-            dtype = product_dtype(view.graph, view.kernels[indices[0]])
-            rate = None if ceilings is None else ceilings.rate(dtype)
-            us = flops * (1 - 1 / groups) / rate * 1e6 if rate else None
+            us = product_time_us(view.graph, view.kernels[indices[0]], flops * (1 - 1 / groups), ceilings)
         yield Finding("dense ragged product", f"{text}.", (view.key,), 0, us, {view.key: tuple(indices)})
 
 

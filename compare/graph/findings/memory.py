@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from .. import formats
-from ..analyse.split_k import partial_sums
+from ..analyse.split_k import passed_on
 from ..model import PHASES, Buffer, Phase
 from ..operations import is_product, may_multiply
 from .finding import Finding, FindingKind
@@ -65,8 +65,7 @@ def _between(view: View, indices: Sequence[int]) -> list[Buffer]:
 
 def largest(view: View) -> Iterator[Finding]:
     """Yield the largest intermediate that one kernel writes and another reads, without partial sums of products."""
-    sums = partial_sums(view.graph)
-    buffer = next((b for b in _passed_on(view) if b.role == "intermediate" and b.name not in sums), None)
+    buffer = next((b for b in passed_on(view.graph) if b.role == "intermediate"), None)
     if buffer is None or not view.is_significant(size := view.traffic(buffer)):
         return
     readers = view.graph.consumers[buffer.name]
@@ -83,11 +82,6 @@ def largest(view: View) -> Iterator[Finding]:
     yield Finding("largest", text, (view.key,), size, None, kernels, frozenset({(view.key, buffer.name)}))
 
 
-def _passed_on(view: View) -> list[Buffer]:
-    """Return the buffers that one kernel writes and another reads, largest first."""
-    return [buffer for buffer in view.graph.materialized if view.graph.consumers.get(buffer.name)]
-
-
 def saved(views: Sequence[View]) -> Iterator[Finding]:
     """Yield the residuals that forward keeps for backward, besides the block's own inputs and outputs."""
     training = [view for view in views if any(kernel.phase == "backward" for kernel in view.kernels)]
@@ -97,7 +91,10 @@ def saved(views: Sequence[View]) -> Iterator[Finding]:
 
 def intermediates(views: Sequence[View]) -> Iterator[Finding]:
     """Yield the intermediates that kernels pass on through memory, where graphs differ in their size."""
-    kept = {view: [buffer for buffer in _passed_on(view) if buffer.role == "intermediate"] for view in views}
+    kept = {
+        view: [b for b in view.graph.materialized if b.role == "intermediate" and view.graph.consumers.get(b.name)]
+        for view in views
+    }
     if len(views) > 1:
         yield from _compared("intermediates", "writes {} of intermediates to memory", kept)
 

@@ -118,7 +118,7 @@ def _read_in_forward(view: View, indices: Iterable[int]) -> int:
 def _grouped(view: View, several: Iterable[tuple[SourceOp, tuple[int, ...]]]) -> list[_Repeated]:
     """Group operations by the kernels that compute them.
 
-    Operations that only move data do not count, nor do comparisons of a mask alone: repeating them reads no array.
+    Operations that only move data do not count, nor do those that only compute a mask.
     """
     groups: dict[tuple[int, ...], _Repeated] = {}
     for op, kernels in several:

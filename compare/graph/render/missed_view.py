@@ -85,5 +85,5 @@ def to_json(graph: FusionGraph, bandwidth: float | None, whose: str) -> dict[str
     return {
         "graph": graph.name, "bandwidth": bandwidth, "bandwidth_of": whose,
         "missed": [{**asdict(reason), "saves_us_at_most": us} for reason, us in priced],
-        "others": [asdict(reason) for reason in graph.reasons if id(reason) not in known],
+        "others": [asdict(reason) for reason in missed(graph) if id(reason) not in known],
     }

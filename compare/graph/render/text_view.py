@@ -219,7 +219,7 @@ def _add_phases(tree: Tree, graph: FusionGraph, shown: set[int], width: int, *, 
         tally(map(declared_bytes, kernels)).exact, tally(kernel.device_time_us for kernel in kernels).exact,
         _widths((op for kernel in kernels for op in kernel.source_ops), width), width,
     )
-    products = _products(graph)
+    products = described_products(graph)
     for phase in PHASES:
         indices = [index for index, kernel in enumerate(kernels) if kernel.phase == phase]
         if not indices or not (others or shown.intersection(indices)):
@@ -276,25 +276,18 @@ def _row(title: str, size: str, of_bytes: str, us: str, of_time: str, style: str
     return grid
 
 
-def _products(graph: FusionGraph) -> dict[int, str]:
+def described_products(graph: FusionGraph) -> dict[int, str]:
     """Return, by launch index, the words for products that a compiler does not compute in the plain way."""
     return split_k.described(graph) | dense_ragged.described(graph)
 
 
 def facts(kernel: Kernel, product: str | None = None) -> list[str]:
-    """Return a kernel's properties besides its name, cost and operations. product: from `_products`."""
-    found = [printable(kernel.kind, 20), *([product] if product else [])]
-    helpers = kernel.facts.get("with")
-    names = [kernel.runtime_name or "", *(map(str, helpers) if isinstance(helpers, dict) else ())]
-    if any(map(SPLIT_K.search, names)):
-        found.append("split-K, its partial sums in the library's workspace")
-    found.append(f"reads {formats.size(kernel.bytes_read)}, writes {formats.size(kernel.bytes_written)}")
-    elsewhere = kernel.facts.get("other_memory")
-    if isinstance(elsewhere, dict):
-        found += [f"moves {formats.size(size)} of {printable(space, 20)} memory" for space, size in elsewhere.items()]
-    if sort := kernel.facts.get("sort_launches"):
-        found.append(_sort_launches(sort))
-    elif kernel.launches != 1:
+    """Return a kernel's properties besides its name, cost and operations. product: from `described_products`."""
+    found = [
+        printable(kernel.kind, 20), *remarks(kernel, product),
+        f"reads {formats.size(kernel.bytes_read)}, writes {formats.size(kernel.bytes_written)}",
+    ]
+    if kernel.launches != 1 and _SORT not in kernel.facts:
         unknown = "launches depend on data" + (f", at least {kernel.least_launches:,}" if kernel.least_launches else "")
         found.append(unknown if kernel.launches is None else f"each of {kernel.launches:,} launches")
     if kernel.provenance:
@@ -302,6 +295,24 @@ def facts(kernel: Kernel, product: str | None = None) -> list[str]:
     if kernel.runtime_name and kernel.name.startswith("aten."):  # tells several kernels of one operation apart
         found.append(formats.runtime(kernel.runtime_name))
     return [*found, *measured_bytes.lines(kernel)]
+
+
+_OTHER_MEMORY, _SORT = "other_memory", "sort_launches"  # the keys in Kernel.facts
+
+
+def remarks(kernel: Kernel, product: str | None = None) -> list[str]:
+    """Return the kernel's kind of product, its bytes in other memories, and the launches of a sort."""
+    found = [product] if product else []
+    helpers = kernel.facts.get("with")
+    names = [kernel.runtime_name or "", *(map(str, helpers) if isinstance(helpers, dict) else ())]
+    if any(map(SPLIT_K.search, names)):
+        found.append("split-K, its partial sums in the library's workspace")
+    elsewhere = kernel.facts.get(_OTHER_MEMORY)
+    if isinstance(elsewhere, dict):
+        found += [f"moves {formats.size(size)} of {printable(space, 20)} memory" for space, size in elsewhere.items()]
+    if sort := kernel.facts.get(_SORT):
+        found.append(_sort_launches(sort))
+    return found
 
 
 _THUNKS = {"kCustomKernel": ("kernel",), "kKernel": ("kernel",), "kCopy": ("copy", "copies")}
@@ -395,7 +406,7 @@ def kernel(
 
     shown = (graph.kernels or ())[index]
     tree = Tree(plain(f"{index + 1}. {printable(shown.name)}", "bold"), guide_style="dim")
-    known = [*facts(shown, _products(graph).get(index)), printable(shown.phase)]
+    known = [*facts(shown, described_products(graph).get(index)), printable(shown.phase)]
     if shown.device_time_us is not None:
         known.append(formats.microseconds(shown.device_time_us))
     if shown.flops is not None:
@@ -412,8 +423,8 @@ def kernel(
     if shown.runtime_name:
         tree.add(plain(f"profilers call it {printable(shown.runtime_name)}"))
     for name, value in shown.facts.items():
-        if name == measured_bytes.FACT:
-            continue  # `facts` shows it in words
+        if name in (measured_bytes.FACT, _OTHER_MEMORY, _SORT):
+            continue  # `facts` shows them in words
         listed = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
         tree.add(plain(printable(f"{name}: {listed}")))
     if shown.source_ops:

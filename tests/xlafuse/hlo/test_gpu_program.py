@@ -371,8 +371,8 @@ def test_bytes_by_layout(shape: str, size: int) -> None:
     assert _edges(program) == [("y", {"x": size}, {"y": size})]
 
 
-def test_a_tile_of_no_size_or_of_too_much_memory_is_not_read() -> None:
-    for tile in ("(0,128)", "(999999999999999999,999999999999999999)", "(8,*)", "(,)"):
+def test_a_tile_of_no_size_or_of_too_much_memory_and_too_many_tiles_are_not_read() -> None:
+    for tile in ("(0,128)", "(999999999999999999,999999999999999999)", "(8,*)", "(,)", "(2)" * 9):
         body = f"  ROOT %x = f32[3,9]{{1,0:T{tile}}} iota()"
         assert gpu_program.parse(f"{HEAD}\nENTRY %main () -> f32[] {{\n{body}\n}}").unparsed
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ....base.text import number, printable
 from ....graph import formats
 from ....graph.analyse.causes import cause_text
-from ....graph.analyse.split_k import partial_sums
+from ....graph.analyse.split_k import passed_on
 from ....graph.findings.view import display_name
 from ....plan import paired_rounds
 from ....spec.blocks import BLOCKS
@@ -73,8 +73,7 @@ def largest(result: Result) -> str:
     graph = result.graph
     if graph is None or graph.kernels is None:
         return ""
-    sums = partial_sums(graph)
-    passed = next((b for b in graph.materialized if graph.consumers.get(b.name) and b.name not in sums), None)
+    passed = next(iter(passed_on(graph)), None)
     if passed is None:
         return "none"
     where = cause_text(graph, passed.name)

@@ -11,23 +11,26 @@ from ....graph.analyse.align import phase_of
 from ....graph.analyse.roofline import recoverable_us, roofline_point
 from ....graph.analyse.totals import declared_bytes
 from ....graph.model import Access, FusionGraph, Kernel
+from ....graph.render import text_view
 from ....sources.graph_sources import GraphSource
 from .bands import Band, belongs
 
 
 def costs(
     graph: FusionGraph, kernel: Kernel, source: GraphSource, declared: float | None, time: float | None,
-    order: Mapping[str, int],
+    order: Mapping[str, int], product: str | None,
 ) -> dict[str, Any]:
     """Return a kernel's costs as text; times in µs, "" if unknown.
 
-    declared, time: those of the whole graph, for shares. order: positions of buffers by name.
+    declared, time: those of the whole graph, for shares. order: positions of buffers by name. product: as in
+    `text_view.remarks`.
     """
     facts = kernel.facts
     limits, _ = source.ceilings_for(graph, None)
     point = None if limits is None or not limits.streams else roofline_point(graph, kernel, limits)
     took, roofline_us = kernel.device_time_us, point.roofline_time_us if point else None
     known = {
+        "remarks": "; ".join(text_view.remarks(kernel, product)),
         "registers": facts.get("registers"), "shared memory": _size(facts.get("shared_bytes")),
         "spilled": _size(facts.get("spills_bytes")), "grid": facts.get("grid"), "configuration": facts.get("config"),
     }

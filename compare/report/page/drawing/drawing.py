@@ -16,6 +16,7 @@ from ....graph.analyse.align import Alignment, align
 from ....graph.analyse.totals import declared_bytes, tally
 from ....graph.buffer_edges import buffer_edges
 from ....graph.model import PHASES, FusionGraph
+from ....graph.render import text_view
 from ....plan import paired_rounds
 from ....sources.graph_sources import GraphSource
 from ....spec.block import MAIN_IMPLEMENTATIONS
@@ -146,9 +147,10 @@ def _column(
     order = {buffer.name: i for i, buffer in enumerate(graph.buffers)}
     declared = tally(map(declared_bytes, kernels)).exact
     time = tally(kernel.device_time_us for kernel in kernels).exact
+    products = text_view.described_products(graph)
     boxes = [
         {
-            **costs(graph, kernel, source, declared, time, order),
+            **costs(graph, kernel, source, declared, time, order, products.get(index)),
             "bar": round(kernel.device_time_us / longest, 3) if kernel.device_time_us and longest else 0,
             "ops": operations(kernel, held[index], bands),
             "in": bytes_of(graph, kernel.inputs, ("input", "constant")),

@@ -56,6 +56,8 @@ def test_partial_sums_are_no_missed_fusion_and_no_largest_intermediate() -> None
     graph = _split()
     assert missed_fusions.ranked(graph, 4e12) == []
     assert "not fusible" not in text_view.render(missed_view.tree(graph, 4e12, "h200"))
+    answer = missed_view.to_json(graph, 4e12, "h200")
+    assert answer["missed"] == answer["others"] == []
     assert not {finding.kind for finding in findings({"xla": graph}, None)} & {"largest", "missed"}
 
 

@@ -194,4 +194,5 @@ def test_other_memories_are_named_and_count_no_device_bytes() -> None:
     assert [buffer.name for buffer in graph.materialized] == ["call"]
     assert totals(graph).compulsory == {"forward": 104 * 128 * 4}
     assert "moves 4.10 kB of host memory" in text_view.facts(near)
+    assert "other_memory" not in text_view.render(text_view.kernel(graph, 0))  # `facts` shows it in words
     assert store.from_json(store.to_json(graph)) == graph

@@ -39,7 +39,7 @@ def _dumped(folder: Path, *kinds: str) -> FusionGraph:
     if kinds:
         (folder / "module_0001.jit_f.thunk_metadata.txt").write_text(_metadata(*kinds))
     (source,) = contents(folder).graphs
-    return source.graph
+    return source.graph()
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,7 @@ def test_a_sorts_launches_are_those_of_its_thunks_else_unknown(tmp_path: Path, k
     assert (kernel.launches, kernel.least_launches) == (None, 1)
     assert words in text_view.facts(kernel)
     assert "launches depend on data" not in " ".join(text_view.facts(kernel))
+    assert "sort_launches" not in text_view.render(text_view.kernel(graph, 0))
     declared = totals(graph).declared
     assert (declared.value, declared.unknown) == (8192, 1)
 

@@ -69,6 +69,17 @@ def test_an_edge_has_the_reasons_for_not_fusing() -> None:
     assert own["reasons"] == ["gemm: the <consumer> is a dot (xla priority-fusion)"]
 
 
+def test_a_box_has_the_remarks_that_the_terminal_shows() -> None:
+    sort = replace(NORM, launches=None, facts={"sort_launches": "unknown", "other_memory": {"host": 4096}})
+    data = drawing.of_case([found("xla", graph(sort, GATE))])
+    assert data is not None
+    box, plain = column(data, "xla")["kernels"]
+    assert box["facts"]["remarks"] == (
+        "moves 4.10 kB of host memory; a sort of an unknown number of launches; bytes of one pass"
+    )
+    assert "remarks" not in plain["facts"]
+
+
 def test_a_band_is_placed_by_its_costly_kernels() -> None:
     """Compilers launch a mask's index long before the costly attention kernel of the same stage."""
     index = kernel("index", "elementwise", "attention:iota@9", "", "i")
