@@ -51,12 +51,13 @@ def bytes_saved(graph: FusionGraph, edge: KernelEdge) -> int | None:
 
 
 def _sum(kernel: Kernel, amounts: Iterable[int | None]) -> int | None:
-    """Return the sum over all launches."""
+    """Return the sum over all launches; a sort of an unknown number of launches reads and writes these buffers once."""
+    launches = kernel.least_launches or None if kernel.launches is None else kernel.launches
     total = 0
     for amount in amounts:
-        if amount is None or kernel.launches is None:
+        if amount is None or launches is None:
             return None
-        total += amount * kernel.launches
+        total += amount * launches
     return total
 
 
