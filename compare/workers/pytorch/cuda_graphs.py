@@ -7,11 +7,13 @@ cotangents, and writes its results to the same memory each time.
 A graph's memory pool is private: other calls get nothing from it, also while the graph does not run. A replay writes
 all that it reads there, so the whole pool may hold any bits when forward begins. Between forward and backward the pool
 holds what forward saved.
+
+This name is not public API (torch 2.11 to 2.13): `torch._C._cuda_clearCublasWorkspaces`, which frees the memory that
+PyTorch gave to cuBLAS.
 """
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,12 +22,14 @@ from typing import Any
 
 import torch
 
+from ...base.worker_protocol import Skip
 from ...measure.clock import CallTrace, Clock, CuptiClock
 from ...measure.worker_backend import Arrays, Extent, GraphInputs, Peak, Program
 
 Pool = tuple[int, int]
 SHARED_POOL: Pool = (0, 0)  # of all calls that are no graphs
 _CALLS_BEFORE = 3
+_clear_cublas_workspaces = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)  # a build without CUDA has none
 
 
 class CaptureFailed(Exception):
@@ -36,7 +40,8 @@ class CaptureFailed(Exception):
 def captured(program: Program, inputs: Arrays, cotangents: Arrays) -> Iterator[Program]:
     """Yield the program on these very arrays with one replay a phase, and free its memory at the end.
 
-    Raises CaptureFailed, and the program's own error before its capture.
+    Raises CaptureFailed, Skip where this PyTorch cannot be captured safely, and the program's own error before its
+    capture.
     """
     replay = _captured(program, inputs, cotangents)
     try:
@@ -48,7 +53,8 @@ def captured(program: Program, inputs: Arrays, cotangents: Arrays) -> Iterator[P
 def capture(program: Program, inputs: Arrays, cotangents: Arrays, clock: Clock | None) -> Program:
     """Return the program on these very arrays with one replay a phase. Its memory is free once the program is gone.
 
-    Raises CaptureFailed, and the program's own error before its capture.
+    Raises CaptureFailed, Skip where this PyTorch cannot be captured safely, and the program's own error before its
+    capture.
     """
     found = _captured(program, inputs, cotangents).program(program)
     found.command_buffers = replayed_launches(found, inputs, cotangents, clock)
@@ -56,17 +62,24 @@ def capture(program: Program, inputs: Arrays, cotangents: Arrays, clock: Clock |
 
 
 def _captured(program: Program, inputs: Arrays, cotangents: Arrays) -> _Replay:
-    gc.collect()  # the capture would depend on another stream through an autograd node left from it
+    if _clear_cublas_workspaces is None:
+        raise Skip(
+            f"torch {torch.__version__} has no _cuda_clearCublasWorkspaces; a graph would use memory freed later"
+        )
+    inputs = _as_new_leaves(inputs)
     stream = _side_stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(_CALLS_BEFORE):
-            saved = program.forward(inputs)[1]
+            peaks: dict[str, Peak] = {}
+            with _peak(peaks, "forward"):
+                saved = program.forward(inputs)[1]
             if program.backward:
-                program.backward(saved, cotangents)
+                with _peak(peaks, "backward"):
+                    program.backward(saved, cotangents)
             del saved
     torch.cuda.synchronize()
-    replay = _Replay(inputs, cotangents)
+    replay = _Replay(inputs, cotangents, peaks)
     try:
         replay.capture(program, stream)
     except Exception as problem:
@@ -74,22 +87,52 @@ def _captured(program: Program, inputs: Arrays, cotangents: Arrays) -> _Replay:
     return replay
 
 
+@contextmanager
+def _peak(found: dict[str, Peak], phase: str) -> Iterator[None]:
+    """Add the peak of the memory allocated within. The workspace of cuBLAS is older, so it does not count."""
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    yield
+    found[phase] = Peak(torch.cuda.max_memory_allocated() - before)
+
+
+def _as_new_leaves(arrays: Arrays) -> Arrays:
+    """Return the same memory as tensors that no autograd graph has used.
+
+    Autograd keeps the stream of a tensor's first use while any graph of it lives. A capture that waits for another
+    stream fails.
+    """
+    return {name: array.detach().requires_grad_(array.requires_grad) for name, array in arrays.items()}
+
+
 class _Replay:
     """The two graphs, the arrays that they read, and their results."""
 
-    def __init__(self, inputs: Arrays, cotangents: Arrays) -> None:
+    def __init__(self, inputs: Arrays, cotangents: Arrays, peaks: dict[str, Peak]) -> None:
         self._graphs: tuple[torch.cuda.CUDAGraph, ...] = (torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph())
         self._inputs, self._cotangents = inputs, cotangents  # kept, because the graphs read this memory
         self._outputs: Arrays = {}
         self._gradients: Arrays = {}
-        self._peaks: dict[str, Peak] = {}
+        self._peaks = peaks
 
     def capture(self, program: Program, stream: torch.cuda.Stream) -> None:
+        """Capture both graphs. cuBLAS gets workspaces of the graphs' own pool.
+
+        Inductor frees the other ones when it captures, and a graph that used one would then read unmapped memory.
+        """
+        assert _clear_cublas_workspaces is not None
+        _clear_cublas_workspaces()
+        try:
+            self._capture(program, stream)
+        finally:
+            _clear_cublas_workspaces()
+
+    def _capture(self, program: Program, stream: torch.cuda.Stream) -> None:
         forward, backward = self._graphs
-        with self._peak_of("forward"), torch.cuda.graph(forward, stream=stream):
+        with torch.cuda.graph(forward, stream=stream):
             self._outputs, saved = program.forward(self._inputs)
         if program.backward:
-            with self._peak_of("backward"), torch.cuda.graph(backward, pool=forward.pool(), stream=stream):
+            with torch.cuda.graph(backward, pool=forward.pool(), stream=stream):
                 self._gradients = program.backward(saved, self._cotangents)
         torch.cuda.synchronize()
 
@@ -115,13 +158,6 @@ class _Replay:
         self._outputs, self._gradients = {}, {}
         self._graphs = ()
         torch.cuda.empty_cache()  # else other calls cannot use the graphs' freed memory
-
-    @contextmanager
-    def _peak_of(self, phase: str) -> Iterator[None]:
-        before = torch.cuda.memory_allocated()
-        torch.cuda.reset_peak_memory_stats()
-        yield
-        self._peaks[phase] = Peak(torch.cuda.max_memory_allocated() - before)
 
 
 def input_names(inputs: Arrays, cotangents: Arrays) -> tuple[str, ...]:

@@ -140,3 +140,40 @@ def test_a_call_that_inductor_does_not_replay_is_skipped() -> None:
         forward(inputs)
         with pytest.raises(Skip, match="not replayed as CUDA graphs: .*mutated inputs"):
             inductor_graphs.replayed(TorchBackend(), Program(forward, None, 0.0, None), (), inputs, {}, skips)
+
+
+def _program(apply: Any, *, trains: bool) -> Any:
+    from compare.workers.pytorch import prepare
+
+    return prepare.program_of(Case("softmax", "odd", {}, "bfloat16", "train" if trains else "fwd"), apply)
+
+
+def test_a_graph_keeps_the_workspace_of_its_products() -> None:
+    """Inductor frees the workspaces of cuBLAS when it captures; a split product of a captured call still needs one."""
+    import torch
+
+    from compare.workers.pytorch import cuda_graphs
+
+    inputs = {"x": torch.randn(64, 1 << 16, device="cuda", dtype=torch.bfloat16)}
+    program = cuda_graphs.capture(_program(lambda a: {"y": a["x"] @ a["x"].mT}, trains=False), inputs, {}, None)
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    found = program.forward(inputs)[0]["y"].clone()
+    torch.cuda.synchronize()
+    assert torch.equal(found, inputs["x"] @ inputs["x"].mT)
+
+
+def test_a_call_is_captured_while_an_earlier_gradient_of_its_inputs_lives() -> None:
+    import torch
+
+    from compare.workers.pytorch import cuda_graphs
+
+    def apply(arrays: Any) -> Any:
+        return {"y": arrays["x"].exp(), "z": arrays["x"] * 2}
+
+    inputs = {"x": torch.randn(8, device="cuda", requires_grad=True)}
+    cotangents = {name: torch.ones(8, device="cuda") for name in "yz"}
+    alive = apply(inputs)
+    program = cuda_graphs.capture(_program(apply, trains=True), inputs, cotangents, None)
+    gradient = program.backward(program.forward(inputs)[1], cotangents)["x"]
+    assert torch.allclose(gradient, alive["y"].detach() + 2)
