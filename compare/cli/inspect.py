@@ -411,6 +411,7 @@ def show_missed_fusions(
     graphs: Iterable[tuple[FusionGraph, Ceilings | None, str]], *, as_json: bool, every: bool = False
 ) -> None:
     """Print each graph's missed fusions, priced by its ceilings. The text names the GPU that they are of."""
+    from ..graph.analyse import missed_fusions
     from ..graph.render import missed_view
     from ..report.missed_fusions import price
 
@@ -420,6 +421,9 @@ def show_missed_fusions(
     else:
         for each in priced:
             emit(missed_view.tree(*each, every=every))
+        has_prices = any(bandwidth and missed_fusions.ranked(graph, bandwidth) for graph, bandwidth, _ in priced)
+        if has_prices and missed_fusions.PRICE_ERROR is not None:
+            click.echo(f"times: {missed_fusions.PRICE_ERROR}")
 
 
 def _write_model_explorer(pairs: Pairs, file: Path) -> None:

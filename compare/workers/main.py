@@ -47,11 +47,16 @@ def methods_of(role: str) -> Methods:
 
 
 def main() -> int:
+    return serve(lambda: methods_of(sys.argv[1]))
+
+
+def serve(load: Callable[[], Methods]) -> int:
+    """Serve the methods that `load` imports until the process's input closes; return the exit code."""
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     runner = os.getppid()
     try:
-        methods = methods_of(sys.argv[1])
+        methods = load()
     except ModuleNotFoundError as problem:
         install = f'in the checkout: {sys.executable} -m pip install -e ".[cpu]", or ".[cuda]" with an NVIDIA GPU'
         skip = Skip(f"{problem.name} is not installed; {install}")

@@ -7,10 +7,11 @@ environment.
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import jax
@@ -112,6 +113,7 @@ def compile(
     dump_to: Path | None = None,
     autotune_lock: Callable[[], AbstractContextManager[None]] | None = nullcontext,
     reuses_results: bool = False,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> Compilation:
     """Compile `function(*args)`, args being pytrees of arrays or of `jax.ShapeDtypeStruct`s.
 
@@ -124,6 +126,7 @@ def compile(
         The reported seconds leave out the wait for it. None: the compile may not time kernels.
     reuses_results: this process loaded earlier autotuning results (`configure_environment(reuse_autotune_from=...)`).
         A compile for which they hold every choice times nothing and takes no lock.
+    options: XLA's options for this compile, besides those of the variant.
 
     An output that is an input, a constant or a duplicate of another output is not computed: the executable returns the
     existing array, while XLA would copy it. A vjp saves many such arrays, and a training step in one program does not
@@ -144,7 +147,7 @@ def compile(
         lowered = traced.lower(lowering_platforms=("cuda",)) if target else traced.lower()
         trace_s = time.perf_counter() - started
 
-    options = variants.compiler_options(variant, command_buffers)
+    options = {**variants.compiler_options(variant, command_buffers), **options}
     with artifacts.raw_dump_folder(dump_to) as raw:
         if raw is not None:
             options |= artifacts.dump_options(raw)

@@ -14,6 +14,7 @@ from examples import EAGER, INDUCTOR, XLA
 from compare.cli.inspect import MOST_LISTED, MOST_TREES, in_stage
 from compare.cli.main import cli
 from compare.graph import store
+from compare.graph.analyse import missed_fusions
 from compare.record import run_folder
 from compare.record.record import Record
 from compare.sources.target_ceilings import target_ceilings
@@ -204,6 +205,14 @@ def test_missed_fusions_are_ranked_and_priced(file: Path) -> None:
     assert "the compiler's estimate: 41 µs fused, 27.5 µs unfused" in text
     (answer,) = json.loads(inspect(file, "--why", "--json").stdout)
     assert [each["saves_us_at_most"] for each in answer["missed"]] == pytest.approx(prices)
+
+
+def test_prices_carry_their_measured_error(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = missed_fusions.PriceError(cases=20, low=0.61, high=1.13, median=0.92, gpu="H200")
+    monkeypatch.setattr(missed_fusions, "PRICE_ERROR", error)
+    assert flat(inspect(file, "--why").stdout).count(str(error)) == 1
+    monkeypatch.setattr(missed_fusions, "PRICE_ERROR", None)
+    assert "forced cases" not in inspect(file, "--why").stdout
 
 
 def test_implementations_of_a_run_side_by_side(run: Path) -> None:

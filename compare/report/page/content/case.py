@@ -46,6 +46,7 @@ def values(case: CaseResults) -> dict[str, Any]:
         "some_measured": any(r.row["dram_bytes"] or r.row["dram_bytes_call"] for r in case.results),
         "some_rates": any(r.row["intensity_flop_per_byte"] is not None for r in case.results),
         "missed": missed, "missed_unlisted": unlisted,
+        "price_error": str(missed_fusions.PRICE_ERROR) if missed and priced_by and missed_fusions.PRICE_ERROR else "",
         "reasons": {code: REASONS[code] for one in missed if (code := one["code"]) in REASONS and code != "other"},
         "numerics": [line for result in case.ranked for line in _numerics(result)],
         "notes": [note for result in case.ranked for note in _notes(result)],

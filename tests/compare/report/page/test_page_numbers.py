@@ -20,6 +20,7 @@ from compare.base.paths import PROJECT
 from compare.base.text import number
 from compare.cli import main
 from compare.graph import formats
+from compare.graph.analyse import missed_fusions
 from compare.record.run_files import RunFile
 from compare.report import run_results
 from compare.report.columns import percent
@@ -315,6 +316,15 @@ def test_the_command_for_unlisted_fusions_works(monkeypatch: pytest.MonkeyPatch)
     done = CliRunner().invoke(main.cli, [str(QUICK) if word == "RUN" else word for word in shlex.split(command)[1:]])
     assert done.exit_code == 0, done.output
     assert CASE in done.output
+
+
+def test_prices_carry_their_measured_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    (shown,) = (each for each in run_results.read(QUICK, {"block": ["softmax"]}).cases if each.case.id == CASE)
+    error = missed_fusions.PriceError(cases=20, low=0.61, high=1.13, median=0.92, gpu="H200")
+    for found, times in ((error, 1), (None, 0)):
+        monkeypatch.setattr(missed_fusions, "PRICE_ERROR", found)
+        html = page.render("case.html", **case_page.values(shown), drawn_kernels=True)
+        assert unescape(html).count(str(error)) == times
 
 
 def test_numerics(case: Any, records: dict[str, Record]) -> None:
