@@ -28,8 +28,7 @@ class PriceError:
         )
 
 
-# TODO(measured run): PriceError(cases, low, high, median, gpu), from the summary of
-# `python -m tools.benchmarks.missed_fusions`. Views show nothing while it is None.
+# From the summary of `python -m tools.benchmarks.missed_fusions` on a GPU. No run was made yet, so views show nothing.
 PRICE_ERROR: PriceError | None = None
 
 
