@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dis
 import functools
 import hashlib
 import json
@@ -312,12 +314,17 @@ def _owners(values: Iterable[Any]) -> set[Framework]:
 
 
 def _used_frameworks(function: Any) -> set[Framework]:
-    """Return the frameworks behind the global names of a function's code, and of the functions of its module it calls.
+    """Return the frameworks behind the names in a function's code: globals, closed-over values, imports inside it.
+
+    An object counts as its `__call__`. Functions of its module that it calls or closes over count too.
     """
     found: set[Framework] = set()
-    waiting, seen = [getattr(function, "__func__", function)], set()
+    waiting, seen = [function], set()
     while waiting:
         function = waiting.pop()
+        if not isinstance(function, (types.FunctionType, types.MethodType, type)):
+            function = type(function).__call__ if callable(function) else None  # an object that is called
+        function = getattr(function, "__func__", function)
         if not isinstance(function, types.FunctionType) or function in seen:
             continue
         seen.add(function)
@@ -325,14 +332,33 @@ def _used_frameworks(function: Any) -> set[Framework]:
         while codes:
             code = codes.pop()
             codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-            for used in (function.__globals__.get(name) for name in code.co_names):
+            found |= {OWNERS[top] for top in _imported(code) if top in OWNERS}  # type: ignore[misc]
+            for used in _named_values(function, code):
                 module = used.__name__ if isinstance(used, types.ModuleType) else getattr(used, "__module__", None)
                 owner = OWNERS.get(str(module).split(".")[0])
                 if owner is not None:
                     found.add(owner)  # type: ignore[arg-type]
-                elif getattr(used, "__module__", None) == function.__module__:
+                elif isinstance(used, (Mapping, list, tuple)) or hasattr(used, "__dataclass_fields__"):
+                    found |= _owners(_leaves(used))
+                elif module == function.__module__:
                     waiting.append(used)
+                else:
+                    found |= _owners([used])
     return found
+
+
+def _named_values(function: types.FunctionType, code: types.CodeType) -> list[Any]:
+    """Return the values of a code's global names, and those that the function closes over."""
+    values = [function.__globals__[name] for name in code.co_names if name in function.__globals__]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # an empty cell: the name is bound later
+            values.append(cell.cell_contents)
+    return values
+
+
+def _imported(code: types.CodeType) -> set[str]:
+    """Return the top-level packages that a code imports."""
+    return {str(each.argval).split(".")[0] for each in dis.get_instructions(code) if each.opname == "IMPORT_NAME"}
 
 
 def _leaves(value: Any, depth: int = 0) -> Iterable[Any]:

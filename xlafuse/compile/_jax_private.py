@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax._src import compiler
+from jax._src import compiler, core
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax._src.interpreters import mlir
 from jax._src.lib import _jax
@@ -73,6 +73,16 @@ def cudnn_attention(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array
         q, k, v, q_seqlen=queries, kv_seqlen=lengths, scale=q.shape[-1] ** -0.5, mask_type=cudnn.MaskType.PADDING,
         qkv_layout="BNTH",
     )
+
+
+def constant_inputs(traced: jax.stages.Traced) -> tuple[tuple[tuple[int, ...], str], ...]:
+    """Return (shape, dtype) of the closed-over arrays that become the lowered module's first parameters.
+
+    `environment.configure_environment(constants_as_inputs=True)` makes jax do so.
+    """
+    check_version()
+    held = core.jaxpr_const_args(traced.jaxpr.jaxpr)
+    return tuple((tuple(aval.shape), str(aval.dtype)) for _, aval in held)
 
 
 def jit_options(jitted: Any) -> tuple[Any, dict[str, Any]]:

@@ -75,6 +75,7 @@ class Compilation:
         it.
     computed_structs: the leaves of the output that a call computes and allocates; the others are existing arrays.
     arguments: the paths of the arguments' leaves ("[0]['x']"), in the order of the module's parameters.
+    closed_over: (shape, dtype) of closed-over arrays that are parameters of the module, before those of `arguments`.
     leaves: the origin of each leaf of the output: ("computed", index of the module's result), ("argument", index of its
         parameter) or ("constant", 0).
     stablehlo: XLA's input. hlo_text, hlo_proto: the optimized module as text and as a serialized HloModuleProto.
@@ -89,6 +90,7 @@ class Compilation:
     output_structs: Any
     computed_structs: tuple[jax.ShapeDtypeStruct, ...]
     arguments: tuple[str, ...]
+    closed_over: tuple[tuple[tuple[int, ...], str], ...]
     leaves: tuple[tuple[str, int], ...]
     stablehlo: str
     hlo_text: str
@@ -165,13 +167,15 @@ def compile(
     if variant == "unfused":
         variants.check_unfused(found)
 
+    closed_over = _jax_private.constant_inputs(traced)
     memory = compiled.memory_analysis()
     return Compilation(
         executable=None if target else outputs.executable(compiled),
         output_structs=outputs.structs(),
         computed_structs=outputs.computed_structs(),
         arguments=tuple(jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(structs)),
-        leaves=outputs.leaves(),
+        closed_over=closed_over,
+        leaves=outputs.leaves(before=len(closed_over)),
         stablehlo=lowered.as_text(),
         hlo_text=hlo_text,
         hlo_proto=_jax_private.optimized_module_proto(compiled),
@@ -315,8 +319,10 @@ class _OutputPlan:
     def computed_structs(self) -> tuple[jax.ShapeDtypeStruct, ...]:
         return tuple(_struct(self._avals[position]) for position in self._positions)
 
-    def leaves(self) -> tuple[tuple[str, int], ...]:
-        return tuple((kind, 0 if kind == "constant" else at) for kind, at in self._sources)
+    def leaves(self, *, before: int) -> tuple[tuple[str, int], ...]:
+        """Return the origin of each leaf. `before`: the number of parameters before the arguments."""
+        first = {"argument": before, "computed": 0}
+        return tuple((kind, first[kind] + at if kind in first else 0) for kind, at in self._sources)
 
     def executable(self, compiled: Any) -> Callable[..., Any]:
         tree, sources = self._tree, self._sources

@@ -12,11 +12,14 @@ import sys
 import tempfile
 from pathlib import Path
 
+CONSTANT_BYTES = 4096  # smaller constants are tables, not weights
+
 _PTXAS, _LIBDEVICE = Path("bin/ptxas"), Path("nvvm/libdevice/libdevice.10.bc")
 
 
 def configure_environment(
-    *, deviceless: bool = False, record_autotune_to: Path | None = None, reuse_autotune_from: Path | None = None
+    *, deviceless: bool = False, record_autotune_to: Path | None = None, reuse_autotune_from: Path | None = None,
+    constants_as_inputs: bool = False,
 ) -> None:
     """Set the environment of this process for XLA. Call it before anything imports jax.
 
@@ -26,6 +29,8 @@ def configure_environment(
         `autotune.merge_results`; `compiler.Target` replays them.
     reuse_autotune_from: results that this very device recorded with this jax version. XLA does not tune again what they
         contain.
+    constants_as_inputs: arrays of more than `CONSTANT_BYTES` that a function closes over become parameters of the
+        compiled module. As constants they are printed, and take 600 times their size in memory.
 
     Changes in the environment:
 
@@ -44,6 +49,9 @@ def configure_environment(
         )
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
     os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+    if constants_as_inputs:  # jax reads the first one while it is imported
+        os.environ["JAX_USE_SIMPLIFIED_JAXPR_CONSTANTS"] = "true"
+        os.environ["JAX_EMBEDDED_CONSTANTS_MAX_BYTES"] = str(CONSTANT_BYTES)
     if deviceless or not gpu_present():
         os.environ["JAX_PLATFORMS"] = "cpu"
     if deviceless:

@@ -31,7 +31,7 @@ class CompiledCall:
     """One compiled call.
 
     autotuning: provenance by kernel. closed_over: (shape, dtype) of arrays that the function uses without taking them
-    as arguments; they became constants of the code.
+    as arguments, and that are the module's first parameters; see `environment.configure_environment`.
     """
 
     hlo_text: str
@@ -58,14 +58,14 @@ def compile_call(
         call, inputs = bind(function, args, kwargs)
         traced = jax.jit(call).trace(*_on_target(tuple(inputs.values()), target))
     lowered = traced.lower(lowering_platforms=("cuda",)) if target else traced.lower()
-    consts = tuple((tuple(c.shape), str(c.dtype)) for c in traced.jaxpr.consts if getattr(c, "ndim", 0))
     with artifacts.raw_dump_folder(dump_to) as raw:
         options = artifacts.dump_options(raw) if raw is not None else {}
         compiled, _, missed = compiler.compile_lowered(lowered, options, target)
         text = compiled.as_text()
         if raw is not None and dump_to is not None:
             artifacts.keep_artifacts(raw, dump_to, parse(text).name, lowered.as_text(debug_info=True))
-    return CompiledCall(text, _autotuning(text, target, replayed=missed is None), consts)
+    closed_over = _jax_private.constant_inputs(traced)
+    return CompiledCall(text, _autotuning(text, target, replayed=missed is None), closed_over)
 
 
 def compile_phases(

@@ -11,8 +11,6 @@ from typing import Any
 from ...base.host import installed
 from .. import explaining
 
-_SMALL = 4096  # bytes; smaller constants are tables and scalars, not weights
-
 
 def main() -> int:
     folder = Path(sys.argv[1])
@@ -29,7 +27,7 @@ class XlaExplainer:
         from xlafuse.compile.environment import configure_environment
 
         target = request["target"]
-        configure_environment(deviceless=target is not None)
+        configure_environment(deviceless=target is not None, constants_as_inputs=True)
         import jax
 
         from xlafuse.compile import compiler
@@ -69,7 +67,8 @@ class XlaExplainer:
         function = unpack(call["function"], _struct)
         if self._grad:
             forward, backward = user_functions.compile_phases(function, args, kwargs, target=target, dump_to=dumps)
-            return self._joined(forward, backward, dumps), []
+            held = dict.fromkeys((*forward.closed_over, *backward.closed_over))
+            return self._joined(forward, backward, dumps), _closed_over(call["name"], tuple(held))
         compiled = user_functions.compile_call(function, args, kwargs, target=target, dump_to=dumps)
         return self._graph(compiled, dumps), _closed_over(call["name"], compiled.closed_over)
 
@@ -90,18 +89,10 @@ class XlaExplainer:
 
 
 def _closed_over(name: str, arrays: tuple[tuple[tuple[int, ...], str], ...]) -> list[str]:
-    import math
-
-    import jax.numpy as jnp
-
-    large = [(s, d) for s, d in arrays if math.prod(s) * jnp.dtype(d).itemsize > _SMALL]
-    if not large:
+    if not arrays:
         return []
-    shown = ", ".join(f"{d}{list(s)}" for s, d in large[:4]) + (", ..." if len(large) > 4 else "")
-    return [
-        f"{name} closes over arrays ({shown}): the compiled code has them as constants, so it differs from code that "
-        "takes them as arguments"
-    ]
+    shown = ", ".join(f"{d}{list(s)}" for s, d in arrays[:4]) + (", ..." if len(arrays) > 4 else "")
+    return [f"{name} closes over arrays ({shown}): they are shown as inputs; under jax.jit they are constants"]
 
 
 def _struct(like: Any) -> Any:

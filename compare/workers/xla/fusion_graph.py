@@ -51,7 +51,7 @@ def of_halves(
 ) -> FusionGraph:
     """Return one graph of a training step. dumps: a folder with artifacts for each phase.
 
-    Forward returns `outputs` leaves to the caller; its other leaves are backward's first parameters, one by one.
+    Forward returns `outputs` leaves to the caller; its other leaves are backward's first arguments, one by one.
     """
     first, saving = of_module(forward, dumps / "forward", target=target, versions=versions)
     second, using = of_module(backward, dumps / "backward", target=target, versions=versions, phase="backward")
@@ -61,8 +61,9 @@ def of_halves(
         return None if kind == "constant" else (saving.outputs if kind == "computed" else saving.inputs)[index]
 
     residuals = [held(leaf) for leaf in forward.leaves[outputs:]]
-    # The parameters that follow are cotangents.
-    passed = {name: buffer for name, buffer in zip(using.inputs, residuals, strict=False) if buffer is not None}
+    # Closed-over arrays come before the residuals, cotangents after them.
+    saved = using.inputs[len(backward.closed_over):]
+    passed = {name: buffer for name, buffer in zip(saved, residuals, strict=False) if buffer is not None}
     visible = {buffer for leaf in forward.leaves[:outputs] if (buffer := held(leaf)) is not None}
     return join_phases(first, second, passed, outputs=visible)
 

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -162,8 +163,27 @@ def test_closed_over_weights_are_noted(jax_code: Any):
     import jax.numpy as jnp
 
     weights = jnp.ones((128, 128))
-    (note,) = xlafuse.explain(lambda x: x @ weights, struct(8, 128, dtype="float32"), **TARGET, name="f").notes
+    explained = xlafuse.explain(lambda x: x @ weights, struct(8, 128, dtype="float32"), **TARGET, name="f")
+    (note,) = explained.notes
     assert note.startswith("f closes over arrays (float32[128, 128])")
+    assert ((128, 128), "f32") in inputs(explained.graph)
+
+
+def test_closed_over_weights_of_a_training_step_are_inputs(jax_code: Any):
+    import jax.numpy as jnp
+
+    weights = {"up": jnp.ones((128, 512)), "down": jnp.ones((512, 128))}
+
+    def mlp(x: Any) -> Any:
+        return jnp.tanh(x @ weights["up"]) @ weights["down"]
+
+    graph = xlafuse.explain(mlp, struct(64, 128, dtype="float32"), grad=True, **TARGET).graph
+    assert {((128, 512), "f32"), ((512, 128), "f32")} <= set(inputs(graph))
+    # tanh's result is the only computed array that backward needs from forward
+    forward, backward = ([each for each in graph.kernels if each.phase == phase] for phase in ("forward", "backward"))
+    written = {access.buffer for kernel in forward for access in kernel.outputs or ()}
+    read = {access.buffer for kernel in backward for access in kernel.inputs or ()}
+    assert {buffer.shape for buffer in graph.buffers if buffer.name in written & read} == {(64, 512)}
 
 
 def test_the_callers_process_stays_unchanged(jax_code: Any):
@@ -290,6 +310,49 @@ def test_the_names_in_the_code_tell_the_framework(torch_breaks: Any):
     assert explain_user.identify(torch_breaks.relu, (array,), {}).framework == "torch"
     with pytest.raises(xlafuse.ExplainError, match="framework"):
         explain_user.identify(torch_breaks.branch, (array,), {})
+
+
+def _imports_inside(x: Any) -> Any:
+    import jax.numpy as jnp
+
+    return jnp.tanh(x)
+
+
+def _closes_over_functions() -> Any:
+    import jax
+
+    activation = jax.nn.gelu
+
+    def helper(x: Any) -> Any:
+        return activation(x)
+
+    return lambda x: helper(x) * 2
+
+
+def _closes_over_weights() -> Any:
+    import jax.numpy as jnp
+
+    weights = {"up": jnp.ones(4)}
+    return lambda x: x * weights["up"]
+
+
+@dataclass
+class _Layer:
+    scale: float
+
+    def __call__(self, x: Any) -> Any:
+        return _imports_inside(x) * self.scale
+
+
+@pytest.mark.parametrize(
+    "function",
+    [_imports_inside, _closes_over_functions(), _closes_over_weights(), _Layer(2.0), _Layer(2.0).__call__],
+    ids=["import", "closed-over functions", "closed-over arrays", "called object", "method"],
+)
+def test_the_framework_is_that_of_the_values_that_a_function_uses(function: Any):
+    from compare.workers.explain_request import ArrayLike
+
+    assert explain_user.identify(function, (ArrayLike("numpy", (4,), "float32"),), {}).framework == "jax"
 
 
 def test_parts_of_one_product_are_not_the_same_values(torch_breaks: Any):

@@ -68,12 +68,6 @@ def test_stablehlo_compiles_to_the_functions_kernels(h200: compiler.Target):
     assert list(compiled.autotuning) == list(direct.autotuning)
 
 
-def test_closed_over_arrays_are_listed():
-    weights = jnp.ones((3, 5))
-    compiled = user_functions.compile_call(lambda x: x @ weights, (struct(2, 3),), {})
-    assert compiled.closed_over == (((3, 5), "float32"),)
-
-
 def test_phases_return_the_gradients_of_float_inputs():
     def function(x, index, *, scale):
         return {"y": x[index] * scale, "index": index}
