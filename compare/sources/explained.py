@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,16 +22,42 @@ SCHEMA = "xlafuse.explained/1"
 MOST_FINDINGS = 8
 
 
+@dataclass(frozen=True)
+class Agreement:
+    """One function's results against another one's, on the CPU.
+
+    error: max|y - y'| / rms(y') of the worst result, y' being the other function's. tolerance: 16 roundings of the
+    coarsest dtype among the results.
+    """
+
+    name: str
+    other: str
+    error: float
+    tolerance: float
+
+    @property
+    def agrees(self) -> bool:
+        return self.error <= self.tolerance
+
+    def __str__(self) -> str:
+        found = "agree" if self.agrees else "DISAGREE"
+        return (
+            f"{self.name} and {self.other} {found} on the CPU: the error is {self.error:.2g}, and up to "
+            f"{self.tolerance:.2g} may be rounding"
+        )
+
+
 @dataclass(frozen=True, repr=False)
 class Explained:
     """Fusion graphs by name.
 
-    notes: assumptions of the compile, and how the call looked to the compiler. `a | b` joins the graphs of two results,
-    to compare them.
+    notes: assumptions of the compile, and how the call looked to the compiler. agreement: the numerical checks of
+    `explain(..., check=True)`. `a | b` joins the graphs of two results, to compare them.
     """
 
     graphs: Mapping[str, FusionGraph]
     notes: tuple[str, ...] = ()
+    agreement: tuple[Agreement, ...] = ()
 
     @property
     def graph(self) -> FusionGraph:
@@ -43,7 +69,8 @@ class Explained:
     def __or__(self, other: Explained) -> Explained:
         if taken := self.graphs.keys() & other.graphs.keys():
             raise ValueError(f"both have a graph {', '.join(sorted(taken))}; give one of them another name=")
-        return Explained({**self.graphs, **other.graphs}, tuple(dict.fromkeys(self.notes + other.notes)))
+        notes = tuple(dict.fromkeys(self.notes + other.notes))
+        return Explained({**self.graphs, **other.graphs}, notes, self.agreement + other.agreement)
 
     def align(self) -> Any:
         """Align all graphs by one list of stages (`compare.graph.analyse.align.Alignment`)."""
@@ -63,7 +90,9 @@ class Explained:
 
     def to_json(self) -> dict[str, Any]:
         graphs = {name: store.to_json(graph) for name, graph in self.graphs.items()}
-        return {"schema": SCHEMA, "graphs": graphs, "provenance": self.provenance(), "notes": list(self.notes)}
+        checked = {"agreement": [{**asdict(one), "agrees": one.agrees} for one in self.agreement]}
+        found = {"schema": SCHEMA, "graphs": graphs, "provenance": self.provenance(), "notes": list(self.notes)}
+        return found | (checked if self.agreement else {})
 
     def save(self, path: str | Path) -> None:
         """Write one JSON file; .gz compresses. Raises OSError.
@@ -99,6 +128,9 @@ class Explained:
             notes, remarks = text_view.totals_lines(first, ceilings), text_view.finding_lines(first, ceilings)
             notes += filter(None, [provenance.sentence(first)])
             yield text_view.overview(first, width=width, notes=notes, remarks=remarks)
+        if self.agreement:
+            yield text_view.plain("")
+            yield text_view.plain("\n".join(map(str, self.agreement)))
         for note in self.notes:
             yield text_view.plain("")
             yield text_view.plain(f"note: {note}")
@@ -122,9 +154,12 @@ class Explained:
     def _repr_html_(self) -> str:
         from html import escape
 
+        from ..graph.render import align_html
         from ..graph.render.notebook import html
 
         findings = map(str, self.findings()[:MOST_FINDINGS])
-        lines = [*findings, *self._configurations(), *(f"note: {note}" for note in self.notes)]
+        notes = (f"note: {note}" for note in self.notes)
+        lines = [*map(str, self.agreement), *findings, *self._configurations(), *notes]
         graphs = [html(graph) for graph in self.graphs.values()]
-        return "".join([*graphs, *(f"<p>{escape(line)}</p>" for line in lines)])
+        aligned = [align_html.html(list(self.graphs), self.align())] if len(self.graphs) > 1 else []
+        return "".join([*aligned, *graphs, *(f"<p>{escape(line)}</p>" for line in lines)])

@@ -27,7 +27,8 @@ from ..base.host import gpu_present
 from ..base.paths import PACKAGE, python_path
 from ..graph import store
 from ..graph.model import FusionGraph
-from ..sources.explained import Explained
+from ..sources.explained import Agreement, Explained
+from . import agreement
 
 Framework = Literal["jax", "torch"]
 Progress = Callable[[str], None]
@@ -59,7 +60,7 @@ class ExplainError(Exception):
 
 def explain(
     fn: Any, *args: Any, grad: bool = False, target: str | None = None, name: str | None = None,
-    framework: Framework | None = None, timeout: float = TIMEOUT, **kwargs: Any,
+    framework: Framework | None = None, timeout: float = TIMEOUT, check: bool | tuple[Any, ...] = False, **kwargs: Any,
 ) -> Explained:
     """Return the kernels that the compiler makes of `fn(*args, **kwargs)`, their operations and missed fusions.
 
@@ -76,15 +77,44 @@ def explain(
     name: the graph's name. Default: the function's.
     framework: "jax" or "torch"; needed where neither the function, its arguments nor the names in its code tell.
     timeout: seconds for all compiles together.
+    check: for several functions: call them on this process's CPU, with these arguments or with the smaller ones of a
+        tuple, and say whether their results agree. Backward is not checked.
 
     A separate process imports the function, or gets a copy of it and of the values that it closes over, and calls it.
     This process stays unchanged.
 
     Raises ExplainError.
     """
-    return explain_all(
-        _functions(fn, name), args, kwargs, grad=grad, target=target, framework=framework, timeout=timeout,
-    )
+    functions = _functions(fn, name)
+    given = args, kwargs
+    owners = map(_frameworks_of_code, functions.values())
+    if len(set().union(*(owner for owner in owners if len(owner) == 1))) > 1:  # arrays of one do not fit the other
+        args, kwargs = agreement.neutral(args), agreement.neutral(kwargs)
+    checked: tuple[Agreement, ...] = ()
+    if check is not False:
+        known = {name: framework or _framework(name, function, args, kwargs) for name, function in functions.items()}
+        checked = _check(functions, known, given[0] if check is True else check, given[1])
+    found = explain_all(functions, args, kwargs, grad=grad, target=target, framework=framework, timeout=timeout)
+    return replace(found, agreement=checked)
+
+
+def _check(
+    functions: Mapping[str, Any], known: Mapping[str, Framework], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[Agreement, ...]:
+    if len(functions) < 2:
+        raise ExplainError("check= compares several functions; give a list of them")
+    if not isinstance(args, tuple):
+        raise ExplainError(f"check= takes True or a tuple of arguments, got a {type(args).__name__}")
+    try:
+        return agreement.check({name: (known[name], _uncompiled(fn)) for name, fn in functions.items()}, args, kwargs)
+    except agreement.NotChecked as problem:
+        raise ExplainError(str(problem)) from problem
+
+
+def _frameworks_of_code(function: Any) -> set[Framework]:
+    """Return the framework of a function's type, or else those of the names in its code."""
+    function = _uncompiled(function)
+    return _owners([function, getattr(function, "__self__", None)]) or _used_frameworks(function)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """tools.benchmarks.missed_fusions: prices of forced missed fusions beside the time that fusing them saves."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from compare.measure.clock import DeviceRecord, Sample, sample_of
 from compare.plan.speedup import Saving
 from compare.sources.target_ceilings import target_ceilings
 from tools.benchmarks.missed_fusions import inductor_cases
+from tools.benchmarks.missed_fusions.case import difference
 from tools.benchmarks.missed_fusions.outcome import Outcome, outcome, summary
 from tools.benchmarks.missed_fusions.rounds import ROUNDS, rounds_of
 
@@ -71,6 +73,12 @@ def test_a_ratio_is_of_the_measured_saving_and_the_price() -> None:
     assert found.predicted_us == pytest.approx(price)
     assert found.realised == Saving(4.0, 4.0, 4.0) and found.busy == Saving(3.0, 3.0, 3.0)
     assert found.ratio == pytest.approx(4.0 / price) and not found.problems
+
+
+@pytest.mark.parametrize("errors", [(math.nan, 0.0), (0.0, math.nan), (0.0, 0.1)])
+def test_one_wrong_array_of_several_is_seen(errors: tuple[float, ...]) -> None:
+    found = difference(errors, eps=2**-7)
+    assert not found["error"] <= found["tolerance"]
 
 
 @pytest.mark.parametrize("changed", [

@@ -33,7 +33,7 @@ def table(names: Sequence[str], graphs: Sequence[FusionGraph], alignment: Alignm
     for name in names:
         grid.add_column(plain(formats.name(name, 40)), ratio=4, overflow="fold")
     for row in alignment.rows:
-        grid.add_row(plain(formats.name(row.label, 60)), *(plain(_cell(cell)) for cell in row.cells))
+        grid.add_row(plain(formats.name(row.label, 60)), *(plain(kernels_in(cell)) for cell in row.cells))
     sections: list[RenderableType] = [grid] if alignment.rows else [plain("nothing to align: no stages, no operations")]
     if meanings := [f"{word}: {meaning}" for word, meaning in _WORDS.items() if _occurs(word, alignment)]:
         sections.append(plain("\n".join(["\nCompared with the first graph that holds the stage:", *meanings]), "dim"))
@@ -68,7 +68,7 @@ def _occurs(word: str, alignment: Alignment) -> bool:
     return any(word in cell.relations for row in alignment.rows for cell in row.cells)
 
 
-def _cell(cell: Cell) -> str:
+def kernels_in(cell: Cell) -> str:
     held = "kernels unknown" if cell.kernels is None else _numbers(cell.kernels, _MOST_NUMBERS)
     relations = ", ".join(relation for relation in cell.relations if relation != "same region")
     return ": ".join(filter(None, (held, relations)))

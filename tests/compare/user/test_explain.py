@@ -383,6 +383,20 @@ def test_a_llama_decoder_layer(torch_code: Any):
     assert graph.saved and not graph.unparsed
 
 
+# Both frameworks
+
+
+def test_functions_of_both_frameworks_are_compiled_and_checked(jax_code: Any, torch_code: Any) -> None:
+    import torch
+
+    functions = {"jax": jax_code.gelu, "torch": torch_code.gelu}
+    tensor = torch.empty(64, 128, dtype=torch.bfloat16)
+    found = xlafuse.explain(functions, tensor, check=(torch.randn(8, 16),), **TARGET)
+    assert {name: graph.compiler for name, graph in found.graphs.items()} == {"jax": "xla", "torch": "inductor"}
+    assert [inputs(graph) for graph in found.graphs.values()] == [[((64, 128), "bf16")]] * 2
+    assert [(one.name, one.other, one.agrees) for one in found.agreement] == [("torch", "jax", True)]
+
+
 # On this machine's GPU
 
 

@@ -12,7 +12,7 @@ from compare.base.host import installed
 from compare.graph import store
 from compare.workers import main as worker
 
-from .case import Array, Case, tolerance
+from .case import Array, Case, difference
 from .rounds import rounds_of
 
 
@@ -84,7 +84,7 @@ def _arrays(arrays: tuple[Array, ...]) -> list[Any]:
 
 
 def _difference(unfused: Any, fused: Any) -> dict[str, float]:
-    """Return the largest |a - b| / (|b| + rms(b)) of the results, and the largest allowed one."""
+    """Return the error of the results, and the largest allowed one."""
     import jax
     import jax.numpy as jnp
 
@@ -95,7 +95,7 @@ def _difference(unfused: Any, fused: Any) -> dict[str, float]:
         return float((jnp.abs(a - b) / (jnp.abs(b) + jnp.sqrt(jnp.mean(b * b)))).max())
 
     eps = max(float(jnp.finfo(b.dtype).eps) for _, b in pairs)
-    return {"error": max(error(a, b) for a, b in pairs), "tolerance": tolerance(eps)}
+    return difference((error(a, b) for a, b in pairs), eps)
 
 
 def methods() -> worker.Methods:
