@@ -153,9 +153,8 @@ def _scanned(array: Shape, attributes: Mapping[str, str], called: Mapping[str, E
     (axis,) = read_dimensions(attributes["dimensions"]) or (0,)
     results = [_array(part) for part in called["to_apply"].elements]
     outputs = len(results) - read_integer(attributes["num_carries"])
-    stacked = [
-        array_element(part.dtype, (*part.dims[:axis], array.dims[axis], *part.dims[axis:])) for part in results[:outputs]
-    ]
+    steps = (array.dims[axis],)
+    stacked = [array_element(part.dtype, part.dims[:axis] + steps + part.dims[axis:]) for part in results[:outputs]]
     return tuple_element([*stacked, *called["to_apply"].elements[outputs:]])
 
 

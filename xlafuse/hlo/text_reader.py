@@ -1,8 +1,8 @@
 """A reader of HLO text of any XLA version: module -> computations -> instructions. It needs no framework.
 
 XLA's own parser rejects a whole module for one unknown word and crashes on deep nesting. This reader accepts what XLA's
-parser accepts. It keeps what it does not understand in `Module.unparsed` and goes on. Time and memory are linear in
-the text, hostile text included.
+parser accepts, except an attribute's string with a line that begins like an instruction. It keeps what it does not
+understand in `Module.unparsed` and goes on. Time and memory are linear in the text, hostile text included.
 """
 
 import re
@@ -213,11 +213,13 @@ class _Reader:
         text, at = self._text, 0
         while (at := skip_space(text, at)) < len(text):
             if module := _MODULE.match(text, at):
-                if self.module.name:
-                    self._unparsed.append(at)  # two modules in one text
-                self.module.name = module[1]
+                start = at
                 attributes, at = self._trailing_attributes(module.end())
-                self.module.is_scheduled = attributes.get("is_scheduled") == "true"
+                if self.module.name:
+                    self._unparsed.append(start)  # two modules in one text
+                else:
+                    self.module.name = module[1]
+                    self.module.is_scheduled = attributes.get("is_scheduled") == "true"
             elif table := _TABLE.match(text, at):
                 at = self._table(table[0], table.end())
             else:
