@@ -329,6 +329,8 @@ class _Reader:
         """Return where (x: f32[2]) -> f32[2] ends."""
         text = self._text
         limit = self._header_limit(at)
+        if limit < len(text) and text.count("(", at, limit) != text.count(")", at, limit):
+            raise Malformed
         try:
             arrow = _ARROW.match(text, skip_brackets(text, at, limit))
             shape = arrow and self._shape_end(arrow.end(), limit)
