@@ -318,6 +318,8 @@ _UNBOUNDED = _MERGED = -(1 << 63)
 def _shape_text(proto: Any) -> str:
     """Return a shape as text, with its layout's tiles, bits of an element and memory: (s4[4096,<=2048]{1,0:E(4)})."""
     dtype = _dtype(proto)
+    if dtype == "buffer":  # an array in memory that a program sees
+        return _shape_text(proto.tuple_shapes[0]) if proto.tuple_shapes else "()"
     if dtype == "tuple":
         return f"({', '.join(_shape_text(element) for element in proto.tuple_shapes)})"
     dynamic = proto.is_dynamic_dimension

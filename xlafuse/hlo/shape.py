@@ -11,7 +11,7 @@ _MAX_RANK = 64
 _MAX_BYTES = 1 << 62
 
 # bf16[4096,2048]{1,0:T(8,128)}, or a tuple's bracket
-_SHAPE_TOKEN = re.compile(r"(?<![a-z0-9])([a-z][a-z0-9]*+)\s*+\[([^\]\[]*+)\](\s*+\{[^{}]*+\})?|[()]")
+_SHAPE_TOKEN = re.compile(r"(?<![a-z0-9])([a-z][a-z0-9]*+)\s*+\[([^\]\[]*+)\](\s*+\{[^{}]*+\})?|b\s*+\(|[()]")
 _BITS = re.compile(r"(?:pred|[a-z]+?(\d{1,3})(?:e\d+m\d+[a-z0-9]*)?)$")
 _ELEMENT_BITS = re.compile(r"E\s*\(\s*(\d{1,3})\s*\)")
 _SPACE = re.compile(r"S\s*\(\s*(\d{1,9})\s*\)")
@@ -50,17 +50,22 @@ class Element:
 
 
 def read_shapes(text: str) -> tuple[tuple[Shape, ...], Element]:
-    """Return the arrays of a shape in order, and the same as a tree."""
+    """Return the arrays of a shape in order, and the same as a tree. b(f32[2]), a buffer, is an array like f32[2]."""
     shapes: list[Shape] = []
     levels: list[list[Element]] = [[]]
+    openings: list[str] = []
     for token in _SHAPE_TOKEN.finditer(text):
-        if token[0] == "(":
+        if token[0][-1] == "(":
+            openings.append(token[0])
             levels.append([])
         elif token[0] == ")":
-            if len(levels) == 1:
+            if not openings:
                 raise Malformed
             elements = levels.pop()
-            levels[-1].append(tuple_element(elements))
+            if openings.pop() == "(":
+                levels[-1].append(tuple_element(elements))
+            else:
+                levels[-1] += elements
         else:
             shapes.append(_shape(*token.groups()))
             levels[-1].append(Element(shapes[-1].bytes, shape=shapes[-1]))
@@ -73,6 +78,17 @@ def array_element(dtype: str, dims: Sequence[int], bits: int = 0) -> Element:
     """Return an array as an element. bits: of one value in memory if its layout says so, else 0."""
     shape = _array(dtype, tuple(dims), bits)
     return Element(shape.bytes, shape=shape)
+
+
+def of_dtype(shape: Shape, dtype: str, bits: int = 0) -> Element:
+    """Return an array with the dims, the memory and the tiles of `shape`. bits: as in `array_element`."""
+    if dtype == shape.dtype:
+        return Element(shape.bytes, shape=shape)
+    plain, other = _array(shape.dtype, shape.dims, shape.bits), _array(dtype, shape.dims, bits)
+    if shape.bytes != plain.bytes and shape.bits:  # tiles pad it
+        other = replace(other, bytes=-(-(shape.bytes * 8 // shape.bits) * other.bits // 8))
+    other = replace(other, space=shape.space)
+    return Element(other.bytes, shape=other)
 
 
 def tuple_element(elements: Sequence[Element]) -> Element:

@@ -1,9 +1,11 @@
 """Shapes of instructions that are written without one: add(a, b). XLA's parser infers the same shapes."""
 
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
-from xlafuse.hlo.shape import Element, Malformed, Shape, array_element, read_integer, tuple_element
+from xlafuse.hlo.shape import Element, Malformed, Shape, array_element, of_dtype, read_integer, tuple_element
 from xlafuse.hlo.window import read_dimensions, read_window
 
 _ELEMENTWISE = frozenset(
@@ -19,11 +21,14 @@ _BINARY = frozenset(
     "add and atan2 compare complex divide maximum minimum multiply or power remainder shift-left "
     "shift-right-arithmetic shift-right-logical subtract xor".split()
 )
-_SECOND = frozenset(("clamp", "select", "triangular-solve"))
+_SECOND = frozenset(("clamp", "triangular-solve"))
 _CALLED = {"call": ("to_apply",), "conditional": ("branch_computations", "true_computation")}
 _COMPLEX = {"f32": "c64", "f64": "c128"}
 _PARTS = {"c64": "f32", "c128": "f64"}
 _LABELS = re.compile(r"([0-9a-z?]+)_([0-9a-z?]+)->([0-9a-z?]+)$")
+# f32, or f8e4m3fn: bits, bits of the exponent, bits of the mantissa
+_DTYPE = re.compile(r"(bf|[a-z]+?)(\d{1,3})(?:e(\d{1,2})m(\d{1,2}))?")
+_EXPONENTS = {"bf16": 8, "f16": 5, "f32": 8, "f64": 11}
 
 
 def infer(
@@ -44,17 +49,19 @@ def _infer(
 ) -> Element:
     match opcode:
         case "abs" | "real" | "imag" if _array(operands[0]).dtype in _PARTS:
-            return array_element(_PARTS[_array(operands[0]).dtype], _array(operands[0]).dims)
+            return of_dtype(_array(operands[0]), _PARTS[_array(operands[0]).dtype])
         case _ if opcode in _SAME_AS_FIRST:
             return operands[0]
         case _ if opcode in _SECOND:
             return operands[1]
         case _ if opcode in _BINARY:
             return _binary(opcode, _array(operands[0]), _array(operands[1]))
+        case "select":
+            return _select(*(_array(operand) for operand in operands[:3]))
         case _ if opcode in _CALLED:
             return called[next((key for key in _CALLED[opcode] if key in called), "")]
         case "is-finite":
-            return array_element("pred", _array(operands[0]).dims)
+            return of_dtype(_array(operands[0]), "pred")
         case "after-all":
             return array_element("token", ())
         case "partition-id" | "replica-id":
@@ -73,6 +80,8 @@ def _infer(
             return _applied(_array(operands[0]).dims, called)
         case "reduce":
             return _applied(_without(_array(operands[0]).dims, read_dimensions(attributes["dimensions"])), called)
+        case "scan":
+            return _scanned(_array(operands[0]), attributes, called)
         case "reduce-window":
             return _applied(_windowed(_array(operands[0]).dims, attributes.get("window", "")), called)
         case _:
@@ -93,13 +102,41 @@ def _without(dims: Sequence[int], removed: Sequence[int]) -> tuple[int, ...]:
     return tuple(size for at, size in enumerate(dims) if at not in removed)
 
 
+def _wider(left: str, right: str) -> str:
+    """Return the dtype of a product or sum of two dtypes: complex before float before integer, then the wider one."""
+    return right if _width(right) > _width(left) else left
+
+
+def _width(dtype: str) -> tuple[int, ...]:
+    parts = _DTYPE.match(dtype)
+    if not parts:  # pred
+        return (0,)
+    kind, bits, exponent, mantissa = parts.groups()
+    match kind:
+        case "c":
+            return 3, int(bits)
+        case "f" | "bf" if exponent:
+            return 2, int(exponent), int(mantissa)
+        case "f" | "bf":
+            return 2, _EXPONENTS.get(parts[0], 0), int(bits) - _EXPONENTS.get(parts[0], 0) - 1
+        case _:
+            return 1, int(bits), kind == "s"
+
+
+def _select(predicate: Shape, left: Shape, right: Shape) -> Element:
+    return of_dtype(predicate if predicate.dims else left, _wider(left.dtype, right.dtype), left.bits)
+
+
 def _binary(opcode: str, left: Shape, right: Shape) -> Element:
+    dtype = _wider(left.dtype, right.dtype)
+    dtype = {"compare": "pred", "complex": _COMPLEX.get(left.dtype, left.dtype)}.get(opcode, dtype)
+    if left.dims == right.dims:
+        return of_dtype(left, dtype)
     dims = left.dims or right.dims
     if left.dims and right.dims:
         if len(left.dims) != len(right.dims):
             raise Malformed("operands of different ranks")
         dims = tuple(b if a == 1 else a for a, b in zip(left.dims, right.dims, strict=True))
-    dtype = {"compare": "pred", "complex": _COMPLEX.get(left.dtype, left.dtype)}.get(opcode, left.dtype)
     return array_element(dtype, dims)
 
 
@@ -109,6 +146,16 @@ def _applied(dims: Sequence[int], called: Mapping[str, Element]) -> Element:
     if result.shape is not None:
         return array_element(result.shape.dtype, dims)
     return tuple_element([array_element(_array(part).dtype, dims) for part in result.elements])
+
+
+def _scanned(array: Shape, attributes: Mapping[str, str], called: Mapping[str, Element]) -> Element:
+    """Return what a function returns, its outputs once for each step, its carries once."""
+    (axis,) = read_dimensions(attributes["dimensions"]) or (0,)
+    results = [_array(part) for part in called["to_apply"].elements]
+    outputs = len(results) - read_integer(attributes["num_carries"])
+    steps = (array.dims[axis],)
+    stacked = [array_element(part.dtype, part.dims[:axis] + steps + part.dims[axis:]) for part in results[:outputs]]
+    return tuple_element([*stacked, *called["to_apply"].elements[outputs:]])
 
 
 def _windowed(dims: Sequence[int], text: str) -> tuple[int, ...]:
@@ -121,11 +168,14 @@ def _concatenate(arrays: Sequence[Shape], attributes: Mapping[str, str]) -> Elem
     (axis,) = read_dimensions(attributes["dimensions"]) or (0,)
     dims = list(arrays[0].dims)
     dims[axis] = sum(array.dims[axis] for array in arrays)
-    return array_element(arrays[0].dtype, dims)
+    return array_element(functools.reduce(_wider, [array.dtype for array in arrays]), dims)
 
 
 def _transpose(arrays: Sequence[Shape], attributes: Mapping[str, str]) -> Element:
-    return array_element(arrays[0].dtype, [arrays[0].dims[at] for at in read_dimensions(attributes["dimensions"])])
+    """Permute dims and layout alike, so the bytes in memory stay as they are."""
+    array = arrays[0]
+    dims = tuple(array.dims[at] for at in read_dimensions(attributes["dimensions"]))
+    return Element(array.bytes, shape=replace(array, dims=dims))
 
 
 def _dot(arrays: Sequence[Shape], attributes: Mapping[str, str]) -> Element:
@@ -134,9 +184,19 @@ def _dot(arrays: Sequence[Shape], attributes: Mapping[str, str]) -> Element:
         read_dimensions(attributes.get(key, ""))
         for key in ("lhs_batch_dims", "rhs_batch_dims", "lhs_contracting_dims", "rhs_contracting_dims")
     )
+    groups = read_dimensions(attributes.get("rhs_group_dims", ""))
     dims = [left.dims[at] for at in batch]
-    dims += [*_without(left.dims, (*batch, *left_sum)), *_without(right.dims, (*right_batch, *right_sum))]
-    return array_element(left.dtype, dims)
+    dims += [*_without(left.dims, (*batch, *left_sum)), *_without(right.dims, (*right_batch, *right_sum, *groups))]
+    return array_element(_wider(left.dtype, right.dtype), dims)
+
+
+def _ragged_dot(arrays: Sequence[Shape], attributes: Mapping[str, str]) -> Element:
+    """Groups of summed terms give a product for each group."""
+    product = _dot(arrays, attributes)
+    (ragged,) = read_dimensions(attributes["lhs_ragged_dims"]) or (0,)
+    if ragged not in read_dimensions(attributes.get("lhs_contracting_dims", "")):
+        return product
+    return array_element(_array(product).dtype, (arrays[2].dims[-1], *_array(product).dims))
 
 
 def _convolution(arrays: Sequence[Shape], attributes: Mapping[str, str]) -> Element:
@@ -148,7 +208,7 @@ def _convolution(arrays: Sequence[Shape], attributes: Mapping[str, str]) -> Elem
     sizes = {"b": left["b"] // max(groups, 1), "f": right["o"]}
     for at, window in enumerate(read_window(attributes.get("window", ""))):
         sizes[str(at)] = window.positions(left[str(at)])
-    return array_element(arrays[0].dtype, [sizes[label] for label in labels[3]])
+    return array_element(_wider(arrays[0].dtype, arrays[1].dtype), [sizes[label] for label in labels[3]])
 
 
 def _pad(arrays: Sequence[Shape], attributes: Mapping[str, str]) -> Element:
@@ -156,7 +216,7 @@ def _pad(arrays: Sequence[Shape], attributes: Mapping[str, str]) -> Element:
     for size, text in zip(arrays[0].dims, attributes["padding"].split("x"), strict=False):
         low, high, *interior = (int(part) for part in text.split("_") if len(part) < 18)
         dims.append(size + low + high + max(size - 1, 0) * (interior[0] if interior else 0))
-    return array_element(arrays[0].dtype, dims)
+    return array_element(_wider(arrays[0].dtype, arrays[1].dtype), dims)
 
 
 def _gather(arrays: Sequence[Shape], attributes: Mapping[str, str]) -> Element:
@@ -178,13 +238,13 @@ def _fft(arrays: Sequence[Shape], attributes: Mapping[str, str]) -> Element:
         return array_element(_COMPLEX[array.dtype], [*array.dims[:-1], lengths[-1] // 2 + 1])
     if kind == "IRFFT":
         return array_element(_PARTS[array.dtype], [*array.dims[:-1], lengths[-1]])
-    return array_element(array.dtype, array.dims)
+    return Element(array.bytes, shape=array)
 
 
 def _normalization(arrays: Sequence[Shape], attributes: Mapping[str, str]) -> Element:
     array = arrays[0]
     feature = array_element(array.dtype, (array.dims[read_integer(attributes["feature_index"])],))
-    return tuple_element((array_element(array.dtype, array.dims), feature, feature))
+    return tuple_element((Element(array.bytes, shape=array), feature, feature))
 
 
 def _topk(arrays: Sequence[Shape], attributes: Mapping[str, str]) -> Element:
@@ -194,7 +254,7 @@ def _topk(arrays: Sequence[Shape], attributes: Mapping[str, str]) -> Element:
 
 _ARRAYS: dict[str, Callable[[Sequence[Shape], Mapping[str, str]], Element]] = {
     "batch-norm-grad": _normalization,
-    "batch-norm-inference": lambda arrays, _: array_element(arrays[0].dtype, arrays[0].dims),
+    "batch-norm-inference": lambda arrays, _: Element(arrays[0].bytes, shape=arrays[0]),
     "batch-norm-training": _normalization,
     "concatenate": _concatenate,
     "convolution": _convolution,
@@ -202,6 +262,8 @@ _ARRAYS: dict[str, Callable[[Sequence[Shape], Mapping[str, str]], Element]] = {
     "fft": _fft,
     "gather": _gather,
     "pad": _pad,
+    "ragged-dot": _ragged_dot,
+    "scaled-dot": _dot,
     "topk": _topk,
     "transpose": _transpose,
 }

@@ -1,8 +1,8 @@
 """A reader of HLO text of any XLA version: module -> computations -> instructions. It needs no framework.
 
 XLA's own parser rejects a whole module for one unknown word and crashes on deep nesting. This reader accepts what XLA's
-parser accepts. It keeps what it does not understand in `Module.unparsed` and goes on. Time and memory are linear in
-the text, hostile text included.
+parser accepts, except an attribute's string with a line that begins like an instruction. It keeps what it does not
+understand in `Module.unparsed` and goes on. Time and memory are linear in the text, hostile text included.
 """
 
 import re
@@ -18,6 +18,8 @@ from xlafuse.hlo.text_scanner import (
     NAME,
     STRING,
     skip_brackets,
+    skip_json,
+    skip_modules,
     skip_space,
     skip_value,
     split_brackets,
@@ -153,13 +155,13 @@ _TABLE = re.compile(r"(?:FileNames|FunctionNames|FileLocations|StackFrames)\b")
 _ROW = re.compile(rf"""\s*(\d{{1,18}})\s*({STRING}|\{{[a-z_0-9=,\s]*+\}})""")
 _ROW_FIELD = re.compile(r"([a-z_]+)=(\d+)")
 
-_INSTRUCTION = re.compile(rf"(?={INSTRUCTION})(ROOT\s+)?+%?({NAME})\s*=\s*")
+_INSTRUCTION = re.compile(rf"(?={INSTRUCTION})(ROOT\s+)?+%?({NAME}):?+\s*=\s*")
 _ARRAY = re.compile(r"[a-z][a-z0-9]*+\s*+\[[^\[\]]*+\](?:\s*+\{(?:\s*+[\d:][^{}]*+)?\})?+")
 _LONE = re.compile(rf"(?:{_ARRAY.pattern}|\([^=]*?\))\s*+[a-z][a-zA-Z0-9_-]*+\s*+\(")  # f32[2] add(
 _BUFFER = re.compile(r"b(?=\()")  # b(f32[2]), an array in memory that a program sees
 _OPCODE = re.compile(r"\s*+([a-z][a-zA-Z0-9_-]*+)\s*+(?=\()")
 _NAMES = re.compile(r"""\(([^(){}\[\]"']*+)\)""")  # operands without shapes
-_REFERENCE = re.compile(rf"%?({NAME})")
+_REFERENCE = re.compile(rf"%?({NAME}):?+")
 _ATTRIBUTE = re.compile(r"\s*,\s*([a-zA-Z_0-9.-]+)=\s*")  # control-predecessors={%a}
 _METADATA = re.compile(rf"""(?<![a-z_])([a-z_]++)=\s*+({STRING}|[^\s"'{{}},]+)""")
 
@@ -168,6 +170,7 @@ _CALLS = (
     "calls", "to_apply", "body", "condition", "branch_computations", "true_computation", "false_computation",
     "called_computations", "select", "scatter",
 )
+_SKIPPED = {"backend_config": skip_json, "origin_recovery_table": skip_modules}  # values in braces
 _NO_OPERANDS = frozenset(("parameter", "constant", "iota"))
 _MAX_LITERAL = 64  # characters that are kept
 _MAX_DEPTH = 64  # of computations in attributes and instructions in operands
@@ -210,11 +213,13 @@ class _Reader:
         text, at = self._text, 0
         while (at := skip_space(text, at)) < len(text):
             if module := _MODULE.match(text, at):
-                if self.module.name:
-                    self._unparsed.append(at)  # two modules in one text
-                self.module.name = module[1]
+                start = at
                 attributes, at = self._trailing_attributes(module.end())
-                self.module.is_scheduled = attributes.get("is_scheduled") == "true"
+                if self.module.name:
+                    self._unparsed.append(start)  # two modules in one text
+                else:
+                    self.module.name = module[1]
+                    self.module.is_scheduled = attributes.get("is_scheduled") == "true"
             elif table := _TABLE.match(text, at):
                 at = self._table(table[0], table.end())
             else:
@@ -309,16 +314,23 @@ class _Reader:
     def _trailing_attributes(self, at: int) -> tuple[dict[str, str], int]:
         """Return the attributes of the module or of a computation, and where they end."""
         try:
-            attributes, _, end = self._attributes(at, 0)
+            attributes, _, end = self._attributes(at, 0, self._header_limit(at))
         except Malformed:
+            self._broken_headers += 1
             return {}, self._skip_line(at)
         return attributes, end
+
+    def _header_limit(self, at: int) -> int:
+        """Return where a bracket of a header must be closed: at the end of the line after too many broken ones."""
+        end = self._text.find("\n", at)
+        return len(self._text) if self._broken_headers < _MAX_BROKEN_HEADERS or end < 0 else end
 
     def _signature(self, at: int) -> int:
         """Return where (x: f32[2]) -> f32[2] ends."""
         text = self._text
-        end = text.find("\n", at)
-        limit = len(text) if self._broken_headers < _MAX_BROKEN_HEADERS or end < 0 else end
+        limit = self._header_limit(at)
+        if limit < len(text) and text.count("(", at, limit) != text.count(")", at, limit):
+            raise Malformed
         try:
             arrow = _ARROW.match(text, skip_brackets(text, at, limit))
             shape = arrow and self._shape_end(arrow.end(), limit)
@@ -378,7 +390,7 @@ class _Reader:
         if names := _NAMES.match(text, at):
             words = [word for piece in names[1].split(",") if (word := piece.strip())]
             if all(_REFERENCE.fullmatch(word) for word in words):
-                statement.operands = tuple([word.removeprefix("%") for word in words])
+                statement.operands = tuple([word.strip("%:") for word in words])
                 return statement, names.end()
         operands = []
         at = skip_space(text, at + 1)
@@ -431,7 +443,9 @@ class _Reader:
             at = buffer.end()
         return skip_brackets(self._text, at, limit) if self._text.startswith("(", at) else None
 
-    def _attributes(self, at: int, depth: int) -> tuple[dict[str, str], dict[str, list[str]], int]:
+    def _attributes(
+        self, at: int, depth: int, limit: int = sys.maxsize
+    ) -> tuple[dict[str, str], dict[str, list[str]], int]:
         """Return attributes as text, the computations that they name, and where they end."""
         attributes: dict[str, str] = {}
         calls: dict[str, list[str]] = {}
@@ -440,9 +454,13 @@ class _Reader:
             if key in _CALLS:
                 calls[key], at = self._called(found.end(), depth)
             else:
-                at = skip_value(self._text, found.end())
+                at = self._value_end(key, found.end(), limit)
                 attributes[key] = self._text[found.end() : at]
         return attributes, calls, at
+
+    def _value_end(self, key: str, at: int, limit: int) -> int:
+        skip = _SKIPPED.get(key, skip_value) if self._text.startswith("{", at) else skip_value
+        return skip(self._text, at, limit)
 
     def _called(self, at: int, depth: int) -> tuple[list[str], int]:
         """Return the computations in %name, {%name, name}, or { instructions }."""
@@ -489,13 +507,18 @@ class _Reader:
         else:
             element = self._inferred(statement, computation)
             shapes = arrays(element)
+        calls = statement.calls
+        if opcode in ("async-update", "async-done"):  # they repeat the calls of their async-start
+            calls = {}
+        elif opcode == "custom-call" and "to_apply" in calls:
+            calls = {"called_computations": calls["to_apply"]}
         return Instruction(
             name=statement.name,
             opcode=opcode,
             shapes=shapes,
             result=element,
             operands=statement.operands,
-            calls=tuple([(key, name) for key in _CALLS if key in statement.calls for name in statement.calls[key]]),
+            calls=tuple([(key, name) for key in _CALLS if key in calls for name in calls[key]]),
             op_name=metadata.get("op_name", ""),
             source=self._source(metadata),
             site=metadata.get("stack_frame_id", ""),

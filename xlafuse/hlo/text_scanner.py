@@ -12,14 +12,16 @@ from xlafuse.hlo.shape import Malformed
 
 NAME = r"""[^\s%=:(){}\[\],"']++"""
 # ROOT %name =    As in XLA, "name=" without a percent sign and a space begins an attribute, not an instruction.
-INSTRUCTION = rf"(?:ROOT\s+)?+(?:%{NAME}\s*+=|{NAME}\s++=)"
+INSTRUCTION = rf"(?:ROOT\s+)?+(?:%{NAME}\s*+=|{NAME}(?::\s*+|\s++)=)"
 _STRING = rf"""%s[^%s\\\n\0]*+(?:(?:\\.|\n(?!\s*+{INSTRUCTION}))[^%s\\\n\0]*+)*+%s"""
-STRING = f"""{_STRING.replace("%s", '"')}|{_STRING.replace("%s", "'")}"""
+_DOUBLE_QUOTED, _SINGLE_QUOTED = (_STRING.replace("%s", quote) for quote in "\"'")
+STRING = f"{_DOUBLE_QUOTED}|{_SINGLE_QUOTED}"
 
 _SPACE = re.compile(r"\s*+")
-# A string (group 1) or a comment; group 2 is the end of a block comment.
+# A string (group 1), a JSON dictionary (group 2) or a comment; group 3 is the end of a block comment.
 _STRING_OR_COMMENT = re.compile(
-    r"""("(?:[^"\\\n]|\\.)*+"?|'(?:[^'\\\n]|\\.)*+'?)|//[^\n]*+|/\*[^*]*+(?:\*(?!/)[^*]*+)*+(\*/)?+"""
+    r"""("(?:[^"\\\n]|\\.)*+"?|'(?:[^'\\\n]|\\.)*+'?)|(backend_config=\s*+(?=\{))"""
+    r"""|//[^\n\r]*+|/\*[^*]*+(?:\*(?!/)[^*]*+)*+(\*/)?+"""
 )
 _VISIBLE = re.compile(r"[^\n]")
 # Brackets on one line around text without brackets; strings may be in it.
@@ -28,6 +30,9 @@ _FLAT = re.compile(
     "|".join(rf"""\{a}[^(){{}}\[\]"'\n\0]*+{_FLAT_STRING}\{b}""" for a, b in ("()", "{}", "[]"))
 )
 _MARK = re.compile(rf"""{STRING}|[(){{}}\[\],"'\0]|\n\s*+{INSTRUCTION}""")
+_JSON_MARK = re.compile(rf"""{_DOUBLE_QUOTED}|[{{}}"\0]|\n\s*+{INSTRUCTION}""")
+_MODULE_MARK = re.compile(r""""(?:[^"\\\0]|\\.)*+"|[{}"\0]""", re.DOTALL)
+_MAX_UNCLOSED = 4  # JSON dictionaries; each costs one pass over the text
 _CLOSING = {"(": ")", "{": "}", "[": "]"}
 _WORD = re.compile(r"""[^\s,(){}\[\]"']++""")
 _QUOTED = re.compile(STRING)
@@ -42,13 +47,20 @@ def without_comments(text: str) -> str:
     if "/*" not in text and "//" not in text:
         return text
     pieces: list[str] = []
-    done = 0
-    for found in _STRING_OR_COMMENT.finditer(text):
-        if found[1] or (found[0].startswith("/*") and not found[2]):
-            continue
-        comment = found[0]
-        pieces += (text[done : found.start()], _VISIBLE.sub(" ", comment) if "\n" in comment else " " * len(comment))
-        done = found.end()
+    done = at = unclosed = 0
+    while found := _STRING_OR_COMMENT.search(text, at):
+        at = found.end()
+        if found[2]:
+            if unclosed < _MAX_UNCLOSED:
+                try:
+                    at = skip_json(text, at)
+                except Malformed:
+                    unclosed += 1
+        elif not found[1] and (found[3] or not found[0].startswith("/*")):
+            comment = found[0]
+            blank = _VISIBLE.sub(" ", comment) if "\n" in comment else " " * len(comment)
+            pieces += (text[done : found.start()], blank)
+            done = at
     return "".join((*pieces, text[done:]))
 
 
@@ -64,6 +76,29 @@ def skip_brackets(text: str, at: int, limit: int = sys.maxsize) -> int:
     if flat := _FLAT.match(text, at):
         return flat.end()
     return _split(text, at, [], limit)
+
+
+def skip_json(text: str, at: int, limit: int = sys.maxsize) -> int:
+    """Return the position after the brace that closes the one at `at`, where only braces and "strings" count."""
+    return _skip_braces(text, at, _JSON_MARK, limit)
+
+
+def skip_modules(text: str, at: int, limit: int = sys.maxsize) -> int:
+    """Return the same where strings may hold whole modules, with lines that look like instructions."""
+    return _skip_braces(text, at, _MODULE_MARK, limit)
+
+
+def _skip_braces(text: str, at: int, marks: re.Pattern[str], limit: int) -> int:
+    depth = 0
+    for token in marks.finditer(text, at, limit):
+        mark = token[0]
+        if mark in "{}":
+            depth += 1 if mark == "{" else -1
+            if not depth:
+                return token.end()
+        elif len(mark) == 1 or mark[0] == "\n":
+            break
+    raise Malformed("a brace or a quote that is not closed")
 
 
 def split_brackets(text: str, at: int) -> tuple[list[tuple[int, int]], int]:
@@ -94,13 +129,13 @@ def _split(text: str, at: int, commas: list[int], limit: int = sys.maxsize) -> i
     raise Malformed("a bracket that is not closed")
 
 
-def skip_value(text: str, at: int) -> int:
+def skip_value(text: str, at: int, limit: int = sys.maxsize) -> int:
     """Return where an attribute's value ends: %name, 3, {0,1}, "text", [2,2]<=[4], f32[2]{0}, ..."""
     start = at
     continued: re.Match[str] | None
     while at < len(text):
         if text[at] in _CLOSING:
-            at = skip_brackets(text, at)
+            at = skip_brackets(text, at, limit)
         elif piece := _WORD.match(text, at) or _QUOTED.match(text, at):
             at = piece.end()
         else:

@@ -17,7 +17,11 @@ _STRINGS = (
 )
 _SEPARATORS = (
     " ", " ", " ", "  ", "\t", "\n    ", " /* note */ ", " // a remark, with = and {\n", "\n\n", " /*index=5*/ ",
-    " /* two\n lines * / */ ",
+    " /* two\n lines * / */ ", "\r\n", " // carriage return\r",
+)
+_CONFIGURATIONS = (
+    '{"a":{"b":["1"]},"s":"} {"}', r'"{\"n\": \"12\"}"', '"opaque"', "{}", '{"brackets": )([ , it\'s: {"no": "JSON"}}',
+    '{"url": "https://a/*", k: // kept\n 1}', '{\n  "lines": {\n    "n": "12"\n  }\n}',
 )
 _TIGHT = set(",(){}[]")  # no space is needed next to these
 
@@ -83,7 +87,16 @@ class Grammar:
         return self.random.choice((f"{stem}.{self.names}", f"{stem}_{self.names}", f"{stem}-x{self.names}"))
 
     def _reference(self, name: str) -> str:
-        return f"%{name}" if self._maybe() else name
+        return self.random.choices((f"%{name}", name, f"{name}:"), (10, 10, 1))[0]
+
+    def _filled(self, fill):  # type: ignore[no-untyped-def]
+        """Write the instructions of a computation, half of the time with names that other computations have, too."""
+        before = self.names
+        if self._maybe() and fill != self._entry:
+            self.names = 1000
+        parts = fill()
+        self.names = max(before, self.names % 1000)
+        return parts
 
     # Modules and computations
 
@@ -103,7 +116,7 @@ class Grammar:
         self._put(self._reference(name))
         place = len(self.tokens)
         self._put("{", "\n")
-        parameters, result = fill()
+        parameters, result = self._filled(fill)
         self._put("}")
         if self._maybe(0.2) and not entry:
             self._put(",", "execution_thread=", '"main"')
@@ -137,7 +150,7 @@ class Grammar:
 
     def _nested(self, fill) -> None:  # type: ignore[no-untyped-def]
         self._put("{", "\n")
-        fill()
+        self._filled(fill)
         self._put("}")
 
     def _called(self, attribute: str, names: list[str], fill) -> None:  # type: ignore[no-untyped-def]
@@ -213,14 +226,14 @@ class Grammar:
 
     def _written(
         self, stem: str, shape: Shape, opcode: str, inside: list[str], attributes: list[str], inferred: bool = False,
-        is_last: bool = False,
+        is_last: bool = False, layout: bool = True,
     ) -> _Value:
         name = self._name(stem.replace("-", "_"))
         if is_last and self._maybe():
             self._put("ROOT")
         self._put(self._reference(name), "=")
         if not inferred:
-            self._put(*self._shape(shape))
+            self._put(*self._shape(shape, layout))
         self._put(opcode, "(", *inside, ")", *attributes)
         self._extras(opcode)
         if self._maybe(0.9):
@@ -240,8 +253,9 @@ class Grammar:
         if self._maybe(0.1) and opcode not in ("tuple", "parameter", "while"):
             self._put(",", "sharding=", "{", self.random.choice(("replicated", "maximal device=0", "manual")), "}")
         if self._maybe(0.15):
-            config = ('{"a":{"b":["1"]},"s":"} {"}', r'"{\"n\": \"12\"}"', '"opaque"', "{}")
-            self._put(",", "backend_config=", self.random.choice(config))
+            self._put(",", "backend_config=", self.random.choice(_CONFIGURATIONS))
+        if self._maybe(0.1):
+            self._put(",", "statistics=", "{", "visualizing_index=", "1", ",", "stat-1=", "33", "}")
 
     def _string(self) -> str:
         return self.random.choice(_STRINGS)
@@ -252,7 +266,7 @@ class Grammar:
         scalar = self.random.choice([v for v in values if v.shape == ("f32", ())])
         predicate = next(v for v in values if v.shape == ("pred", ()))
         both: Shape = ("tuple", (matrix.shape, scalar.shape))
-        match self.random.randrange(24):
+        match self.random.randrange(34):
             case 0:
                 return self._statement(self.random.choice(_UNARY), matrix.shape, [matrix])
             case 1:
@@ -312,6 +326,30 @@ class Grammar:
                 index = self._written("constant", ("s32", ()), "constant", ["0"], [])
                 sizes = [",", "dynamic_slice_sizes=", "{", "2", ",", "8", "}"]
                 return self._statement("dynamic-slice", ("f32", (2, 8)), [matrix, index, index], sizes, inferred=False)
+            case 23:
+                wide: Shape = ("pred", (4, 8))
+                chosen = self._statement("compare", wide, [other, matrix], [",", "direction=", "GT"])
+                return self._statement("select", matrix.shape, [chosen, matrix, other])
+            case 24 | 25:
+                narrow = self._statement("convert", ("bf16", (4, 8)), [matrix], inferred=False)
+                return self._statement(*self._mixed(narrow, other))
+            case 26:
+                return self._statement("clamp", matrix.shape, [scalar, matrix, scalar])
+            case 27:
+                return self._ragged(matrix, scalar)
+            case 28:
+                return self._scan(matrix, scalar)
+            case 29:
+                called = self._attribute(lambda: self._called("to_apply=", self.blocks, self._block))
+                target = [",", "custom_call_target=", '"f"', ",", *called]
+                return self._statement("custom-call", both, [matrix], target, inferred=False)
+            case 30:
+                return self._asynchronous(matrix)
+            case 31:
+                return self._sort(matrix, other)
+            case 32:
+                attribute = [",", "result_accuracy=", "{", "mode=", "highest", "}"]
+                return self._statement("exponential", matrix.shape, [matrix], attribute)
             case _:
                 value = self.random.choice(values)
                 if value.shape[0] == "f32":
@@ -326,7 +364,67 @@ class Grammar:
             (("bf16", (2, 3)), "{...}"), (("tuple", (("f32", ()), ("s32", ()))), "(1, 2)"),
             (("s4", (2, 1, 2)), "{ { { 1, 2 } }, { { 3, -4 } } }"),
         ))
-        return self._written("constant", shape, "constant", [literal], [])
+        return self._written("constant", shape, "constant", [literal], [], layout=False)  # XLA ignores E(4) here
+
+    def _mixed(self, narrow: _Value, matrix: _Value) -> tuple[str, Shape, list[_Value], list[str]]:
+        """Return a statement of bf16[4,8] and f32[4,8]."""
+        operands = [narrow, matrix]
+        self.random.shuffle(operands)
+        sums = [",", "lhs_contracting_dims=", "{1}", ",", "rhs_contracting_dims=", "{1}"]
+        return self.random.choice((
+            (self.random.choice(_BINARY), ("f32", (4, 8)), operands, []),
+            ("compare", ("pred", (4, 8)), operands, [",", "direction=", "NE"]),
+            ("concatenate", ("f32", (8, 8)), operands, [",", "dimensions=", "{", "0", "}"]),
+            ("dot", ("f32", (4, 4)), operands, sums),
+        ))
+
+    def _broadcast(self, scalar: _Value, shape: Shape) -> _Value:
+        return self._statement("broadcast", shape, [scalar], [",", "dimensions=", "{", "}"], inferred=False)
+
+    def _ragged(self, matrix: _Value, scalar: _Value) -> _Value:
+        sizes = self._written("constant", ("s32", (2,)), "constant", ["{2, 2}"], [], layout=False)
+        if self._maybe():  # groups of rows
+            weights = self._broadcast(scalar, ("f32", (2, 8, 3)))
+            groups = [",", "lhs_ragged_dims=", "{0}", ",", "rhs_group_dims=", "{0}"]
+            sums, shape = "{1}", ("f32", (4, 3))
+        else:  # groups of summed terms
+            weights = self._broadcast(scalar, ("f32", (8, 3)))
+            groups = [",", "lhs_ragged_dims=", "{1}"]
+            sums, shape = "{0}", ("f32", (2, 4, 3))
+        attributes = [",", "lhs_contracting_dims=", "{1}", ",", "rhs_contracting_dims=", sums, *groups]
+        return self._statement("ragged-dot", shape, [matrix, weights, sizes], attributes)
+
+    def _scan(self, matrix: _Value, scalar: _Value) -> _Value:
+        row: Shape = ("f32", (8,))
+
+        def step() -> tuple[list[_Value], _Value]:
+            values = [self._parameter(row, at) for at in range(2)]
+            total = self._statement("add", row, values)
+            return values, self._statement("tuple", ("tuple", (row, row)), [total, values[1]], is_last=True)
+
+        called = self._attribute(lambda: self._called("to_apply=", [], step))
+        attributes = [",", "dimensions=", "{0}", ",", "num_carries=", "1", ",", *called]
+        shape: Shape = ("tuple", (matrix.shape, row))
+        return self._statement("scan", shape, [matrix, self._broadcast(scalar, row)], attributes)
+
+    def _asynchronous(self, matrix: _Value) -> _Value:
+        shape: Shape = ("tuple", (("tuple", (matrix.shape,)), matrix.shape, ("u32", ())))
+        updates = ["negate-update"] * self.random.randrange(2)
+        value = matrix
+        for opcode in ("negate-start", *updates, "negate-done"):  # their shapes must agree, with layouts
+            result = matrix.shape if opcode == "negate-done" else shape
+            value = self._written(opcode, result, opcode, [self._reference(value.name)], [], layout=False)
+        return value
+
+    def _sort(self, matrix: _Value, other: _Value) -> _Value:
+        def less() -> tuple[list[_Value], _Value]:
+            values = [self._parameter(("f32", ()), at) for at in range(4)]
+            direction = [",", "direction=", "LT"]
+            return values, self._statement("compare", ("pred", ()), values[:2], direction, is_last=True)
+
+        called = self._attribute(lambda: self._called("to_apply=", [], less))
+        attributes = [",", "dimensions=", "{1}", ",", *called]
+        return self._statement("sort", ("tuple", (matrix.shape, other.shape)), [matrix, other], attributes)
 
     def _with_computation(
         self, opcode: str, shape: Shape, operands: list[_Value], dimensions: str, attributes: list[str] = [],  # noqa: B006

@@ -5,29 +5,31 @@ All private names of jaxlib that these tests use are here; tested with jaxlib 0.
 
 from __future__ import annotations
 
-import ast
+import base64
+import dataclasses
 import json
-import re
 import select
 import subprocess
 import sys
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
-from xlafuse.hlo.shape import UNBOUNDED, Element
-from xlafuse.hlo.text_reader import Module
+from xlafuse.hlo import proto_reader
+from xlafuse.hlo.shape import Element
+from xlafuse.hlo.text_reader import Instruction, Module
 
 SECONDS = 20  # for one module
 MEMORY = 4 << 30
 
-# Reads a module a line, as a JSON string; answers with the module as XLA prints it, or with null.
+# Reads a module a line, as a JSON string; answers with its serialized proto in base64, or with null.
 SERVER = f"""
-import json, resource, sys
+import base64, json, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
 from jaxlib import _hlo
 for line in sys.stdin:
     try:
-        answer = _hlo.hlo_module_from_text(json.loads(line)).to_string()
+        module = _hlo.hlo_module_from_text(json.loads(line))
+        answer = base64.b64encode(module.as_serialized_hlo_module_proto()).decode()
     except Exception:
         answer = None
     print(json.dumps(answer), flush=True)
@@ -46,8 +48,8 @@ class XlaParser:
     def __exit__(self, *_: object) -> None:
         self._stop()
 
-    def print_again(self, text: str) -> str | None:
-        """Return the module as XLA prints it; None if its parser refuses it."""
+    def parse(self, text: str) -> Module | None:
+        """Return the module that XLA reads, its instructions in the order of the text; None if XLA refuses it."""
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -65,7 +67,8 @@ class XlaParser:
         if not answer:
             self._stop()
             return None
-        return json.loads(answer)
+        data = json.loads(answer)
+        return None if data is None else proto_reader.parse_proto(_in_order_of_text(base64.b64decode(data)))
 
     def _stop(self) -> None:
         if self._process is not None:
@@ -74,114 +77,60 @@ class XlaParser:
             self._process = None
 
 
-@dataclass(frozen=True)
-class Part:
-    """An instruction, as both parsers can state it."""
-
-    opcode: str
-    shape: str
-    operands: tuple[str, ...]
-    calls: frozenset[tuple[str, str]] = frozenset()
-    is_root: bool = False
-    index: int | None = None
-    op_name: str = ""
-    target: str = ""
-    backend_config: str = ""
+def _in_order_of_text(data: bytes) -> bytes:
+    """Sort a module's parts by their ids, which XLA's parser counts up."""
+    module = proto_reader.message_type("xla.HloModuleProto").FromString(data)
+    module.ClearField("schedule")
+    for computation in module.computations:
+        _sort(computation.instructions)
+    _sort(module.computations)
+    return module.SerializeToString()
 
 
-@dataclass
-class Content:
-    entry: str = ""
-    computations: dict[str, dict[str, Part]] = field(default_factory=dict)
+def _sort(parts: Any) -> None:
+    in_order = sorted(parts, key=lambda part: part.id)
+    del parts[:]
+    parts.extend(in_order)
 
 
-def content_of(module: Module) -> Content:
-    content = Content(module.entry)
-    for name, computation in module.computations.items():
-        content.computations[name] = {
-            part.name: Part(
-                part.opcode, _written(part.result), part.operands, frozenset(part.calls), part.is_root, part.index,
-                part.op_name, part.custom_call_target, part.backend_config,
-            )
-            for part in computation.instructions.values()
-        }
-    return content
-
-
-def _written(element: Element) -> str:
-    if element.shape is None:
-        return f"({', '.join(map(_written, element.elements))})"
-    dims = ",".join("?" if size == UNBOUNDED else str(size) for size in element.shape.dims)
-    return f"{element.shape.dtype}[{dims}]"
-
-
-_PRINTED = re.compile(r"  (ROOT )?%(\S+) = (.*?) ([a-z][a-z0-9-]*)\((.*)$")
-_CALLS = re.compile(
-    r"[ (](calls|to_apply|body|condition|branch_computations|true_computation|false_computation|called_computations"
-    r"|select|scatter)=(%[^\s,]+|\{[^}]*\})"
-)
-_LAYOUT = re.compile(r"\{[^{}]*\}|/\*.*?\*/|<=")
-_STRING = r'"((?:[^"\\]|\\.)*)"'
-
-
-def content_of_print(text: str) -> Content:
-    """Read what XLA printed, which has one fixed form: an instruction a line, with layouts and percent signs."""
-    content = Content()
-    parts: dict[str, Part] = {}
-    for line in text.splitlines():
-        if header := re.match(r"(ENTRY )?%(\S+) \(.*\{$", line):
-            parts = content.computations[header[2]] = {}
-            if header[1]:
-                content.entry = header[2]
-        elif printed := _PRINTED.match(line):
-            root, name, shape, opcode, rest = printed.groups()
-            inside, attributes = _inside(rest)
-            operands = () if opcode in ("constant", "parameter", "iota") else tuple(re.findall(r"%([^\s,)]+)", inside))
-            quoted = re.sub(_STRING, '""', attributes)
-            calls = {(key, name) for key, names in _CALLS.findall(quoted) for name in re.findall(r"%([^\s,}]+)", names)}
-            index = int(inside) if opcode == "parameter" else _integer(re.search(r" index=(\d+)", quoted))
-            parts[name] = Part(
-                opcode, _LAYOUT.sub("", shape).replace("(, ", "("), operands,
-                frozenset(calls), bool(root), index, _string(re.search(f"op_name={_STRING}", attributes)),
-                _string(re.search(f"custom_call_target={_STRING}", attributes)),
-                _backend_config(attributes),
-            )
-    return content
-
-
-def _inside(text: str) -> tuple[str, str]:
-    depth = 1
-    for at, mark in enumerate(text):
-        depth += (mark == "(") - (mark == ")")
-        if depth == 0:
-            return text[:at], text[at + 1 :]
-    raise AssertionError(text)
-
-
-def _integer(found: re.Match[str] | None) -> int | None:
-    return int(found[1]) if found else None
-
-
-def _string(found: re.Match[str] | None) -> str:
-    return ast.literal_eval(f'b"{found[1]}"').decode(errors="replace") if found else ""
-
-
-def _backend_config(attributes: str) -> str:
-    if quoted := re.search(f"backend_config={_STRING}", attributes):
-        return _string(quoted)
-    found = re.search(r"backend_config=(\{.*\})", attributes)
-    return found[1] if found else ""
-
-
-def disagreements(read: Content, printed: Content) -> list[Any]:
+def disagreements(ours: Module, theirs: Module) -> list[Any]:
+    """Compare all that both entries reach: XLA renames what has the same name in two computations."""
     found: list[Any] = []
-    if read.entry != printed.entry:
-        found.append(("entry", read.entry, printed.entry))
-    for name in {**read.computations, **printed.computations}:
-        ours, theirs = read.computations.get(name, {}), printed.computations.get(name, {})
-        found += [
-            (name, part, ours.get(part), theirs.get(part))
-            for part in {**ours, **theirs}
-            if ours.get(part) != theirs.get(part)
-        ]
+    pending, renamed = [(ours.entry, theirs.entry)], {ours.entry: theirs.entry}
+    while pending:
+        name, other = pending.pop()
+        parts = list(ours.computations[name].instructions.values())
+        others = list(theirs.computations[other].instructions.values())
+        if len(parts) != len(others):
+            found.append((name, [part.name for part in parts], [part.name for part in others]))
+            continue
+        names = {part.name: other.name for part, other in zip(parts, others, strict=True)}
+        for part, other in zip(parts, others, strict=True):
+            found += [(name, part.name, *difference) for difference in _differences(part, other, names)]
+            for (_, called), (_, their_called) in zip(part.calls, other.calls, strict=False):
+                if renamed.setdefault(called, their_called) != their_called:
+                    found.append((name, part.name, called, renamed[called], their_called))
+                elif (called, their_called) not in pending:
+                    pending.append((called, their_called))
+    if len(ours.computations) != len(theirs.computations):
+        found.append((list(ours.computations), list(theirs.computations)))
     return found
+
+
+def _differences(part: Instruction, other: Instruction, names: dict[str, str]) -> Iterator[tuple[str, Any, Any]]:
+    # XLA merges equal stack frames, so sites have other numbers.
+    ours = dataclasses.replace(
+        part, name=other.name, site=other.site, operands=tuple(names.get(name, f"? {name}") for name in part.operands),
+        calls=tuple((key, "") for key, _ in part.calls),
+    )
+    theirs = dataclasses.replace(other, calls=tuple((key, "") for key, _ in other.calls))
+    for field in dataclasses.fields(Instruction):
+        a, b = getattr(ours, field.name), getattr(theirs, field.name)
+        if field.compare and a != b:
+            yield field.name, a, b
+    if _tree(ours.result) != _tree(theirs.result):
+        yield "result", _tree(ours.result), _tree(theirs.result)
+
+
+def _tree(element: Element) -> Any:
+    return element.shape or tuple(map(_tree, element.elements))
