@@ -228,11 +228,11 @@ TEXTS: dict[str, tuple[Callable[[], str], str]] = {
     ),
     "control characters": (lambda: _module("  %x\x1b[31m = f32[] parameter(0)", "  %y = f32[] sine(%x\x1b[31m)"), "re"),
     "3 million lines": (lambda: _module(*["  %x = f32[] constant(1)"] * 3_000_000), "refused"),
-    "400,000 open brackets": (lambda: _module(*["  %x = f32[] sine("] * 400_000), "read: 0 unparsed: "),
-    "400,000 headers of computations": (lambda: "x (y: f32[]) -> (\n" * 400_000, "refused"),
-    "400,000 open comments": (lambda: _module(*["  /*"] * 400_000), "read: 0 unparsed: "),
-    "400,000 nested computations": (lambda: _module(*["  %x = call(), to_apply={"] * 400_000), "re"),
-    "900,000 lines of garbage": (lambda: _module(*["  %%%%"] * 900_000), "read: 0 unparsed: 900000"),
+    "200,000 open brackets": (lambda: _module(*["  %x = f32[] sine("] * 200_000), "read: 0 unparsed: "),
+    "200,000 headers of computations": (lambda: "x (y: f32[]) -> (\n" * 200_000, "refused"),
+    "200,000 open comments": (lambda: _module(*["  /*"] * 200_000), "read: 0 unparsed: "),
+    "200,000 nested computations": (lambda: _module(*["  %x = call(), to_apply={"] * 200_000), "re"),
+    "300,000 lines of garbage": (lambda: _module(*["  %%%%"] * 300_000), "read: 0 unparsed: 300000"),
     "cut off": (lambda: _module("  %x = f32[] constant(1)", "  %y = f32[] sine(%x)")[:-2], "read: 1 unparsed: 1"),
 }
 
