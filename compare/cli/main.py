@@ -13,7 +13,7 @@ from ..record.run_folder import RunFolderError
 from .terminal import one_line
 
 COMMANDS = (
-    "capture", "diff", "doctor", "dumps", "explain", "inspect", "list", "merge", "report", "run", "selftest",
+    "capture", "diff", "doctor", "dumps", "explain", "extract", "inspect", "list", "merge", "report", "run", "selftest",
     "timeline", "tune",
 )
 

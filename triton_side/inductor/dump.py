@@ -80,9 +80,21 @@ def read(path: str | Path, rank: int | None = None) -> Program:
 
     Raises DumpError if there is no graph, OSError if the path cannot be read.
     """
-    path = Path(path)
     breaks: list[GraphBreak] = []
     notes: list[str] = []
+    texts = _texts(Path(path), rank, breaks, notes)
+    graphs = tuple(_graphs(texts))
+    if not any(graph.calls or graph.outputs for graph in graphs):
+        raise DumpError(f"{path}: no kernel call in its emitted code; {'; '.join(graphs[0].unparsed[:1])}")
+    return Program(graphs, tuple(dict.fromkeys(breaks)), tuple(notes))
+
+
+def emitted_codes(path: str | Path, rank: int | None = None) -> list[str]:
+    """Return the text of each output_code.py in a folder, log or zip. Raises as `read` does."""
+    return [each.code for each in _texts(Path(path), rank, [], [])]
+
+
+def _texts(path: Path, rank: int | None, breaks: list[GraphBreak], notes: list[str]) -> list[_Texts]:
     try:
         if rank is not None and (path.is_file() or rank not in _ranks(path)):
             known = ", ".join(map(str, sorted(_ranks(path)))) if path.is_dir() else ""
@@ -99,10 +111,7 @@ def read(path: str | Path, rank: int | None = None) -> Program:
             "dedicated_log_torch_trace_*.log with inductor_output_code (TORCH_TRACE), or kernels.json with "
             "forward/output_code.py"
         )
-    graphs = tuple(_graphs(texts))
-    if not any(graph.calls or graph.outputs for graph in graphs):
-        raise DumpError(f"{path}: no kernel call in its emitted code; {'; '.join(graphs[0].unparsed[:1])}")
-    return Program(graphs, tuple(dict.fromkeys(breaks)), tuple(notes))
+    return texts
 
 
 def _of_file(path: Path, breaks: list[GraphBreak], notes: list[str]) -> list[_Texts]:

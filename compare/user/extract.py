@@ -1,0 +1,148 @@
+"""One kernel of a run, a dump or a file as a Python program of its own. What a dump contains is never executed."""
+
+from __future__ import annotations
+
+import ast
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..base.usage import UsageError, one_of, write_file
+from ..record.run_files import recorded_file
+from ..sources.graph_sources import Contents, GraphSource, contents, reading_errors_as_usage
+from . import extract_hlo, extract_inductor
+
+TEMPLATES = Path(__file__).parent / "repro"
+MOST_NAMED = 30
+
+
+def extract(path: Path, kernel: str, module: str | None, out: Path) -> list[str]:
+    """Write the program, and return lines about it. module: a record's id or a module's name, where several fit.
+
+    Raises UsageError for an unknown kernel, and for one without operations or source.
+    """
+    source = _source(contents(path), kernel, module)
+    title = f"The kernel {kernel} of {source.name}, written by xlafuse extract."
+    if source.graph().compiler == "inductor":
+        filled, what = _inductor(source, kernel, title)
+    elif source.graph().compiler == "xla":
+        filled, what = _xla(source, kernel, title)
+    else:
+        raise UsageError(f"{source.name}: kernels of {source.graph().compiler} are programs of their own")
+    ast.parse(filled)
+    write_file(out, filled.encode())
+    return [f"{out}: {what}", f"python {out}"]
+
+
+def _source(opened: Contents, kernel: str, module: str | None) -> GraphSource:
+    """Return the only graph that has the kernel."""
+    choice = [each for each in opened.graphs if each.read is not None] if module is None else opened.modules(module)
+    if opened.kind == "run" and module is None:
+        raise UsageError(
+            f"{opened.path}: a run; name a record with --module: "
+            + ", ".join(each.name for each in choice[:MOST_NAMED])
+        )
+    names = {each.name: [found.name for found in each.graph().kernels or ()] for each in choice}
+    having = [each for each in choice if kernel in names[each.name]]
+    if not having:
+        one_of("kernel", kernel, dict.fromkeys(name for each in names.values() for name in each), most=MOST_NAMED)
+    if len(having) > 1:
+        raise UsageError(
+            f"{opened.path}: {len(having)} modules have a kernel {kernel}; choose with --module: "
+            + ", ".join(each.name for each in having[:MOST_NAMED])
+        )
+    return having[0]
+
+
+def _xla(source: GraphSource, kernel: str, title: str) -> tuple[str, str]:
+    found = None
+    problem = UsageError(f"{source.path}: no HLO text of {source.name}; XLA writes it with --xla_dump_hlo_as_text")
+    for text in _hlo_texts(source):
+        try:
+            found = extract_hlo.extract(text, kernel)
+            break
+        except UsageError as reason:
+            problem = reason
+    if found is None:
+        raise problem
+    values = {
+        "OPERATIONS": found.operations, "INPUTS": list(found.inputs), "DTYPE": found.dtype,
+        "NOTES": list(found.notes),
+    }
+    count = sum(" = " in line for line in found.operations.splitlines())
+    return _filled("xla_kernel.py", title, values), f"{count} lines of HLO, {len(found.inputs)} inputs"
+
+
+def _hlo_texts(source: GraphSource) -> list[str]:
+    with reading_errors_as_usage(source.path):
+        compiled = source.compiled()
+        if not compiled:
+            from xlafuse.dumps.dump_folder import File
+
+            with File(source.path).open() as lines:
+                return ["".join(_ended(line) for line in lines)]
+        texts = []
+        for _, artifacts in compiled:
+            if file := artifacts.find("hlo"):
+                with file.open() as lines:
+                    texts.append("".join(_ended(line) for line in lines))
+        return texts
+
+
+def _ended(line: str) -> str:
+    return line if line.endswith("\n") else f"{line}\n"
+
+
+def _inductor(source: GraphSource, kernel: str, title: str) -> tuple[str, str]:
+    codes = [code for code in _codes(source) if re.search(rf"^{re.escape(kernel)} = ", code, re.MULTILINE)]
+    if not codes:
+        raise UsageError(f"{kernel}: a call of a library, not a Triton kernel; it has no source to write")
+    found = extract_inductor.extract(codes[0], kernel)
+    values = {
+        "NAME": kernel, "SOURCE": found.source, "ARGUMENTS": list(found.arguments), "OPERATIONS": found.operations,
+        "READS": found.reads, "WRITES": found.writes, "DTYPE": found.dtype, "NOTES": list(found.notes),
+    }
+    count = found.operations.count(" = torch.ops.")
+    checked = f"checked against {count} operations" if found.operations else "no check"
+    return _filled("inductor_kernel.py", title, values), f"{len(found.arguments)} arguments, {checked}"
+
+
+def _codes(source: GraphSource) -> list[str]:
+    from triton_side.inductor import dump
+
+    with reading_errors_as_usage(source.path):
+        if source.record is None:
+            return dump.emitted_codes(source.path)
+        if source.record.dumps is None:
+            raise UsageError(f"{source.path}: {source.name}: no compiler artifacts were kept")
+        packed = recorded_file(source.path, source.record, source.record.dumps).read_bytes()
+        with tempfile.TemporaryDirectory() as folder:
+            archive = Path(folder) / "dump.zip"
+            archive.write_bytes(packed)
+            return dump.emitted_codes(archive)
+
+
+def _filled(template: str, title: str, values: Mapping[str, Any]) -> str:
+    """Return a template with its constants set. Raises KeyError for a constant that it lacks."""
+    text = (TEMPLATES / template).read_text().replace("TITLE", title, 1)
+    for name, value in values.items():
+        line = re.compile(rf"^{name}(: [^=\n]+)? = .+$", re.MULTILINE)
+        if not line.search(text):
+            raise KeyError(name)
+        text = _with_line(line, f"{name} = {_written(value)}", text)
+    return text
+
+
+def _with_line(line: re.Pattern[str], written: str, text: str) -> str:
+    return line.sub(lambda _: written, text, count=1)
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, str) and "\n" in value:
+        plain = "'''" not in value and "\\" not in value and not value.endswith("'")
+        return f"'''\\\n{value}'''" if plain else repr(value)
+    if isinstance(value, list) and value:
+        return "[\n" + "".join(f"    {each!r},\n" for each in value) + "]"
+    return repr(value)

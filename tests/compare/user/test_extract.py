@@ -1,0 +1,88 @@
+"""Kernels written as programs of their own: they run, check themselves, and refuse what is wrong."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from compare.base.usage import UsageError
+from compare.sources.graph_sources import contents
+from compare.user import extract_hlo
+from compare.user.extract import extract
+
+DATA = Path(__file__).parents[2] / "data"
+INDUCTOR = DATA / "inductor/torch-2.13.0/debug"
+
+GATHER = """HloModule m
+
+%fused (t: f32[7,3], i: s32[5,1]) -> f32[5,3] {
+  %i = s32[5,1]{1,0} parameter(1)
+  %t = f32[7,3]{1,0} parameter(0)
+  ROOT %g = f32[5,1,3]{2,1,0} gather(%t, %i), GATHERS
+}
+
+ENTRY %main (t: f32[7,3], i: s32[5,1]) -> f32[5,3] {
+  %t = f32[7,3]{1,0} parameter(0)
+  %i = s32[5,1]{1,0} parameter(1)
+  ROOT %fusion = f32[5,3]{1,0} fusion(%t, %i), kind=kLoop, calls=%fused
+}
+""".replace(
+    "GATHERS",
+    "offset_dims={1,2}, collapsed_slice_dims={}, start_index_map={0}, index_vector_dim=1, slice_sizes={1,3}",
+)
+
+
+def run(file, *arguments):
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "TRITON_INTERPRET")}
+    return subprocess.run(
+        [sys.executable, file, *arguments], capture_output=True, text=True, cwd=file.parent, timeout=300,
+        env={**environment, "JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""},
+    )
+
+
+def test_a_fusion_of_xla_runs_by_itself_and_checks_a_replacement(tmp_path):
+    text = DATA / "xla/softmax.hlo.txt"
+    (source,) = contents(text).graphs
+    kernel = next(each.name for each in source.graph().kernels if "fusion" in each.facts["opcode"])
+    extract(text, kernel, None, tmp_path / "repro.py")
+    (tmp_path / "mine.py").write_text("def wrong(*inputs):\n    return inputs[0] * 0 + 7\n")
+    found = run(tmp_path / "repro.py", "--replace", "mine.py:wrong")
+    assert "ok kernel" in found.stdout, found.stdout + found.stderr
+    assert "WRONG mine.py:wrong" in found.stdout
+    assert found.returncode == 1
+
+
+def test_a_kernel_of_inductor_runs_in_the_interpreter(tmp_path):
+    extract(INDUCTOR, "triton_poi_fused_mul_sigmoid_1", None, tmp_path / "repro.py")
+    mine = "import torch\n\ndef right(mm, mm_1):\n    return mm * torch.sigmoid(mm) * mm_1\n"
+    (tmp_path / "mine.py").write_text(mine)
+    found = run(tmp_path / "repro.py", "--replace", "mine.py:right")
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "ok triton_poi_fused_mul_sigmoid_1" in found.stdout
+    assert "ok mine.py:right" in found.stdout
+    assert "not timed" in found.stdout
+
+
+def test_an_unknown_kernel_lists_the_names(tmp_path):
+    with pytest.raises(UsageError, match="triton_poi_fused_mul_sigmoid_1"):
+        extract(INDUCTOR, "nothing", None, tmp_path / "repro.py")
+    assert not (tmp_path / "repro.py").exists()
+
+
+def test_a_librarys_kernel_has_no_source(tmp_path):
+    with pytest.raises(UsageError, match="library"):
+        extract(INDUCTOR / "torchinductor/model__0_forward_1.0", "extern_kernels.addmm", None, tmp_path / "repro.py")
+
+
+def test_indices_stay_within_the_table():
+    found = extract_hlo.extract(GATHER, "fusion")
+    assert found.inputs == (((7, 3), "float32", None), ((5, 1), "int32", 7))
+    assert found.dtype == "float32"
+
+
+def test_a_bitcast_between_layouts_keeps_the_order_in_memory():
+    line = extract_hlo._Instruction(True, "b", "f32[3,2]{1,0}", "bitcast", ["a"], "")
+    first, *_ = extract_hlo._as_reshape(line, "f32[2,3]{0,1}")
+    assert (first.opcode, first.type) == ("transpose", "f32[3,2]")
