@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from compare.workers.pytorch.worker import NanEmpty
+from triton_side.configs.tuned import TUNED
 from triton_side.kernels.shared.launch import INTERPRETED
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -63,7 +64,8 @@ def mutant(module: ModuleType, sound: str, broken: str, folder: Path) -> ModuleT
     path.write_text(source.replace(sound, broken))
     spec = importlib.util.spec_from_file_location("mutant", path)
     copy = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(copy)
+    with mock.patch.dict(TUNED):  # the copy's choices stay out of the table of choices
+        spec.loader.exec_module(copy)
     return copy
 
 
