@@ -345,13 +345,15 @@ class _Layer:
 
 
 @pytest.mark.parametrize(
-    "function",
-    [_imports_inside, _closes_over_functions(), _closes_over_weights(), _Layer(2.0), _Layer(2.0).__call__],
+    "made",
+    [lambda: _imports_inside, _closes_over_functions, _closes_over_weights, lambda: _Layer(2.0),
+     lambda: _Layer(2.0).__call__],
     ids=["import", "closed-over functions", "closed-over arrays", "called object", "method"],
 )
-def test_the_framework_is_that_of_the_values_that_a_function_uses(function: Any):
+def test_the_framework_is_that_of_the_values_that_a_function_uses(jax_code: Any, made: Any):
     from compare.workers.explain_request import ArrayLike
 
+    function = made()
     assert explain_user.identify(function, (ArrayLike("numpy", (4,), "float32"),), {}).framework == "jax"
 
 
