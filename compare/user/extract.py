@@ -1,4 +1,4 @@
-"""One kernel of a run, a dump or a file as a Python program of its own. What a dump contains is never executed."""
+"""One kernel of a run, a dump or a file as a Python program of its own. Nothing in a dump is executed."""
 
 from __future__ import annotations
 

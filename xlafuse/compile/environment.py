@@ -30,7 +30,7 @@ def configure_environment(
     reuse_autotune_from: results that this very device recorded with this jax version. XLA does not tune again what they
         contain.
     constants_as_inputs: arrays of more than `CONSTANT_BYTES` that a function closes over become parameters of the
-        compiled module. As constants they are printed, and take 600 times their size in memory.
+        compiled module. As constants they would be printed in full, which takes many times their size in memory.
 
     Changes in the environment:
 
