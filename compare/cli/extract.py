@@ -10,7 +10,10 @@ import click
 @click.command("extract")
 @click.argument("path", type=click.Path(path_type=Path))
 @click.argument("kernel")
-@click.option("-o", "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path, dir_okay=False), required=True, metavar="FILE",
+    help="The Python file to write.",
+)
 @click.option(
     "--module", metavar="NAME|NUMBER", help="The record of a run, or the module where several have the kernel."
 )
