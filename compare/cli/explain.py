@@ -2,64 +2,27 @@
 
 from __future__ import annotations
 
-import ast
-import importlib
-import importlib.util
-import logging
-import os
-import re
-import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from ..base.usage import UsageError, one_of
+from ..base.usage import UsageError
+from .functions import NotCompiled, arguments, call_options, check, names, quiet_jax, resolve
 from .options import json_option
 from .terminal import echo_json, emit, width
 
 if TYPE_CHECKING:
     from ..sources.explained import Explained
 
-# Dtypes as HLO spells them; long names ("bfloat16") work too.
-DTYPES = {
-    "bf16": "bfloat16", "f16": "float16", "fp16": "float16", "f32": "float32", "fp32": "float32", "f64": "float64",
-    "fp64": "float64", "s8": "int8", "s16": "int16", "s32": "int32", "s64": "int64", "i8": "int8", "i16": "int16",
-    "i32": "int32", "i64": "int64", "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64", "pred": "bool",
-    "c64": "complex64", "c128": "complex128", "f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2",
-}
-MOST_NAMED = 12
-_ARRAY = re.compile(r"(\w+)\s*\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]")
-_KEYWORD = re.compile(r"([A-Za-z_]\w*)\s*=\s*(.+)", re.DOTALL)
-_OWN = str(Path(__file__))
-_BINDERS = {"globals", "locals", "vars", "exec", "setattr", "__getattr__", "__dict__"}
-
-
-class _NotCompiled(click.ClickException):
-    """One line on standard error, exit code 1."""
-
-    exit_code = 1
-
 
 @click.command("explain")
 @click.argument("functions", nargs=-1, required=True, metavar="FUNCTION...")
-@click.option("--inputs", metavar="NAME", help="A function that makes the arguments: package.module:make_inputs.")
-@click.option("--args", "shapes", metavar="SHAPES", help="Arguments by shape: 'bf16[4096,4096], bf16[4096], eps=1e-6'.")
-@click.option("--grad", is_flag=True, help="Explain a training step: a forward and a backward call.")
-@click.option(
-    "--target", metavar="NAME",
-    help="Compile for this GPU without having it. Default: this machine's GPU; h200 on a machine without one.",
-)
-@click.option(
-    "--framework", type=click.Choice(["jax", "torch"]),
-    help="Needed where neither the function's type, its arguments nor the names in its code tell.",
-)
+@call_options
 @click.option("--why", is_flag=True, help="Show missed fusions and the reasons against them, most costly first.")
 @json_option
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Save the graphs as JSON; .gz compresses.")
-@click.option("--timeout", type=float, default=1800.0, show_default=True, metavar="SECONDS", help="For all compiles.")
 def command(
     functions: Sequence[str], inputs: str | None, shapes: str | None, grad: bool, target: str | None,
     framework: str | None, why: bool, as_json: bool, out: Path | None, timeout: float,
@@ -80,202 +43,27 @@ def command(
 
     Exit code: 0 when it was explained, 1 when it could not be compiled, 2 when names or options are wrong.
     """
-    if inputs is not None and shapes is not None:
-        raise UsageError("--inputs and --args both give the arguments; choose one")
     from ..plan.selection import resolve_target
     from ..user.explain import ExplainError, explain_all
 
     resolve_target(target)
-    _quiet_jax()
-    for name in (*functions, *([inputs] if inputs is not None else [])):
-        check(name)
-    named = dict(zip(_names(functions), map(resolve, functions), strict=True))
-    args, kwargs = arguments_from(inputs) if inputs is not None else parse_arguments(shapes or "")
+    quiet_jax()
+    check(*functions, inputs=inputs, shapes=shapes)
+    named = dict(zip(names(functions), map(resolve, functions), strict=True))
+    args, kwargs = arguments(inputs, shapes)
     try:
         explained = explain_all(
             named, args, kwargs, grad=grad, target=target, framework=framework,  # type: ignore[arg-type]
             timeout=timeout, progress=lambda message: click.echo(message, err=True),
         )
     except ExplainError as problem:
-        raise _NotCompiled(" ".join(str(problem).split())) from None
+        raise NotCompiled(" ".join(str(problem).split())) from None
     if out is not None:
         try:
             explained.save(out)
         except OSError as problem:
             raise UsageError(f"{out}: cannot be written: {problem.strerror}") from None
     _show(explained, why=why, as_json=as_json)
-
-
-def check(name: str) -> None:
-    """Refuse a name that does not occur in its file, before a slow import. Raises UsageError.
-
-    A file that can bind names without writing them (globals(), import *) is left to `resolve`.
-    """
-    where, _, what = name.partition(":")
-    file = Path(where)
-    if not where.endswith(".py") or not what or not file.is_file():
-        return
-    text = file.read_text(errors="replace")
-    first, words = what.removesuffix("()").partition(".")[0], set(re.findall(r"\w+", text))
-    if first in words or words & _BINDERS or "__" in first or re.search(r"import\s+\*", text):
-        return
-    public = re.findall(r"^(?:async\s+def|def|class)\s+([^\W_]\w*)", text, re.MULTILINE)
-    one_of("name", first, public, most=MOST_NAMED)
-
-
-def resolve(name: str) -> Any:
-    """Return the object named "package.module:name" or "file.py:name", called if () follows. Raises UsageError."""
-    where, _, what = name.partition(":")
-    calling = what.endswith("()")
-    what = what.removesuffix("()")
-    if not where or not what:
-        raise UsageError(f"{name!r} names no function; write package.module:name or path/to/file.py:name")
-    found = _module(where)
-    for part in what.split("."):
-        if not hasattr(found, part):
-            kind = "name" if found is sys.modules.get(getattr(found, "__name__", "")) else "attribute"
-            public = [each for each in vars(found) if not each.startswith("_")] if hasattr(found, "__dict__") else []
-            near = [each for each in public if callable(getattr(found, each, None))]
-            one_of(kind, part, near, most=MOST_NAMED)
-            raise UsageError(f"{where} has no {part!r}")
-        found = getattr(found, part)
-    return _called(name, found) if calling else found
-
-
-def arguments_from(name: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Call the function of that name and return (args, kwargs). Raises UsageError."""
-    made = _called(name, resolve(name.removesuffix("()")))
-    if isinstance(made, dict):
-        return (), _keywords(name, made)
-    if isinstance(made, tuple):
-        if len(made) == 2 and isinstance(made[0], (tuple, list)) and isinstance(made[1], dict):
-            return tuple(made[0]), _keywords(name, made[1])
-        return made, {}
-    return (made,), {}
-
-
-def parse_arguments(text: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return (args, kwargs) of "bf16[4096,4096], bf16[4096], eps=1e-6": shapes, or Python literals.
-
-    Raises UsageError.
-    """
-    args: list[Any] = []
-    kwargs: dict[str, Any] = {}
-    for piece in _pieces(text):
-        match = _KEYWORD.fullmatch(piece)
-        if match is None:
-            if kwargs:
-                raise UsageError(f"--args: {piece!r} has no name but comes after a named argument")
-            args.append(_value(piece))
-        elif match[1] in kwargs:
-            raise UsageError(f"--args: {match[1]!r} is given twice")
-        else:
-            kwargs[match[1]] = _value(match[2])
-    return tuple(args), kwargs
-
-
-def _pieces(text: str) -> list[str]:
-    """Split at commas outside brackets and strings."""
-    pieces, depth, quote = [""], 0, ""
-    for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif letter in "'\"":
-            quote = letter
-        elif letter in "[({":
-            depth += 1
-        elif letter in "])}":
-            depth -= 1
-        elif letter == "," and depth == 0:
-            pieces.append("")
-            continue
-        pieces[-1] += letter
-    stripped = [piece.strip() for piece in pieces]
-    if stripped == [""]:
-        return []
-    if not all(stripped):
-        raise UsageError(f"--args: there is nothing between two commas of {text!r}")
-    return stripped
-
-
-def _value(text: str) -> Any:
-    from ..workers.explain_request import ArrayLike
-
-    if match := _ARRAY.fullmatch(text):
-        dtype = DTYPES.get(match[1], match[1])
-        one_of("dtype", dtype, set(DTYPES.values()), sorted(DTYPES))
-        return ArrayLike("numpy", tuple(int(size) for size in match[2].split(",") if size.strip()), dtype)
-    try:
-        return ast.literal_eval(text)
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise UsageError(
-            f"--args: {text!r} is neither a shape such as bf16[4096,4096] nor a Python value such as 3, 1e-6 or 'a'"
-        ) from None
-
-
-def _module(where: str) -> Any:
-    """Import a module by name, or a file as Python does with its folder first on the path."""
-    if where.endswith(".py") or "/" in where:
-        file = Path(where).absolute()
-        if not file.is_file():
-            raise UsageError(f"{where}: no such file")
-        sys.path.insert(0, str(file.parent))
-        module = _guarded(f"importing {where}", lambda: importlib.import_module(file.stem))
-        loaded = Path(getattr(module, "__file__", None) or "")
-        if not loaded.is_file() or not loaded.samefile(file):
-            raise UsageError(f"{where}: another module is called {file.stem!r} ({loaded}); rename the file")
-        return module
-    if "" not in sys.path and str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))  # as `python -m` does
-    try:
-        missing = importlib.util.find_spec(where) is None
-    except (ImportError, ValueError):
-        missing = True
-    if missing:
-        raise UsageError(f"there is no module {where!r} on the path; a file is named with .py: {where}.py:name")
-    return _guarded(f"importing {where}", lambda: importlib.import_module(where))
-
-
-def _called(name: str, function: Any) -> Any:
-    if not callable(function):
-        raise UsageError(f"{name} is a {type(function).__name__}, which cannot be called")
-    return _guarded(f"calling {name.removesuffix('()')}()", function)
-
-
-def _guarded(what: str, run: Callable[[], Any]) -> Any:
-    """Run the user's code. An exception becomes a UsageError of one line with the code's place."""
-    try:
-        return run()
-    except (Exception, SystemExit) as problem:
-        every = traceback.extract_tb(problem.__traceback__)
-        frames = [frame for frame in every if frame.filename != _OWN and "<frozen" not in frame.filename]
-        where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
-        raise UsageError(f"{what} failed: {type(problem).__name__}: {' '.join(str(problem).split())}{where}") from None
-
-
-def _keywords(name: str, made: dict[Any, Any]) -> dict[str, Any]:
-    if not all(isinstance(key, str) for key in made):
-        raise UsageError(f"{name} returned a dict whose keys are not all names; for a single argument, return (dict,)")
-    return made
-
-
-def _names(functions: Sequence[str]) -> list[str]:
-    """Return the names after the colons where they differ, else the full names."""
-    short = [function.partition(":")[2].removesuffix("()") for function in functions]
-    names = short if len(set(short)) == len(short) else list(functions)
-    if len(set(names)) != len(names):
-        raise UsageError("the same function is named twice")
-    return names
-
-
-def _quiet_jax() -> None:
-    """Keep JAX from reserving GPU memory here and from warning about a missing GPU: only shapes are needed."""
-    from ..base.host import gpu_present
-
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    if not gpu_present():
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
-        logging.getLogger("jax_plugins").setLevel(logging.ERROR)  # its CUDA plugin warns that a library is missing
 
 
 def _show(explained: Explained, *, why: bool, as_json: bool) -> None:

@@ -13,8 +13,8 @@ from ..record.run_folder import RunFolderError
 from .terminal import one_line
 
 COMMANDS = (
-    "capture", "diff", "doctor", "dumps", "explain", "extract", "inspect", "list", "merge", "report", "run", "selftest",
-    "timeline", "tune",
+    "ab", "capture", "diff", "doctor", "dumps", "explain", "extract", "inspect", "list", "merge", "report", "run",
+    "selftest", "timeline", "tune",
 )
 
 

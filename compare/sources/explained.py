@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,12 +52,14 @@ class Explained:
     """Fusion graphs by name.
 
     notes: assumptions of the compile, and how the call looked to the compiler. agreement: the numerical checks of
-    `explain(..., check=True)`. `a | b` joins the graphs of two results, to compare them.
+    `explain(..., check=True)`. rounds: by name, the times of each round (`compare.measure.rounds`); empty where nothing
+    was timed. `a | b` joins the graphs of two results, to compare them.
     """
 
     graphs: Mapping[str, FusionGraph]
     notes: tuple[str, ...] = ()
     agreement: tuple[Agreement, ...] = ()
+    rounds: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
 
     @property
     def graph(self) -> FusionGraph:
@@ -70,7 +72,8 @@ class Explained:
         if taken := self.graphs.keys() & other.graphs.keys():
             raise ValueError(f"both have a graph {', '.join(sorted(taken))}; give one of them another name=")
         notes = tuple(dict.fromkeys(self.notes + other.notes))
-        return Explained({**self.graphs, **other.graphs}, notes, self.agreement + other.agreement)
+        rounds = {**self.rounds, **other.rounds}
+        return Explained({**self.graphs, **other.graphs}, notes, self.agreement + other.agreement, rounds)
 
     def align(self) -> Any:
         """Align all graphs by one list of stages (`compare.graph.analyse.align.Alignment`)."""

@@ -17,7 +17,7 @@ import tempfile
 import time
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -119,7 +119,7 @@ def _frameworks_of_code(function: Any) -> set[Framework]:
 
 @dataclass(frozen=True)
 class _Call:
-    """One function with its arguments, or the `stablehlo` of a Lowered. products: see `explain_all`."""
+    """One function with its arguments, or the `stablehlo` of a Lowered. products, settings: see `explain_all`."""
 
     name: str
     framework: Framework
@@ -128,13 +128,15 @@ class _Call:
     kwargs: dict[str, Any]
     stablehlo: str | None = None
     products: str | None = None
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 def explain_all(
     functions: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, grad: bool = False,
     target: str | None = None, framework: Framework | None = None, timeout: float = TIMEOUT,
     progress: Progress = lambda message: None, products: Mapping[str, str] = types.MappingProxyType({}),
-    autotune: Path | None = None,
+    autotune: Path | None = None, settings: Mapping[str, Mapping[str, str]] = types.MappingProxyType({}),
+    timed: bool = False,
 ) -> Explained:
     """Explain functions by name, as `explain` does. progress: called at the start of a compile and twice a minute.
 
@@ -142,7 +144,8 @@ def explain_all(
     (`xlafuse.compile.compiler.Target`), "padded" or "triton" for PyTorch
     (`triton_side.deviceless.user_functions.compile_call`). Default: the target's recorded results, or the compiler's
     choice without autotuning. autotune: a folder with XLA's recorded results, autotune-<jax version>.textproto, which
-    take precedence over the target pack's.
+    take precedence over the target pack's. settings: for each function, options of its compile by name: XLA's flags,
+    or those of torch._inductor.config. timed: on this machine's GPU, time the functions of each framework in turns.
     """
     if target is not None and target not in targets.names():
         raise ExplainError(f"unknown target {target!r}; known: {', '.join(targets.names())}")
@@ -156,27 +159,32 @@ def explain_all(
             done[name] = _read_compiled(name, function)
             continue
         call = replace(
-            _make_call(name, function, tuple(args), dict(kwargs), framework, grad), products=products.get(name)
+            _make_call(name, function, tuple(args), dict(kwargs), framework, grad), products=products.get(name),
+            settings=settings.get(name, {}),
         )
+        if call.settings and call.stablehlo is not None:
+            raise ExplainError(f"{name} is already lowered: settings go only with a function")
         waiting.setdefault(call.framework, []).append(call)
     deadline = time.monotonic() + timeout
     for framework, calls in waiting.items():
         progress(f"compiling {', '.join(call.name for call in calls)} for {target or 'this GPU'} ({framework})")
         try:
-            result = _compile(framework, calls, grad, target, autotune, deadline, progress)
+            result = _compile(framework, calls, grad, target, autotune, timed and target is None, deadline, progress)
         except subprocess.TimeoutExpired:
             raise ExplainError(
                 f"compiling was stopped after {timeout:g} s; timeout= (--timeout) allows more"
             ) from None
         for name, graph in result.graphs.items():
-            done[name] = Explained({name: graph})
+            done[name] = Explained({name: graph}, rounds={name: result.rounds[name]} if result.rounds else {})
         done[calls[-1].name] = replace(done[calls[-1].name], notes=result.notes)
     graphs = {name: done[name].graph for name in functions}
     static = [
         f"{name}: torch.compile was given dynamic=True, and the shapes are static here"
         for name, function in functions.items() if _is_dynamic(function)
     ]
-    return Explained(graphs, (*static, *(note for name in functions for note in done[name].notes)))
+    notes = (*static, *(note for name in functions for note in done[name].notes))
+    rounds = {name: found for each in done.values() for name, found in each.rounds.items()}
+    return Explained(graphs, notes, rounds=rounds)
 
 
 @dataclass(frozen=True)
@@ -409,14 +417,14 @@ def _leaves(value: Any, depth: int = 0) -> Iterable[Any]:
 
 
 def _compile(
-    framework: Framework, calls: list[_Call], grad: bool, target: str | None, autotune: Path | None, deadline: float,
-    progress: Progress,
+    framework: Framework, calls: list[_Call], grad: bool, target: str | None, autotune: Path | None, timed: bool,
+    deadline: float, progress: Progress,
 ) -> Explained:
     with tempfile.TemporaryDirectory(prefix="xlafuse-explain-") as name:
         folder = Path(name)
         request = {
             "path": [str(Path(entry).absolute()) for entry in sys.path], "folder": os.getcwd(), "grad": grad,
-            "target": target, "autotune": autotune and str(autotune.absolute()),
+            "target": target, "autotune": autotune and str(autotune.absolute()), "timed": timed,
             "state": _jax_state() if framework == "jax" else _torch_state(),
             "calls": [_packed(call) for call in calls],
         }
@@ -440,7 +448,7 @@ def _compile(
 
 
 def _packed(call: _Call) -> dict[str, Any]:
-    asked = {"name": call.name, "products": call.products}
+    asked = {"name": call.name, "products": call.products, "settings": dict(call.settings)}
     if call.stablehlo is not None:
         return {**asked, "stablehlo": call.stablehlo}
     from ..workers.explain_request import NotSendable, pack
@@ -514,7 +522,7 @@ def _reply(folder: Path, code: int) -> Explained:
     if error := reply.get("error"):
         raise _error_of(error)
     graphs = {entry["name"]: store.load(Path(entry["file"])) for entry in reply["graphs"]}
-    return Explained(graphs, tuple(reply["notes"]))
+    return Explained(graphs, tuple(reply["notes"]), rounds=reply["rounds"])
 
 
 def _error_of(error: Mapping[str, Any]) -> ExplainError:

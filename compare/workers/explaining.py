@@ -19,9 +19,11 @@ from typing import Any
 from ..base.paths import PROJECT
 from ..graph import store
 from ..graph.model import FusionGraph, Kernel
+from ..measure.rounds import Round
 
 Request = dict[str, Any]
 Explain = Callable[[Mapping[str, Any], Path], tuple[FusionGraph, list[str]]]
+Time = Callable[[], Mapping[str, list[Round]]]
 
 # Frames that are not the user's: below one of these folders, or in the interpreter's library.
 _COMPARE = Path(__file__).resolve().parents[1]
@@ -40,9 +42,16 @@ def read_request(folder: Path) -> Request:
     return request
 
 
-def serve(folder: Path, request: Request, explain: Explain) -> int:
-    """Answer every call of the request, in order; the first that fails is the answer. Returns the exit code."""
-    graphs, notes = [], []
+class NotTimed(Exception):
+    """The calls cannot be timed; the message gives the reason."""
+
+
+def serve(folder: Path, request: Request, explain: Explain, time: Time) -> int:
+    """Answer every call of the request, in order; the first that fails is the answer. Returns the exit code.
+
+    Where the request says so, all calls are then timed. A timing that fails becomes a note.
+    """
+    graphs, notes, rounds = [], [], {}
     for index, call in enumerate(request["calls"]):
         try:
             graph, own_notes = explain(call, folder / f"dumps-{index}")
@@ -54,7 +63,13 @@ def serve(folder: Path, request: Request, explain: Explain) -> int:
         store.save(_seen_from(request["folder"], replace(graph, name=call["name"])), file)
         graphs.append({"name": call["name"], "file": str(file)})
         notes += own_notes
-    _write(folder, {"graphs": graphs, "notes": notes})
+    if request["timed"]:
+        try:
+            rounds = dict(time())
+        except Exception as problem:
+            traceback.print_exc()
+            notes.append(f"not timed: {_head(str(problem)) or type(problem).__name__}")
+    _write(folder, {"graphs": graphs, "notes": notes, "rounds": rounds})
     return 0
 
 

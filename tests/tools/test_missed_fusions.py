@@ -5,7 +5,6 @@ import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,13 +17,11 @@ from graph_builder import kernel
 from compare.base.paths import PROJECT
 from compare.graph import store
 from compare.graph.model import Reason
-from compare.measure.clock import DeviceRecord, Sample, sample_of
 from compare.plan.speedup import Saving
 from compare.sources.target_ceilings import target_ceilings
 from tools.benchmarks.missed_fusions import inductor_cases
 from tools.benchmarks.missed_fusions.case import difference
 from tools.benchmarks.missed_fusions.outcome import Outcome, outcome, summary
-from tools.benchmarks.missed_fusions.rounds import ROUNDS, rounds_of
 
 COMPILED = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 MISSED = replace(
@@ -99,39 +96,3 @@ def test_the_summary_is_of_the_middle_80_percent() -> None:
     assert found is not None
     assert (found.cases, found.median, found.low, found.high) == pytest.approx((11, 0.5, 0.1, 0.9))
     assert summary([case(1.0)]) is None
-
-
-class FakeClock:
-    """Gives each call the seconds that the program names."""
-
-    name = "fake"
-
-    def start(self) -> None:
-        self._samples: list[Sample] = []
-
-    def time(self, call: Callable[[], Any], synchronize: Callable[..., None]) -> Any:
-        self._samples.append(sample_of([DeviceRecord("k", 0.0, call())]))
-
-    def collect(self, *, going_on: bool = False) -> list[Sample]:
-        found, self._samples = self._samples, []
-        return found
-
-
-def test_programs_take_turns_from_a_cold_cache() -> None:
-    called: list[str] = []
-
-    def program(name: str, seconds: float) -> Callable[[], float]:
-        def call() -> float:
-            assert called.pop() == "flush"
-            called.append(name)
-            return seconds
-
-        return call
-
-    calls = {"a": program("a", 2e-6), "b": program("b", 1e-6)}
-    found = rounds_of(calls, FakeClock(), lambda: called.append("flush"), lambda results=None: None)
-    assert {name: [one["device_us"] for one in rounds] for name, rounds in found.items()} == {
-        "a": pytest.approx([2.0] * ROUNDS), "b": pytest.approx([1.0] * ROUNDS),
-    }
-    turns = [name for name, before in zip(called, [None, *called], strict=False) if name != before]
-    assert turns == ["a", "b", "a", "b", "a", "b"][: len(turns)] and turns.count("b") == 3

@@ -2,8 +2,8 @@
 
     python tools/benchmarks/command_time.py [RUN]
 
-RUN is a run's folder, by default reports/h200-quick. The table shows each command's CPU seconds, and how many times those
-of importing the printing libraries (click, rich, tabulate) this is.
+RUN is a run's folder, by default reports/h200-quick. The table shows each command's CPU seconds, and their ratio to
+those of importing the printing libraries (click, rich, tabulate).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -66,24 +67,34 @@ class TensorFactory:
 
 def compile_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], factory: TensorFactory, *,
-    train: bool, products: Products | None = None,
-) -> Captured:
+    train: bool, products: Products | None = None, settings: Mapping[str, str] = MappingProxyType({}),
+    keep_compiled: bool = False,
+) -> tuple[Captured, Callable[[], Any]]:
     """Compile `function(*args, **kwargs)` with static shapes in the default mode. All its tensors are `factory`'s.
+
+    Return what Inductor made, and a function that makes the compiled call again on this machine's GPU: with `train` a
+    forward and a backward call, whose cotangents are ones.
 
     train: compile backward, too, for every tensor that requires grad. If none does, every floating argument is made to.
         Without `train`, everything is compiled as under `torch.no_grad()`.
     products: the assumed result of measuring matrix products on an absent GPU. "padded" pads operands where Inductor
         would measure whether to pad. "triton" takes Inductor's own templates, as in mode="max-autotune". None takes
         ATen's products, unpadded.
+    settings: options of torch._inductor.config by name, as text ("1", "True", "max-autotune").
+    keep_compiled: earlier calls stay compiled. Otherwise they compile again when they are made.
 
-    Raises RuntimeError if nothing was compiled, and any error of PyTorch or the function.
+    Raises RuntimeError if nothing was compiled, ValueError for an unknown setting, and any error of PyTorch or the
+    function.
     """
     if train:
         _require_some_grad(function, args, kwargs)
-    torch.compiler.reset()
+    if not keep_compiled:
+        torch.compiler.reset()
     with contextlib.ExitStack() as stack:
         captured = stack.enter_context(compiler.recording(measured=factory.mode is None))
-        backend = private.compile_fx if factory.mode is None else functools.partial(_compile_and_fake, captured)
+        compile_fx = private.compile_fx if factory.mode is None else functools.partial(_compile_and_fake, captured)
+        # Dynamo would take an earlier call's code, compiled with other settings, if the backend were the same object.
+        backend = functools.partial(compile_fx)
         compiled = torch.compile(function, backend=backend, dynamic=False)
         stack.enter_context(torch.set_grad_enabled(train))
         if factory.mode is not None:
@@ -92,19 +103,36 @@ def compile_call(
             stack.enter_context(private.compiling_only(pad=products == "padded"))
             if products == "triton":
                 stack.enter_context(private.autotuned_gemms())
+        stack.enter_context(private.inductor_settings(settings))
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
         outputs = compiled(*args, **kwargs)
+        call = _Call(compiled, args, kwargs, _trained(function, args, kwargs) if train else None)
         if train and factory.mode is None:
-            _differentiate(outputs)
-    return captured
+            call.differentiate(outputs)  # compiled already; the first run of a Triton kernel autotunes it
+    return captured, call
 
 
-def _differentiate(outputs: Any) -> None:
-    """Run backward, which is already compiled, once, because the first run of a Triton kernel autotunes it."""
-    leaves = tree_leaves(outputs)
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
-    torch.autograd.backward(tensors, [torch.ones_like(tensor) for tensor in tensors])
+class _Call:
+    """A compiled call, to be made again. trained: the tensors to differentiate by, or None for a forward call."""
+
+    def __init__(
+        self, compiled: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any],
+        trained: list[torch.Tensor] | None,
+    ) -> None:
+        self._compiled, self._args, self._kwargs, self._trained = compiled, args, kwargs, trained
+        self._cotangents: list[torch.Tensor] | None = None
+
+    def __call__(self) -> Any:
+        with torch.set_grad_enabled(self._trained is not None):
+            outputs = self._compiled(*self._args, **self._kwargs)
+            return outputs if self._trained is None else self.differentiate(outputs)
+
+    def differentiate(self, outputs: Any) -> Any:
+        tensors = [tensor for tensor in _tensors(outputs) if tensor.requires_grad]
+        if self._cotangents is None:  # made once, so that later calls launch no kernels for them
+            self._cotangents = [torch.ones_like(tensor) for tensor in tensors]
+        return torch.autograd.grad(tensors, self._trained or (), self._cotangents, allow_unused=True)
 
 
 def _compile_and_fake(captured: Captured, graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
@@ -140,13 +168,21 @@ def _name(target: Any) -> str:
 
 
 def _require_some_grad(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    given = [x for x in tree_leaves((tuple(args), dict(kwargs))) if isinstance(x, torch.Tensor)]
-    owner = getattr(function, "__self__", function)
-    held = list(owner.parameters()) if isinstance(owner, torch.nn.Module) else []
-    if any(tensor.requires_grad for tensor in (*given, *held)):
+    if _trained(function, args, kwargs):
         return
-    floating = [tensor for tensor in given if tensor.is_floating_point()]
+    floating = [tensor for tensor in _tensors((tuple(args), dict(kwargs))) if tensor.is_floating_point()]
     if not floating:
         raise TypeError("grad=True needs a tensor of a floating dtype to differentiate by; there is none")
     for tensor in floating:
         tensor.requires_grad_(True)
+
+
+def _trained(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    owner = getattr(function, "__self__", function)
+    held = list(owner.parameters()) if isinstance(owner, torch.nn.Module) else []
+    given = (*_tensors((tuple(args), dict(kwargs))), *held)
+    return list({id(tensor): tensor for tensor in given if tensor.requires_grad}.values())
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]

@@ -6,8 +6,10 @@ It reports each step of a compile as a plain record (`SourceNode`, `Announcement
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
+import difflib
 import functools
 import importlib
 import inspect
@@ -202,6 +204,29 @@ def autotuned_gemms() -> Iterator[None]:
     """Compile matrix products as mode="max-autotune" does."""
     with inductor_config.patch(max_autotune_gemm=True):
         yield
+
+
+def inductor_settings(settings: Mapping[str, str]) -> AbstractContextManager[None]:
+    """Set options of torch._inductor.config by name, their values as text. Raises ValueError for unknown ones."""
+    typed: dict[str, Any] = {}
+    for name, text in settings.items():
+        try:
+            known = functools.reduce(getattr, name.split("."), inductor_config)
+        except AttributeError:
+            near = difflib.get_close_matches(name, inductor_config.get_config_copy(), n=3)
+            also = f"; did you mean {', '.join(near)}?" if near else ""
+            raise ValueError(f"torch {torch.__version__} has no option torch._inductor.config.{name}{also}") from None
+        typed[name] = _typed(text, known)
+    patch: AbstractContextManager[None] = inductor_config.patch(typed)
+    return patch
+
+
+def _typed(text: str, known: Any) -> Any:
+    try:
+        value = ast.literal_eval(text.capitalize() if text.lower() in ("true", "false", "none") else text)
+    except (SyntaxError, ValueError):
+        return text
+    return bool(value) if isinstance(known, bool) and value in (0, 1) else value
 
 
 def set_gradient_tracing(wanted: bool) -> None:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -31,23 +32,28 @@ class CompiledCall:
     """One compiled call.
 
     autotuning: provenance by kernel. closed_over: (shape, dtype) of arrays that the function uses without taking them
-    as arguments, and that are the module's first parameters; see `environment.configure_environment`.
+    as arguments, and that are the module's first parameters; see `environment.configure_environment`. compiled: the
+    executable; None for a target.
     """
 
     hlo_text: str
     autotuning: Mapping[str, provenance.Provenance]
     closed_over: tuple[tuple[tuple[int, ...], str], ...] = ()
+    compiled: jax.stages.Compiled | None = None
 
 
 def compile_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *,
     target: compiler.Target | None = None, dump_to: Path | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> CompiledCall:
     """Compile `function(*args, **kwargs)` in one module, as `jax.jit` would.
 
     A jitted function keeps its options (static and donated arguments); its Python numbers are traced unless they are
     static. For other functions, Python values, strings and None are static. flax nnx modules are split, whether called
     or passed as arguments: their variables are inputs, and variables that the call changes are outputs.
+
+    options: XLA's flags by name, without dashes.
 
     Raises the errors of jax, XLA and the function.
     """
@@ -59,24 +65,27 @@ def compile_call(
         traced = jax.jit(call).trace(*_on_target(tuple(inputs.values()), target))
     lowered = traced.lower(lowering_platforms=("cuda",)) if target else traced.lower()
     with artifacts.raw_dump_folder(dump_to) as raw:
-        options = artifacts.dump_options(raw) if raw is not None else {}
-        compiled, _, missed = compiler.compile_lowered(lowered, options, target)
+        dumping = artifacts.dump_options(raw) if raw is not None else {}
+        compiled, _, missed = compiler.compile_lowered(lowered, {**options, **dumping}, target)
         text = compiled.as_text()
         if raw is not None and dump_to is not None:
             artifacts.keep_artifacts(raw, dump_to, parse(text).name, lowered.as_text(debug_info=True))
     closed_over = _jax_private.constant_inputs(traced)
-    return CompiledCall(text, _autotuning(text, target, replayed=missed is None), closed_over)
+    autotuning = _autotuning(text, target, replayed=missed is None)
+    return CompiledCall(text, autotuning, closed_over, None if target else compiled)
 
 
 def compile_phases(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *,
     target: compiler.Target | None = None, dump_to: Path | None = None,
+    options: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[compiler.Compilation, compiler.Compilation]:
     """Compile a training step around `function(*args, **kwargs)`; return its forward and backward executables.
 
     forward(inputs) -> (outputs, residuals): the residuals are what JAX's vjp saves. backward(residuals, cotangents of
     the float outputs) -> gradients of all inputs of a floating or complex dtype. Inputs are the arrays among the
     arguments and the `nnx.Param`s of nnx modules. Residuals that are inputs or outputs are not copied.
+    options: as for `compile_call`.
 
     Raises TypeError if nothing can be differentiated, and the errors of jax, XLA and the function.
     """
@@ -108,7 +117,7 @@ def compile_phases(
 
     for phase in (forward, backward):
         phase.__name__ = f"{call.__name__}_{phase.__name__}"
-    compile_phase = functools.partial(compiler.compile, matmul_precision=None, target=target)
+    compile_phase = functools.partial(compiler.compile, matmul_precision=None, target=target, options=options)
     folders = {part: None if dump_to is None else dump_to / part for part in ("forward", "backward")}
     saved = compile_phase(forward, [inputs], dump_to=folders["forward"])
     (outputs, _), residuals = saved.output_structs

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ...base.host import installed
+from ...measure.clock import CuptiClock, cupti_missing
+from ...measure.l2_flush import L2Flush
+from ...measure.rounds import Round, rounds_of
 from .. import explaining
 
 # 'torch.ops.aten._scaled_dot_product_flash_attention.default'
@@ -22,7 +25,7 @@ def main() -> int:
         explainer = TorchExplainer(request)
     except Exception as problem:
         return explaining.fail(folder, problem)
-    return explaining.serve(folder, request, explainer.explain)
+    return explaining.serve(folder, request, explainer.explain, explainer.time)
 
 
 class TorchExplainer:
@@ -38,7 +41,8 @@ class TorchExplainer:
 
         from triton_side.deviceless.user_functions import TensorFactory
 
-        self._train, self._deviceless = request["grad"], target is not None
+        self._train, self._deviceless, self._timed = request["grad"], target is not None, request["timed"]
+        self._calls: dict[str, Callable[[], Any]] = {}  # of the compiled functions, to be timed
         self._target = target or torch.cuda.get_device_name()
         self._factory = TensorFactory()
         self._state: Mapping[str, Any] = request["state"]
@@ -51,15 +55,28 @@ class TorchExplainer:
 
         function, args, kwargs = unpack(call["parcel"], self._make)
         with _apply_state(self._state):
-            captured = user_functions.compile_call(
-                function, args, kwargs, self._factory, train=self._train, products=call["products"]
+            captured, again = user_functions.compile_call(
+                function, args, kwargs, self._factory, train=self._train, products=call["products"],
+                settings=call["settings"], keep_compiled=self._timed,
             )
+        self._calls[call["name"]] = again
         graph = from_inductor(captured, target=self._target, versions=installed("torch", "triton"))
         broken = [
             f"{call['name']}: the graph breaks at {reason.line or 'an unknown line'}: {reason.text.splitlines()[0]}"
             for reason in graph.reasons if reason.origin == "dynamo" and reason.text
         ]
         return graph, [*broken, *self._assumed(call["name"], captured)]
+
+    def time(self) -> dict[str, list[Round]]:
+        """Return rounds of each call, taken in turns."""
+        import torch
+
+        from .worker import EventClock
+
+        clock = EventClock() if cupti_missing() else CuptiClock()
+        flush_l2 = L2Flush(lambda n: torch.ones(n, device="cuda"), torch.Tensor.sum)
+        with _apply_state(self._state):
+            return rounds_of(self._calls, clock, flush_l2, lambda results=None: torch.cuda.synchronize())
 
     def _make(self, like: Any) -> Any:
         from triton_side.deviceless.user_functions import TensorSpec

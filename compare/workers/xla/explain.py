@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...base.host import installed
+from ...measure.clock import CuptiClock, cupti_missing
+from ...measure.l2_flush import L2Flush
+from ...measure.rounds import Round, rounds_of
 from .. import explaining
+
+_BOOLEANS = {"true": True, "false": False}  # XLA takes these words in XLA_FLAGS, but not from jax
 
 
 def main() -> int:
@@ -19,7 +25,7 @@ def main() -> int:
         explainer = XlaExplainer(request)
     except Exception as problem:
         return explaining.fail(folder, problem)
-    return explaining.serve(folder, request, explainer.explain)
+    return explaining.serve(folder, request, explainer.explain, explainer.time)
 
 
 class XlaExplainer:
@@ -38,7 +44,8 @@ class XlaExplainer:
             jax.config.update(option, value)
         # HLO names source files by their full path, and files of installed packages relative to site-packages.
         jax.config.update("jax_hlo_source_file_canonicalization_regex", r"^.*/site-packages/")
-        self._grad = request["grad"]
+        self._grad, self._timed = request["grad"], request["timed"]
+        self._calls: dict[str, Callable[[], Any]] = {}  # of the compiled functions, to be timed
         self._versions = installed("jax", "jaxlib")
         self._xla_target = None
         if target is None:
@@ -52,7 +59,7 @@ class XlaExplainer:
             self._xla_target = compiler.Target(pack.xla_config(jax.__version__), results)
 
     def explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[Any, list[str]]:
-        from xlafuse.compile import user_functions
+        from xlafuse.compile import random_calls, user_functions
 
         from ..explain_request import unpack
 
@@ -65,12 +72,38 @@ class XlaExplainer:
             return self._graph(compiled, dumps), []
         args, kwargs = unpack(call["arguments"], _struct)
         function = unpack(call["function"], _struct)
+        options = {name: _BOOLEANS.get(text.lower(), text) for name, text in call["settings"].items()}
         if self._grad:
-            forward, backward = user_functions.compile_phases(function, args, kwargs, target=target, dump_to=dumps)
+            forward, backward = user_functions.compile_phases(
+                function, args, kwargs, target=target, dump_to=dumps, options=options
+            )
+            if self._timed:
+                assert forward.executable and backward.executable
+                _, inputs = user_functions.bind(function, args, kwargs)
+                self._calls[call["name"]] = partial(
+                    random_calls.step_of, forward.executable, backward.executable, inputs
+                )
             held = dict.fromkeys((*forward.closed_over, *backward.closed_over))
             return self._joined(forward, backward, dumps), _closed_over(call["name"], tuple(held))
-        compiled = user_functions.compile_call(function, args, kwargs, target=target, dump_to=dumps)
+        compiled = user_functions.compile_call(
+            function, args, kwargs, target=target, dump_to=dumps, options=options
+        )
+        if self._timed:
+            assert compiled.compiled
+            self._calls[call["name"]] = partial(random_calls.call_of, compiled.compiled)
         return self._graph(compiled, dumps), _closed_over(call["name"], compiled.closed_over)
+
+    def time(self) -> dict[str, list[Round]]:
+        """Return rounds of each call, taken in turns. Raises NotTimed without CUPTI."""
+        import jax
+        import jax.numpy as jnp
+
+        if missing := cupti_missing():
+            raise explaining.NotTimed(missing)
+        sum_all = jax.jit(jnp.sum)
+        flush_l2 = L2Flush(lambda n: jnp.ones(n, jnp.float32), lambda x: sum_all(x).block_until_ready())
+        calls = {name: make() for name, make in self._calls.items()}
+        return rounds_of(calls, CuptiClock(), flush_l2, lambda results=None: jax.block_until_ready(results))
 
     def _joined(self, forward: Any, backward: Any, dumps: Path) -> Any:
         import jax

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from compare.base.usage import UsageError
-from compare.cli.explain import arguments_from, check, parse_arguments, resolve
+from compare.cli.functions import arguments_from, check_name, parse_arguments, resolve
 from compare.cli.main import cli
 from compare.workers.explain_request import ArrayLike
 
@@ -43,12 +43,12 @@ def test_a_misspelt_name_is_refused_before_the_import(tmp_path: Path) -> None:
     file = tmp_path / "slow_to_import.py"
     file.write_text("raise SystemExit('imported')\ndef fused(x): return x\nother = fused\n")
     for name in ("fused", "other", "fused.attribute"):
-        check(f"{file}:{name}")
+        check_name(f"{file}:{name}")
     result = CliRunner().invoke(cli, ["explain", f"{file}:fusd", "--args", "f32[8]"])
     assert result.exit_code == 2 and "did you mean fused" in result.stderr and "imported" not in result.stderr
     file.write_text("from math import *\nglobals()['made'] = sqrt\n")
-    check(f"{file}:made")
-    check(f"{file}:sqrt")
+    check_name(f"{file}:made")
+    check_name(f"{file}:sqrt")
 
 
 def array(dtype: str, *shape: int) -> ArrayLike:

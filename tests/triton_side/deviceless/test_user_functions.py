@@ -20,7 +20,7 @@ def tensor(*shape, stride=None, dtype="bfloat16", **more):
     stride = stride or torch.empty(shape, device="meta").stride()
     return factory.tensor(user_functions.TensorSpec(shape, tuple(stride), dtype, **more))
 def compiled(function, *args, train=False, **kwargs):
-    return user_functions.compile_call(function, args, kwargs, factory, train=train)
+    return user_functions.compile_call(function, args, kwargs, factory, train=train)[0]
 """
 
 
@@ -202,3 +202,32 @@ print(json.dumps([[own.kind, names(own.inputs), names(own.outputs), flops] for o
     assert [[each.name for each in call.kernel.inputs] for call in graph.calls] == [reads, summed]
     parts = graph.memory[partial].shape[0]
     assert graph.memory[partial].shape == (parts, 32, 64) and parts > 1
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_calls_of_several_settings_stay_compiled_together(train: bool) -> None:
+    import torch
+    from torch._dynamo.utils import counters
+
+    from triton_side.deviceless import user_functions
+
+    def function(x):
+        return torch.sin(x).sum(-1) * 2
+
+    class OnTheCpu:
+        mode = None
+
+    x = torch.randn(8, 16)
+    made = [
+        user_functions.compile_call(
+            function, (x,), {}, OnTheCpu(), train=train, settings=settings, keep_compiled=True,  # type: ignore[arg-type]
+        )
+        for settings in ({}, {"cpp.simdlen": "0"})
+    ]
+    assert ["at::vec::" in captured.graphs[0].code for captured, _ in made] == [True, False]
+    compiles = counters["stats"]["unique_graphs"]
+    expected = torch.cos(x.detach()) * 2 if train else torch.sin(x).sum(-1) * 2
+    for _, again in made * 2:
+        results = again()
+        assert torch.allclose(results[0] if train else results, expected, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == compiles and x.grad is None

@@ -13,10 +13,10 @@ from compare import targets
 from compare.base.host import gpu_present, installed
 from compare.graph import store
 from compare.graph.build.from_inductor import from_inductor
+from compare.measure.rounds import rounds_of
 from compare.workers import main as worker
 
 from .case import Array, Case, difference
-from .rounds import rounds_of
 
 _CALLS_BEFORE = 3  # a capture; they do all one-time setup
 
@@ -84,7 +84,7 @@ class InductorPairs:
         factory = TensorFactory()
         tensors = [factory.tensor(TensorSpec(shape, _strides(shape), dtype)) for shape, dtype in case.arrays]
         with config.patch(dict(options)):
-            captured = compile_call(function, tensors, {}, factory, train=False, products=case.products)
+            captured, _ = compile_call(function, tensors, {}, factory, train=False, products=case.products)
         return store.to_json(from_inductor(captured, target=self._name, versions=self._versions))
 
     def _capture(self, case: Case, program: str, arrays: list[Any]) -> tuple[Any, Callable[[], None], Any]:

@@ -10,10 +10,10 @@ from typing import Any
 from compare import targets
 from compare.base.host import installed
 from compare.graph import store
+from compare.measure.rounds import rounds_of
 from compare.workers import main as worker
 
 from .case import Array, Case, difference
-from .rounds import rounds_of
 
 
 class XlaPairs:

@@ -65,3 +65,7 @@ def _llama():
 
 def gelu(x):
     return torch.nn.functional.gelu(x, approximate="tanh")
+
+
+def normed(x):
+    return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-6)

@@ -1,4 +1,4 @@
-"""Interleaved rounds of two programs from a cold L2, timed as `compare.measure.measurement` times a case."""
+"""Interleaved rounds of several programs from a cold L2, timed as `compare.measure.measurement` times a case."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from compare.measure.clock import Clock
-from compare.measure.warm_up import Timed, warm_up
+from .clock import Clock
+from .warm_up import Timed, warm_up
 
 ROUNDS = 5
 _SECONDS = 0.02  # of timed calls, for each program in each round

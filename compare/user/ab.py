@@ -1,0 +1,103 @@
+"""One function, compiled with several settings of its compiler, and timed in turns where a GPU is."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..base.usage import UsageError
+from ..graph.analyse.diff import GraphDiff, diff
+from ..plan.speedup import Speedup
+from ..plan.speedup import compare as compare_times
+from ..sources.explained import Explained
+from .explain import Framework, explain_all
+
+DEFAULT = "default"  # the name of the compile without settings
+_OPTIONS: dict[Framework, str] = {"jax": "--xla-flag", "torch": "--inductor"}
+_NEXT = re.compile(r",(?=\s*-{0,2}[A-Za-z_][\w.]*=)")  # a comma before another NAME=; values may hold commas
+_SETTING = re.compile(r"\s*-{0,2}([A-Za-z_][\w.]*)=(.*?)\s*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Variant:
+    """Settings of a compiler by name, their values as text. name: the settings as the user wrote them."""
+
+    name: str
+    framework: Framework
+    settings: Mapping[str, str]
+
+
+def parse_variants(xla_flags: Sequence[str], inductor: Sequence[str]) -> tuple[Variant, ...]:
+    """Return a variant for each text such as "NAME=VALUE,NAME=VALUE". Raises UsageError."""
+    texts = {"jax": xla_flags, "torch": inductor}
+    if not any(texts.values()):
+        raise UsageError("there is nothing to compare: give --xla-flag NAME=VALUE or --inductor NAME=VALUE")
+    if all(texts.values()):
+        raise UsageError("--xla-flag and --inductor are of two compilers; a function has one: choose one of them")
+    framework: Framework = "jax" if xla_flags else "torch"
+    found = [Variant(text, framework, _settings(_OPTIONS[framework], text)) for text in texts[framework]]
+    if len({tuple(sorted(each.settings.items())) for each in found}) < len(found):
+        raise UsageError(f"{_OPTIONS[framework]}: two variants have the same settings")
+    return tuple(found)
+
+
+def _settings(option: str, text: str) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for piece in _NEXT.split(text):
+        match = _SETTING.fullmatch(piece)
+        if match is None:
+            raise UsageError(f"{option} {text!r}: expected NAME=VALUE, or several with commas between them")
+        if match[1] in settings:
+            raise UsageError(f"{option} {text!r}: {match[1]} is given twice")
+        settings[match[1]] = match[2]
+    return settings
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One variant against the default: the change of the graph and, where both were timed, of the device time."""
+
+    graph: GraphDiff
+    speedup: Speedup | None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The graphs of all variants, the default's first, and how each differs from it."""
+
+    explained: Explained
+    differences: Mapping[str, Difference]
+
+    def device_time_us(self, name: str) -> float | None:
+        """Return the median over all rounds, or None where nothing was timed."""
+        times = sorted(each["device_us"] for each in self.explained.rounds.get(name, ()))
+        return times[len(times) // 2] if times else None
+
+
+def compare(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], variants: Sequence[Variant], *, grad: bool = False,
+    target: str | None = None, timeout: float = 1800.0, progress: Callable[[str], None] = lambda message: None,
+) -> Comparison:
+    """Compile `function(*args, **kwargs)` without settings and with each variant's. Raises ExplainError.
+
+    target: as for `explain_all`. Without one, on a machine with a GPU, all compiles are timed in turns.
+    """
+    explained = explain_all(
+        {DEFAULT: function, **{each.name: function for each in variants}}, args, kwargs, grad=grad, target=target,
+        framework=variants[0].framework, timeout=timeout, progress=progress,
+        settings={each.name: each.settings for each in variants}, timed=True,
+    )
+    default = explained.graphs[DEFAULT]
+    return Comparison(explained, {
+        each.name: Difference(diff(default, explained.graphs[each.name]), _speedup(explained, each.name))
+        for each in variants
+    })
+
+
+def _speedup(explained: Explained, name: str) -> Speedup | None:
+    own, default = (
+        [each["device_us"] for each in explained.rounds.get(which, ())] for which in (name, DEFAULT)
+    )
+    return compare_times(own, default) if own and default else None

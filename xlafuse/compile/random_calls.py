@@ -1,0 +1,62 @@
+"""Calls of compiled functions on random arrays, to be timed on this process's device."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+_KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
+
+
+class NotCallable(Exception):
+    """The call cannot be repeated; the message gives the reason."""
+
+
+def call_of(compiled: jax.stages.Compiled) -> Callable[[], Any]:
+    """Return a function that calls `compiled` with arrays that are drawn once.
+
+    Floating arrays are normally distributed, others are zeros, which are valid indices. Raises NotCallable where the
+    function takes its arguments' memory, or a random key of another kind than jax's.
+    """
+    if any(info.donated for info in jax.tree.leaves(compiled.args_info)):
+        raise NotCallable("the function takes the memory of its arguments (donate_argnums), so it can be called once")
+    args, kwargs = draw(compiled.args_info)
+    return lambda: compiled(*args, **kwargs)
+
+
+def step_of(
+    forward: Callable[..., Any], backward: Callable[..., Any], inputs: Mapping[str, Any]
+) -> Callable[[], Any]:
+    """Return a function that makes a training step of both executables of `user_functions.compile_phases`.
+
+    inputs: the structs of `user_functions.bind`. The cotangents are ones.
+    """
+    drawn = draw(inputs)
+    (outputs, _), _ = forward(drawn)
+    cotangents = jax.tree.map(jnp.ones_like, outputs)
+
+    def step() -> Any:
+        results, residuals = forward(drawn)
+        return results, backward(residuals, cotangents)
+
+    return step
+
+
+def draw(structs: Any) -> Any:
+    """Return a pytree of arrays for one of structs. Raises NotCallable."""
+    leaves, tree = jax.tree.flatten(structs)
+    keys = jax.random.split(jax.random.key(0), len(leaves) + 1)
+    return jax.tree.unflatten(tree, map(_drawn, leaves, keys[1:]))
+
+
+def _drawn(struct: Any, key: Any) -> jax.Array:
+    if jax.dtypes.issubdtype(struct.dtype, jax.dtypes.prng_key):
+        for implementation in _KEYS:
+            made = jax.random.key(0, impl=implementation)
+            if made.dtype == struct.dtype:
+                return jax.random.split(made, struct.shape)
+        raise NotCallable(f"jax ships no random keys of {struct.dtype}")
+    if not jnp.issubdtype(struct.dtype, jnp.floating):
+        return jnp.zeros(struct.shape, struct.dtype)
+    return jax.random.normal(key, struct.shape, jnp.float32).astype(struct.dtype)
