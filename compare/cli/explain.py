@@ -20,12 +20,16 @@ if TYPE_CHECKING:
 @click.command("explain")
 @click.argument("functions", nargs=-1, required=True, metavar="FUNCTION...")
 @call_options
+@click.option(
+    "--devices", type=click.IntRange(1, 64), default=1, metavar="N",
+    help="For a JAX function with a mesh: compile for N absent GPUs.",
+)
 @click.option("--why", is_flag=True, help="Show missed fusions and the reasons against them, most costly first.")
 @json_option
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Save the graphs as JSON; .gz compresses.")
 def command(
     functions: Sequence[str], inputs: str | None, shapes: str | None, grad: bool, target: str | None,
-    framework: str | None, why: bool, as_json: bool, out: Path | None, timeout: float,
+    framework: str | None, devices: int, why: bool, as_json: bool, out: Path | None, timeout: float,
 ) -> None:
     """Show what a compiler makes of your function.
 
@@ -47,13 +51,13 @@ def command(
     from ..user.explain import ExplainError, explain_all
 
     resolve_target(target)
-    quiet_jax()
+    quiet_jax(devices)
     check(*functions, inputs=inputs, shapes=shapes)
     named = dict(zip(names(functions), map(resolve, functions), strict=True))
     args, kwargs = arguments(inputs, shapes)
     try:
         explained = explain_all(
-            named, args, kwargs, grad=grad, target=target, framework=framework,  # type: ignore[arg-type]
+            named, args, kwargs, grad=grad, target=target, devices=devices, framework=framework,  # type: ignore[arg-type]
             timeout=timeout, progress=lambda message: click.echo(message, err=True),
         )
     except ExplainError as problem:

@@ -240,11 +240,17 @@ def names(functions: Sequence[str]) -> list[str]:
     return names
 
 
-def quiet_jax() -> None:
-    """Keep JAX from reserving GPU memory here and from warning about a missing GPU: only shapes are needed."""
+def quiet_jax(devices: int = 1) -> None:
+    """Keep JAX from reserving GPU memory here and from warning about a missing GPU: only shapes are needed.
+
+    devices: how many CPUs JAX shows, so that a module can make its mesh of them.
+    """
     from ..base.host import gpu_present
 
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if devices > 1:
+        flags = os.environ.get("XLA_FLAGS", "")
+        os.environ["XLA_FLAGS"] = f"{flags} --xla_force_host_platform_device_count={devices}".strip()
     if not gpu_present():
         os.environ.setdefault("JAX_PLATFORMS", "cpu")
         logging.getLogger("jax_plugins").setLevel(logging.ERROR)  # its CUDA plugin warns that a library is missing

@@ -60,7 +60,8 @@ class ExplainError(Exception):
 
 def explain(
     fn: Any, *args: Any, grad: bool = False, target: str | None = None, name: str | None = None,
-    framework: Framework | None = None, timeout: float = TIMEOUT, check: bool | tuple[Any, ...] = False, **kwargs: Any,
+    framework: Framework | None = None, timeout: float = TIMEOUT, check: bool | tuple[Any, ...] = False,
+    devices: int = 1, **kwargs: Any,
 ) -> Explained:
     """Return the kernels that the compiler makes of `fn(*args, **kwargs)`, their operations and missed fusions.
 
@@ -80,6 +81,8 @@ def explain(
     check: for several functions: call them on this process's CPU, with these arguments or with the smaller ones of a
         tuple, and say whether their results agree. Backward is not checked.
 
+    devices: how many absent GPUs `jax.devices()` returns, for a JAX function with a mesh. Arguments lie whole on each.
+
     A separate process imports the function, or gets a copy of it and of the values that it closes over, and calls it.
     This process stays unchanged.
 
@@ -94,7 +97,9 @@ def explain(
     if check is not False:
         known = {name: framework or _framework(name, function, args, kwargs) for name, function in functions.items()}
         checked = _check(functions, known, given[0] if check is True else check, given[1])
-    found = explain_all(functions, args, kwargs, grad=grad, target=target, framework=framework, timeout=timeout)
+    found = explain_all(
+        functions, args, kwargs, grad=grad, target=target, framework=framework, timeout=timeout, devices=devices
+    )
     return replace(found, agreement=checked)
 
 
@@ -136,7 +141,7 @@ def explain_all(
     target: str | None = None, framework: Framework | None = None, timeout: float = TIMEOUT,
     progress: Progress = lambda message: None, products: Mapping[str, str] = types.MappingProxyType({}),
     autotune: Path | None = None, settings: Mapping[str, Mapping[str, str]] = types.MappingProxyType({}),
-    timed: bool = False,
+    timed: bool = False, devices: int = 1,
 ) -> Explained:
     """Explain functions by name, as `explain` does. progress: called at the start of a compile and twice a minute.
 
@@ -146,11 +151,14 @@ def explain_all(
     choice without autotuning. autotune: a folder with XLA's recorded results, autotune-<jax version>.textproto, which
     take precedence over the target pack's. settings: for each function, options of its compile by name: XLA's flags,
     or those of torch._inductor.config. timed: on this machine's GPU, time the functions of each framework in turns.
+    devices: as for `explain`.
     """
     if target is not None and target not in targets.names():
         raise ExplainError(f"unknown target {target!r}; known: {', '.join(targets.names())}")
     if target is None and not gpu_present():
         target = targets.DEFAULT
+    if devices < 1 or (devices > 1 and target is None):
+        raise ExplainError(f"devices={devices}: give 1 or more GPUs, and with several a target=, such as 'h200'")
     done: dict[str, Explained] = {}
     waiting: dict[Framework, list[_Call]] = {}
     for name, function in functions.items():
@@ -169,7 +177,11 @@ def explain_all(
     for framework, calls in waiting.items():
         progress(f"compiling {', '.join(call.name for call in calls)} for {target or 'this GPU'} ({framework})")
         try:
-            result = _compile(framework, calls, grad, target, autotune, timed and target is None, deadline, progress)
+            asked = {
+                "grad": grad, "target": target, "timed": timed and target is None, "devices": devices,
+                "autotune": autotune and str(autotune.absolute()),
+            }
+            result = _compile(framework, calls, asked, deadline, progress)
         except subprocess.TimeoutExpired:
             raise ExplainError(
                 f"compiling was stopped after {timeout:g} s; timeout= (--timeout) allows more"
@@ -417,14 +429,12 @@ def _leaves(value: Any, depth: int = 0) -> Iterable[Any]:
 
 
 def _compile(
-    framework: Framework, calls: list[_Call], grad: bool, target: str | None, autotune: Path | None, timed: bool,
-    deadline: float, progress: Progress,
+    framework: Framework, calls: list[_Call], asked: Mapping[str, Any], deadline: float, progress: Progress,
 ) -> Explained:
     with tempfile.TemporaryDirectory(prefix="xlafuse-explain-") as name:
         folder = Path(name)
         request = {
-            "path": [str(Path(entry).absolute()) for entry in sys.path], "folder": os.getcwd(), "grad": grad,
-            "target": target, "autotune": autotune and str(autotune.absolute()), "timed": timed,
+            **asked, "path": [str(Path(entry).absolute()) for entry in sys.path], "folder": os.getcwd(),
             "state": _jax_state() if framework == "jax" else _torch_state(),
             "calls": [_packed(call) for call in calls],
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import io
+import math
 import pickle
 import sys
 import types
@@ -100,11 +101,25 @@ class _Pickler(cloudpickle.Pickler):
                     self.by_value.append(module)
             elif not plain and _is_at(module, getattr(obj, "__qualname__", None), obj):
                 return _resolve, (name, obj.__qualname__)  # jitted, custom_vjp, ...: cloudpickle would copy these
+        jax = sys.modules.get("jax")
+        if jax is not None and isinstance(obj, jax.sharding.Mesh):
+            return _mesh_again, (obj.devices.shape, obj.axis_names, obj.axis_types)
         if type(obj).__name__ == "PjitFunction":
             from xlafuse.compile._jax_private import jit_options
 
             return _jit_again, jit_options(obj)
         return super().reducer_override(obj)
+
+
+def _mesh_again(shape: tuple[int, ...], names: tuple[Any, ...], kinds: tuple[Any, ...]) -> Any:
+    """Return a mesh of the compiling process's devices. Raises ValueError where it has fewer."""
+    import jax
+    import numpy as np
+
+    devices, needed = jax.devices(), math.prod(shape)
+    if needed > len(devices):
+        raise ValueError(f"the mesh has {needed} devices, and devices={len(devices)} (--devices)")
+    return jax.sharding.Mesh(np.array(devices[:needed]).reshape(shape), names, axis_types=kinds)
 
 
 def _jit_again(function: Callable[..., Any], options: dict[str, Any]) -> Any:

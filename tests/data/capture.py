@@ -105,7 +105,7 @@ def h200_modules() -> Iterator[Module]:
         for part, function, args in parts():
             compiled = compiler.compile(function, args, target=target)
             yield f"h200-{block}{part}", compiled.hlo_text, compiled.hlo_proto
-    device = _jax_private.target_device(target.config_text)
+    (device,) = _jax_private.target_devices(target.config_text)
     yield from _on("h200", jax.sharding.SingleDeviceSharding(device), _CONSTRUCTS)
 
 

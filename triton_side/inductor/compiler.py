@@ -287,7 +287,10 @@ def recording(measured: bool) -> Iterator[Captured]:
     with private.observe_compiles(recorder), preserve_node_meta():
         yield captured
     if not captured.graphs:
-        raise RuntimeError("nothing was compiled inside the capture: call the compiled function inside it")
+        raise RuntimeError(
+            "TorchInductor compiled nothing: the function computes nothing that it returns or changes, or no compiled "
+            "function was called inside the capture"
+        )
 
 
 class _Recorder:

@@ -1,12 +1,19 @@
 """All uses of jax API without a stability promise; versions.py lists the tested series."""
 
+import contextlib
 import functools
+import importlib
+import importlib.util
+import types
+from collections.abc import Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import jax
+import jax.extend.backend
 import jax.numpy as jnp
 import numpy as np
-from jax._src import compiler, core
+from jax._src import compiler, core, xla_bridge
 from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax._src.interpreters import mlir
 from jax._src.lib import _jax
@@ -26,11 +33,60 @@ def check_version() -> None:
 
 
 @functools.cache
-def target_device(config_text: str) -> Any:
-    """Return a device made from a GpuTargetConfigProto: code can be compiled for it, but not run."""
+def target_devices(config_text: str, count: int = 1) -> tuple[Any, ...]:
+    """Return devices of one host, made from a GpuTargetConfigProto: code can be compiled for them, but not run."""
     check_version()
-    topology = topologies.get_topology_desc(platform="cuda", topology="1x1x1", target_config=config_text)
-    return topology.devices[0]
+    topology = topologies.get_topology_desc(platform="cuda", topology=f"1x1x{count}", target_config=config_text)
+    return tuple(topology.devices)
+
+
+@contextlib.contextmanager
+def having(devices: Sequence[Any]) -> Iterator[None]:
+    """Trace and lower as on a machine that has these devices. Without any, as on this machine.
+
+    Callbacks to Python ask for this process's client of the GPU, Pallas for its first device, and meshes for all.
+    """
+    if not devices:
+        yield
+        return
+    device = devices[0]
+    get_backend, known_devices = mlir.ModuleContext.get_backend, xla_bridge.devices
+    default_devices = xla_bridge.local_devices()  # jax puts constants on the first, before xla_bridge.devices changes
+
+    def all_devices(backend: Any = None) -> list[Any]:
+        return list(devices) if backend in (None, "gpu", "cuda") else known_devices(backend)
+
+    def device_count(backend: Any = None) -> int:
+        return len(all_devices(backend))
+
+    def client(context: Any, *args: Any, **kwargs: Any) -> Any:
+        return device.client if context.platforms == ("cuda",) else get_backend(context, *args, **kwargs)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(mlir.ModuleContext, "get_backend", client))
+        stack.enter_context(mock.patch.object(jax.extend.backend, "get_default_device", lambda: device))
+        for module in (jax, xla_bridge):
+            stack.enter_context(mock.patch.object(module, "devices", all_devices))
+            stack.enter_context(mock.patch.object(module, "device_count", device_count))
+        stack.enter_context(mock.patch.object(jax, "local_devices", lambda *args, **kwargs: list(devices)))
+        stack.enter_context(mock.patch.object(xla_bridge, "local_devices", lambda *args, **kwargs: default_devices))
+        if importlib.util.find_spec("jax._src.pallas.triton.gpu_info"):  # jax 0.11
+            gpu_info = importlib.import_module("jax._src.pallas.triton.gpu_info")
+            asked = types.SimpleNamespace(get_default_device=lambda: device)
+            stack.enter_context(mock.patch.object(gpu_info, "pxla", asked))
+        yield
+
+
+def lower(traced: Any, *, for_target: bool) -> Any:
+    """Lower for a target, or for this process's device. A target's module calls Python, but holds no function to call.
+
+    XLA's client of an absent GPU takes no functions.
+    """
+    if not for_target:
+        return traced.lower()
+    lowered = traced.lower(lowering_platforms=("cuda",))
+    lowered._lowering.compile_args["host_callbacks"] = []
+    return lowered
 
 
 def optimized_module_proto(compiled: jax.stages.Compiled) -> bytes:
@@ -47,7 +103,7 @@ def compile_stablehlo(text: str, options: dict[str, Any], config_text: str | Non
     jax has no public API for this: `Lowered.compile` needs the trace that produced the StableHLO.
     """
     check_version()
-    device = target_device(config_text) if config_text else jax.devices()[0]
+    device = target_devices(config_text)[0] if config_text else jax.devices()[0]
     with mlir.make_ir_context():
         module = ir.Module.parse(text)
         assignment = np.array([[0 if config_text else device.id]])

@@ -6,6 +6,7 @@ environment.
 """
 
 import functools
+import importlib.util
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +18,7 @@ from typing import Any, Literal
 import jax
 import jax.extend
 import jax.numpy as jnp
+import numpy as np
 
 from xlafuse.compile import _jax_private, variants
 from xlafuse.dumps import artifacts
@@ -50,11 +52,13 @@ class Target:
         Only the jax version that wrote them can read them (0.10.2 cannot read those of 0.11.2). None: no replay.
     products: "triton" or "cublas" for all matrix products for which the autotuner would choose between them; not
         together with autotune_results. None: XLA's choice without its autotuner.
+    devices: how many of these GPUs the machine has.
     """
 
     config_text: str
     autotune_results: Path | None = None
     products: Products | None = None
+    devices: int = 1
 
 
 @dataclass(frozen=True)
@@ -140,13 +144,13 @@ def compile(
     """
     _jax_private.check_version()
     structs = _structs(tuple(args), target)
-    with _precision(matmul_precision):
+    with _precision(matmul_precision), _jax_private.having(target_devices(target)):
         started = time.perf_counter()
         function = _fresh(function)
         outputs = _OutputPlan(jax.jit(function).trace(*structs))
         # Unused arguments stay parameters, as in the first trace.
         traced = jax.jit(outputs.computed_only(function), keep_unused=True).trace(*structs)
-        lowered = traced.lower(lowering_platforms=("cuda",)) if target else traced.lower()
+        lowered = _jax_private.lower(traced, for_target=target is not None)
         trace_s = time.perf_counter() - started
 
     options = {**variants.compiler_options(variant, command_buffers), **options}
@@ -189,9 +193,21 @@ def compile(
     )
 
 
-def target_sharding(target: Target | None) -> jax.sharding.SingleDeviceSharding | None:
-    """Return the sharding that places an array on a target's device, None without a target."""
-    return jax.sharding.SingleDeviceSharding(_jax_private.target_device(target.config_text)) if target else None
+def target_devices(target: Target | None) -> tuple[Any, ...]:
+    """Return the devices of a target; none without one."""
+    return _jax_private.target_devices(target.config_text, target.devices) if target else ()
+
+
+def target_sharding(target: Target | None) -> jax.sharding.Sharding | None:
+    """Return the sharding that places an array on a target's device, or a copy on each. None without a target."""
+    match target_devices(target):
+        case ():
+            return None
+        case (device,):
+            return jax.sharding.SingleDeviceSharding(device)
+        case devices:
+            mesh = jax.sharding.Mesh(np.array(devices), ("devices",))
+            return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
 
 
 def _structs(args: tuple[Any, ...], target: Target | None) -> tuple[Any, ...]:
@@ -259,9 +275,23 @@ def compile_lowered(lowered: Any, options: dict[str, Any], target: Target | None
         return *_timed(lowered, options), str(error)
 
 
+def _check_plugin(error: Exception) -> None:
+    """Raise RuntimeError where the module calls what jax-cuda13-plugin brings, and this is not installed."""
+    calls_it = "No FFI handler registered" in str(error) or "mosaic_gpu" in str(error)
+    if calls_it and importlib.util.find_spec("jax_cuda13_plugin") is None:
+        raise RuntimeError(
+            "the function calls a callback, linear algebra or a Pallas kernel, which needs jax-cuda13-plugin: "
+            f'pip install "jax-cuda13-plugin=={jax.__version__}"'
+        ) from error
+
+
 def _timed(lowered: Any, options: dict[str, Any]) -> tuple[Any, float]:
     started = time.perf_counter()
-    compiled = lowered.compile(compiler_options=options)
+    try:
+        compiled = lowered.compile(compiler_options=options)
+    except jax.errors.JaxRuntimeError as error:
+        _check_plugin(error)
+        raise
     return compiled, time.perf_counter() - started
 
 

@@ -9,6 +9,7 @@ import inspect
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -57,13 +58,14 @@ def compile_call(
 
     Raises the errors of jax, XLA and the function.
     """
-    if isinstance(function, _JITTED):
-        args, kwargs = _on_target((tuple(args), dict(kwargs)), target)
-        traced = function.trace(*args, **kwargs)
-    else:
-        call, inputs = bind(function, args, kwargs)
-        traced = jax.jit(call).trace(*_on_target(tuple(inputs.values()), target))
-    lowered = traced.lower(lowering_platforms=("cuda",)) if target else traced.lower()
+    with having_devices_of(target):
+        if isinstance(function, _JITTED):
+            args, kwargs = _on_target((tuple(args), dict(kwargs)), target)
+            traced = function.trace(*args, **kwargs)
+        else:
+            call, inputs = bind(function, args, kwargs)
+            traced = jax.jit(call).trace(*_on_target(tuple(inputs.values()), target))
+        lowered = _jax_private.lower(traced, for_target=target is not None)
     with artifacts.raw_dump_folder(dump_to) as raw:
         dumping = artifacts.dump_options(raw) if raw is not None else {}
         compiled, _, missed = compiler.compile_lowered(lowered, {**options, **dumping}, target)
@@ -73,6 +75,11 @@ def compile_call(
     closed_over = _jax_private.constant_inputs(traced)
     autotuning = _autotuning(text, target, replayed=missed is None)
     return CompiledCall(text, autotuning, closed_over, None if target else compiled)
+
+
+def having_devices_of(target: compiler.Target | None) -> AbstractContextManager[None]:
+    """Import and trace as on a machine with the target's GPUs: `jax.devices()` returns them, and meshes hold them."""
+    return _jax_private.having(compiler.target_devices(target))
 
 
 def compile_phases(

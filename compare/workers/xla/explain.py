@@ -56,9 +56,23 @@ class XlaExplainer:
             results = pack.xla_autotune_results(jax.__version__)
             if request["autotune"] is not None:
                 results = targets.autotune_results(Path(request["autotune"]), jax.__version__) or results
-            self._xla_target = compiler.Target(pack.xla_config(jax.__version__), results)
+            self._xla_target = compiler.Target(
+                pack.xla_config(jax.__version__), results, devices=request["devices"]
+            )
 
     def explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[Any, list[str]]:
+        """Return the graph of one call, and notes."""
+        try:
+            return self._explain(call, dumps)
+        except ValueError as problem:
+            if "incompatible devices" not in str(problem) or self._xla_target is None:
+                raise
+            raise ValueError(
+                f"the function's mesh and its arguments are on different devices; devices=N (--devices N) makes the "
+                f"mesh of N GPUs of the {self._target}"
+            ) from problem
+
+    def _explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[Any, list[str]]:
         from xlafuse.compile import random_calls, user_functions
 
         from ..explain_request import unpack
@@ -71,7 +85,9 @@ class XlaExplainer:
             compiled = user_functions.compile_stablehlo(call["stablehlo"], target=target, dump_to=dumps)
             return self._graph(compiled, dumps), []
         args, kwargs = unpack(call["arguments"], _struct)
-        function = unpack(call["function"], _struct)
+        several = target if target is not None and target.devices > 1 else None
+        with user_functions.having_devices_of(several):  # meshes are made of them when the user's module is imported
+            function = unpack(call["function"], _struct)
         options = {name: _BOOLEANS.get(text.lower(), text) for name, text in call["settings"].items()}
         if self._grad:
             forward, backward = user_functions.compile_phases(

@@ -34,6 +34,12 @@ def jax_code(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.fixture
+def jax_calls(jax_code: Any) -> Any:
+    pytest.importorskip("jax_cuda13_plugin")
+    return importlib.import_module("jax_calls")
+
+
+@pytest.fixture
 def torch_code(monkeypatch: pytest.MonkeyPatch) -> Any:
     pytest.importorskip("torch")
     monkeypatch.syspath_prepend(str(CODE))
@@ -157,6 +163,24 @@ def test_several_are_compared(jax_code: Any):
     assert str(explained["plain"]).startswith("plain")
     with pytest.raises(ValueError, match="2 graphs"):
         _ = explained.graph
+
+
+@pytest.mark.parametrize(
+    "name", ["printed", "sine_of_numpy", "logged", "factorised", "solved", "eigenvectors", "doubled"]
+)
+def test_calls_out_of_xla_are_kernels_of_their_own(jax_calls: Any, name: str) -> None:
+    graph = xlafuse.explain(getattr(jax_calls, name), struct(64, 64, dtype="float32"), **TARGET).graph
+    kinds = [kernel.kind for kernel in graph.kernels]
+    assert {"custom", "library"} & set(kinds) and len(kinds) > 1 and not graph.unparsed
+
+
+def test_a_function_over_several_gpus(jax_calls: Any) -> None:
+    args = (struct(64, 4096), struct(4096, 256))
+    graph = xlafuse.explain(jax_calls.summed, *args, devices=4, **TARGET).graph
+    assert [kernel.kind for kernel in graph.kernels].count("collective") == 1
+    assert "all-reduce" in next(k for k in graph.kernels if k.kind == "collective").facts["opcode"]
+    with pytest.raises(explain_user.ExplainError, match="devices"):
+        xlafuse.explain(jax_calls.summed, *args, devices=2, **TARGET)
 
 
 def test_closed_over_weights_are_noted(jax_code: Any):

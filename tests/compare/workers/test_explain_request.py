@@ -118,3 +118,12 @@ def test_sparse_tensors_are_refused():
 
 def test_pickles_need_no_unpack():
     assert pickle.loads(pack({"a": 1}, arrays=False)) == {"a": 1}
+
+
+def test_a_closed_over_mesh_is_made_of_the_processs_devices():
+    jax = pytest.importorskip("jax")
+    mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:1]), ("i",))
+    got = unpack(pack(lambda: mesh, arrays=True), itself)()
+    assert got.shape == mesh.shape and got.axis_types == mesh.axis_types
+    (device,) = got.devices.flat
+    assert device == jax.devices()[0]
