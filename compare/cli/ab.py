@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..base.usage import UsageError
-from .functions import NotCompiled, arguments, call_options, check, quiet_jax, resolve
+from .functions import NotCompiled, arguments, call_options, check, quiet_jax, resolve, save
 from .options import json_option
 from .terminal import echo_json, emit
 
@@ -69,11 +69,7 @@ def command(
         )
     except ExplainError as problem:
         raise NotCompiled(" ".join(str(problem).split())) from None
-    if out is not None:
-        try:
-            found.explained.save(out)
-        except OSError as problem:
-            raise UsageError(f"{out}: cannot be written: {problem.strerror}") from None
+    save(found.explained, out)
     if as_json:
         echo_json(_to_json(found))
     else:

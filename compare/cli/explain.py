@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ..base.usage import UsageError
-from .functions import NotCompiled, arguments, call_options, check, names, quiet_jax, resolve
+from .functions import NotCompiled, arguments, call_options, check, names, quiet_jax, resolve, save
 from .options import json_option
 from .terminal import echo_json, emit, width
 
@@ -62,11 +61,7 @@ def command(
         )
     except ExplainError as problem:
         raise NotCompiled(" ".join(str(problem).split())) from None
-    if out is not None:
-        try:
-            explained.save(out)
-        except OSError as problem:
-            raise UsageError(f"{out}: cannot be written: {problem.strerror}") from None
+    save(explained, out)
     _show(explained, why=why, as_json=as_json)
 
 

@@ -12,11 +12,14 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..base.usage import UsageError, one_of
+
+if TYPE_CHECKING:
+    from ..sources.explained import Explained
 
 # Dtypes as HLO spells them; long names ("bfloat16") work too.
 DTYPES = {
@@ -68,6 +71,16 @@ def call_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def arguments(inputs: str | None, shapes: str | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return (args, kwargs) of --inputs or --args. Raises UsageError."""
     return arguments_from(inputs) if inputs is not None else parse_arguments(shapes or "")
+
+
+def save(explained: Explained, out: Path | None) -> None:
+    """Write the graphs to the file of --out, if there is one. Raises UsageError."""
+    if out is None:
+        return
+    try:
+        explained.save(out)
+    except OSError as problem:
+        raise UsageError(f"{out}: cannot be written: {problem.strerror}") from None
 
 
 def check(*functions: str, inputs: str | None, shapes: str | None) -> None:

@@ -1,5 +1,6 @@
 """Calls of compiled functions on random arrays, to be timed on this process's device."""
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,14 +11,14 @@ _KEYS = ("threefry2x32", "rbg", "unsafe_rbg")
 
 
 class NotCallable(Exception):
-    """The call cannot be repeated; the message gives the reason."""
+    """The call takes the memory of its arguments, so it cannot be repeated."""
 
 
 def call_of(compiled: jax.stages.Compiled) -> Callable[[], Any]:
     """Return a function that calls `compiled` with arrays that are drawn once.
 
     Floating arrays are normally distributed, others are zeros, which are valid indices. Raises NotCallable where the
-    function takes its arguments' memory, or a random key of another kind than jax's.
+    function takes its arguments' memory, and TypeError for a random key of another kind than jax's.
     """
     if any(info.donated for info in jax.tree.leaves(compiled.args_info)):
         raise NotCallable("the function takes the memory of its arguments (donate_argnums), so it can be called once")
@@ -44,19 +45,23 @@ def step_of(
 
 
 def draw(structs: Any) -> Any:
-    """Return a pytree of arrays for one of structs. Raises NotCallable."""
+    """Return a pytree of arrays for one of structs. Raises TypeError for a random key of another kind than jax's."""
     leaves, tree = jax.tree.flatten(structs)
     keys = jax.random.split(jax.random.key(0), len(leaves) + 1)
     return jax.tree.unflatten(tree, map(_drawn, leaves, keys[1:]))
 
 
+def key_implementation(dtype: str) -> str:
+    """Return the name of the random generator whose keys have that dtype ("key<fry>"). Raises TypeError."""
+    for name in _KEYS:
+        if str(jax.eval_shape(functools.partial(jax.random.key, 0, impl=name)).dtype) == dtype:
+            return name
+    raise TypeError(f"jax ships no random keys of {dtype}")
+
+
 def _drawn(struct: Any, key: Any) -> jax.Array:
     if jax.dtypes.issubdtype(struct.dtype, jax.dtypes.prng_key):
-        for implementation in _KEYS:
-            made = jax.random.key(0, impl=implementation)
-            if made.dtype == struct.dtype:
-                return jax.random.split(made, struct.shape)
-        raise NotCallable(f"jax ships no random keys of {struct.dtype}")
+        return jax.random.split(jax.random.key(0, impl=key_implementation(str(struct.dtype))), struct.shape)
     if not jnp.issubdtype(struct.dtype, jnp.floating):
         return jnp.zeros(struct.shape, struct.dtype)
     return jax.random.normal(key, struct.shape, jnp.float32).astype(struct.dtype)

@@ -147,19 +147,13 @@ def _closed_over(name: str, arrays: tuple[tuple[tuple[int, ...], str], ...]) -> 
 def _struct(like: Any) -> Any:
     import jax
 
+    from xlafuse.compile import random_calls
+
     if like.is_key:
-        return _key(like)
+        implementation = random_calls.key_implementation(like.dtype)
+        key = jax.eval_shape(lambda: jax.random.key(0, impl=implementation))
+        return jax.ShapeDtypeStruct(like.shape, key.dtype)
     return jax.ShapeDtypeStruct(like.shape, jax.numpy.dtype(like.dtype), weak_type=like.weak_type)
-
-
-def _key(like: Any) -> Any:
-    import jax
-
-    for implementation in ("threefry2x32", "rbg", "unsafe_rbg"):
-        key = jax.eval_shape(lambda name=implementation: jax.random.key(0, impl=name))
-        if str(key.dtype) == like.dtype:
-            return jax.ShapeDtypeStruct(like.shape, key.dtype)
-    raise TypeError(f"jax ships no random keys of {like.dtype}")
 
 
 if __name__ == "__main__":

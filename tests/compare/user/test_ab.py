@@ -73,4 +73,4 @@ def test_options_of_inductor_change_only_their_variant() -> None:
 def test_an_unknown_flag_of_xla_is_one_line() -> None:
     pytest.importorskip("jax")
     code, _, err = run(f"{CODE / 'jax_code.py'}:gelu", "--args", "f32[64,128]", "--xla-flag", "xla_no_flag=1")
-    assert code == 1 and err.splitlines()[-1].count("xla_no_flag") >= 1
+    assert code == 1 and "xla_no_flag" in err.splitlines()[-1]
