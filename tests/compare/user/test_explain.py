@@ -183,6 +183,19 @@ def test_a_function_over_several_gpus(jax_calls: Any) -> None:
         xlafuse.explain(jax_calls.summed, *args, devices=2, **TARGET)
 
 
+def test_a_jax_function_may_return_none(jax_calls: Any) -> None:
+    graph = xlafuse.explain(jax_calls.only_printed, struct(64, 64, dtype="float32"), **TARGET).graph
+    assert [kernel.kind for kernel in graph.kernels] == ["reduction", "custom"]
+
+
+def test_a_torch_function_may_work_in_place(torch_code: Any) -> None:
+    import torch
+
+    graph = xlafuse.explain(torch_code.scaled_in_place, torch.empty(64, 64, device="meta"), **TARGET).graph
+    (kernel,) = graph.kernels
+    assert kernel.bytes_read == kernel.bytes_written == 64 * 64 * 4
+
+
 def test_closed_over_weights_are_noted(jax_code: Any):
     import jax.numpy as jnp
 
