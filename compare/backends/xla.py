@@ -1,4 +1,4 @@
-"""The XLA backends: jax.jit as it is, with rematerialization, without fusion, and with hand-written Triton kernels."""
+"""The XLA backends: jax.jit as it is, with rematerialization, without fusion, and with kernels in Triton or Pallas."""
 
 from dataclasses import replace
 
@@ -17,4 +17,8 @@ XLA_TRITON = replace(
     XLA, name="xla-triton", label="XLA with hand-written Triton", family="xla-triton", cpu_check_worker=None,
     options={"function": ".workers.xla.triton_calls:launching"},
     requires=("triton", "g++", "launch planning"),
+)
+# Mosaic GPU compiles the kernels of a Pallas function. On a CPU, Pallas' interpreter of Mosaic GPU runs them.
+PALLAS = replace(
+    XLA, name="pallas", label="hand-written Pallas", family="pallas", options={"interpreter": True}, hand_written=True,
 )

@@ -245,7 +245,8 @@ def _without_gpu(backend: Backend, names: list[str]) -> str:
     if backend.cpu_check_worker is None:
         return compiles + "not checked: its kernels run on a GPU only"
     unchecked = [name for name in names if name in BACKENDS and BACKENDS[name].cpu_check_worker is None]
-    interpreted = " (by Triton's interpreter)" if backend.cpu_check_worker == "interpreter" else ""
+    by_triton, by_pallas = backend.cpu_check_worker == "interpreter", "interpreter" in backend.options
+    interpreted = f" (by {'Triton' if by_triton else 'Pallas'}'s interpreter)" if by_triton or by_pallas else ""
     but = f" ({' and '.join(unchecked)}: compiled only)" if unchecked else ""
     return compiles + "checked on the CPU" + interpreted + but
 

@@ -1,8 +1,8 @@
 """Lines of code of an implementation, without comments, docstrings and blank lines.
 
-Kernel lines run on the GPU: the Triton functions that the implementation's `apply` reaches, the device functions that
-they call, and the CUDA files that it names. Other lines surround them: launchers, their configuration, autograd
-functions, or the whole block where a compiler makes the kernels. Only the implementation's own package and its
+Kernel lines run on the GPU: the Triton functions that the implementation's `apply` reaches, the Pallas kernels and the
+functions that they call, and the CUDA files that it names. Other lines surround them: launchers, their configuration,
+autograd functions, or the whole block where a compiler makes the kernels. Only the implementation's own package and its
 subpackages count (`triton_side.kernels`, `xlafuse.blocks`), not the libraries below it. Source is read, never imported.
 """
 
@@ -38,13 +38,16 @@ def lines_of(implementation: Implementation) -> Lines:
     module, _, function = implementation.target.partition(":")
     package = module.rpartition(".")[0]
     reached = _reached(package, (module, function))
+    # The body of a Pallas kernel is Python, and so are the functions that it calls.
+    on_gpu = {name for each in reached if _is_decorated(each, "kernel") for name in _reached(package, each)}
+    on_gpu |= {each for each in reached if _is_decorated(each, "triton.jit")}
     kernel = other = 0
     files: set[Path] = set()
-    for name, definition in reached:
-        parsed = _parsed(name)
-        node = parsed.definitions[definition]
+    for each in reached:
+        parsed = _parsed(each[0])
+        node = parsed.definitions[each[1]]
         count = _code_lines(parsed.text(node), PythonLexer)
-        if _runs_on_gpu(node):
+        if each in on_gpu:
             kernel += count
         else:
             other += count
@@ -60,12 +63,17 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 @dataclass(frozen=True)
 class _Module:
-    """A parsed source file. imported: local name -> (module, definition in it, or "" for the module itself)."""
+    """A parsed source file.
+
+    imported: local name -> (module, definition in it, or "" for the module itself). vjp: the functions that
+    `f.defvjp(forward, backward)` gives a function f.
+    """
 
     path: Path
     source: str
     definitions: dict[str, Definition]
     imported: dict[str, Name]
+    vjp: dict[str, list[ast.expr]]
 
     def text(self, node: Definition) -> str:
         """The source of a definition, without its decorators."""
@@ -89,7 +97,12 @@ def _parsed(module: str) -> _Module:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             imported |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
     definitions = {node.name: node for node in tree.body if isinstance(node, Definition)}
-    return _Module(path, source, definitions, imported)
+    calls = [node.value for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+    vjp = {
+        function.removesuffix(".defvjp"): call.args for call in calls
+        if (function := ast.unparse(call.func)).endswith(".defvjp")
+    }
+    return _Module(path, source, definitions, imported, vjp)
 
 
 def _reached(package: str, start: Name) -> list[Name]:
@@ -108,7 +121,8 @@ def _reached(package: str, start: Name) -> list[Name]:
 
 def _uses(package: str, module: str, node: Definition) -> Iterator[Name]:
     parsed = _parsed(module)
-    body: list[ast.AST] = [*node.body, *(node.bases if isinstance(node, ast.ClassDef) else [])]
+    bases = node.bases if isinstance(node, ast.ClassDef) else []
+    body: list[ast.AST] = [*node.body, *bases, *parsed.vjp.get(node.name, [])]
     for part in (part for statement in body for part in ast.walk(statement)):
         if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
             outer, inner = parsed.imported.get(part.value.id, ("", ""))
@@ -130,8 +144,9 @@ def _definitions(module: str) -> dict[str, Definition]:
         return {}  # not a module
 
 
-def _runs_on_gpu(node: Definition) -> bool:
-    return any(ast.unparse(decorator).startswith("triton.jit") for decorator in node.decorator_list)
+def _is_decorated(name: Name, decorator: str) -> bool:
+    decorators = _parsed(name[0]).definitions[name[1]].decorator_list
+    return any(ast.unparse(each).startswith(decorator) for each in decorators)
 
 
 def _cuda_files(folder: Path, node: Definition) -> set[Path]:

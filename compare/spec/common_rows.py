@@ -75,6 +75,27 @@ def cuda(block: str) -> Implementation:
     return Implementation("cuda", f"triton_side.cuda.{block}:apply", "cuda", "raw CUDA C++ through NVRTC")
 
 
+def pallas(block: str, unsupported: Callable[[Case], str | None]) -> Implementation:
+    """Return the hand-written Pallas kernels of a block. unsupported: sizes that they do not take."""
+    half_precision = half_precision_only("hand-written Pallas")
+    return Implementation(
+        "pallas", f"xlafuse.pallas.{block}:apply", "pallas", "hand-written Pallas (Mosaic GPU)",
+        unsupported=lambda case: half_precision(case) or unsupported(case), requires=("jax>=0.11",),
+    )
+
+
+def pallas_product(block: str) -> Implementation:
+    """Return a product of m, k and n in Pallas. Its tiles in shared memory consist of pieces of 8 x 64 elements."""
+
+    def unsupported(case: Case) -> str | None:
+        m, k, n = (case.sizes[axis] for axis in "mkn")
+        if (m <= 8 or m % 8 == 0) and all(size % (64 if size > 64 else 8) == 0 for size in (k, n)):
+            return None
+        return f"hand-written Pallas copies tiles of whole 8 x 64 pieces, which m {m}, k {k}, n {n} do not divide into"
+
+    return pallas(block, unsupported)
+
+
 LIGER = "liger-kernel==0.8.5"
 CUTE = ("quack-kernels==0.6.5", "nvidia-cutlass-dsl[cu13]==4.8.1")
 FLASH_ATTENTION_4 = ("flash-attn-4==4.0.0b36", *CUTE)

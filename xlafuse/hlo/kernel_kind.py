@@ -22,6 +22,8 @@ _CUSTOM_OPS = frozenset(
 )
 # backend_config={name = "add_kernel", ...
 _TRITON_NAME = re.compile(r'name\s*=\s*\\?"([\w$]{1,256})')
+# metadata={op_name="jit(backward)/transpose(jvp(add_kernel))/mpmd_map" of pl.kernel; of pl.pallas_call, pallas_call
+_MOSAIC_NAME = re.compile(r"([\w$]{1,256})\)*/(?:mpmd_map|pallas_call)$")
 
 
 def kind_of(instruction: Instruction, work: list[Instruction]) -> Kind:
@@ -63,8 +65,14 @@ def is_tunable(instruction: Instruction, kind: Kind) -> bool:
 def runtime_name(instruction: Instruction, kind: Kind, work: list[Instruction]) -> str | None:
     """Return the kernel's name at run time; None if a library or the author of a custom call chooses it."""
     if kind == "library" or any(part.synchronous_opcode == "custom-call" for part in work):
-        name = _TRITON_NAME.search(instruction.backend_config)
-        return name[1] if name and instruction.custom_call_target == "__gpu$xla.gpu.triton" else None
+        match instruction.custom_call_target:
+            case "__gpu$xla.gpu.triton":
+                name = _TRITON_NAME.search(instruction.backend_config)
+                return name[1] if name else None
+            case "mosaic_gpu_v2":
+                name = _MOSAIC_NAME.search(instruction.op_name)
+                return f"{name[1]}_mosaic_gpu_kernel" if name else None
+        return None
     # A sort keeps its own name, even inside a fusion.
     named = next((part for part in work if part.opcode == "sort"), instruction)
     return named.name.replace(".", "_").replace("-", "_")

@@ -2,7 +2,7 @@
 
 from ..block import Block
 from ..case import Shape, Sizes
-from ..common_rows import compilers, cuda_graphs, library, triton
+from ..common_rows import compilers, cuda_graphs, library, pallas_product, triton
 from ..tensor import Tensor
 
 
@@ -31,12 +31,15 @@ BLOCK = Block(
         Shape("llama-8b-qkv", {"m": 8192, "k": 4096, "n": 6144}),
         Shape("skinny", {"m": 16, "k": 4096, "n": 4096}),
         Shape("odd", {"m": 17, "k": 37, "n": 67}, ("float32", "float16", "bfloat16"), edge=True),
+        # Tiles of 128 x 256 with edges in both axes, and more steps of 64 along k than a ring of four holds.
+        Shape("tiles", {"m": 72, "k": 320, "n": 576}, ("bfloat16", "float16"), edge=True),
         Shape("tiny-row", {"m": 1, "k": 32, "n": 48}, ("float32", "float16", "bfloat16"), edge=True),
         Shape("tiny-column", {"m": 5, "k": 32, "n": 1}, ("float32", "bfloat16"), directions=("train",), edge=True),
     ),
     implementations=(
         *compilers("linear", rounded_sums=("bias",)),
         library("linear", "F.linear, one library call with the bias"), triton("linear"),
+        pallas_product("linear"),
         *cuda_graphs("linear", static=("weight", "bias")),
     ),
 )

@@ -2,7 +2,7 @@
 
 from ..block import Block
 from ..case import Shape, Sizes
-from ..common_rows import compilers, cuda, cuda_graphs, triton
+from ..common_rows import compilers, cuda, cuda_graphs, pallas_product, triton
 from ..tensor import Tensor
 
 
@@ -32,6 +32,8 @@ BLOCK = Block(
         Shape("square-8k", {"m": 8192, "k": 8192, "n": 8192}),
         Shape("skinny", {"m": 16, "k": 4096, "n": 14336}),
         Shape("odd", {"m": 17, "k": 37, "n": 67}, ("float32", "float16", "bfloat16"), edge=True),
+        # Tiles of 128 x 256 with edges in both axes, and more steps of 64 along k than a ring of four holds.
+        Shape("tiles", {"m": 72, "k": 320, "n": 576}, ("bfloat16", "float16"), edge=True),
         Shape("tiny-row", {"m": 1, "k": 32, "n": 48}, ("float32", "float16", "bfloat16"), edge=True),
         Shape("tiny-column", {"m": 5, "k": 32, "n": 1}, ("float32", "bfloat16"), directions=("train",), edge=True),
         Shape(
@@ -40,5 +42,8 @@ BLOCK = Block(
         ),
     ),
     # No library row: eager already calls `torch.matmul`.
-    implementations=(*compilers("matmul"), triton("matmul"), cuda("matmul"), *cuda_graphs("matmul", static=("b",))),
+    implementations=(
+        *compilers("matmul"), triton("matmul"), pallas_product("matmul"), cuda("matmul"),
+        *cuda_graphs("matmul", static=("b",)),
+    ),
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 import tempfile
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
@@ -70,15 +72,25 @@ def prepare(
         return again
 
     try:
-        halves = _compile(
-            case, implementation, inputs, cotangents, dumps, partial(compile_phase, autotune=autotune)
-        )
+        with nullcontext() if backend.has_gpu else _interpreter(implementation):
+            halves = _compile(
+                case, implementation, inputs, cotangents, dumps, partial(compile_phase, autotune=autotune)
+            )
     except compiler.AutotuningNeeded as problem:
         raise NotAutotuned(str(problem)) from problem
     program = _program(halves, dumps, has_gpu=backend.has_gpu)
     program.graph = _graph(halves, dumps, name=implementation.name, target="")
     program.variants = _variants(program.command_buffers or {}, compile_with)
     return program
+
+
+def _interpreter(implementation: Implementation) -> AbstractContextManager[Any]:
+    """Return a context in which Pallas' interpreter of Mosaic GPU runs an implementation's kernels on a CPU."""
+    if "interpreter" not in implementation.backend.options:
+        return nullcontext()
+    plgpu: Any = importlib.import_module("jax.experimental.pallas.mosaic_gpu")  # jax 0.10 has no interpreter
+    interpreter: AbstractContextManager[Any] = plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams())
+    return interpreter
 
 
 def compile_for_target(

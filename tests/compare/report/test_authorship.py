@@ -74,6 +74,41 @@ def helper(x):
 def second(x):
     return x
 '''
+PALLAS = '''from written.kernels.library import differentiable, kernel, run
+
+
+@kernel
+def body(x, y):
+    y[...] = doubled(x)
+
+
+def doubled(x):
+    return 2 * x
+
+
+def launch(x):
+    return run(body, x)
+
+
+@differentiable
+def operation(x):
+    return launch(x)
+
+
+def forward(x):
+    return operation(x), x
+
+
+def backward(x, dy):
+    return dy
+
+
+operation.defvjp(forward, backward)
+
+
+def apply(inputs):
+    return operation(inputs)
+'''
 CUDA = """// A comment.
 #include <math.h>  // counted
 #include "pack.cuh"
@@ -94,6 +129,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "written" / "elsewhere.py").write_text("def unrelated():\n    return 0\n")
     (package / "block.py").write_text(SOURCE)
     (package / "shared.py").write_text(SHARED)
+    (package / "pallas.py").write_text(PALLAS)
     (package / "add.cu").write_text(CUDA)
     (package / "pack.cuh").write_text("struct Pack {};\n")
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -112,6 +148,11 @@ def test_kernels_count_with_their_helpers_and_without_comments(written: str) -> 
     assert of(f"{written}:apply") == Lines(kernel + helpers, host)
 
 
+def test_a_pallas_kernel_counts_with_the_functions_that_it_calls(written: str) -> None:
+    host = 2 * 5  # launch, operation, forward, backward, apply
+    assert of("written.kernels.pallas:apply") == Lines(2 + 2, host)
+
+
 def test_a_cuda_file_counts_with_what_it_includes(written: str) -> None:
     assert of(f"{written}:with_cuda") == Lines(2 + 3 + 1, 2)
 
@@ -127,7 +168,7 @@ def test_missing_source_is_an_error(written: str) -> None:
 def test_only_handwritten_implementations_have_kernel_lines(block) -> None:  # type: ignore[no-untyped-def]
     for implementation in block.implementations:
         found = lines_of(implementation)
-        own_kernels = implementation.backend_name in ("triton", "triton-cudagraphs", "xla-triton", "cuda")
+        own_kernels = implementation.backend_name in ("triton", "triton-cudagraphs", "xla-triton", "cuda", "pallas")
         assert (found.kernel > 0) == own_kernels, implementation.name
         assert found.other > 0
 

@@ -305,6 +305,23 @@ def test_cublas_without_its_scratch_and_with_its_epilogue() -> None:
     assert (kernel.bytes_read, kernel.bytes_written) == (128 + 256, 256)
 
 
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("jit(f)/transpose(jvp(matmul_kernel))/mpmd_map", "matmul_kernel_mosaic_gpu_kernel"),
+        ("jit(f)/attention/scale/pallas_call", "scale_mosaic_gpu_kernel"),
+        ("jit(f)/custom", None),
+    ],
+    ids=["kernel", "pallas_call", "unknown"],
+)
+def test_the_name_of_a_mosaic_kernel(path: str, name: str | None) -> None:
+    kernel = _only(
+        "  %a = f32[8,4]{1,0} parameter(0)\n  ROOT %g = f32[8,4]{1,0} custom-call(%a), "
+        f'custom_call_target="mosaic_gpu_v2", metadata={{op_name="{path}"}}'
+    )
+    assert (kernel.kind, kernel.runtime_name) == ("custom", name)
+
+
 _LOOP = """%cond (s: f32[4]) -> pred[] {
   %s = f32[4]{0} parameter(0)
   ROOT %c = pred[] compare(%s, %s), direction=LT

@@ -1,0 +1,189 @@
+"""The Pallas kernels: in Pallas' interpreter against float64, their declared costs, and their code for an H200."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from compare.spec.blocks import BLOCKS
+from compare.spec.case import Case
+from xlafuse.compile import compiler, directions
+
+if jax.__version_info__ < (0, 11):
+    pytest.skip("Pallas' interpreter of Mosaic GPU needs jax 0.11", allow_module_level=True)
+
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from xlafuse.pallas import matmul
+
+Arrays = dict[str, jax.Array]
+
+# Pieces of a tile, edges of tiles, more steps than the ring holds; one row; a wide tile next to a narrow one.
+PRODUCTS = [{"m": 136, "k": 320, "n": 320}, {"m": 1, "k": 32, "n": 48}, {"m": 8, "k": 64, "n": 576}]
+SIZES = {"matmul": PRODUCTS, "linear": PRODUCTS, "linear_gelu": PRODUCTS}
+CASES = [
+    Case(block, "x", sizes, dtype, "train") for block, each in SIZES.items() for sizes in each
+    for dtype in ("bfloat16", "float16")
+]
+
+
+def apply_of(case: Case) -> Any:
+    apply = importlib.import_module(f"xlafuse.pallas.{case.block}").apply
+    return functools.partial(apply, **BLOCKS[case.block].attributes_of(case))
+
+
+def structs(case: Case, tensors: Any) -> dict[str, jax.ShapeDtypeStruct]:
+    return {t.name: jax.ShapeDtypeStruct(t.shape(case.sizes), jnp.dtype(t.dtype_in(case))) for t in tensors}
+
+
+def drawn(given: dict[str, jax.ShapeDtypeStruct]) -> Arrays:
+    keys = jax.random.split(jax.random.key(0), len(given))
+    normal = [jax.random.normal(key, s.shape).astype(s.dtype) for key, s in zip(keys, given.values(), strict=True)]
+    return dict(zip(given, normal, strict=True))
+
+
+@contextlib.contextmanager
+def interpreted(**parameters: Any) -> Iterator[None]:
+    if jax.default_backend() == "gpu":
+        pytest.skip("the interpreter runs on a CPU; on a GPU, test_every_implementation runs the kernels")
+    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(**parameters)):
+        yield
+
+
+def step(apply: Any, inputs: Arrays, cotangents: Arrays) -> dict[str, Any]:
+    outputs, vjp = jax.vjp(apply, inputs)
+    (gradients,) = vjp(cotangents)
+    return outputs | {f"d_{name}": gradient for name, gradient in gradients.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.block}-{case.dtype}-{case.sizes}")
+def test_outputs_and_gradients_against_float64(case: Case) -> None:
+    block = BLOCKS[case.block]
+    inputs, cotangents = drawn(structs(case, block.inputs)), drawn(structs(case, block.outputs))
+    with interpreted():
+        found = jax.jit(functools.partial(step, apply_of(case)))(inputs, cotangents)
+    with jax.enable_x64(True):
+        wide, wide_cotangents = (
+            {name: jnp.asarray(np.asarray(x), jnp.float64) for name, x in arrays.items()}
+            for arrays in (inputs, cotangents)
+        )
+        reference = functools.partial(block.reference, jnp, **block.attributes_of(case))
+        expected = {n: np.asarray(x) for n, x in step(reference, wide, wide_cotangents).items()}
+    eps = float(jnp.finfo(case.dtype).eps)
+    assert found.keys() == expected.keys()
+    for name, values in found.items():
+        assert values.dtype == case.dtype
+        error = np.abs(np.asarray(values, np.float64) - expected[name])
+        # An output is rounded once; before it, one operand of a gradient is. Sums of float32 add less.
+        scale = np.abs(expected[name]) + expected[name].std() + 1e-3
+        assert (error / scale).max() < 1.5 * eps, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("transposed", [(False, False), (True, False), (False, True)], ids=["nn", "tn", "nt"])
+def test_no_copy_races_with_a_reader(transposed: tuple[bool, bool]) -> None:
+    a, b = jnp.ones((136, 320), jnp.bfloat16), jnp.ones((320, 576), jnp.bfloat16)
+    a, b = a.T if transposed[0] else a, b.T if transposed[1] else b
+    with interpreted(detect_races=True):
+        sums, _ = matmul.launch_matmul(
+            a, b, jnp.ones(576, jnp.bfloat16), epilogue=("sum", "gelu"), a_transposed=transposed[0],
+            b_transposed=transposed[1],
+        )
+        assert (sums == 321 - 1).all()  # 321 rounds to 320 in bfloat16
+
+
+def kernels_of(function: Any, *arguments: Any) -> list[Any]:
+    """Return the equations of a function's Pallas kernels."""
+    found = []
+
+    def walk(jaxpr: Any) -> None:
+        for equation in jaxpr.eqns:
+            if equation.primitive.name == "mpmd_map":
+                found.append(equation)
+                continue
+            for value in equation.params.values():
+                inner = getattr(value, "jaxpr", value)
+                if hasattr(inner, "eqns"):
+                    walk(inner)
+
+    walk(jax.make_jaxpr(function)(*arguments).jaxpr)
+    return found
+
+
+@pytest.mark.parametrize("block", SIZES)
+def test_a_forward_kernel_declares_the_flops_and_bytes_of_its_block(block: str) -> None:
+    case = next(c for c in BLOCKS[block].cases("full") if c.direction == "fwd" and c.dtype == "bfloat16")
+    (kernel,) = kernels_of(apply_of(case), structs(case, BLOCKS[block].inputs))
+    cost = kernel.params["cost_estimate"]
+    assert cost.flops == BLOCKS[block].flops(case.sizes)
+    assert cost.bytes_accessed == BLOCKS[block].bytes_compulsory(case)["forward"]
+
+
+@pytest.mark.parametrize("block", ["matmul", "linear", "linear_gelu"])
+def test_products_of_a_backward_pass_declare_their_flops(block: str) -> None:
+    case = next(c for c in BLOCKS[block].cases("full") if c.direction == "train")
+    forward, backward = directions.train_phases(apply_of(case), {})
+    inputs, outputs = structs(case, BLOCKS[block].inputs), structs(case, BLOCKS[block].outputs)
+    _, residuals = jax.eval_shape(forward, inputs)
+    found = kernels_of(backward, residuals, outputs)
+    products = [k.params["cost_estimate"].flops for k in found if "matmul" in str(k.source_info.name_stack)]
+    assert sum(products) == BLOCKS[block].backward_flops(case.sizes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", SIZES)
+def test_code_for_an_h200(
+    block: str, h200: compiler.Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each kernel copies by TMA and keeps its values in registers; products use the tensor cores of Hopper."""
+    for option in ("DUMP_TO", "DUMP_PTX", "DUMP_PTXAS"):
+        monkeypatch.setenv(f"MOSAIC_GPU_{option}", str(tmp_path) if option == "DUMP_TO" else "1")
+    case = next(c for c in BLOCKS[block].cases("full") if c.direction == "train" and c.dtype != "float32")
+    forward, backward = directions.train_phases(apply_of(case), {})
+    inputs, outputs = structs(case, BLOCKS[block].inputs), structs(case, BLOCKS[block].outputs)
+    saved = compiler.compile(forward, [inputs], target=h200)
+    last = compiler.compile(backward, [saved.output_structs[1], outputs], target=h200)
+    names = {k.runtime_name for k in (*saved.kernels, *last.kernels) if k.opcodes == ("custom-call",)}
+    found = {path.stem: path.read_text() for path in tmp_path.glob("*.ptx")}
+    assert {f"{re.sub(r'_[0-9]+$', '', name)}_mosaic_gpu_kernel" for name in found} == names
+    for name, ptx in found.items():
+        assert "cp.async.bulk.tensor" in ptx
+        assert ("wgmma.mma_async" in ptx) == ("matmul" in name)
+        report = (tmp_path / f"{name}.ptxas").read_text()
+        assert "0 bytes spill stores, 0 bytes spill loads" in report
+        assert "serialized" not in report  # products that wait for each other
+
+
+@pytest.mark.parametrize(
+    ("m", "n", "columns", "steps"), [(8192, 14336, 256, 4), (16, 14336, 128, 6), (16, 4096, 64, 8)],
+    ids=["many-rows", "few-rows", "few-tiles"],
+)
+def test_narrower_tiles_where_multiprocessors_would_be_idle(
+    m: int, n: int, columns: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matmul, "multiprocessors", lambda: 132)
+    config = matmul.choose_config(m, n, itemsize=2)
+    assert (config.columns, config.steps) == (columns, steps)
+
+
+def test_other_dtypes_and_sizes_are_refused() -> None:
+    a, b = jnp.ones((16, 64), jnp.bfloat16), jnp.ones((64, 64), jnp.bfloat16)
+    with pytest.raises(TypeError, match="all bfloat16 or all float16, got float32, float32"):
+        matmul.matmul(a.astype(jnp.float32), b.astype(jnp.float32))
+    with pytest.raises(TypeError, match="got bfloat16, float16"):
+        matmul.matmul(a, b.astype(jnp.float16))
+    with pytest.raises(ValueError, match=r"must fit, got \[16, 64\], \[32, 64\]"):
+        matmul.matmul(a, b[:32])
+    with pytest.raises(ValueError, match="got m 15, k 64, n 64: pad the arrays"):
+        matmul.matmul(a[:15], b)

@@ -1,0 +1,1 @@
+"""Hand-written Pallas kernels on Mosaic GPU, one file an operation, forward and backward."""
