@@ -96,6 +96,18 @@ def pallas_product(block: str) -> Implementation:
     return pallas(block, unsupported)
 
 
+def pallas_rows(block: str) -> Implementation:
+    """Return a kernel over rows in Pallas. Each thread of a row's warpgroups has equal pieces of it."""
+
+    def unsupported(case: Case) -> str | None:
+        columns = case.sizes["columns"]
+        if columns % (128 if columns <= 4096 else 1024) == 0 and columns <= 32768:
+            return None
+        return f"hand-written Pallas takes multiples of 128 columns, above 4096 of 1024 up to 32,768, not {columns}"
+
+    return pallas(block, unsupported)
+
+
 LIGER = "liger-kernel==0.8.5"
 CUTE = ("quack-kernels==0.6.5", "nvidia-cutlass-dsl[cu13]==4.8.1")
 FLASH_ATTENTION_4 = ("flash-attn-4==4.0.0b36", *CUTE)

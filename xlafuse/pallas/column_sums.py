@@ -61,7 +61,7 @@ def choose_shares(rows: int, columns: int, resident: int) -> Shares:
 
 @kernel
 def column_sums_kernel(x, partial, *, buffer, shares, **rings):
-    def add_tile(total, tile):
+    def add_tile(_, total, tile):
         for row in range(ROWS):
             total += tile[row].astype(jnp.float32)
         return total

@@ -34,7 +34,7 @@ DPRE = (operation("tanh", "gelu", backward=True), operation("mul", "gelu", "dx",
 def dpre_kernel(dy, pre, dpre, partial, *, buffer, shares, **rings):
     """Compute dpre and, for each program, the sum of its rows."""
 
-    def compute_tile(total, dy_tile, pre_tile, dpre_tile):
+    def compute_tile(_, total, dy_tile, pre_tile, dpre_tile):
         for row in range(ROWS):
             gradient = dy_tile[row].astype(jnp.float32) * gelu_slope(pre_tile[row].astype(jnp.float32))
             dpre_tile[row] = gradient.astype(dpre.dtype)

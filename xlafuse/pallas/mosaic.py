@@ -39,30 +39,31 @@ def kernel(body: Callable[..., None]) -> Callable[..., Any]:
     The launcher takes the operands and:
 
     results: the results' shapes and dtypes, a pytree.
-    programs, warpgroups: the size of the launch. Without warpgroups, a program is one and the body needs no index.
+    programs, warpgroups: the size of the launch; a program has one warpgroup if not said otherwise.
     scratch: shared memory and barriers, by parameter name; a program's warpgroups share them.
     computes, cost: the operations, FLOPs and bytes of the kernel, which is opaque to XLA. Mosaic GPU leaves the cost in
         the jaxpr (jax 0.11.2), so a frontend attribute of the call has the operations and FLOPs, too.
+    barriers: Mosaic adds barriers of a warpgroup around its accesses to shared memory. Without them the kernel is
+        faster, but only right if no thread both reads and writes an address.
     constants: values of the body's other parameters.
     """
 
     @functools.wraps(body)
     def launch(
         *operands: jax.Array, results: Any, programs: int, scratch: Mapping[str, Any],
-        computes: Sequence[Mapping[str, Any]], cost: pl.CostEstimate, warpgroups: int | None = None, **constants: Any,
+        computes: Sequence[Mapping[str, Any]], cost: pl.CostEstimate, warpgroups: int = 1, barriers: bool = True,
+        **constants: Any,
     ) -> Any:
-        threads = None if warpgroups is None else WARPGROUP
-
         def with_scratch(*references: Any) -> None:
             run = functools.partial(body, *references, **constants)
-            pl.run_scoped(run, **scratch, collective_axes=threads or ())
+            pl.run_scoped(run, **scratch, collective_axes=WARPGROUP)
 
-        mesh = plgpu.Mesh(grid=(programs,), grid_names=(PROGRAM,), num_threads=warpgroups, thread_name=threads)
+        mesh = plgpu.Mesh(grid=(programs,), grid_names=(PROGRAM,), num_threads=warpgroups, thread_name=WARPGROUP)
         declared = json.dumps({"flops": cost.flops, "operations": list(computes)})
         with set_xla_metadata(**{custom_calls.ATTRIBUTE: declared}):
+            parameters = plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=not barriers)
             return pl.kernel(
-                with_scratch, results, mesh=mesh, compiler_params=plgpu.CompilerParams(approx_math=True),
-                cost_estimate=cost, name=body.__name__,
+                with_scratch, results, mesh=mesh, compiler_params=parameters, cost_estimate=cost, name=body.__name__
             )(*operands)
 
     return launch
@@ -97,31 +98,48 @@ def rings(steps: int, shape: tuple[int, ...], dtype: Any, inputs: int, outputs: 
 def stream(
     compute: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any], *, tile_of: Callable[[Any], Any],
     tiles: int, carry: Any = None, in_rings: Sequence[Any], out_rings: Sequence[Any], loaded: Any,
+    read: Callable[[Any], Any] | None = None, owner: tuple[Any, ...] = (),
 ) -> Any:
-    """Run compute(carry, *input tiles, *output tiles) for each tile of a program of one warpgroup; return the carry.
+    """Run compute(tile, carry, *input tiles, *output tiles) for each tile of a warpgroup, and return the last carry.
 
     TMA copies the next tiles into shared memory meanwhile, and stores the last ones. tile_of(i): the index of the i-th
     tile in each array. Beyond an array's edges, tiles of inputs are zero and tiles of outputs are not stored.
+
+    read: loads an input's tile from shared memory; compute gets its result instead of the tile. If an input has one
+        step of shared memory, the next tile is copied into it while compute runs.
+    owner: the index of the warpgroup's rings and barriers, where each has its own.
     """
-    steps = in_rings[0].shape[0]
+    in_steps, out_steps = (rings[0].shape[len(owner)] if rings else 1 for rings in (in_rings, out_rings))
+    early = read is not None and in_steps == 1
 
     def load(tile: Any) -> None:
-        slot = lax.rem(tile, steps)
+        slot = *owner, lax.rem(tile, in_steps)
         for array, ring in zip(inputs, in_rings, strict=True):
             plgpu.copy_gmem_to_smem(array.at[tile_of(tile)], ring.at[slot], loaded.at[slot])
 
+    def load_next(tile: Any) -> None:
+        pl.when(tile + in_steps < tiles)(lambda: load(tile + in_steps))
+
     def step(tile: Any, carry: Any) -> Any:
-        slot = lax.rem(tile, steps)
+        slot = *owner, lax.rem(tile, in_steps)
         plgpu.barrier_wait(loaded.at[slot])
-        plgpu.wait_smem_to_gmem((steps - 1) * len(outputs), wait_read_only=True)
-        carry = compute(carry, *(ring.at[slot] for ring in (*in_rings, *out_rings)))
+        given = [ring.at[slot] for ring in in_rings]
+        if read is not None:
+            given = [read(each) for each in given]
+        if early:
+            plgpu.commit_smem()  # a barrier, too: all threads have read the tile
+            load_next(tile)
+        plgpu.wait_smem_to_gmem((out_steps - 1) * len(outputs), wait_read_only=True)
+        results = [ring.at[*owner, lax.rem(tile, out_steps)] for ring in out_rings]
+        carry = compute(tile, carry, *given, *results)
         plgpu.commit_smem()
-        for array, ring in zip(outputs, out_rings, strict=True):
-            plgpu.copy_smem_to_gmem(ring.at[slot], array.at[tile_of(tile)])
-        pl.when(tile + steps < tiles)(lambda: load(tile + steps))
+        for array, result in zip(outputs, results, strict=True):
+            plgpu.copy_smem_to_gmem(result, array.at[tile_of(tile)])
+        if not early:
+            load_next(tile)
         return carry
 
-    pl.loop(0, min(steps, tiles))(load)
+    pl.loop(0, min(in_steps, tiles))(load)
     carry = lax.fori_loop(0, tiles, step, carry)
     plgpu.wait_smem_to_gmem(0)
     return carry

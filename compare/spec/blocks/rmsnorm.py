@@ -2,7 +2,7 @@
 
 from ..block import Block
 from ..case import Case, Shape
-from ..common_rows import compilers, cuda_graphs, library, liger, quack, triton, xla_triton
+from ..common_rows import compilers, cuda_graphs, library, liger, pallas_rows, quack, triton, xla_triton
 from ..tensor import Tensor
 from ._edges import TRANSPOSED_ROWS
 
@@ -38,6 +38,8 @@ BLOCK = Block(
         Shape("8192-columns", {"rows": 8192, "columns": 8192}),
         Shape("one-row", {"rows": 1, "columns": 4096}, ("float32",), edge=True),
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), edge=True),
+        # Several tiles of four rows for some programs.
+        Shape("tiles", {"rows": 100, "columns": 1024}, ("bfloat16", "float16"), edge=True),
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), edge=True),
         # Forward only: with one column the gradient of x is the rounding error of two equal terms.
         Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "bfloat16"), directions=("fwd",), edge=True),
@@ -50,7 +52,7 @@ BLOCK = Block(
     implementations=(
         *compilers("rmsnorm", rounded_sums=("weight",)),
         library("rmsnorm", "F.rms_norm", _many_rows_in_float32), triton("rmsnorm"),
-        xla_triton("rmsnorm"), liger("rmsnorm"), quack("rmsnorm", 4),
+        pallas_rows("rmsnorm"), xla_triton("rmsnorm"), liger("rmsnorm"), quack("rmsnorm", 4),
         *cuda_graphs("rmsnorm", static=("weight",)),
     ),
 )
