@@ -33,7 +33,7 @@ PRODUCTS = [{"m": 136, "k": 320, "n": 320}, {"m": 1, "k": 32, "n": 48}, {"m": 8,
 # Several tiles of a program; two warpgroups that share a row.
 ROWS = [{"rows": 70, "columns": 1024}, {"rows": 5, "columns": 8192}]
 SIZES = {
-    "matmul": PRODUCTS, "linear": PRODUCTS, "linear_gelu": PRODUCTS, "rmsnorm": ROWS,
+    "matmul": PRODUCTS, "linear": PRODUCTS, "linear_gelu": PRODUCTS, "rmsnorm": ROWS, "softmax": ROWS,
 }
 CASES = [
     Case(block, "x", sizes, dtype, "train") for block, each in SIZES.items() for sizes in each
@@ -109,7 +109,7 @@ def test_no_copy_races_with_a_reader(transposed: tuple[bool, bool], capfd: pytes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", ["rmsnorm"])
+@pytest.mark.parametrize("block", ["rmsnorm", "softmax"])
 def test_no_copy_of_rows_races_with_a_reader(block: str, capfd: pytest.CaptureFixture[str]) -> None:
     """These kernels have no barriers of Mosaic's around their accesses to shared memory."""
     for sizes in ROWS:
@@ -118,6 +118,20 @@ def test_no_copy_of_rows_races_with_a_reader(block: str, capfd: pytest.CaptureFi
         with interpreted(detect_races=True):
             jax.block_until_ready(step(apply_of(case), inputs, cotangents))
     assert "RACE" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.slow
+def test_hidden_elements_and_rows_of_softmax() -> None:
+    """A row of nothing but -inf gives zeros and zero gradients, and an element of -inf has none."""
+    x = jax.random.normal(jax.random.key(0), (6, 256)).astype(jnp.bfloat16)
+    x = x.at[2].set(-jnp.inf).at[3, 5:].set(-jnp.inf)
+    dy = jnp.ones_like(x).at[:, 0].set(2)
+    with interpreted():
+        found = step(apply_of(Case("softmax", "x", {}, "bfloat16", "train")), {"x": x}, {"y": dy})
+    for name in ("y", "d_x"):
+        values = np.asarray(found[name], np.float32)
+        assert np.isfinite(values).all() and not values[2].any() and not values[3, 5:].any()
+        assert values[0].any() and values[3, :5].all()
 
 
 def kernels_of(function: Any, *arguments: Any) -> list[Any]:

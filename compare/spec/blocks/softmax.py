@@ -10,7 +10,7 @@ from typing import Any
 
 from ..block import Block
 from ..case import Case, Shape, Sizes
-from ..common_rows import compilers, cuda, library, liger, quack, triton, xla_triton
+from ..common_rows import compilers, cuda, library, liger, pallas_rows, quack, triton, xla_triton
 from ..tensor import Tensor
 
 
@@ -72,11 +72,14 @@ BLOCK = Block(
         Shape("odd-masked", {"rows": 9, "columns": 257, "masked": 2}, ("float32", "float16", "bfloat16"), edge=True),
         # Rows that no compiler pads.
         Shape("even-masked", {"rows": 5, "columns": 64, "masked": 2}, ("float32", "bfloat16"), edge=True),
+        # Several tiles of four rows for some programs.
+        Shape("tiles-masked", {"rows": 100, "columns": 1024, "masked": 10}, ("bfloat16", "float16"), edge=True),
         Shape("tiny-column", {"rows": 3, "columns": 1}, ("float32", "float16", "bfloat16"), edge=True),
     ),
     implementations=(
         *compilers("softmax"), library("softmax", "F.softmax", nan_where_masked("F.softmax")), triton("softmax"),
-        cuda("softmax"), xla_triton("softmax"), liger("softmax", nan_where_masked("Liger's softmax")),
+        pallas_rows("softmax"), cuda("softmax"), xla_triton("softmax"),
+        liger("softmax", nan_where_masked("Liger's softmax")),
         quack("softmax", 16, nan_where_masked("quack's softmax")),
     ),
 )
