@@ -33,7 +33,7 @@ PRODUCTS = [{"m": 136, "k": 320, "n": 320}, {"m": 1, "k": 32, "n": 48}, {"m": 8,
 # Several tiles of a program; two warpgroups that share a row.
 ROWS = [{"rows": 70, "columns": 1024}, {"rows": 5, "columns": 8192}]
 SIZES = {
-    "matmul": PRODUCTS, "linear": PRODUCTS, "linear_gelu": PRODUCTS, "rmsnorm": ROWS, "softmax": ROWS,
+    "matmul": PRODUCTS, "linear": PRODUCTS, "linear_gelu": PRODUCTS, "rmsnorm": ROWS, "softmax": ROWS, "swiglu": ROWS,
 }
 CASES = [
     Case(block, "x", sizes, dtype, "train") for block, each in SIZES.items() for sizes in each
@@ -109,7 +109,7 @@ def test_no_copy_races_with_a_reader(transposed: tuple[bool, bool], capfd: pytes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", ["rmsnorm", "softmax"])
+@pytest.mark.parametrize("block", ["rmsnorm", "softmax", "swiglu"])
 def test_no_copy_of_rows_races_with_a_reader(block: str, capfd: pytest.CaptureFixture[str]) -> None:
     """These kernels have no barriers of Mosaic's around their accesses to shared memory."""
     for sizes in ROWS:

@@ -2,7 +2,7 @@
 
 from ..block import Block
 from ..case import Shape
-from ..common_rows import compilers, inference_only, library, liger, triton, xla_triton
+from ..common_rows import compilers, inference_only, library, liger, pallas_rows, triton, xla_triton
 from ..tensor import Tensor
 from ._edges import LONE_COLUMN, TRANSPOSED_ROWS, large
 
@@ -26,6 +26,8 @@ BLOCK = Block(
         Shape("prime", {"rows": 1021, "columns": 4093}, ("float32",), edge=True),
         Shape("one-row", {"rows": 1, "columns": 14336}, ("float32",), edge=True),
         Shape("odd", {"rows": 7, "columns": 257}, ("float32", "float16", "bfloat16"), edge=True),
+        # Several tiles of 2048 elements for some programs.
+        Shape("tiles", {"rows": 40, "columns": 1024}, ("bfloat16", "float16"), edge=True),
         Shape("tiny-row", {"rows": 1, "columns": 67}, ("float32", "float16", "bfloat16"), edge=True),
         LONE_COLUMN,
         # Gates near the largest numbers; where exp(-gate) overflows, the reference's gradient is NaN.
@@ -34,6 +36,6 @@ BLOCK = Block(
     ),
     implementations=(
         *compilers("swiglu"), library("swiglu", "F.silu, then a product"), triton("swiglu"),
-        xla_triton("swiglu"), liger("swiglu", inference_only("Liger's SwiGLU")),
+        pallas_rows("swiglu"), xla_triton("swiglu"), liger("swiglu", inference_only("Liger's SwiGLU")),
     ),
 )
