@@ -18,6 +18,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax._src.interpreters import mlir
 from jax._src.lib import _jax
 from jax._src.lib.mlir import ir
+from jax._src.state import primitives as state
 from jax.experimental import topologies
 
 from xlafuse import versions
@@ -74,6 +75,63 @@ def having(devices: Sequence[Any]) -> Iterator[None]:
             gpu_info = importlib.import_module("jax._src.pallas.triton.gpu_info")
             asked = types.SimpleNamespace(get_default_device=lambda: device)
             stack.enter_context(mock.patch.object(gpu_info, "pxla", asked))
+        yield
+
+
+@contextlib.contextmanager
+def interpreted_pallas(**parameters: Any) -> Iterator[None]:
+    """Run Pallas kernels of Mosaic GPU in jax's interpreter, on a CPU. parameters: of plgpu.InterpretGPUParams.
+
+    The interpreter of jax 0.11.2 lacks products whose left operand is in registers, and stores to an accumulator.
+    """
+    check_version()
+    plgpu: Any = importlib.import_module("jax.experimental.pallas.mosaic_gpu")  # jax 0.10 has no interpreter
+    private = "jax._src.pallas.mosaic_gpu"
+    interpreter = importlib.import_module(f"{private}.interpret.jaxpr_interpret").JaxprInterpreter
+    callbacks: Any = importlib.import_module(f"{private}.interpret.gpu_callbacks")
+    store = importlib.import_module(f"{private}.primitives").wgmma_accumulator_store_p
+    interpret, product, swap = interpreter.interpret, callbacks.wgmma, callbacks._swap
+
+    def with_stores(self: Any, jaxpr: Any, *args: Any) -> Any:
+        exchange = {"primitive": state.swap_p, "params": {"tree": jax.tree.structure(())}}
+        eqns = [e.replace(**exchange) if e.primitive is store else e for e in jaxpr.eqns]
+        return interpret(self, jaxpr.replace(eqns=eqns), *args)
+
+    @callbacks.fail_on_exception
+    def with_registers(**operands: Any) -> Any:
+        left = operands["a_allocation_key_as_array"]
+        if not jnp.issubdtype(left.dtype, jnp.floating):
+            return product(**operands)
+        memory, thread = callbacks._get_shared_memory(), operands["thread"]
+        info = callbacks.memory.GPULoggingInfo(operands["mesh_location"], thread, operands["source_info"])
+
+        def place(name: str) -> tuple[Any, Any]:
+            key = callbacks.HostAllocationKey.from_array(operands[f"{name}_allocation_key_as_array"])
+            transforms = callbacks._remove_noop_transforms(operands[f"{name}_transforms"])
+            return key, memory.access(key, jax.tree.map(int, transforms))
+
+        total, right = (memory.get_buffer_content(*place(name), thread, logging_info=info)[0] for name in ("acc", "b"))
+        total = total + np.matmul(left, right, dtype=total.dtype)
+        memory.store_buffer_content(*place("acc"), total, thread, logging_info=info)
+        return operands["token"]
+
+    @callbacks.fail_on_exception
+    def without_race(
+        token: Any, at: Any, thread: Any, place: Any, indices: Any, value: Any, *mask: Any, **kw: Any
+    ) -> Any:
+        """Exchange a value. Registers are no shared memory, so the detector of races need not know."""
+        key = callbacks.HostAllocationKey.from_array(place)
+        if key.memory_space_id != callbacks.memory.get_memory_space_idx(plgpu.REGS):
+            return swap(token, at, thread, place, indices, value, *mask, **kw)
+        memory, info = callbacks._get_shared_memory(), callbacks.memory.GPULoggingInfo(at, thread, kw["source_info"])
+        memory.store_buffer_content(key, memory.access(key, ()), np.array(value), thread, logging_info=info)
+        return token, value
+
+    with (
+        mock.patch.object(interpreter, "interpret", with_stores),
+        mock.patch.multiple(callbacks, wgmma=with_registers, _swap=without_race),
+        plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(**parameters)),
+    ):
         yield
 
 
