@@ -82,7 +82,8 @@ def having(devices: Sequence[Any]) -> Iterator[None]:
 def interpreted_pallas(**parameters: Any) -> Iterator[None]:
     """Run Pallas kernels of Mosaic GPU in jax's interpreter, on a CPU. parameters: of plgpu.InterpretGPUParams.
 
-    The interpreter of jax 0.11.2 lacks products whose left operand is in registers, and stores to an accumulator.
+    The interpreter of jax 0.11.2 lacks products whose left operand is in registers, stores to an accumulator, and
+    copies that add to memory. They are supplied here.
     """
     check_version()
     plgpu: Any = importlib.import_module("jax.experimental.pallas.mosaic_gpu")  # jax 0.10 has no interpreter
@@ -90,46 +91,69 @@ def interpreted_pallas(**parameters: Any) -> Iterator[None]:
     interpreter = importlib.import_module(f"{private}.interpret.jaxpr_interpret").JaxprInterpreter
     callbacks: Any = importlib.import_module(f"{private}.interpret.gpu_callbacks")
     store = importlib.import_module(f"{private}.primitives").wgmma_accumulator_store_p
-    interpret, product, swap = interpreter.interpret, callbacks.wgmma, callbacks._swap
+    interpret, product, swap, copy = (
+        interpreter.interpret, callbacks.wgmma, callbacks._swap, callbacks.copy_smem_to_gmem
+    )
 
     def with_stores(self: Any, jaxpr: Any, *args: Any) -> Any:
         exchange = {"primitive": state.swap_p, "params": {"tree": jax.tree.structure(())}}
         eqns = [e.replace(**exchange) if e.primitive is store else e for e in jaxpr.eqns]
         return interpret(self, jaxpr.replace(eqns=eqns), *args)
 
+    class Buffer:
+        """A part of the interpreter's memory, as an operand of a callback names it."""
+
+        def __init__(self, operands: Any, name: str) -> None:
+            self.memory, self.thread = callbacks._get_shared_memory(), operands["thread"]
+            self.info = callbacks.memory.GPULoggingInfo(
+                operands["mesh_location"], self.thread, operands["source_info"]
+            )
+            self.key = callbacks.HostAllocationKey.from_array(operands[f"{name}_allocation_key_as_array"])
+            transforms = callbacks._remove_noop_transforms(operands[f"{name}_transforms"])
+            self.place = self.memory.access(self.key, jax.tree.map(int, transforms))
+
+        def load(self) -> Any:
+            return self.memory.get_buffer_content(self.key, self.place, self.thread, logging_info=self.info)[0]
+
+        def store(self, value: Any) -> None:
+            self.memory.store_buffer_content(self.key, self.place, value, self.thread, logging_info=self.info)
+
     @callbacks.fail_on_exception
     def with_registers(**operands: Any) -> Any:
         left = operands["a_allocation_key_as_array"]
         if not jnp.issubdtype(left.dtype, jnp.floating):
             return product(**operands)
-        memory, thread = callbacks._get_shared_memory(), operands["thread"]
-        info = callbacks.memory.GPULoggingInfo(operands["mesh_location"], thread, operands["source_info"])
-
-        def place(name: str) -> tuple[Any, Any]:
-            key = callbacks.HostAllocationKey.from_array(operands[f"{name}_allocation_key_as_array"])
-            transforms = callbacks._remove_noop_transforms(operands[f"{name}_transforms"])
-            return key, memory.access(key, jax.tree.map(int, transforms))
-
-        total, right = (memory.get_buffer_content(*place(name), thread, logging_info=info)[0] for name in ("acc", "b"))
-        total = total + np.matmul(left, right, dtype=total.dtype)
-        memory.store_buffer_content(*place("acc"), total, thread, logging_info=info)
+        total = Buffer(operands, "acc")
+        total.store(total.load() + np.matmul(left, Buffer(operands, "b").load(), dtype=np.float32))
         return operands["token"]
 
     @callbacks.fail_on_exception
+    def with_sums(*, reduction_op: Any, **operands: Any) -> Any:
+        """Copy from shared memory. To add, add what is in memory first; in-between nothing reads shared memory."""
+        if reduction_op == "add":
+            added, old = Buffer(operands, "src"), Buffer(operands, "dst").load()
+            value = added.load()
+            if old is not None:  # only the part within the array's bounds
+                value[tuple(map(slice, old.shape))] += old
+            added.store(value)
+        return copy(reduction_op=None, **operands)
+
+    @callbacks.fail_on_exception
     def without_race(
-        token: Any, at: Any, thread: Any, place: Any, indices: Any, value: Any, *mask: Any, **kw: Any
+        token: Any, at: Any, thread: Any, place: Any, indices: Any, value: Any, *mask: Any, **rest: Any
     ) -> Any:
         """Exchange a value. Registers are no shared memory, so the detector of races need not know."""
-        key = callbacks.HostAllocationKey.from_array(place)
-        if key.memory_space_id != callbacks.memory.get_memory_space_idx(plgpu.REGS):
-            return swap(token, at, thread, place, indices, value, *mask, **kw)
-        memory, info = callbacks._get_shared_memory(), callbacks.memory.GPULoggingInfo(at, thread, kw["source_info"])
-        memory.store_buffer_content(key, memory.access(key, ()), np.array(value), thread, logging_info=info)
+        if callbacks.HostAllocationKey.from_array(place).memory_space_id != registers:
+            return swap(token, at, thread, place, indices, value, *mask, **rest)
+        operands = {"mesh_location": at, "thread": thread, **rest}
+        Buffer(operands | {"_allocation_key_as_array": place, "_transforms": indices}, "").store(np.array(value))
         return token, value
 
+    registers = callbacks.memory.get_memory_space_idx(plgpu.REGS)
+    supplied = {"wgmma": with_registers, "copy_smem_to_gmem": with_sums, "_swap": without_race}
     with (
         mock.patch.object(interpreter, "interpret", with_stores),
-        mock.patch.multiple(callbacks, wgmma=with_registers, _swap=without_race),
+        mock.patch.multiple(callbacks, **supplied),
         plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(**parameters)),
     ):
         yield

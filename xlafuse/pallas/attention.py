@@ -24,7 +24,6 @@ pass saves q, k, v, out and logsumexp2.
 
 import functools
 import math
-from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -32,47 +31,21 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from xlafuse.pallas.mosaic import PROGRAM, WARPGROUP, check_dtypes, kernel, operation, tiles_in_shared_memory
-
-OWN_ROWS = 64  # queries of a consumer: the rows of a `wgmma`
-L2_BYTES = 32 << 20  # of the keys and values that programs work on at a time
-LOG2_E = math.log2(math.e)
-
-
-@dataclass(frozen=True)
-class Config:
-    """How a program divides its work.
-
-    consumers: warpgroups that compute, with 64 rows each. keys: of a tile, a power of 2.
-    k_steps, v_steps: tiles in the rings. A tile of v is read later than one of k, so its place is free later.
-    in_turns: consumers start their products one after the other, so that softmax of one runs beside products of others.
-        It needs the same number of tiles for all: keys a multiple of the program's queries, or no mask.
-    """
-
-    consumers: int
-    keys: int
-    k_steps: int
-    v_steps: int
-    in_turns: bool = False
-
-
-CONFIGS = {64: Config(2, 128, 4, 4, in_turns=True), 128: Config(2, 128, 2, 3)}  # by head_dim
-FORWARD = tuple(
-    operation(op, stage) for op, stage in (
-        ("dot", "scores"), ("div", "scores"), ("select", "mask"), ("reduce_max", "softmax/max"), ("sub", "softmax/exp"),
-        ("exp", "softmax/exp"), ("reduce_sum", "softmax/sum"), ("div", "softmax/divide"), ("dot", "values"),
-    )
+from xlafuse.pallas.attention_backward import launch_backward
+from xlafuse.pallas.attention_parts import (
+    CONFIGS,
+    FORWARD,
+    L2_BYTES,
+    LOG2_E,
+    OWN_ROWS,
+    Config,
+    of_case,
+    place_of_program,
+    visible_pairs,
 )
+from xlafuse.pallas.mosaic import PROGRAM, WARPGROUP, check_dtypes, kernel, tiles_in_shared_memory
+
 REGISTERS = {2: (240, 24), 3: (160, 32)}  # of a thread that computes and of one that copies, by consumers
-
-
-def place_of_program(program, heads, tiles, together):
-    """Return (head, tile): `together` heads at a time, and in these the last tiles first, which see most keys."""
-    per_group = together * tiles
-    group = lax.div(program, per_group)
-    present = jnp.minimum(together, heads - group * together)
-    rest = program - group * per_group
-    return group * together + lax.rem(rest, present), tiles - 1 - lax.div(rest, present)
 
 
 def per_row(x, like):
@@ -109,9 +82,10 @@ def attention_forward_kernel(
     heads, sequence, head_dim = q.shape[1:]
     rows, keys = config.consumers * OWN_ROWS, config.keys
     warpgroup = lax.axis_index(WARPGROUP)
-    head, tile = place_of_program(lax.axis_index(PROGRAM), q.shape[0] * heads, pl.cdiv(sequence, rows), together)
+    row_tiles = pl.cdiv(sequence, rows)
+    head, order = place_of_program(lax.axis_index(PROGRAM), q.shape[0] * heads, row_tiles, together)
     batch, head = lax.div(head, heads), lax.rem(head, heads)
-    first_row = tile * rows
+    first_row = (row_tiles - 1 - order) * rows  # the last rows see most keys
     tiles = pl.cdiv(sequence, keys)  # of keys
     if causal:
         tiles = jnp.minimum(pl.cdiv(first_row + rows, keys), tiles)
@@ -241,12 +215,6 @@ def attention_forward_kernel(
         plgpu.wait_smem_to_gmem(0)
 
 
-def visible_pairs(q: jax.Array, causal: bool) -> int:
-    """Return how many pairs of query and key count; a causal square counts half."""
-    batch, heads, sequence, _ = q.shape
-    return batch * heads * sequence * sequence // (2 if causal else 1)
-
-
 def check_inputs(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
     """Raise ValueError or TypeError unless q, k and v fit, of sizes that the kernels take."""
     check_dtypes(q, k, v)
@@ -264,19 +232,22 @@ def check_inputs(q: jax.Array, k: jax.Array, v: jax.Array) -> None:
 
 
 def launch_forward(
-    q: jax.Array, k: jax.Array, v: jax.Array, causal: bool, *, with_logsumexp2: bool = False,
-    config: Config | None = None,
+    q: jax.Array, k: jax.Array, v: jax.Array, causal: bool, config: Config | None = None, *,
+    with_logsumexp2: bool = False,
 ) -> tuple[jax.Array, ...]:
     """Return (out,), or (out, logsumexp2)."""
     batch, heads, sequence, head_dim = q.shape
     config = config or CONFIGS[head_dim]
     rows = config.consumers * OWN_ROWS
-    kv_bytes = 2 * sequence * head_dim * q.dtype.itemsize  # of a head
+    whole_rows = pl.cdiv(sequence, rows) * rows
     results = [jax.ShapeDtypeStruct(q.shape, q.dtype)]
+    moved = (2 * q.size + k.size + v.size) * q.dtype.itemsize
     if with_logsumexp2:
-        results.append(jax.ShapeDtypeStruct(q.shape[:3], jnp.float32))
+        # Whole tiles of rows, because TMA would store the rest of a tile's numbers to the next head.
+        results.append(jax.ShapeDtypeStruct((batch, heads, whole_rows), jnp.float32))
+        moved += 4 * batch * heads * whole_rows
     pairs = visible_pairs(q, causal)
-    moved = (2 * q.size + k.size + v.size) * q.dtype.itemsize + with_logsumexp2 * 4 * batch * heads * sequence
+    kv_bytes = (k.size + v.size) * k.dtype.itemsize // (batch * k.shape[1])  # of a head
     return attention_forward_kernel(
         q, k, v, results=tuple(results), programs=batch * heads * pl.cdiv(sequence, rows),
         warpgroups=config.consumers + 1,
@@ -292,17 +263,42 @@ def launch_forward(
             "v_read": plgpu.Barrier(num_arrivals=config.consumers, num_barriers=config.v_steps),
             "turns": plgpu.Barrier(num_barriers=config.consumers) if config.in_turns else None,
         },
-        computes=[each for each in FORWARD if causal or each["stage"] != "mask"],
+        computes=of_case(FORWARD, causal),
         cost=pl.CostEstimate(flops=4 * pairs * head_dim, bytes_accessed=moved, transcendentals=pairs),
         together=max(1, L2_BYTES // kv_bytes) * (heads // k.shape[1]), causal=causal, config=config,
     )
 
 
-@functools.partial(jax.jit, static_argnames=("causal", "config"))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
 def attention(q: jax.Array, k: jax.Array, v: jax.Array, causal: bool = True, config: Config | None = None) -> jax.Array:
-    """Return out of q's shape and dtype. config: how a program divides its work; None chooses by head_dim.
+    """Return out of q's shape and dtype. config: how programs divide their work; None chooses by head_dim.
 
     Raises TypeError for other dtypes than bfloat16 and float16, and ValueError for other sizes than the header's.
     """
     check_inputs(q, k, v)
-    return launch_forward(q, k, v, causal, config=config)[0]
+    return launch_forward(q, k, v, causal, config)[0]
+
+
+def attention_forward(
+    q: jax.Array, k: jax.Array, v: jax.Array, causal: bool, config: Config | None
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
+    check_inputs(q, k, v)
+    out, logsumexp2 = launch_forward(q, k, v, causal, config, with_logsumexp2=True)
+    return out, (q, k, v, out, logsumexp2)
+
+
+def attention_backward(
+    causal: bool, config: Config | None, saved: tuple[jax.Array, ...], dout: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    q, k, v, out, logsumexp2 = saved
+    return launch_backward(q, k, v, out, logsumexp2, dout, causal, config)
+
+
+attention.defvjp(attention_forward, attention_backward)
+
+
+def apply(inputs: dict[str, jax.Array], causal: int = 1, window: int = 0) -> dict[str, jax.Array]:
+    """Run the block `attention`: q [batch, heads, sequence, head_dim], k, v [batch, kv_heads, ...] -> out."""
+    if window:
+        raise ValueError(f"the kernels have no window, got {window}")
+    return {"out": attention(inputs["q"], inputs["k"], inputs["v"], bool(causal))}

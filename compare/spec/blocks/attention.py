@@ -17,6 +17,7 @@ from ..common_rows import (
     flash_attention_4,
     flex_in_tf32,
     half_precision_only,
+    pallas,
     triton,
     xla_triton,
 )
@@ -94,6 +95,17 @@ def jax_cudnn_unsupported(case: Case) -> str | None:
     return cudnn_unsupported(case)
 
 
+def pallas_unsupported(case: Case) -> str | None:
+    sequence, head_dim, window = (case.sizes[axis] for axis in ("sequence", "head_dim", "window"))
+    if window:
+        return "hand-written Pallas attention has no window"
+    if head_dim not in (64, 128):
+        return f"hand-written Pallas attention has tiles for head_dim 64 and 128, not {head_dim}"
+    if sequence % 8:
+        return f"hand-written Pallas copies tiles of whole 8 x 64 pieces, which a sequence of {sequence} does not fill"
+    return None
+
+
 LIBRARY = "triton_side.library.attention"
 
 BLOCK = Block(
@@ -131,6 +143,9 @@ BLOCK = Block(
         Shape("odd-window", sizes(1, 6, 67, 16, kv_heads=2, window=19), ("float32", "float16"), edge=True),
         Shape("own-key", sizes(1, 2, 5, 16, kv_heads=1, window=1), ("float32",), directions=("fwd",), edge=True),
         Shape("odd-full", sizes(2, 2, 37, 32, kv_heads=1, causal=0), ("float32", "float16"), edge=True),
+        # The last tiles of 128 queries and 128 keys have 72 or 8 rows.
+        Shape("tiles", sizes(1, 4, 200, 64, kv_heads=2), ("bfloat16", "float16"), edge=True),
+        Shape("tiles-full", sizes(1, 2, 136, 128, kv_heads=1, causal=0), ("bfloat16",), edge=True),
         Shape("two-tokens", sizes(1, 1, 2, 64), ("float32", "float16", "bfloat16"), edge=True),
         Shape(
             "transposed", sizes(1, 4, 37, 16, kv_heads=2), ("float32", "bfloat16"),
@@ -160,7 +175,7 @@ BLOCK = Block(
             needs_gpu="FlexAttention picks its kernel and runs on a GPU",
             unsupported=flex_in_tf32,
         ),
-        triton("attention"),
+        triton("attention"), pallas("attention", pallas_unsupported),
         flash_attention_4(), xla_triton("attention"),
         *cuda_graphs("attention"),
     ),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import math
 import tempfile
 from collections.abc import Callable
@@ -18,6 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from xlafuse.compile import compiler, directions, variants
+from xlafuse.compile._jax_private import interpreted_pallas
 from xlafuse.dumps import artifacts
 
 from ... import targets
@@ -86,11 +86,7 @@ def prepare(
 
 def _interpreter(implementation: Implementation) -> AbstractContextManager[Any]:
     """Return a context in which Pallas' interpreter of Mosaic GPU runs an implementation's kernels on a CPU."""
-    if "interpreter" not in implementation.backend.options:
-        return nullcontext()
-    plgpu: Any = importlib.import_module("jax.experimental.pallas.mosaic_gpu")  # jax 0.10 has no interpreter
-    interpreter: AbstractContextManager[Any] = plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams())
-    return interpreter
+    return interpreted_pallas() if "interpreter" in implementation.backend.options else nullcontext()
 
 
 def compile_for_target(
