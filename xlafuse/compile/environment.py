@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 CONSTANT_BYTES = 4096  # smaller constants are tables, not weights
+CPU_THREADS = 8  # at least
 
 _PTXAS, _LIBDEVICE = Path("bin/ptxas"), Path("nvvm/libdevice/libdevice.10.bc")
 
@@ -36,6 +37,7 @@ def configure_environment(
 
     - XLA_FLAGS: flags that are already set stay and win.
     - JAX_PLATFORMS=cpu without a GPU, because jax's CUDA plugin would print tracebacks.
+    - NPROC, XLA's number of threads, without a GPU and where it is not set.
     - GPU memory preallocation is off.
     - jax's persistent compilation cache is off, because a cache hit writes no dump.
 
@@ -54,6 +56,9 @@ def configure_environment(
         os.environ["JAX_EMBEDDED_CONSTANTS_MAX_BYTES"] = str(CONSTANT_BYTES)
     if deviceless or not gpu_present():
         os.environ["JAX_PLATFORMS"] = "cpu"
+        # XLA reads its number of threads from NPROC. In Pallas' interpreter, each warpgroup that waits at a barrier
+        # holds one; without a free one the interpreter hangs.
+        os.environ.setdefault("NPROC", str(max(CPU_THREADS, os.cpu_count() or 1)))
     if deviceless:
         # A replay may miss, and XLA then logs the whole body of each such instruction as an error.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")

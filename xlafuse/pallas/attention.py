@@ -17,7 +17,7 @@ Heads of q share heads of k and v in groups (arXiv 2305.13245). Rows beyond the 
 are not stored.
 
 Shapes: q, out [batch, heads, sequence, head_dim]; k, v [batch, kv_heads, sequence, head_dim]; logsumexp2 [batch, heads,
-sequence], float32, base 2. head_dim: 64, 128. sequence: a multiple of 8, the rows of a piece of shared memory.
+rows of whole tiles], float32, base 2. head_dim: 64, 128. sequence: a multiple of 8, the rows of a piece of memory.
 dtypes: bfloat16, float16. Scores, softmax and sums are float32; weights are rounded to the inputs' dtype. The forward
 pass saves q, k, v, out and logsumexp2.
 """
