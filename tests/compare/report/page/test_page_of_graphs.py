@@ -43,7 +43,8 @@ def test_an_hlo_file_opens_on_its_graph(tmp_path: Path, visit: Any) -> None:
             assert it.locator(f"#case {part}").count() == 0, part
         assert it.locator("nav a", has_text="records").count() == 0
         it.locator("nav a", has_text="overview").click()
-        assert it.locator("#overview").is_visible() and it.locator("#matrix").count() == 0
+        it.wait_for_selector("#overview:visible")
+        assert it.locator("#matrix").count() == 0
 
 
 def test_a_folder_lists_its_modules(tmp_path: Path, visit: Any) -> None:
