@@ -72,12 +72,11 @@ def partial_sums(x):
 @kernel
 def attention_forward_kernel(
     q, k, v, out, logsumexp2=None, *, q_tiles, k_ring, v_ring, row_values, q_loaded, k_loaded, v_loaded, k_read, v_read,
-    turns, together, causal, config,
+    together, causal, config,
 ):
     """Compute out and, where it is wanted, logsumexp2 for a tile of 64 queries a consumer.
 
     q_tiles, k_ring, v_ring, row_values: shared memory. *_loaded, *_read: barriers, one for each place of a ring.
-    turns: a barrier for each consumer, if they start their products in turns.
     """
     heads, sequence, head_dim = q.shape[1:]
     rows, keys = config.consumers * OWN_ROWS, config.keys
@@ -161,21 +160,15 @@ def attention_forward_kernel(
         weights = jnp.exp2(scores * scale - per_row(highest, scores))
         sums = partial_sums(weights)
         pl.when(first + 1 < tiles)(lambda: plgpu.barrier_wait(k_loaded.at[place(k_ring, first + 1)]))
-        if turns is not None:
-            pl.when(warpgroup == config.consumers - 1)(lambda: plgpu.barrier_arrive(turns.at[0]))
 
         def add_tile(output, step, carry):
             """Add a step's weights times v to the output, and compute the weights of the next step meanwhile."""
             sums, highest, weights = carry
 
             def products(scores):
-                if turns is not None:
-                    plgpu.barrier_wait(turns.at[warpgroup])
                 start_scores(scores, step + 1)
                 plgpu.barrier_wait(v_loaded.at[place(v_ring, step)])
                 plgpu.wgmma(output, weights, v_ring.at[place(v_ring, step)])
-                if turns is not None:
-                    plgpu.barrier_arrive(turns.at[lax.rem(warpgroup + 1, config.consumers)])
                 return plgpu.wgmma_accumulator_load(scores, wait_n=1)
 
             scores = pl.run_scoped(products, plgpu.ACC((OWN_ROWS, keys), jnp.float32))
@@ -201,8 +194,6 @@ def attention_forward_kernel(
 
         output, sums, highest = pl.run_scoped(all_tiles, plgpu.ACC((OWN_ROWS, head_dim), jnp.float32))
         plgpu.barrier_arrive(v_read.at[place(v_ring, tiles - 1)])
-        if turns is not None:
-            pl.when(warpgroup == 0)(lambda: plgpu.barrier_wait(turns.at[0]))
 
         total = sums.sum(axis=1)
         q_tile[...] = (output * per_row(1 / total, output)).astype(q.dtype)
@@ -261,7 +252,6 @@ def launch_forward(
             "v_loaded": plgpu.Barrier(num_barriers=config.v_steps),
             "k_read": plgpu.Barrier(num_arrivals=config.consumers, num_barriers=config.k_steps),
             "v_read": plgpu.Barrier(num_arrivals=config.consumers, num_barriers=config.v_steps),
-            "turns": plgpu.Barrier(num_barriers=config.consumers) if config.in_turns else None,
         },
         computes=of_case(FORWARD, causal),
         cost=pl.CostEstimate(flops=4 * pairs * head_dim, bytes_accessed=moved, transcendentals=pairs),

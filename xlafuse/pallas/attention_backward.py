@@ -35,11 +35,12 @@ from xlafuse.pallas.attention_parts import (
     LOG2_E,
     OWN_ROWS,
     Config,
+    heads_together,
     of_case,
     place_of_program,
     visible_pairs,
 )
-from xlafuse.pallas.mosaic import PROGRAM, WARPGROUP, kernel, tiles_in_shared_memory
+from xlafuse.pallas.mosaic import PROGRAM, WARPGROUP, kernel, multiprocessors, tiles_in_shared_memory
 
 CONSUMERS = 2  # warpgroups that compute; one more copies
 OWN_KEYS = OWN_ROWS  # of a consumer
@@ -160,16 +161,16 @@ def attention_backward_kernel(
             plgpu.commit_smem()
             # Each consumer computes 64 columns of dq. With head_dim 64 these are all, and they take turns.
             if head_dim > COLUMNS:
-                plgpu.barrier_arrive(ds_written.at[warpgroup])
+                plgpu.barrier_arrive(ds_written.at[warpgroup, slot])
             else:
-                pl.when(slot != warpgroup)(lambda: plgpu.barrier_arrive(ds_written.at[warpgroup]))
+                pl.when(slot != warpgroup)(lambda: plgpu.barrier_arrive(ds_written.at[warpgroup, slot]))
             plgpu.wgmma_wait(0)
 
             def add_dq(dq_sum, start_dk=None):
                 other = 1 - own(step)
                 columns = pl.ds(own(step) * COLUMNS if head_dim > COLUMNS else 0, COLUMNS)
                 plgpu.wgmma(dq_sum, ds_tiles.at[slot, own(step)].transpose((1, 0)), k_tiles.at[own(step), :, columns])
-                plgpu.barrier_wait(ds_written.at[1 - warpgroup])
+                plgpu.barrier_wait(ds_written.at[1 - warpgroup, slot])
                 plgpu.wgmma(dq_sum, ds_tiles.at[slot, other].transpose((1, 0)), k_tiles.at[other, :, columns])
                 if start_dk is not None:
                     start_dk()
@@ -233,6 +234,9 @@ def launch_backward(
     pairs = visible_pairs(q, causal)
     moved = (2 * q.size + 2 * k.size + 2 * v.size) * q.dtype.itemsize + 4 * (logsumexp2.size + delta.size + 2 * q.size)
     head_bytes = sequence * head_dim * (2 * q.dtype.itemsize + 4) * (heads // kv_heads)
+    tiles = pl.cdiv(sequence, KEYS)
+    # A program of the first keys takes twice the mean. Less work than this for each multiprocessor would wait for it.
+    enough = 2 * multiprocessors() // tiles
     key_tiles = tiles_in_shared_memory((CONSUMERS, OWN_KEYS, head_dim), q.dtype)
     query_ring = tiles_in_shared_memory((steps, QUERIES, head_dim), q.dtype)
     query_loaded = plgpu.Barrier(num_arrivals=2, num_barriers=steps)
@@ -241,7 +245,7 @@ def launch_backward(
     dk, dv = attention_backward_kernel(
         q, k, v, dout, logsumexp2, delta, dq,
         results=(jax.ShapeDtypeStruct(k.shape, k.dtype), jax.ShapeDtypeStruct(v.shape, v.dtype)),
-        programs=batch * kv_heads * pl.cdiv(sequence, KEYS), warpgroups=CONSUMERS + 1, barriers=False,
+        programs=batch * kv_heads * tiles, warpgroups=CONSUMERS + 1, barriers=False,
         scratch={
             "k_tiles": key_tiles, "v_tiles": key_tiles, "q_ring": query_ring, "dout_ring": query_ring,
             "row_rings": plgpu.SMEM((2, steps, QUERIES), jnp.float32),
@@ -251,11 +255,12 @@ def launch_backward(
             "keys_loaded": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=2),
             "q_loaded": query_loaded, "dout_loaded": query_loaded,
             "read": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=steps),
-            "ds_written": plgpu.Barrier(num_barriers=CONSUMERS),
+            # Two, for alternate steps: a consumer may write ds again before the other one has waited for its last ds.
+            "ds_written": plgpu.Barrier(num_barriers=(CONSUMERS, 2)),
             "finished": plgpu.Barrier(num_arrivals=CONSUMERS),
         },
         computes=of_case(BACKWARD, causal),
         cost=pl.CostEstimate(flops=10 * pairs * head_dim, bytes_accessed=moved, transcendentals=pairs),
-        together=max(1, L2_BYTES // head_bytes), causal=causal,
+        together=heads_together(batch * kv_heads, max(L2_BYTES // head_bytes, enough)), causal=causal,
     )
     return (jax.freeze(dq) / math.sqrt(head_dim)).astype(q.dtype), dk, dv

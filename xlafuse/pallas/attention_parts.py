@@ -23,8 +23,6 @@ class Config:
     consumers: warpgroups that compute, with 64 rows of queries each. keys: of a tile, a power of 2.
     k_steps, v_steps: tiles in the rings. A tile of v is read later than one of k, so its place is free later.
     q_steps: tiles in the rings of q and dout, in the backward pass.
-    in_turns: consumers start their products one after the other, so that softmax of one runs beside products of others.
-        It needs the same number of tiles for all: keys a multiple of the program's queries, or no mask.
     """
 
     consumers: int
@@ -32,10 +30,9 @@ class Config:
     k_steps: int
     v_steps: int
     q_steps: int
-    in_turns: bool = False
 
 
-CONFIGS = {64: Config(2, 128, 4, 4, 4, in_turns=True), 128: Config(2, 128, 2, 3, 2)}  # by head_dim
+CONFIGS = {64: Config(3, 128, 4, 4, 4), 128: Config(2, 128, 2, 3, 2)}  # by head_dim
 
 FORWARD = tuple(
     operation(op, stage) for op, stage in (
@@ -67,6 +64,11 @@ def place_of_program(program, heads, tiles, together):
     present = jnp.minimum(together, heads - group * together)
     rest = program - group * per_group
     return group * together + lax.rem(rest, present), lax.div(rest, present)
+
+
+def heads_together(heads: int, at_least: int) -> int:
+    """Return the least divisor of `heads` from `at_least` on, so that no group of heads is small; or all heads."""
+    return next((count for count in range(max(1, at_least), heads) if heads % count == 0), heads)
 
 
 def visible_pairs(q: jax.Array, causal: bool) -> int:

@@ -4,9 +4,9 @@
 
     dx = r (w dy - x r^2 mean(w dy x))    dw = sum over rows of dy x r
 
-Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467. Each row is read once, and a program keeps
-the weight in registers (`rows.py`). The backward pass computes r again from x, which it reads anyway, and keeps the sum
-of its rows' dw in registers. XLA adds the programs' sums in a second, small kernel. There are no atomics, so results
+Zhang and Sennrich, "Root Mean Square Layer Normalization", arXiv:1910.07467. Each row is read once (`rows.py`). The
+backward pass computes r again from x, which it reads anyway, and a program keeps the weight and the sum of its rows' dw
+in registers. XLA adds the programs' sums in a second, small kernel. There are no atomics, so results
 repeat bit for bit.
 
 Shapes: x, y, dy, dx [rows, columns], w, dw [columns]; columns as in `rows.check_rows`. dtypes: bfloat16 or float16;
@@ -71,8 +71,8 @@ def rmsnorm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     """
     check_rows(x, weight)
     return launch_rows(
-        rmsnorm_kernel, x, vectors=[weight], threads=1024 if x.shape[1] <= 1024 else 512, computes=FORWARD,
-        flops=4 * x.size, transcendentals=len(x), columns=x.shape[1], eps=eps,
+        rmsnorm_kernel, x, vectors=[weight], computes=FORWARD, flops=4 * x.size, transcendentals=len(x),
+        columns=x.shape[1], eps=eps,
     )[0]
 
 
@@ -84,8 +84,8 @@ def rmsnorm_backward(eps: float, saved: tuple[jax.Array, jax.Array], dy: jax.Arr
     x, weight = saved
     # A thread has 190 registers for its 32 elements of x, dy, weight, dw and dx.
     dx, partial = launch_rows(
-        rmsnorm_backward_kernel, x, dy, vectors=[weight], sums=True, threads=512 if x.shape[1] <= 2048 else 256,
-        computes=BACKWARD, flops=9 * x.size, transcendentals=len(x), columns=x.shape[1], eps=eps,
+        rmsnorm_backward_kernel, x, dy, vectors=[weight], threads=512 if x.shape[1] <= 2048 else 256, computes=BACKWARD,
+        flops=9 * x.size, transcendentals=len(x), columns=x.shape[1], eps=eps,
     )
     with jax.named_scope("weight"):
         return dx, partial.sum(0).astype(weight.dtype)

@@ -1,8 +1,11 @@
 """Kernels over the rows of a matrix, which memory bounds: their tiles, and sums and maxima of a row.
 
-A program is persistent. It takes every programs-th tile of rows, and TMA copies its next tiles meanwhile
-(`mosaic.stream`). Each thread of a warpgroup has pieces of a row, of 16 bytes where the row is long enough. Several
-warpgroups share a long row: each has its own part, tiles and barriers, and they only meet to add up a row.
+A program has one tile of rows, or two of long rows, and the GPU starts the next program where one ends. Only a kernel
+that sums over rows is persistent: a program takes every programs-th tile, and TMA copies its next tiles meanwhile
+(`mosaic.stream`). Persistent programs all have equally many tiles, so the last ones leave multiprocessors idle.
+
+Each thread of a warpgroup has pieces of a row, of 16 bytes where the row is long enough. Several warpgroups share a
+long row: each has its own part, tiles and barriers, and they only meet to add up a row.
 """
 
 import functools
@@ -132,48 +135,49 @@ def each_row(
     )
 
 
-def choose_rows(rows: int, columns: int, itemsize: int, inputs: int, outputs: int, threads: int) -> Rows:
-    """Return tiles of 8 KB, or whole rows, for programs that have `threads` on each multiprocessor.
+def choose_rows(rows: int, columns: int, itemsize: int, inputs: int, outputs: int, threads: int = 0) -> Rows:
+    """Return tiles of 8 KB, or whole rows.
 
-    They share its shared memory: at most four tiles of each input, and two of each output if two of each input fit.
+    threads: for persistent programs, as many as they have on each multiprocessor. They share its shared memory: at most
+        three tiles of each input, and two of each output if two of each input fit.
     """
     warpgroups = 1
     while columns > WIDEST * warpgroups:
         warpgroups *= 2
-    resident = max(1, threads // (THREADS * warpgroups))
     tile_rows = 1
     while 2 * tile_rows * columns <= TILE:
         tile_rows *= 2
+    tiles = pl.cdiv(rows, tile_rows)
+    resident = max(1, threads // (THREADS * warpgroups))
+    programs = min(tiles, resident * multiprocessors()) if threads else pl.cdiv(tiles, min(warpgroups, 2))
+    tiles_each = pl.cdiv(tiles, programs)
     tile = tile_rows * columns * itemsize
     memory = SHARED_MEMORY // resident - 4096  # the rest is for barriers, shares, and Mosaic's sums
-    out_steps = 2 if 2 * (inputs + outputs) * tile <= memory else 1
-    in_steps = max(1, min(4, (memory - out_steps * outputs * tile) // (inputs * tile)))
-    tiles = pl.cdiv(rows, tile_rows)
-    programs = min(tiles, resident * multiprocessors())
+    out_steps = min(tiles_each, 2 if 2 * (inputs + outputs) * tile <= memory else 1)
+    in_steps = max(1, min(tiles_each, 3, (memory - out_steps * outputs * tile) // (inputs * tile)))
     own = columns // warpgroups
     piece = math.gcd(own, 256)
-    return Rows(
-        (own // piece, piece), warpgroups, tile_rows, programs, pl.cdiv(tiles, programs), in_steps, out_steps
-    )
+    return Rows((own // piece, piece), warpgroups, tile_rows, programs, tiles_each, in_steps, out_steps)
 
 
 def launch_rows(
-    kernel: Callable[..., Any], *inputs: jax.Array, vectors: Sequence[jax.Array] = (), sums: bool = False,
-    threads: int, computes: Sequence[Mapping[str, Any]], flops: int, transcendentals: int, **constants: Any,
+    kernel: Callable[..., Any], *inputs: jax.Array, vectors: Sequence[jax.Array] = (), threads: int = 0,
+    computes: Sequence[Mapping[str, Any]], flops: int, transcendentals: int, **constants: Any,
 ) -> tuple[jax.Array, ...]:
     """Launch a kernel over the rows of inputs [rows, columns]; return its output of the same shape.
 
     The kernel gets references of the inputs, the vectors [columns] and the results, then `rows`, the scratch of
     `each_row` and the constants.
 
-    sums: there is a second result, float32 [programs, columns], whose sum over the first axis is one over all rows.
-    threads: on a multiprocessor, as many as the kernel's registers let run at once.
+    threads: of a kernel that sums over rows. Its programs are persistent, and have so many threads on a multiprocessor,
+        as many as its registers let run at once. There is a second result, float32 [programs, columns], whose sum over
+        the first axis is one over all rows.
     """
     x, (count, columns) = inputs[0], inputs[0].shape
     rows = choose_rows(count, columns, x.dtype.itemsize, len(inputs), 1, threads)
     output = jax.ShapeDtypeStruct(rows.pieces(x).shape, x.dtype)
     partial = jax.ShapeDtypeStruct((rows.programs, *output.shape[1:]), jnp.float32)
-    results = (output, partial) if sums else (output,)
+    results = (output, partial) if threads else (output,)
     moved = sum(each.size * each.dtype.itemsize for each in (*inputs, *vectors, *results))
     cost = pl.CostEstimate(flops=flops, bytes_accessed=moved, transcendentals=transcendentals)
     found = kernel(

@@ -46,10 +46,7 @@ def softmax_backward_kernel(y, dy, dx, *, rows, **scratch):
 
 
 def forward(x: jax.Array) -> jax.Array:
-    return launch_rows(
-        softmax_kernel, x, threads=1024 if x.shape[1] <= 1024 else 512, computes=FORWARD, flops=5 * x.size,
-        transcendentals=x.size,
-    )[0]
+    return launch_rows(softmax_kernel, x, computes=FORWARD, flops=5 * x.size, transcendentals=x.size)[0]
 
 
 @jax.custom_vjp
@@ -68,9 +65,7 @@ def softmax_forward(x: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 def softmax_backward(y: jax.Array, dy: jax.Array) -> tuple[jax.Array, ...]:
-    return launch_rows(
-        softmax_backward_kernel, y, dy, threads=512, computes=BACKWARD, flops=4 * y.size, transcendentals=0
-    )
+    return launch_rows(softmax_backward_kernel, y, dy, computes=BACKWARD, flops=4 * y.size, transcendentals=0)
 
 
 softmax.defvjp(softmax_forward, softmax_backward)

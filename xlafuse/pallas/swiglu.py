@@ -2,9 +2,9 @@
 
     y = g s up,  s = 1 / (1 + exp(-g))    dup = dy g s    dgate = dy up s (1 + g (1 - s))
 
-Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202; g is the gate. Programs are persistent; TMA copies a
-program's next tiles into shared memory and stores its last ones (`mosaic.stream`). The launch allows approximate
-mathematics, so s takes two instructions of the special function units, `ex2.approx` and `rcp.approx`.
+Shazeer, "GLU Variants Improve Transformer", arXiv:2002.05202; g is the gate. A program has one tile, which TMA copies
+into shared memory and back. The launch allows approximate mathematics, so s takes two instructions of the special
+function units, `ex2.approx` and `rcp.approx`.
 
 Shapes: gate, up, y and gradients [rows, columns], taken as rows of 256 or fewer elements, multiples of 8. dtypes:
 bfloat16 or float16; float32 inside. The forward pass saves gate and up.
@@ -20,19 +20,9 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from xlafuse.pallas.mosaic import (
-    PROGRAM,
-    SHARED_MEMORY,
-    check_dtypes,
-    kernel,
-    multiprocessors,
-    operation,
-    rings,
-    stream,
-)
+from xlafuse.pallas.mosaic import PROGRAM, check_dtypes, kernel, operation, rings, stream
 
 ROWS, COLUMNS = 8, 256  # of a tile: 4 KB
-STEPS = 3  # tiles of each array in shared memory
 FORWARD = (operation("logistic", "silu"), operation("mul", "silu"), operation("mul", "multiply"))
 BACKWARD = (
     operation("mul", "multiply", "dup", backward=True), operation("mul", "silu", backward=True),
@@ -44,27 +34,26 @@ def sigmoid(x):
     return 1 / (1 + jnp.exp(-x))
 
 
-def each_tile(compute, inputs, outputs, *, tiles, **scratch):
-    """Run compute(*values) -> results for each tile of a program."""
-    program, programs = lax.axis_index(PROGRAM), lax.axis_size(PROGRAM)
+def one_tile(compute, inputs, outputs, **scratch):
+    """Run compute(*values) -> results for the tile of a program."""
     tile = ROWS, inputs[0].shape[1]
     layout = plgpu.Layout.WG_STRIDED(tile, vec_size=math.gcd(math.prod(tile) // 128, 8))
 
-    def tile_of(number):
-        return pl.ds((program + number * programs) * ROWS, ROWS), slice(None)
+    def tile_of(_):
+        return pl.ds(lax.axis_index(PROGRAM) * ROWS, ROWS), slice(None)
 
-    def compute_tile(number, carry, *references):
+    def compute_tile(_, carry, *references):
         values = [plgpu.load(each, layout=layout).astype(jnp.float32) for each in references[: len(inputs)]]
         for target, result in zip(references[len(inputs) :], compute(*values), strict=True):
             target[...] = result.astype(target.dtype)
         return carry
 
-    stream(compute_tile, inputs, outputs, tile_of=tile_of, tiles=tiles, **scratch)
+    stream(compute_tile, inputs, outputs, tile_of=tile_of, tiles=1, **scratch)
 
 
 @kernel
 def swiglu_kernel(gate, up, y, **launch):
-    each_tile(lambda gate, up: [gate * sigmoid(gate) * up], [gate, up], [y], **launch)
+    one_tile(lambda gate, up: [gate * sigmoid(gate) * up], [gate, up], [y], **launch)
 
 
 @kernel
@@ -73,7 +62,7 @@ def swiglu_backward_kernel(gate, up, dy, dgate, dup, **launch):
         s = sigmoid(gate)
         return dy * up * s * (1 + gate * (1 - s)), dy * gate * s
 
-    each_tile(compute, [gate, up, dy], [dgate, dup], **launch)
+    one_tile(compute, [gate, up, dy], [dgate, dup], **launch)
 
 
 def launch_elementwise(
@@ -83,16 +72,12 @@ def launch_elementwise(
     x = inputs[0]
     columns = math.gcd(x.size, COLUMNS)
     arrays = len(inputs) + outputs
-    tiles = pl.cdiv(x.size // columns, ROWS)
-    # Beside its tiles, a program has barriers and 1 KB that CUDA reserves.
-    resident = min(8, SHARED_MEMORY // (arrays * STEPS * ROWS * columns * x.dtype.itemsize + 1536))
-    programs = min(tiles, resident * multiprocessors())
     found = kernel(
         *(each.reshape(-1, columns) for each in inputs),
-        results=(jax.ShapeDtypeStruct((x.size // columns, columns), x.dtype),) * outputs, programs=programs,
-        scratch=rings(STEPS, (ROWS, columns), x.dtype, len(inputs), outputs), barriers=False, computes=computes,
+        results=(jax.ShapeDtypeStruct((x.size // columns, columns), x.dtype),) * outputs,
+        programs=pl.cdiv(x.size // columns, ROWS),
+        scratch=rings(1, (ROWS, columns), x.dtype, len(inputs), outputs), barriers=False, computes=computes,
         cost=pl.CostEstimate(flops=flops, bytes_accessed=arrays * x.nbytes, transcendentals=2 * x.size),
-        tiles=pl.cdiv(tiles, programs),
     )
     return tuple(each.reshape(x.shape) for each in found)
 
