@@ -11,15 +11,16 @@ import importlib.util
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, Self
 
 
 @dataclass(frozen=True)
 class DeviceRecord:
     """One kernel, copy or memset as the GPU ran it; times in seconds on CUPTI's clock.
 
-    grid: a kernel's blocks in x, y, z. bytes: the size of a copy or memset.
+    grid: a kernel's blocks in x, y, z. registers: of a thread, as its kernel was launched. shared_bytes: shared memory
+    of a block. bytes: the size of a copy or memset.
     """
 
     name: str
@@ -27,12 +28,13 @@ class DeviceRecord:
     end: float
     grid: tuple[int, int, int] | None = None
     bytes: int | None = None
+    registers: int | None = field(default=None, kw_only=True)
+    shared_bytes: int | None = field(default=None, kw_only=True)
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> DeviceRecord:
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Return the object from its dataclasses.asdict."""
-        grid = data.get("grid")
-        return cls(data["name"], data["start"], data["end"], grid and tuple(grid), data.get("bytes"))
+        return cls(**{**data, "grid": data.get("grid") and tuple(data["grid"])})
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,7 @@ class CallTrace:
     def from_json(cls, data: Mapping[str, Any]) -> CallTrace:
         """Return the object from its dataclasses.asdict."""
         host = tuple(HostRecord(**call) for call in data["host"])
-        device = tuple(TracedRecord(**{**ran, "grid": ran["grid"] and tuple(ran["grid"])}) for ran in data["device"])
-        return cls(data["returned"], host, device)
+        return cls(data["returned"], host, tuple(TracedRecord.from_json(ran) for ran in data["device"]))
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,8 @@ class _Ran(NamedTuple):
     bytes: int | None
     stream: int
     correlation: int
+    registers: int | None = None
+    shared_bytes: int | None = None
 
 
 class _Called(NamedTuple):
@@ -209,7 +212,10 @@ class CuptiClock:
             return "cbid", "start", "end", "thread_id", "correlation_id"
         if kind in self._labels:
             return "start", "end", "bytes", "stream_id", "correlation_id"
-        return "name", "start", "end", "grid_x", "grid_y", "grid_z", "stream_id", "correlation_id"
+        return (
+            "name", "start", "end", "grid_x", "grid_y", "grid_z", "stream_id", "correlation_id",
+            "registers_per_thread", "static_shared_memory", "dynamic_shared_memory",
+        )
 
     def _completed(self, activities: list[Any]) -> None:
         # CUPTI frees the records' memory after this call, so the fields are copied.
@@ -222,8 +228,9 @@ class CuptiClock:
                 start, end, moved, stream, correlation = found
                 self._ran.append(_Ran(self._labels[kind], start, end, None, moved, stream, correlation))
             else:
-                name, start, end, x, y, z, stream, correlation = found
-                self._ran.append(_Ran(name, start, end, (x, y, z), None, stream, correlation))
+                name, start, end, x, y, z, stream, correlation, registers, static, dynamic = found
+                ran = _Ran(name, start, end, (x, y, z), None, stream, correlation, registers, static + dynamic)
+                self._ran.append(ran)
 
     def start(self) -> None:
         self._windows, self._ran, self._called = [], [], []
@@ -253,7 +260,7 @@ class CuptiClock:
         else:
             self._stop(self._kinds)
         samples = [
-            sample_of([DeviceRecord(*_since(begin, ran)[:5]) for ran in group])
+            sample_of([_device_record(begin, ran) for ran in group])
             for (begin, _), group in zip(self._windows, _within(self._ran, self._windows), strict=True)
         ]
         self._windows, self._ran = [], []
@@ -274,7 +281,7 @@ class CuptiClock:
             window = [(begin, self._cupti.get_timestamp())]
         finally:
             self._stop((*self._kinds, *host))
-        device = tuple(TracedRecord(*_since(begin, ran)) for ran in _within(self._ran, window)[0])
+        device = tuple(TracedRecord(**_since(begin, ran)._asdict()) for ran in _within(self._ran, window)[0])
         calls = [HostRecord(*_since(begin, called)) for called in _within(self._called, window)[0]]
         return result, CallTrace((returned - begin) * 1e-9, tuple(launches(calls, device)), device)
 
@@ -300,8 +307,14 @@ def _within(records: Iterable[Any], windows: Sequence[tuple[int, int]]) -> list[
     return groups
 
 
-def _since(begin: int, record: Any) -> tuple[Any, ...]:
-    """Return the record's fields, its times in seconds since `begin`."""
+def _device_record(begin: int, ran: _Ran) -> DeviceRecord:
+    fields = _since(begin, ran)._asdict()
+    del fields["stream"], fields["correlation"]
+    return DeviceRecord(**fields)
+
+
+def _since(begin: int, record: Any) -> Any:
+    """Return the record with its times in seconds since `begin`."""
     return record._replace(start=(record.start - begin) * 1e-9, end=(record.end - begin) * 1e-9)
 
 

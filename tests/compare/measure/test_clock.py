@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compare.measure.clock import (
+    CallTrace,
     CuptiClock,
     DeviceRecord,
     HostRecord,
@@ -129,7 +131,8 @@ class FakeCupti:
             ActivityAPI(kind=Kind.RUNTIME, cbid=165, start=start + 60, end=start + 90, thread_id=7,
                         correlation_id=correlation + 1),
             ActivityKernel10(kind=Kind.CONCURRENT_KERNEL, name="k", start=start + 45, end=start + 80, grid_x=2,
-                             grid_y=1, grid_z=1, stream_id=13, correlation_id=correlation),
+                             grid_y=1, grid_z=1, stream_id=13, correlation_id=correlation, registers_per_thread=40,
+                             static_shared_memory=64, dynamic_shared_memory=1024),
             ActivityMemcpy6(kind=Kind.MEMCPY, start=start + 80, end=start + 85, bytes=64, stream_id=13,
                             correlation_id=correlation),
         ]
@@ -154,7 +157,9 @@ def test_a_trace_has_the_launch_and_its_kernels(cupti: FakeCupti) -> None:
     assert trace.host[0].start == pytest.approx(10e-9) and trace.host[0].end == pytest.approx(50e-9)
     kernel, copy = trace.device
     assert (kernel.name, kernel.grid, kernel.stream, kernel.correlation) == ("k", (2, 1, 1), 13, 5)
+    assert (kernel.registers, kernel.shared_bytes) == (40, 1088)
     assert (copy.name, copy.bytes, copy.start) == ("[memcpy]", 64, pytest.approx(80e-9))
+    assert CallTrace.from_json(json.loads(json.dumps(asdict(trace)))) == trace
     assert trace.returned == pytest.approx(1e-6)
 
 
@@ -170,6 +175,7 @@ def test_timed_calls_record_no_host_calls_even_after_a_trace(cupti: FakeCupti) -
     assert not cupti.enabled
     assert first.device_time == pytest.approx(40e-9)
     assert type(first.records[0]) is DeviceRecord  # only a trace has streams and correlations
+    assert first.records[0].registers == 40
 
 
 def test_each_batch_has_its_own_calls(cupti: FakeCupti) -> None:
