@@ -22,3 +22,5 @@ XLA_TRITON = replace(
 PALLAS = replace(
     XLA, name="pallas", label="hand-written Pallas", family="pallas", options={"interpreter": True}, hand_written=True,
 )
+# A JAX program in which one operation is such a kernel.
+XLA_PALLAS = replace(PALLAS, name="xla-pallas", label="XLA with hand-written Pallas", hand_written=False)

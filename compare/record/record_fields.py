@@ -57,11 +57,16 @@ class RecordedTimeFields(TypedDict):
 
 
 class DeviceRecordFields(TypedDict):
-    """One kernel, copy or memset of a median call."""
+    """One kernel, copy or memset of a median call.
+
+    registers of a thread, shared_bytes of a block: null for copies and memsets, and absent in older records.
+    """
 
     name: str
     start: float
     end: float
+    registers: NotRequired[int | None]
+    shared_bytes: NotRequired[int | None]
 
 
 class TimesOfPart(TypedDict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from .case import CONTIGUOUS, Case
 from .dtype import DTYPES
@@ -81,6 +82,16 @@ def pallas(block: str, unsupported: Callable[[Case], str | None]) -> Implementat
     return Implementation(
         "pallas", f"xlafuse.pallas.{block}:apply", "pallas", "hand-written Pallas (Mosaic GPU)",
         unsupported=lambda case: half_precision(case) or unsupported(case), requires=("jax>=0.11",),
+    )
+
+
+def xla_pallas(
+    block: str, operation: str, unsupported: Callable[[Case], str | None], rounded_sums: tuple[str, ...] = ()
+) -> Implementation:
+    """Return the JAX block with one operation written in Pallas. unsupported: its sizes."""
+    return replace(
+        pallas(block, unsupported), name="xla+pallas", backend_name="xla-pallas", rounded_sums=rounded_sums,
+        summary=f"the same layer with {operation} in Pallas",
     )
 
 

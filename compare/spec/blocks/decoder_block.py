@@ -8,7 +8,7 @@ the norm's result once, and its gradient is one product, too. Compilers need not
 
 from ..block import Block
 from ..case import Shape, Sizes
-from ..common_rows import compilers, cuda_graphs, triton
+from ..common_rows import compilers, cuda_graphs, triton, xla_pallas
 from ..implementation import Implementation
 from ..tensor import Tensor
 from . import attention, rmsnorm, rope, swiglu_mlp
@@ -97,7 +97,7 @@ BLOCK = Block(
             needs_gpu="cuDNN's attention needs a GPU with cuDNN to build its plan",
             unsupported=attention.cudnn_unsupported,
         ),
-        triton("decoder_block"),
+        triton("decoder_block"), xla_pallas("decoder_block", "attention", attention.pallas_unsupported, ROUNDED_SUMS),
         *cuda_graphs(
             "decoder_block",
             static=(

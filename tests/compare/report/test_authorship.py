@@ -168,7 +168,9 @@ def test_missing_source_is_an_error(written: str) -> None:
 def test_only_handwritten_implementations_have_kernel_lines(block) -> None:  # type: ignore[no-untyped-def]
     for implementation in block.implementations:
         found = lines_of(implementation)
-        own_kernels = implementation.backend_name in ("triton", "triton-cudagraphs", "xla-triton", "cuda", "pallas")
+        own_kernels = implementation.backend_name in (
+            "triton", "triton-cudagraphs", "xla-triton", "cuda", "pallas", "xla-pallas"
+        )
         assert (found.kernel > 0) == own_kernels, implementation.name
         assert found.other > 0
 
