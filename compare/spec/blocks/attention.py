@@ -145,7 +145,8 @@ BLOCK = Block(
         Shape("odd-full", sizes(2, 2, 37, 32, kv_heads=1, causal=0), ("float32", "float16"), edge=True),
         # The last tiles of 128 queries and 128 keys have 72 or 8 rows.
         Shape("tiles", sizes(1, 4, 200, 64, kv_heads=2), ("bfloat16", "float16"), edge=True),
-        Shape("tiles-full", sizes(1, 2, 136, 128, kv_heads=1, causal=0), ("bfloat16",), edge=True),
+        # With one head of k and v in one batch, XLA's CPU compiler (jax 0.11.2, YNNPACK) makes wrong code.
+        Shape("tiles-full", sizes(1, 4, 136, 128, kv_heads=2, causal=0), ("bfloat16",), edge=True),
         Shape("two-tokens", sizes(1, 1, 2, 64), ("float32", "float16", "bfloat16"), edge=True),
         Shape(
             "transposed", sizes(1, 4, 37, 16, kv_heads=2), ("float32", "bfloat16"),
