@@ -421,7 +421,7 @@ def show_missed_fusions(
     else:
         for each in priced:
             emit(missed_view.tree(*each, every=every))
-        has_prices = any(bandwidth and missed_fusions.ranked(graph, bandwidth) for graph, bandwidth, _ in priced)
+        has_prices = any(known and missed_fusions.ranked(graph, known) for graph, known, _ in priced)
         if has_prices and missed_fusions.PRICE_ERROR is not None:
             click.echo(f"times: {missed_fusions.PRICE_ERROR}")
 

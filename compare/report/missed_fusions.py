@@ -1,4 +1,4 @@
-"""The bandwidth, if one is known, that prices a graph's missed fusions, for `--why` of `inspect` and `explain`."""
+"""The ceilings, if any are known, that price a graph's missed fusions, for `--why` of `inspect` and `explain`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from ..graph.model import FusionGraph
 from ..sources.target_ceilings import own_ceilings
 
 
-def price(graph: FusionGraph, ceilings: Ceilings | None = None, whose: str = "") -> tuple[float | None, str]:
-    """Return a copy's bandwidth in bytes a second, and the name of its GPU.
+def price(graph: FusionGraph, ceilings: Ceilings | None = None, whose: str = "") -> tuple[Ceilings | None, str]:
+    """Return the ceilings and the name of their GPU.
 
-    Taken from the ceilings if given, else from the graph's own GPU. None and "" where that GPU is unknown.
+    They are the given ones, else those of the graph's own GPU. None and "" where that GPU is unknown.
     """
-    if ceilings is None:
-        ceilings, whose = own_ceilings(graph)
-    return (None, "") if ceilings is None else (ceilings.bandwidth(1, 1), whose)
+    return own_ceilings(graph) if ceilings is None else (ceilings, whose)

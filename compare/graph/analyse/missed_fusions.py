@@ -1,10 +1,15 @@
-"""The missed fusions of a graph, ranked by what each could save."""
+"""The missed fusions of a graph, ranked by what each would save."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
-from ..model import FusionGraph, Reason
+from ..buffer_edges import buffer_edges
+from ..model import FusionGraph, Kernel, Reason
+from .roofline import Ceilings
 from .split_k import split_products
 
 
@@ -28,8 +33,32 @@ class PriceError:
         )
 
 
-# From the summary of `python -m tools.benchmarks.missed_fusions` on a GPU. No run was made yet, so views show nothing.
-PRICE_ERROR: PriceError | None = None
+# From the summary of `python -m tools.benchmarks.missed_fusions`: one of its 20 cases does not count.
+PRICE_ERROR: PriceError | None = PriceError(cases=19, low=0.82, high=1.42, median=1.03, gpu="NVIDIA H200")
+
+
+@dataclass(frozen=True)
+class Price:
+    """The saving of one call if kernels were one kernel.
+
+    bytes: of buffers that only these kernels write and read, and of repeated reads.
+    buffers: those buffers; of one fused kernel, the largest saving first.
+    launches: of the kernels that vanish.
+    us: bytes over a copy's bandwidth, and the device time of an empty kernel for each launch; None without ceilings.
+    """
+
+    bytes: int
+    buffers: tuple[str, ...]
+    launches: int
+    us: float | None
+
+
+@dataclass(frozen=True)
+class MissedFusion:
+    """Two kernels that are not one, and the saving if they were."""
+
+    reason: Reason
+    price: Price
 
 
 def missed(graph: FusionGraph) -> list[Reason]:
@@ -42,18 +71,124 @@ def missed(graph: FusionGraph) -> list[Reason]:
     return [reason for reason in graph.reasons if (reason.producer, reason.consumer) not in split]
 
 
-def ranked(graph: FusionGraph, bandwidth: float | None) -> list[tuple[Reason, float | None]]:
-    """Return missed fusions with the microseconds that each would save at `bandwidth` (bytes per second).
+def ranked(graph: FusionGraph, ceilings: Ceilings | None) -> list[MissedFusion]:
+    """Return the missed fusions with their prices, the largest first.
 
-    The microseconds are None where the bandwidth is.
-
-    The largest saving comes first. Each is an upper bound: the saved bytes over the bandwidth. It assumes that the
-    fused kernel is no slower otherwise and that no byte comes from cache. Savings of two edges of one buffer do not
-    add up. Reasons that save no bytes, or an unknown number, are left out.
+    Each price is that of one fusion alone: prices of fusions that share a kernel do not add up (see `together`). A
+    price is an estimate. It assumes that the fused kernel is no slower otherwise and that no byte comes from cache.
+    Reasons that save no bytes, or an unknown number, are left out.
 
     Raises ValueError for a bandwidth that is not positive.
     """
-    if bandwidth is not None and not bandwidth > 0:
-        raise ValueError(f"bandwidth must be positive, got {bandwidth}; a target's is in its measured ceilings")
-    saving = sorted((reason for reason in missed(graph) if reason.bytes_saved), key=lambda one: -(one.bytes_saved or 0))
-    return [(one, None if bandwidth is None else (one.bytes_saved or 0) / bandwidth * 1e6) for one in saving]
+    pricing = _Pricing(graph, ceilings)
+    found = [MissedFusion(reason, pricing.of(reason)) for reason in missed(graph) if reason.bytes_saved]
+    return sorted(
+        (one for one in found if one.price.bytes), key=lambda one: (one.price.us or 0.0, one.price.bytes), reverse=True
+    )
+
+
+def together(graph: FusionGraph, ceilings: Ceilings | None) -> Price:
+    """Return the price of all ranked fusions at once: a repeated read, a buffer or a launch counts once.
+
+    Kernels that fusions connect become one kernel. Reasons whose names lead to no two kernels are left out.
+
+    Raises ValueError for a bandwidth that is not positive.
+    """
+    pricing = _Pricing(graph, ceilings)
+    pairs = (pricing.kernels_of(one.reason) for one in ranked(graph, ceilings))
+    prices = [pricing.fused(group) for group in _connected(pair for pair in pairs if pair is not None)]
+    buffers = tuple(dict.fromkeys(name for price in prices for name in price.buffers))
+    return pricing.price(sum(price.bytes for price in prices), buffers, sum(price.launches for price in prices))
+
+
+def _connected(pairs: Iterable[tuple[int, int]]) -> list[frozenset[int]]:
+    """Return the groups of kernels that the pairs connect."""
+    neighbours: dict[int, set[int]] = {}
+    for one, other in pairs:
+        neighbours.setdefault(one, set()).add(other)
+        neighbours.setdefault(other, set()).add(one)
+    groups = []
+    while neighbours:
+        members: set[int] = set()
+        waiting = {next(iter(neighbours))}
+        while waiting:
+            members.add(index := waiting.pop())
+            waiting |= neighbours.pop(index) - members
+        groups.append(frozenset(members))
+    return groups
+
+
+@dataclass(frozen=True)
+class _Pricing:
+    graph: FusionGraph
+    ceilings: Ceilings | None
+
+    def __post_init__(self) -> None:
+        if self.ceilings is not None and not (bandwidth := self.ceilings.bandwidth(1, 1)) > 0:
+            raise ValueError(f"bandwidth must be positive, got {bandwidth}; a target's is in its measured ceilings")
+
+    def of(self, reason: Reason) -> Price:
+        """Return the price of one fusion; that of its `bytes_saved` where its names lead to no two kernels."""
+        pair = self.kernels_of(reason)
+        return self.price(reason.bytes_saved or 0, (), 0) if pair is None else self.fused(frozenset(pair))
+
+    def price(self, size: int, buffers: tuple[str, ...], launches: int) -> Price:
+        if self.ceilings is None:
+            return Price(size, buffers, launches, None)
+        us = size / self.ceilings.bandwidth(1, 1) * 1e6 + launches * (self.ceilings.launch_us or 0.0)
+        return Price(size, buffers, launches, us)
+
+    def kernels_of(self, reason: Reason) -> tuple[int, int] | None:
+        """Return the launch indices of the two kernels; None where a name has no kernel, or several."""
+        first, second = self._indices.get(reason.producer), self._indices.get(reason.consumer)
+        return None if first is None or second is None or first == second else (first, second)
+
+    @cached_property
+    def _indices(self) -> Mapping[str, int]:
+        kernels = self.graph.kernels or ()
+        uses = Counter(kernel.name for kernel in kernels)
+        return {kernel.name: index for index, kernel in enumerate(kernels) if uses[kernel.name] == 1}
+
+    @cached_property
+    def _writers(self) -> Mapping[tuple[str, int], int | None]:
+        """By buffer and reader, the kernel that wrote what the reader reads; None for an input."""
+        edges = ((buffer.name, edge) for buffer in self.graph.buffers for edge in buffer_edges(self.graph, buffer))
+        return {(name, edge.reader): edge.writer for name, edge in edges if edge.reader is not None}
+
+    def fused(self, members: frozenset[int]) -> Price:
+        """Return the price of fusing these kernels into one."""
+        kernels = self.graph.kernels or ()
+        reads: dict[tuple[str, int | None], list[tuple[int, int]]] = {}
+        for index in sorted(members):
+            for access in kernels[index].inputs or ():
+                if access.bytes is not None and (access.buffer, index) in self._writers:
+                    version = access.buffer, self._writers[access.buffer, index]
+                    reads.setdefault(version, []).append((access.bytes, _launches(kernels[index])))
+        saved: Counter[str] = Counter()
+        for (name, writer), sizes in reads.items():
+            if writer in members:
+                saved[name] += sum(size * launches for size, launches in sizes) + self._written(name, writer, members)
+            else:
+                saved[name] += self._repeated(name, sizes)
+        launches = [_launches(kernels[index]) for index in members]
+        buffers = tuple(name for name, size in saved.most_common() if size)
+        return self.price(saved.total(), buffers, sum(launches) - max(launches))
+
+    def _written(self, name: str, writer: int, members: frozenset[int]) -> int:
+        """Return the bytes that a kernel writes to a buffer for the other members alone; 0 if others read it, too."""
+        readers = set(self.graph.consumers[name])
+        if self.graph.buffer[name].role != "intermediate" or writer in readers or not readers <= members:
+            return 0
+        kernel = (self.graph.kernels or ())[writer]
+        written = sum(access.bytes or 0 for access in kernel.outputs or () if access.buffer == name)
+        return written * _launches(kernel)
+
+    def _repeated(self, name: str, sizes: list[tuple[int, int]]) -> int:
+        """Return the bytes that several of these reads have for certain in common; two halves may be different ones."""
+        each = [size for size, _ in sizes]
+        whole = self.graph.buffer[name].bytes  # 0: not known
+        return max(0, sum(each) - max(whole, *each)) * min(n for _, n in sizes) if whole and len(each) > 1 else 0
+
+
+def _launches(kernel: Kernel) -> int:
+    return kernel.least_launches if kernel.launches is None else kernel.launches

@@ -24,7 +24,7 @@ class Finding:
         FLOPs" and "dense ragged product": the extra FLOPs over the rate of products. Otherwise the measured time of the
         kernels if the finding is about whole kernels, else `bytes` over the bandwidth.
     kernels: launch indices, by graph.
-    buffers: (graph, buffer) pairs whose traffic is counted in `bytes`.
+    buffers: (graph, buffer) pairs whose traffic is counted in `bytes`; of "missed", the one with most of it.
     """
 
     kind: FindingKind

@@ -18,12 +18,11 @@ def missed(view: View) -> Iterator[Finding]:
     for index, kernel in enumerate(view.kernels):
         named[kernel.name].append(index)
     priced = [
-        reason for reason, _ in ranked(view.graph, None) if reason.producer in named and reason.consumer in named
+        one for one in ranked(view.graph, None) if one.reason.producer in named and one.reason.consumer in named
     ]
     if not priced:
         return
-    best = priced[0]
-    size = best.bytes_saved or 0
+    best, size = priced[0].reason, priced[0].price.bytes
     if not view.is_significant(size):
         return
     indices = [named[name] for name in (best.producer, best.consumer)]
@@ -35,9 +34,8 @@ def missed(view: View) -> Iterator[Finding]:
         f"Fusing them would save at most {formats.size(size)}."
     )
     kernels = {view.key: (*named[best.producer], *named[best.consumer])}
-    read = {buffer.name for index in named[best.consumer] for buffer in view.buffers(index, "inputs")}
-    passed = [b for index in named[best.producer] for b in view.buffers(index, "outputs") if b.name in read]
-    buffers = frozenset((view.key, buffer.name) for buffer in passed)
+    # The buffer with most of the saving decides whether another finding has covered it.
+    buffers = frozenset((view.key, name) for name in priced[0].price.buffers[:1])
     yield Finding("missed", text, (view.key,), size, None, kernels, buffers)
 
 

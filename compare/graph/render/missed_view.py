@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...base.text import printable
 from .. import formats
-from ..analyse.missed_fusions import missed, ranked
+from ..analyse.missed_fusions import Price, missed, ranked, together
+from ..analyse.roofline import Ceilings
 from ..model import REASONS, FusionGraph, Reason
 from .text_view import plain
 
@@ -19,29 +20,32 @@ if TYPE_CHECKING:
 MOST_SHOWN = 20
 
 
-def tree(graph: FusionGraph, bandwidth: float | None, whose: str, *, every: bool = False) -> RenderableType:
-    """Return each missed fusion with its largest possible saving and the compiler's own words.
+def tree(graph: FusionGraph, ceilings: Ceilings | None, whose: str, *, every: bool = False) -> RenderableType:
+    """Return each missed fusion with its price and the compiler's own words.
 
-    bandwidth: bytes per second; None shows no times. whose: the device with that bandwidth.
+    ceilings: of the device `whose`; None shows no times.
     """
     from rich.tree import Tree
 
-    priced = ranked(graph, bandwidth)
-    known = {id(reason) for reason, _ in priced}
+    priced = ranked(graph, ceilings)
+    known = {id(one.reason) for one in priced}
     rest = [reason for reason in missed(graph) if id(reason) not in known]
     root = Tree(plain(formats.name(graph.name, 76), "bold"), guide_style="dim")
     root.add(plain(formats.origin(graph)))
     if not graph.reasons:
         root.add(plain("no reasons are recorded: the compiler's log was not requested or not kept"))
         return root
-    rate = f", at {bandwidth / 1e12:.2f} TB/s of {whose}" if bandwidth else "; its GPU's bandwidth is not known"
-    root.add(plain(f"the most that each missed fusion would save{rate}"))
+    root.add(plain(f"the saving of each missed fusion alone{_rates(ceilings, whose)}"))
+    if len(priced) > 1:
+        total = together(graph, ceilings)
+        vanish = f"; {formats.count(total.launches, 'launch', 'launches')} fewer" if total.launches else ""
+        root.add(plain(f"all of them together: {_saved(total)}{vanish}"))
     shown = priced if every else priced[:MOST_SHOWN]
     places = {
         kernel.name: ", ".join(kernel.stages or map(formats.place, kernel.lines)) for kernel in graph.kernels or ()
     }
-    for number, (reason, us) in enumerate(shown, 1):
-        _add(root, number, reason, us, places)
+    for number, one in enumerate(shown, 1):
+        _add(root, number, one.reason, one.price, places)
     if len(shown) < len(priced):
         root.add(plain(f"… and {len(priced) - len(shown):,} with smaller savings; --all shows them"))
     if rest:
@@ -50,16 +54,26 @@ def tree(graph: FusionGraph, bandwidth: float | None, whose: str, *, every: bool
             branch.add(plain(f"{_pair(reason)}: {reason.code}: {printable(reason.text, 120)}"))
         if not every and len(rest) > MOST_SHOWN:
             branch.add(plain(f"… and {len(rest) - MOST_SHOWN} more; --all shows them"))
-    codes = dict.fromkeys(reason.code for reason in (*(reason for reason, _ in shown), *rest) if reason.code != "other")
+    codes = dict.fromkeys(reason.code for reason in (*(one.reason for one in shown), *rest) if reason.code != "other")
     branch = root.add(plain("reason codes", "bold")) if codes else root
     for code in codes:
         branch.add(plain(f"{code}: {REASONS[code]}"))
     return root
 
 
-def _add(root: Tree, number: int, reason: Reason, us: float | None, places: Mapping[str, str]) -> None:
-    time = "" if us is None else f", {formats.microseconds(us)}"
-    branch = root.add(plain(f"{number}. {formats.size(reason.bytes_saved)}{time}", "bold"))
+def _rates(ceilings: Ceilings | None, whose: str) -> str:
+    if ceilings is None:
+        return "; its GPU's bandwidth is not known"
+    launch = "" if ceilings.launch_us is None else f" and {formats.microseconds(ceilings.launch_us)} a launch"
+    return f", at {ceilings.bandwidth(1, 1) / 1e12:.2f} TB/s{launch} of {whose}"
+
+
+def _saved(price: Price) -> str:
+    return formats.size(price.bytes) + ("" if price.us is None else f", {formats.microseconds(price.us)}")
+
+
+def _add(root: Tree, number: int, reason: Reason, price: Price, places: Mapping[str, str]) -> None:
+    branch = root.add(plain(f"{number}. {_saved(price)}", "bold"))
     branch.add(plain(_pair(reason)))
     ends = [places.get(name, "") for name in (reason.producer, reason.consumer)]
     if any(ends):  # stages or lines, which often say more than the kernels' names
@@ -78,12 +92,21 @@ def _pair(reason: Reason) -> str:
     return " → ".join(formats.name(name, 32) if name else "?" for name in (reason.producer, reason.consumer))
 
 
-def to_json(graph: FusionGraph, bandwidth: float | None, whose: str) -> dict[str, Any]:
-    """Return `missed`: ranked, each with `saves_us_at_most`; `others`: reasons without a known saving."""
-    priced = ranked(graph, bandwidth)
-    known = {id(reason) for reason, _ in priced}
+def to_json(graph: FusionGraph, ceilings: Ceilings | None, whose: str) -> dict[str, Any]:
+    """Return the missed fusions with their savings.
+
+    `missed`: ranked. `together`: all of them at once. `others`: reasons without a known saving.
+    """
+    priced = ranked(graph, ceilings)
+    known = {id(one.reason) for one in priced}
     return {
-        "graph": graph.name, "bandwidth": bandwidth, "bandwidth_of": whose,
-        "missed": [{**asdict(reason), "saves_us_at_most": us} for reason, us in priced],
+        "graph": graph.name, "bandwidth": None if ceilings is None else ceilings.bandwidth(1, 1),
+        "launch_us": None if ceilings is None else ceilings.launch_us, "bandwidth_of": whose,
+        "missed": [{**asdict(one.reason), **_fields(one.price)} for one in priced],
+        "together": _fields(together(graph, ceilings)),
         "others": [asdict(reason) for reason in missed(graph) if id(reason) not in known],
     }
+
+
+def _fields(price: Price) -> dict[str, Any]:
+    return {"saves_bytes": price.bytes, "saves_launches": price.launches, "saves_us": price.us}

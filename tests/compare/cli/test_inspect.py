@@ -194,17 +194,22 @@ def test_stages_match_whole_scopes(stage: str, wanted: str, held: bool) -> None:
 
 
 def test_missed_fusions_are_ranked_and_priced(file: Path) -> None:
-    bandwidth = target_ceilings("h200").bandwidth(1, 1)
-    prices = [size / bandwidth * 1e6 for size in (117_440_512, 67_125_248)]
+    ceilings = target_ceilings("h200")
+    bandwidth, launch = ceilings.bandwidth(1, 1), ceilings.launch_us or 0.0
+    sizes = 117_440_512, 67_125_248
+    prices = [size / bandwidth * 1e6 + launch for size in sizes]
     text = flat(inspect(file, "--why").stdout)
     first, second = (text.index(f"{i}. {size} MB, {price:.1f} µs") for i, size, price in zip(
         (1, 2), (117, 67.1), prices, strict=True
     ))
     assert first < text.index("loop_add_fusion → gemm_fusion_dot_general.11") < second
-    assert f"{bandwidth / 1e12:.2f} TB/s of h200" in text
+    assert f"{bandwidth / 1e12:.2f} TB/s and {launch:.3g} µs a launch of h200" in text
+    assert f"all of them together: 185 MB, {sum(prices):.1f} µs; 2 launches fewer" in text
     assert "the compiler's estimate: 41 µs fused, 27.5 µs unfused" in text
     (answer,) = json.loads(inspect(file, "--why", "--json").stdout)
-    assert [each["saves_us_at_most"] for each in answer["missed"]] == pytest.approx(prices)
+    assert [each["saves_us"] for each in answer["missed"]] == pytest.approx(prices)
+    assert [each["saves_bytes"] for each in answer["missed"]] == list(sizes)
+    assert answer["together"]["saves_launches"] == 2 and answer["together"]["saves_us"] == pytest.approx(sum(prices))
 
 
 def test_prices_carry_their_measured_error(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

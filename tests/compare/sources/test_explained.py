@@ -69,11 +69,11 @@ def test_bytes_are_priced_by_the_graphs_target():
     assert own_ceilings(replace(on_h200, target="NVIDIA X1"))[0] is None
 
 
-def test_missed_fusions_use_the_best_known_bandwidth():
+def test_missed_fusions_use_the_best_known_ceilings():
     unknown = replace(graph("f", "tanh"), target="")
     slow = Ceilings({0.5: 1e9}, {})
-    h200 = target_ceilings("h200").bandwidth(1, 1)
-    assert price(unknown, slow, "this run's device") == (1e9, "this run's device")
+    h200 = target_ceilings("h200")
+    assert price(unknown, slow, "this run's device") == (slow, "this run's device")
     assert price(replace(unknown, target="NVIDIA H200")) == (h200, "h200")
     assert price(unknown) == (None, "")
     assert price(replace(unknown, target="NVIDIA A100-SXM4-40GB")) == (None, "")

@@ -1,11 +1,15 @@
 """Compare the price of missed fusions with the time that fusing saves, in 20 forced cases.
 
-    python -m tools.benchmarks.missed_fusions [--json FILE] [--only NAME]
+    python -m tools.benchmarks.missed_fusions [--json FILE] [--only NAME] [--measured FILE]
 
 Each case is a pair of functions of equal results. The compiler misses a fusion in one of them, and does it in the
-other. The predicted saving is the sum of the prices that `xlafuse inspect --why` gives to the missed fusions. The
+other. The predicted saving is the price that `xlafuse inspect --why` gives to all missed fusions together. The
 realised saving is the difference of the two device times, in five interleaved rounds from a cold L2. PyTorch's calls
 replay a CUDA graph. Without a GPU, both functions are compiled for an H200, and only the prices are shown.
+
+`--measured` takes the times from a file that `--json` wrote on a GPU, and compares them with the prices that this
+version gives. It prices the graphs in the file. A file without graphs needs both functions compiled here; a case with
+other numbers of kernels then does not count.
 
 The exit code is 1 if a pair does not count: its results differ, the unfused function has no price, or the fused one
 still misses a fusion. The prices need the GPU's target pack, which has its bandwidth.
@@ -17,7 +21,7 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -26,6 +30,7 @@ from tabulate import tabulate
 
 from compare.workers.client import WORKER_FAILURES, Worker, interpreter
 
+from .measured import Measured, NotMeasured, read
 from .outcome import Outcome, UnknownBandwidth, failed, outcome, summary
 
 _MODULES = {"xla": "xla_worker", "torch": "inductor_worker"}
@@ -54,18 +59,20 @@ def main() -> int:
         prog=__package__, description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all rounds and numbers there, too")
+    parser.add_argument("--measured", type=Path, metavar="FILE", help="take the times from this file of --json")
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="a case; may be repeated")
     options = parser.parse_args()
     if strange := [name for name in options.only if not name.startswith(tuple(_PREFIXES.values()))]:
         parser.error(f"no case {strange[0]!r}; the names begin with {' or '.join(_PREFIXES.values())}")
     outcomes: list[Outcome] = []
-    details: dict[str, Any] = {"environments": {}, "cases": {}}
+    details: dict[str, Any] = {"environments": {}, "compiled_with": {}, "cases": {}}
     try:
+        measured = None if options.measured is None else read(options.measured)
         for role, prefix in _PREFIXES.items():
             wanted = [name for name in options.only if name.startswith(prefix)]
             if wanted or not options.only:
-                _run(role, wanted, outcomes, details)
-    except UnknownCase as problem:
+                _run(role, wanted, outcomes, details, measured)
+    except (UnknownCase, NotMeasured) as problem:
         parser.error(str(problem))
     except (*WORKER_FAILURES, UnknownBandwidth) as problem:  # a worker that does not start
         print(f"missed_fusions: {problem}", file=sys.stderr)
@@ -84,8 +91,21 @@ def main() -> int:
     return 1 if problems else 0
 
 
-def _run(role: str, wanted: list[str], outcomes: list[Outcome], details: dict[str, Any]) -> None:
-    """Run the cases of one compiler, all if none is wanted by name, and add their outcomes and details."""
+def _run(
+    role: str, wanted: list[str], outcomes: list[Outcome], details: dict[str, Any], measured: Measured | None
+) -> None:
+    """Run the cases of one compiler, all if none is wanted by name, and add their outcomes and details.
+
+    measured: an earlier run, whose cases and times count. Where it has the graphs of them all, no worker starts.
+    """
+    if measured is not None:
+        details["environments"][role] = measured.environments.get(role)
+        wanted = wanted or [name for name in measured.cases if name.startswith(_PREFIXES[role])]
+        kept = {name: measured.reply(name) for name in wanted}
+        if None not in kept.values():
+            for name, reply in kept.items():
+                _add(name, reply or {}, outcomes, details)
+            return
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         worker = _started(role, log)
@@ -93,7 +113,7 @@ def _run(role: str, wanted: list[str], outcomes: list[Outcome], details: dict[st
             names = worker.ask("names")
             if unknown := [name for name in wanted if name not in names]:
                 raise UnknownCase(f"no case {unknown[0]!r}; choose from {', '.join(names)}")
-            details["environments"][role] = worker.ask("environment")
+            details["environments" if measured is None else "compiled_with"][role] = worker.ask("environment")
             for name in wanted or names:
                 print(f"{name} ...", file=sys.stderr, flush=True)
                 if not worker.alive:
@@ -104,10 +124,21 @@ def _run(role: str, wanted: list[str], outcomes: list[Outcome], details: dict[st
                     outcomes.append(failed(name, role, str(problem)))
                     print(*log.read_text(errors="replace").splitlines()[-_LOG_LINES:], sep="\n", file=sys.stderr)
                     continue
-                outcomes.append(outcome(name, reply["size"], reply))
-                details["cases"][name] = {key: reply.get(key) for key in ("error", "tolerance", "rounds")}
+                if measured is not None:
+                    reply = measured.joined(name, role, reply)
+                _add(name, reply, outcomes, details, graphs=measured is None)
         finally:
             worker.stop()
+
+
+def _add(
+    name: str, reply: Mapping[str, Any], outcomes: list[Outcome], details: dict[str, Any], *, graphs: bool = True
+) -> None:
+    """Add a case. graphs: its graphs are those of the program that was timed."""
+    outcomes.append(outcome(name, reply["size"], reply))
+    details["cases"][name] = {key: reply.get(key) for key in ("size", "error", "tolerance", "rounds")}
+    if graphs:
+        details["cases"][name]["graphs"] = reply["graphs"]
 
 
 def _started(role: str, log: Path) -> Worker:

@@ -19,7 +19,10 @@ _ROW: Array = ((8192,), "bfloat16")
 _PRODUCT: tuple[Array, ...] = (((8192, 1024), "bfloat16"), ((1024, 8192), "bfloat16"), _ROW)
 _ONE_OPERATION = {"max_fusion_size": 1}
 _NO_SIBLINGS = {"score_fusion_memory_threshold": 1 << 60}
-_TRITON = {"max_autotune_gemm": True, "max_autotune_gemm_backends": "TRITON"}
+# Inductor times a fused epilogue on a GPU, and may reject it. Without this timing it always fuses.
+_TRITON = {
+    "max_autotune_gemm": True, "max_autotune_gemm_backends": "TRITON", "benchmark_epilogue_fusion": False,
+}
 
 
 def _none() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compare.graph import store
-from compare.graph.analyse.missed_fusions import ranked
+from compare.graph.analyse.missed_fusions import together
 from compare.graph.model import FusionGraph
 from compare.plan.speedup import Saving, saving
 from compare.report.missed_fusions import price
@@ -16,10 +16,10 @@ from compare.report.missed_fusions import price
 
 @dataclass(frozen=True)
 class Outcome:
-    """One case. predicted_us: the prices of all missed fusions of the unfused program, added.
+    """One case. predicted_us: the price of all missed fusions of the unfused program together.
 
-    realised, busy: the saving in device and in busy time, µs; None without a GPU.
-    problems: the reasons why the pair does not count.
+    realised, busy: the saving in device and in busy time, µs; None without a GPU, and where the pair does not count.
+    problems: the reasons why it does not.
     """
 
     name: str
@@ -46,26 +46,27 @@ def failed(name: str, compiler: str, problem: str) -> Outcome:
 
 
 def outcome(name: str, size: str, reply: Mapping[str, Any]) -> Outcome:
-    """Return the outcome from a worker's reply."""
+    """Return the outcome from a worker's reply; `measured` says what a reply with earlier times has besides."""
     unfused, fused = (store.from_json(reply["graphs"][program]) for program in ("unfused", "fused"))
     predicted = _price(unfused)
-    problems = []
+    problems = list(reply.get("problems", ()))
     if not predicted:
         problems.append("no missed fusion has a price in the unfused program")
-    if _price(fused):
-        problems.append(f"the fused program still misses fusions worth {_price(fused):.3g} µs")
+    if left := _price(fused):
+        problems.append(f"the fused program still misses fusions worth {left:.3g} µs")
     if not reply["error"] <= reply["tolerance"]:
         problems.append(f"the results differ by {reply['error']:.2g}, more than {reply['tolerance']:.2g}")
-    counts = len(unfused.kernels or ()), len(fused.kernels or ())
-    realised, busy = (_saving(reply.get("rounds"), time) for time in ("device_us", "busy_us"))
+    counts = reply.get("kernels") or (len(unfused.kernels or ()), len(fused.kernels or ()))
+    rounds = None if problems else reply.get("rounds")
+    realised, busy = (_saving(rounds, time) for time in ("device_us", "busy_us"))
     return Outcome(name, unfused.compiler, size, counts, predicted, realised, busy, tuple(problems))
 
 
 def _price(graph: FusionGraph) -> float:
-    bandwidth, _ = price(graph)
-    if bandwidth is None:
+    ceilings, _ = price(graph)
+    if ceilings is None:
         raise UnknownBandwidth(f"the bandwidth of {graph.target!r} is not known: no target pack is of this GPU")
-    return sum(us or 0.0 for _, us in ranked(graph, bandwidth))
+    return together(graph, ceilings).us or 0.0
 
 
 def _saving(rounds: Mapping[str, Sequence[Mapping[str, Any]]] | None, time: str) -> Saving | None:

@@ -140,18 +140,19 @@ def _findings(case: CaseResults) -> list[dict[str, str]]:
 def _missed(case: CaseResults) -> tuple[list[dict[str, Any]], int, str]:
     """Return the missed fusions of all implementations with kernels of their own, largest first.
 
-    The second value is the number of those left out, the third the GPU whose bandwidth prices them.
+    The second value is the number of those left out, the third the GPU whose ceilings price them.
     """
     found: list[dict[str, Any]] = []
     whose = ""
     for result in case.with_own_kernels:
         if result.graph is None:
             continue
-        bandwidth, whose = price(result.graph, result.ceilings, result.ceilings_of)
+        ceilings, whose = price(result.graph, result.ceilings, result.ceilings_of)
         places = {kernel.name: kernels.where(kernel) for kernel in result.graph.kernels or ()}
-        for reason, us in missed_fusions.ranked(result.graph, bandwidth):
+        for one in missed_fusions.ranked(result.graph, ceilings):
+            reason, saved = one.reason, one.price
             found.append({
-                "implementation": result.name, "us": us, "bytes": reason.bytes_saved, "code": reason.code,
+                "implementation": result.name, "us": saved.us, "bytes": saved.bytes, "code": reason.code,
                 "text": printable(reason.text, 400), "origin": printable(reason.origin, 60),
                 "ends": [
                     {"name": formats.name(name, 44) if name else "?", "where": places.get(name, "")}
@@ -159,7 +160,7 @@ def _missed(case: CaseResults) -> tuple[list[dict[str, Any]], int, str]:
                 ],
                 "line": formats.place(reason.line) if reason.line else "",
             })
-    found.sort(key=lambda one: -one["bytes"])
+    found.sort(key=lambda one: (one["us"] or 0.0, one["bytes"]), reverse=True)
     return found[:MOST_MISSED], max(0, len(found) - MOST_MISSED), whose
 
 

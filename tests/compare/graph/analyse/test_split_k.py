@@ -5,11 +5,14 @@ from dataclasses import replace
 import pytest
 
 from compare.graph.analyse import missed_fusions, split_k
+from compare.graph.analyse.roofline import Ceilings
 from compare.graph.build.from_hlo import from_hlo
 from compare.graph.findings.collect import findings
 from compare.graph.model import FusionGraph, Reason
 from compare.graph.render import missed_view, text_view
 from xlafuse.hlo import gpu_program
+
+CEILINGS = Ceilings({0.5: 4e12}, {}, launch_us=1.0)
 
 
 def _split(ops: str = "jit(f)/dot_general", parts: int = 128) -> FusionGraph:
@@ -54,10 +57,11 @@ def test_a_split_product_and_its_sums_are_named() -> None:
 
 def test_partial_sums_are_no_missed_fusion_and_no_largest_intermediate() -> None:
     graph = _split()
-    assert missed_fusions.ranked(graph, 4e12) == []
-    assert "not fusible" not in text_view.render(missed_view.tree(graph, 4e12, "h200"))
-    answer = missed_view.to_json(graph, 4e12, "h200")
+    assert missed_fusions.ranked(graph, CEILINGS) == []
+    assert "not fusible" not in text_view.render(missed_view.tree(graph, CEILINGS, "h200"))
+    answer = missed_view.to_json(graph, CEILINGS, "h200")
     assert answer["missed"] == answer["others"] == []
+    assert answer["together"] == {"saves_bytes": 0, "saves_launches": 0, "saves_us": 0.0}
     assert not {finding.kind for finding in findings({"xla": graph}, None)} & {"largest", "missed"}
 
 
@@ -65,7 +69,7 @@ def test_partial_sums_are_no_missed_fusion_and_no_largest_intermediate() -> None
 def test_a_sum_of_the_program_is_not_split_k(ops: str) -> None:
     graph = _split(ops)
     assert split_k.split_products(graph) == []
-    assert len(missed_fusions.ranked(graph, 4e12)) == 1
+    assert len(missed_fusions.ranked(graph, CEILINGS)) == 1
     assert {"largest", "missed"} & {finding.kind for finding in findings({"xla": graph}, None)}
 
 

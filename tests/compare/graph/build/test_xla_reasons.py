@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from compare.graph.analyse.missed_fusions import ranked
+from compare.graph.analyse.roofline import Ceilings
 from compare.graph.build.from_hlo import from_hlo
 from compare.graph.build.kernel_edges import KernelEdge, barrier, barrier_code, bytes_saved, kernel_edges
 from compare.graph.build.xla_reasons import PHRASES, code_of, reasons
@@ -220,12 +221,11 @@ def test_every_edge_of_the_h200s_records_has_its_reason(artifacts: Path) -> None
 def test_the_mlps_five_fusions_worth_having(artifacts: Path) -> None:
     archive = artifacts / "swiglu_mlp-llama-8b-bf16-train-xla.zip"
     forward = next(graph for graph, _ in graphs(archive) if graph.name == "jit_forward")
-    first, *_ = priced = ranked(forward, 4e12)
+    first, *_ = priced = ranked(forward, Ceilings({0.5: 4e12}, {}, launch_us=1.0))
     gate = 2048 * 14336 * 2
-    assert first[0].code == "gemm" and first[1] == pytest.approx(gate / 4e12 * 1e6)
-    assert [us for _, us in priced] == sorted((us for _, us in priced), reverse=True)
-    with pytest.raises(ValueError, match="bandwidth must be positive"):
-        ranked(forward, 0)
+    assert first.reason.code == "gemm" and first.price.us == pytest.approx(gate / 4e12 * 1e6 + 1.0)
+    times = [one.price.us or 0.0 for one in priced]
+    assert times == sorted(times, reverse=True)
 
 
 def test_every_reason_is_documented() -> None:

@@ -212,22 +212,46 @@ def test_operations_tell_the_ends_of_one_line_apart() -> None:
     shifted, scaled = kernel("a", "elementwise", ":exp@15", "x", "e"), kernel("b", "elementwise", ":div@15", "e", "y")
     (found,) = one(graph(shifted, scaled), "largest")
     assert "written by exp (model.py:15), read by div (model.py:15)." in found
-    missed = replace(graph(shifted, scaled), reasons=(Reason("a", "b", "shape", "no", "xla", 9000),))
+    scaled = kernel("b", "elementwise", ":div@15", "e x", "y")  # it reads x again, so the pair costs more than e
+    missed = replace(graph(shifted, scaled), reasons=(Reason("a", "b", "shape", "no", "xla", 8000),))
     (found,) = one(missed, "missed")
     assert "exp (model.py:15)" in found and "div (model.py:15)" in found
 
 
 def test_the_missed_fusion_with_the_largest_saving() -> None:
-    plain = graph(NORM, GATE, ACT, DOWN)
+    residual = kernel("act", "elementwise", "act:exp@3 act:mul@3", "g h", "a")
+    plain = graph(NORM, GATE, residual, DOWN)
     reasons = (
-        Reason("gate", "act", "gemm", "the producer is a product", "inferred", 9000),
-        Reason("norm", "gate", "gemm", "no", "inferred", 8000), Reason("gone", "act", "layout", "no", "xla", 10**9),
+        Reason("gate", "act", "gemm", "the producer is a product", "inferred", 8000),
+        Reason("norm", "gate", "gemm", "no", "inferred", 4000), Reason("gone", "act", "layout", "no", "xla", 10**9),
     )
     assert one(replace(plain, reasons=reasons), "missed") == [
         "XLA does not fuse the product of gate with the elementwise kernel of act: one side is a matrix product, and "
-        "this compiler fuses little or nothing into one. Fusing them would save at most 9.00 kB."
+        "this compiler fuses little or nothing into one. Fusing them would save at most 12.0 kB."
     ]
     assert one(plain, "missed") == []
+
+
+def test_the_kernels_of_an_rmsnorm_read_their_input_twice() -> None:
+    """The row sums alone are too small for a finding."""
+    sums = kernel("sums", "reduction", "norm:mean@1", "x", "s")
+    scale = kernel("scale", "elementwise", "norm:mul@2", "x s", "y")
+    apart = replace(graph(sums, scale, sizes="s=1"), reasons=(Reason("sums", "scale", "reduction", "no", "xla", 8),))
+    (found,) = [each for each in findings({"xla": apart}) if each.kind == "missed"]
+    assert "Fusing them would save at most 4.01 kB." in found.text
+    assert found.buffers == {("xla", "x")} and found.bytes == 4008
+
+
+def test_a_missed_fusion_about_an_array_that_a_larger_finding_names_is_left_out() -> None:
+    """Three kernels read h, and the largest intermediate says so; two of them read x again, too."""
+    readers = (kernel(name, "elementwise", f"act:exp@{name}", reads, f"y{name}") for name, reads in (
+        ("3", "h x"), ("4", "h"), ("5", "h")
+    ))
+    apart = replace(
+        graph(NORM, *readers, sizes="h=2000"), reasons=(Reason("norm", "3", "reduction", "no", "xla", 8000),)
+    )
+    kinds = [each.kind for each in findings({"xla": apart}) if ("xla", "h") in each.buffers]
+    assert kinds == ["largest"] and one(apart, "missed") == []
 
 
 def test_residuals_are_compared() -> None:

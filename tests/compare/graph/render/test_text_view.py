@@ -16,6 +16,8 @@ from compare.graph.analyse.roofline import Ceilings
 from compare.graph.model import Access, Buffer, FusionGraph, Kernel, Reason
 from compare.graph.render import align_view, diff_view, missed_view, text_view
 
+CEILINGS = Ceilings({0.5: 1e12}, {}, launch_us=1.0)
+
 
 def flat(text: str) -> str:
     return " ".join(text.replace("│", " ").replace("├──", " ").replace("└──", " ").split())
@@ -34,7 +36,7 @@ def test_every_other_view_is_as_safe(width: int) -> None:
     graphs = [STRANGE, XLA]
     views = [
         text_view.kernel(STRANGE, 0, width=width), text_view.stage(STRANGE, "st<i>age", [0], width=width),
-        missed_view.tree(STRANGE, 1e12, "h200"), diff_view.tree("a\x1b[2J", diff(*graphs), *graphs),
+        missed_view.tree(STRANGE, CEILINGS, "h200"), diff_view.tree("a\x1b[2J", diff(*graphs), *graphs),
         align_view.table(["a\x1b[2J", "b"], graphs, align(graphs)),
     ]
     for view in views:
@@ -216,7 +218,7 @@ def test_lists_of_facts_are_words() -> None:
 def test_why_says_where_kernels_come_from_without_stages() -> None:
     pair = kernel("k", "elementwise", ":mul@1", "x", "m"), kernel("l", "elementwise", ":exp@2", "m", "y")
     reasons = (Reason("k", "l", "shape", "no", "xla", 8000),)
-    view = missed_view.tree(replace(made(*pair), reasons=reasons), 1e12, "h200")
+    view = missed_view.tree(replace(made(*pair), reasons=reasons), CEILINGS, "h200")
     assert "model.py:1 → model.py:2" in flat(text_view.render(view))
 
 
