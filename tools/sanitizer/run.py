@@ -97,10 +97,10 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, Any]]]:
     layernorms: list[Shapes] = [{**shapes, "bias": shapes["weight"]} for shapes in norms]
     layernorms.append({"x": (5, 8201), "weight": (8201,), "bias": (8201,)})  # two programs a row
     # Several rows per block; scalar and 16-byte loads; streamed rows.
-    layernorms_of_cuda: list[Shapes] = [
-        {"x": (rows, columns), "weight": (columns,), "bias": (columns,)}
-        for rows, columns in ((1100, 131), (5, 2056), (5, 16392))
+    norms_of_cuda: list[Shapes] = [
+        {"x": (rows, columns), "weight": (columns,)} for rows, columns in ((1100, 131), (5, 2056), (5, 16392))
     ]
+    layernorms_of_cuda: list[Shapes] = [{**shapes, "bias": shapes["weight"]} for shapes in norms_of_cuda]
     chains = [_chain(5, columns) for columns in (131, 4097)]
     # Several rows per block of several warps with 16-byte loads; scalar loads of a row that a cluster of blocks shares.
     chains_of_cuda = [_chain(1100, 264), _chain(5, 8201)]
@@ -210,7 +210,8 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, Any]]]:
         ("kernels.softmax", rows + looped, {}), ("cuda.softmax", of_cuda, {}),
         ("kernels.matmul", products, {}), ("cuda.matmul", of_cuda_products, {}), ("kernels.linear_gelu", layers, {}),
         ("kernels.matmul_fp8", fp8, {}), ("kernels.linear", layers, {}), ("kernels.linear_residual", added, {}),
-        ("kernels.rmsnorm", norms, {"eps": EPS}), ("kernels.swiglu_mlp", mlps, {"eps": EPS}),
+        ("kernels.rmsnorm", norms, {"eps": EPS}), ("cuda.rmsnorm", norms_of_cuda, {"eps": EPS}),
+        ("kernels.swiglu_mlp", mlps, {"eps": EPS}),
         ("kernels.moe", mixtures, {"top_k": 2}),
         ("kernels.layernorm", layernorms, {"eps": EPS}), ("cuda.layernorm", layernorms_of_cuda, {"eps": EPS}),
         ("kernels.dropout_residual_norm", chains, {"p": 0.1, "eps": EPS}),

@@ -2,7 +2,7 @@
 
 from ..block import Block
 from ..case import Case, Shape
-from ..common_rows import compilers, cuda_graphs, library, liger, pallas_rows, quack, triton, xla_triton
+from ..common_rows import compilers, cuda, cuda_graphs, library, liger, pallas_rows, quack, triton, xla_triton
 from ..tensor import Tensor
 from ._edges import TRANSPOSED_ROWS
 
@@ -52,7 +52,7 @@ BLOCK = Block(
     implementations=(
         *compilers("rmsnorm", rounded_sums=("weight",)),
         library("rmsnorm", "F.rms_norm", _many_rows_in_float32), triton("rmsnorm"),
-        pallas_rows("rmsnorm"), xla_triton("rmsnorm"), liger("rmsnorm"), quack("rmsnorm", 4),
+        pallas_rows("rmsnorm"), cuda("rmsnorm"), xla_triton("rmsnorm"), liger("rmsnorm"), quack("rmsnorm", 4),
         *cuda_graphs("rmsnorm", static=("weight",)),
     ),
 )

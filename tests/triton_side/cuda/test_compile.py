@@ -16,6 +16,7 @@ from triton_side.cuda import (
     gelu,
     layernorm,
     matmul,
+    rmsnorm,
     softmax,
     vector_add,
 )
@@ -113,8 +114,11 @@ def test_softmax_reads_its_row_once() -> None:
     assert code.resources.shared_bytes == 4 * 8  # one (maximum, sum) per warp
 
 
-def layernorm_instances() -> list[tuple[str, int, int]]:
-    """Return (expression, threads, lanes): the plans with most elements per thread, and the streaming kernels."""
+def norm_instances(norm: str) -> list[tuple[str, int, int]]:
+    """Return (expression, threads, lanes): the plans with most elements per thread, and the streaming kernels.
+
+    norm: layernorm, or rmsnorm, which has its plans.
+    """
     instances = []
     for element, lanes, plans in (
         ("__nv_bfloat16", 8, layernorm.VECTOR_PLANS[4::2]),
@@ -123,22 +127,27 @@ def layernorm_instances() -> list[tuple[str, int, int]]:
         ("float", 1, layernorm.SCALAR_PLANS[-1:]),
     ):
         for direction in ("forward", "backward"):
-            name = f"layernorm_{direction}"
+            name = f"{norm}_{direction}"
             instances += [(f"{name}<{element}, {lanes}, {p.vectors}, {p.threads}>", p.threads, lanes) for p in plans]
     for element, lanes in (("__nv_bfloat16", 8), ("float", 1)):
         for name, threads in (
-            ("layernorm_forward_streaming", layernorm.STREAMING_THREADS),
-            ("layernorm_backward_streaming", layernorm.STREAMING_THREADS),
-            ("layernorm_partials", layernorm.PARTIALS_THREADS),
+            (f"{norm}_forward_streaming", layernorm.STREAMING_THREADS),
+            (f"{norm}_backward_streaming", layernorm.STREAMING_THREADS),
+            (f"{norm}_partials", layernorm.PARTIALS_THREADS),
         ):
             instances.append((f"{name}<{element}, {lanes}, {threads}>", threads, lanes))
-    instances.append((f"layernorm_sum_partials<__nv_bfloat16, {layernorm.SUM_WARPS}>", 32 * layernorm.SUM_WARPS, 1))
+    instances.append((f"{norm}_sum_partials<__nv_bfloat16, {layernorm.SUM_WARPS}>", 32 * layernorm.SUM_WARPS, 1))
     return instances
 
 
-@pytest.mark.parametrize(("expression", "threads", "lanes"), layernorm_instances())
+@pytest.mark.parametrize(("expression", "threads", "lanes"), norm_instances("layernorm"))
 def test_layernorm_kernels(expression: str, threads: int, lanes: int) -> None:
     check_vectorised(compiled("layernorm.cu", expression, threads), threads, lanes)
+
+
+@pytest.mark.parametrize(("expression", "threads", "lanes"), norm_instances("rmsnorm"))
+def test_rmsnorm_kernels(expression: str, threads: int, lanes: int) -> None:
+    check_vectorised(compiled("rmsnorm.cu", expression, threads), threads, lanes)
 
 
 def test_layernorm_reads_its_row_once() -> None:
@@ -287,7 +296,8 @@ def test_missing_headers_name_the_wheel(monkeypatch: pytest.MonkeyPatch, tmp_pat
     "operation",
     [
         gelu.gelu, softmax.softmax, lambda x: vector_add.vector_add(x, x), lambda x: bias_gelu.bias_gelu(x, x[0]),
-        lambda x: layernorm.layernorm(x, x[0], x[0], 1e-5), lambda x: matmul.matmul(x, x),
+        lambda x: layernorm.layernorm(x, x[0], x[0], 1e-5), lambda x: rmsnorm.rmsnorm(x, x[0], 1e-5),
+        lambda x: matmul.matmul(x, x),
         lambda x: dropout_residual_norm.dropout_residual_norm(x, x[0], x, x[0], x[0], x[:, 0].int(), p=0.1, eps=1e-5),
     ],
 )

@@ -10,7 +10,7 @@ from test_dropout_residual_norm import operands as dropout_operands
 from test_dropout_residual_norm import problem as dropout_residual_norm_problem
 from test_dropout_residual_norm import training as dropout_training
 
-from triton_side.cuda import bias_gelu, dropout_residual_norm, gelu, layernorm, matmul, softmax, vector_add
+from triton_side.cuda import bias_gelu, dropout_residual_norm, gelu, layernorm, matmul, rmsnorm, softmax, vector_add
 
 pytestmark = pytest.mark.gpu
 
@@ -189,6 +189,25 @@ def test_layernorm_without_gradients_saves_nothing_and_gives_the_same() -> None:
     assert mean is rstd is None
     saved, mean, rstd = layernorm.forward_pass(x, weight, bias, EPS, save=True)
     assert torch.equal(y, saved) and mean.shape == rstd.shape == (64,)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", LAYERNORM_SHAPES)
+def test_rmsnorm(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    x, dy, weight = random(shape, dtype), random(shape, dtype, seed=1), random(shape[1:], dtype, seed=2)
+    launch = properties.training(lambda x, weight: rmsnorm.rmsnorm(x, weight, EPS))
+    assert not properties.rmsnorm(launch, x, weight, dy, EPS)
+
+
+def test_rmsnorm_takes_leading_axes_and_no_elements() -> None:
+    x, weight = random((2, 3, 40), torch.float32), random((40,), torch.float32, seed=1)
+    flat = rmsnorm.rmsnorm(x.view(6, 40), weight, EPS)
+    assert torch.equal(rmsnorm.rmsnorm(x, weight, EPS), flat.view(2, 3, 40))
+    torch.testing.assert_close(rmsnorm.rmsnorm(unaligned(x), weight, EPS), flat.view(2, 3, 40), rtol=0, atol=1e-5)
+    empty = x[:0].requires_grad_()
+    weight.requires_grad_()
+    rmsnorm.rmsnorm(empty, weight, EPS).sum().backward()
+    assert empty.grad.shape == (0, 3, 40) and (weight.grad == 0).all()
 
 
 # As above, and rows for a cluster of blocks.

@@ -18,7 +18,7 @@ from property_checks import FINITE, NOT_FINITE, ORDINARY, matrix, placed
 from test_dropout_residual_norm import problem as dropout_residual_norm_problem
 
 from triton_side.calls import cuda_program
-from triton_side.cuda import bias_gelu, dropout_residual_norm, gelu, layernorm, matmul, softmax, vector_add
+from triton_side.cuda import bias_gelu, dropout_residual_norm, gelu, layernorm, matmul, rmsnorm, softmax, vector_add
 
 SOURCES = cuda_program.SOURCE_FOLDER
 
@@ -128,6 +128,38 @@ MUTATIONS = [
         67, "float, true, false, 128, 16",
     ),
     Mutation(
+        "rmsnorm_forward", "rmsnorm.cu",
+        "squares += sum_of_squares(packs[v], 0.0f);", "squares = sum_of_squares(packs[v], 0.0f);",
+        67, "float, 1, 4, 32",
+    ),
+    Mutation(
+        "rmsnorm_forward_streaming", "rmsnorm.cu",
+        "squares += sum_of_squares(load<LANES>(x + column), 0.0f);",
+        "squares = sum_of_squares(load<LANES>(x + column), 0.0f);",
+        10007, "float, 1, 512",
+    ),
+    Mutation(
+        "rmsnorm_backward", "rmsnorm.cu",
+        "accumulate(x_packs[v], dy_packs[v], of_row, dweight[v]);",
+        "accumulate(x_packs[v], dy_packs[v], 1.0f, dweight[v]);",
+        67, "float, 1, 4, 32",
+    ),
+    Mutation(
+        "rmsnorm_backward_streaming", "rmsnorm.cu",
+        "total += projection(load<LANES>(x + column)", "total = projection(load<LANES>(x + column)",
+        10007, "float, 1, 512",
+    ),
+    Mutation(
+        "rmsnorm_partials", "rmsnorm.cu",
+        "for (int row = group; row < rows", "for (int row = group + 1; row < rows",
+        10007, "float, 1, 128",
+    ),
+    Mutation(
+        "rmsnorm_sum_partials", "rmsnorm.cu",
+        "sum_columns<WARPS>(partial, dweight, partials,", "sum_columns<WARPS>(partial, dweight, partials - 1,",
+        67, "float, 16",
+    ),
+    Mutation(
         "softmax_forward", "softmax.cu",
         "packs[v] = column < columns ? load<LANES>(x + column) : filled<T, LANES>(-CUDART_INF_F);",
         "packs[v] = column < columns ? load<LANES>(x + column) : filled<T, LANES>(0.0f);",
@@ -179,7 +211,9 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def mutate(folder: Path, mutation: Mutation) -> None:
-    (path,) = (path for path in folder.rglob("*.cu*") if mutation.sound in path.read_text())
+    """Break the place in the kernel's own file, or in the header that has it."""
+    files = folder / mutation.source, *folder.rglob("*.cuh")
+    path = next(path for path in files if mutation.sound in path.read_text())
     text = path.read_text()
     assert text.count(mutation.sound) == 1
     path.write_text(text.replace(mutation.sound, mutation.broken))
@@ -208,6 +242,9 @@ def problems(mutation: Mutation) -> list[str]:
         elif mutation.kernel.startswith("layernorm"):
             launch = properties.training(lambda x, w, b: layernorm.layernorm(x, w, b, 1e-6))
             found.append(properties.layernorm(launch, x, draw(2)[0], draw(3)[0], dy, 1e-6))
+        elif mutation.kernel.startswith("rmsnorm"):
+            launch = properties.training(lambda x, w: rmsnorm.rmsnorm(x, w, 1e-6))
+            found.append(properties.rmsnorm(launch, x, draw(2)[0], dy, 1e-6))
         else:
             found.append(properties.softmax(properties.training(softmax.softmax), x, dy))
     return [text for text in found if text]

@@ -22,7 +22,7 @@ from property_checks import (
 )
 from test_dropout_residual_norm import problem as dropout_residual_norm_problem
 
-from triton_side.cuda import bias_gelu, dropout_residual_norm, gelu, layernorm, matmul, softmax, vector_add
+from triton_side.cuda import bias_gelu, dropout_residual_norm, gelu, layernorm, matmul, rmsnorm, softmax, vector_add
 
 pytestmark = pytest.mark.gpu
 
@@ -89,6 +89,19 @@ def test_layernorm(dtype, rows, columns, kinds, dy_kinds, storage, seed) -> None
     weight, bias = (draw(1, columns, [ORDINARY], seed + i, dtype, storage[1])[0] for i in (1, 3))
     launch = properties.training(lambda x, weight, bias: layernorm.layernorm(x, weight, bias, 1e-6))
     assert not properties.layernorm(launch, x, weight, bias, dy, 1e-6)
+
+
+@dtypes
+@many
+@given(sizes, columns, rows_of_any_kind, moderate_rows, st.tuples(layouts, layouts, layouts), seeds)
+def test_rmsnorm(dtype, rows, columns, kinds, dy_kinds, storage, seed) -> None:
+    if columns > 1024:
+        rows = min(rows, 5)
+    x = draw(rows, columns, kinds, seed, dtype, storage[0])
+    dy = draw(rows, columns, dy_kinds, seed + 2, dtype, storage[2])
+    weight = draw(1, columns, [ORDINARY], seed + 1, dtype, storage[1])[0]
+    launch = properties.training(lambda x, weight: rmsnorm.rmsnorm(x, weight, 1e-6))
+    assert not properties.rmsnorm(launch, x, weight, dy, 1e-6)
 
 
 @dtypes
