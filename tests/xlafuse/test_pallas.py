@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pallas_kernels import kernels_of, structs
 
 from compare.spec.blocks import BLOCKS
 from compare.spec.case import Case
@@ -44,10 +45,6 @@ CASES = [
 def apply_of(case: Case) -> Any:
     apply = importlib.import_module(f"xlafuse.pallas.{case.block}").apply
     return functools.partial(apply, **BLOCKS[case.block].attributes_of(case))
-
-
-def structs(case: Case, tensors: Any) -> dict[str, jax.ShapeDtypeStruct]:
-    return {t.name: jax.ShapeDtypeStruct(t.shape(case.sizes), jnp.dtype(t.dtype_in(case))) for t in tensors}
 
 
 def drawn(given: dict[str, jax.ShapeDtypeStruct]) -> Arrays:
@@ -132,24 +129,6 @@ def test_hidden_elements_and_rows_of_softmax() -> None:
         values = np.asarray(found[name], np.float32)
         assert np.isfinite(values).all() and not values[2].any() and not values[3, 5:].any()
         assert values[0].any() and values[3, :5].all()
-
-
-def kernels_of(function: Any, *arguments: Any) -> list[Any]:
-    """Return the equations of a function's Pallas kernels."""
-    found = []
-
-    def walk(jaxpr: Any) -> None:
-        for equation in jaxpr.eqns:
-            if equation.primitive.name == "mpmd_map":
-                found.append(equation)
-                continue
-            for value in equation.params.values():
-                inner = getattr(value, "jaxpr", value)
-                if hasattr(inner, "eqns"):
-                    walk(inner)
-
-    walk(jax.make_jaxpr(function)(*arguments).jaxpr)
-    return found
 
 
 @pytest.mark.parametrize("block", SIZES)

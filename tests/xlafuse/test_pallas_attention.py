@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pallas_kernels import kernels_of, structs
 
 from compare.spec.blocks import BLOCKS
 from compare.spec.case import Case
@@ -118,28 +119,6 @@ def test_large_scores_stay_finite() -> None:
     with interpreted():
         found = step(attention.attention, q * 100, k * 100, v, dout)
     assert all(np.isfinite(values).all() for values in found)
-
-
-def kernels_of(function: Any, *arguments: Any) -> list[Any]:
-    """Return the equations of a function's Pallas kernels."""
-    found = []
-
-    def walk(jaxpr: Any) -> None:
-        for equation in jaxpr.eqns:
-            if equation.primitive.name == "mpmd_map":
-                found.append(equation)
-                continue
-            for value in equation.params.values():
-                inner = getattr(value, "jaxpr", value)
-                if hasattr(inner, "eqns"):
-                    walk(inner)
-
-    walk(jax.make_jaxpr(function)(*arguments).jaxpr)
-    return found
-
-
-def structs(case: Case, tensors: Any) -> dict[str, jax.ShapeDtypeStruct]:
-    return {t.name: jax.ShapeDtypeStruct(t.shape(case.sizes), jnp.dtype(t.dtype_in(case))) for t in tensors}
 
 
 def phases_of(case: Case) -> tuple[Any, Any]:

@@ -180,16 +180,18 @@ def check_product(a: jax.Array, b: jax.Array, bias: jax.Array | None = None) -> 
         )
 
 
-def choose_config(m: int, n: int, itemsize: int) -> Config:
+def choose_config(m: int, n: int, itemsize: int, accumulators: int = 1) -> Config:
     """Return tiles of 256 columns, or narrower ones while twice as many tiles have a multiprocessor each.
 
     The ring takes the shared memory that the parts of c leave: 4 steps of 48 KiB, 6 of 32 or 8 of 24.
+
+    accumulators: products of the same a that a tile has, whose columns are as many together.
     """
-    columns = 256
+    columns = 256 // accumulators
     while columns > STORED and 2 * pl.cdiv(m, ROWS) * pl.cdiv(n, columns) <= multiprocessors():
         columns //= 2
     parts, bias_and_barriers = CONSUMERS * STORES * OWN_ROWS * STORED * itemsize, 3 * 1024
-    steps = (SHARED_MEMORY - parts - bias_and_barriers) // ((ROWS + columns) * INNER * itemsize)
+    steps = (SHARED_MEMORY - parts - bias_and_barriers) // ((ROWS + accumulators * columns) * INNER * itemsize)
     return Config(columns, min(8, steps))
 
 

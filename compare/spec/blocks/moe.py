@@ -23,7 +23,7 @@ from typing import Any
 
 from ..block import Block
 from ..case import Case, Shape, Sizes
-from ..common_rows import compilers, cuda_graphs, library, triton
+from ..common_rows import compilers, cuda_graphs, library, pallas, triton
 from ..implementation import Implementation
 from ..tensor import Tensor
 from ._portable import at_least_float32, in_dtype_of
@@ -124,6 +124,13 @@ def grouped_mm_unsupported(case: Case) -> str | None:
     return None
 
 
+def pallas_unsupported(case: Case) -> str | None:
+    width, hidden = case.sizes["width"], case.sizes["hidden"]
+    if all(size % (64 if size > 64 else 8) == 0 for size in (width, hidden)):
+        return None
+    return f"hand-written Pallas copies tiles of whole 8 x 64 pieces, which width {width}, hidden {hidden} do not fill"
+
+
 UP, DOWN = ("experts", "width", "hidden"), ("experts", "hidden", "width")
 GROUPED = replace(
     library("moe", "a stable sort, three torch.nn.functional.grouped_mm, a weighted sum"),
@@ -159,6 +166,8 @@ BLOCK = Block(
         Shape("all-on-one", sizes(4096, 2048, 1024, 8, 1, used=1), ("bfloat16",), edge=True),
         Shape("few-tokens", sizes(16, 2048, 3584, 8, 2)),
         Shape("odd", sizes(17, 37, 29, 5, 2, used=4), ("float32", "float16"), edge=True),
+        # Several tiles of 128 rows and of 64 columns, which none of the groups fills.
+        Shape("tiles", sizes(200, 128, 192, 5, 2, used=4), ("bfloat16", "float16"), edge=True),
         # bfloat16 and rows of a multiple of 16 bytes, as grouped_mm needs.
         Shape("one-expert", sizes(7, 16, 24, 3, 1, used=1), ("float32", "bfloat16"), edge=True),
         Shape("tiny-token", sizes(1, 16, 24, 3, 2, used=2), ("float32", "bfloat16"), directions=("train",), edge=True),
@@ -174,7 +183,7 @@ BLOCK = Block(
         replace(
             GROUPED, name="inductor-grouped", backend_name="inductor", summary="torch.compile of the library's calls"
         ),
-        triton("moe"),
+        triton("moe"), pallas("moe", pallas_unsupported),
         *cuda_graphs("moe", static=("router", "w_gate", "w_up", "w_down")),
     ),
 )
