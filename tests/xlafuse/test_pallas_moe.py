@@ -22,7 +22,8 @@ from xlafuse.compile._jax_private import interpreted_pallas
 if jax.__version_info__ < (0, 11):
     pytest.skip("Pallas' interpreter of Mosaic GPU needs jax 0.11", allow_module_level=True)
 
-from xlafuse.pallas import grouped_matmul, moe
+from xlafuse.pallas import grouped_matmul, matmul, moe
+from xlafuse.pallas.product_warpgroups import ROWS
 
 Arrays = dict[str, Any]
 BLOCK = BLOCKS["moe"]
@@ -124,11 +125,11 @@ def test_slots_are_sorted_by_expert_in_whole_tiles(counts: list[int]) -> None:
     experts = np.repeat(np.arange(len(counts)), counts)
     chosen = np.random.default_rng(0).permutation(experts)[:, None]
     slots = jax.jit(moe.slots_of)(jnp.asarray(chosen, jnp.int32), jnp.asarray(counts, jnp.int32))
-    tiles = [-(-count // grouped_matmul.ROWS) for count in counts]
+    tiles = [-(-count // ROWS) for count in counts]
     assert list(slots.groups.ends) == list(np.cumsum(tiles))
     used = sum(tiles)
     assert list(slots.groups.of_tile[:used]) == list(np.repeat(np.arange(len(counts)), tiles))
-    order = np.full((len(slots.groups.of_tile), grouped_matmul.ROWS), len(chosen))
+    order = np.full((len(slots.groups.of_tile), ROWS), len(chosen))
     for expert, (count, tile) in enumerate(zip(counts, np.cumsum([0, *tiles]), strict=False)):
         order[tile:].reshape(-1)[:count] = np.flatnonzero(chosen[:, 0] == expert)
     assert (np.asarray(slots.choices) == order.ravel()).all()
@@ -139,6 +140,15 @@ def test_the_bound_of_tiles_holds_for_the_worst_groups() -> None:
     assert grouped_matmul.most_tiles(8 * 129, 8) == 16  # 129 rows in each group
     assert grouped_matmul.most_tiles(3, 8) == 3
     assert grouped_matmul.most_tiles(8192, 8) == 71
+
+
+@pytest.mark.parametrize(("slots", "n", "columns", "steps"), [(9088, 3584, 128, 4), (1024, 1024, 64, 6)], ids=str)
+def test_two_accumulators_have_half_the_columns_each(
+    slots: int, n: int, columns: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matmul, "multiprocessors", lambda: 132)
+    config = matmul.choose_config(slots, n, itemsize=2, accumulators=2)
+    assert (config.columns, config.steps) == (columns, steps)
 
 
 def full_case(shape: str) -> Case:

@@ -6,8 +6,8 @@ Rows are sorted by group, and each group is padded with zeros to whole tiles of 
 group and is stored whole, and padding adds nothing to db. The number of tiles is a bound that holds for all groupings;
 kernels leave out the tiles behind the last group, and their rows of c are not written.
 
-The persistent kernels have the roles of `matmul.py`: one warpgroup copies by TMA, two multiply. Programs read a tile's
-group from a table in memory. There are two kernels:
+The kernels are persistent. One warpgroup copies by TMA, two multiply with `wgmma` (`product_warpgroups.py`). Programs
+read a tile's group from a table in memory. There are two kernels:
 
 - `grouped_matmul_kernel` (`launch_products`) computes one product, the sum of several in the same accumulator, or two
   products of the same rows with SwiGLU in the epilogue (Shazeer, arXiv:2002.05202). Then a tile has 128 columns of
@@ -21,7 +21,7 @@ Shapes: a [rows, k], b [groups, k, n], c [rows, n]; rows is a multiple of 128; k
 of 8 below 64. dtypes: bfloat16, float16, one for all. Products accumulate in float32, and the epilogue computes in it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -30,14 +30,16 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from xlafuse.pallas.matmul import CONSUMERS, INNER, OWN_ROWS, ROWS, STORED, STORES, Config, choose_config
-from xlafuse.pallas.mosaic import (
-    PROGRAM,
-    WARPGROUP,
-    check_dtypes,
-    kernel,
-    multiprocessors,
-    tiles_in_shared_memory,
+from xlafuse.pallas.matmul import choose_config
+from xlafuse.pallas.mosaic import PROGRAM, check_dtypes, kernel, multiprocessors, tiles_in_shared_memory
+from xlafuse.pallas.product_warpgroups import (
+    CONSUMERS,
+    INNER,
+    ROWS,
+    own_rows,
+    product_scratch,
+    run_warpgroups,
+    store_tile,
 )
 from xlafuse.pallas.swiglu import sigmoid
 
@@ -45,10 +47,11 @@ from xlafuse.pallas.swiglu import sigmoid
 class Groups(NamedTuple):
     """The tiles of the groups, in arrays of int32 that the kernels read.
 
-    ends: the tile after each group's last one [groups]. of_tile: each tile's group [tiles]; the last group for tiles
-    that are not in use.
+    counts: rows of each group [groups]. ends: the tile after each group's last one [groups]. of_tile: each tile's group
+    [tiles]; the last group for tiles that are not in use.
     """
 
+    counts: jax.Array
     ends: jax.Array
     of_tile: jax.Array
 
@@ -60,217 +63,107 @@ def most_tiles(rows: int, groups: int) -> int:
 
 def groups_of(counts: jax.Array, rows: int) -> Groups:
     """Return the tiles of groups of `counts` rows, which are `rows` together."""
-    ends = jnp.cumsum(pl.cdiv(counts.astype(jnp.int32), ROWS))
+    ends = jnp.cumsum(pl.cdiv(counts, ROWS), dtype=jnp.int32)
     tile = jnp.arange(most_tiles(rows, len(counts)), dtype=jnp.int32)
-    return Groups(ends, jnp.sum(ends[:-1] <= tile[:, None], axis=1, dtype=jnp.int32))
+    return Groups(counts, ends, jnp.sum(ends[:-1] <= tile[:, None], axis=1, dtype=jnp.int32))
 
 
-def each_tile(count: Any, compute: Callable[[Any, Any], Any]) -> Any:
-    """Run compute(tile, step) for this program's tiles of `count`; it returns the number of steps so far."""
+def tiles_of_program(count, compute):
+    """Run compute(tile, steps so far) -> steps so far for this program's tiles of `count`, and return the last one."""
     program, programs = lax.axis_index(PROGRAM), lax.axis_size(PROGRAM)
     tiles = lax.div(count - program + programs - 1, programs)
-    return lax.fori_loop(0, tiles, lambda at, step: compute(program + at * programs, step), jnp.int32(0))
-
-
-def run_warpgroups(
-    count: Any, steps_of: Callable[[Any], Any], copy_step: Callable[[Any, Any, Any], None],
-    operands_of: Callable[[Any], Sequence[Any]], finish: Callable[[Any, Sequence[Any]], None], *,
-    columns: int, loaded: Any, consumed: Any, config: Config,
-) -> None:
-    """Compute `count` tiles of a product: one warpgroup copies the operands' steps into rings, two multiply them.
-
-    steps_of(tile): the number of steps, which may be zero. copy_step(tile, step, slot) starts the copies of a step.
-    operands_of(slot): pairs of operands in shared memory, one for each accumulator of `columns` columns.
-    finish(tile, sums): stores a consumer's part of the tile.
-    """
-    warpgroup = lax.axis_index(WARPGROUP)
-
-    @pl.when(warpgroup == CONSUMERS)
-    def copy_operands():
-        plgpu.set_max_registers(40, action="decrease")
-
-        def copy_tile(tile, first):
-            steps = steps_of(tile)
-
-            @pl.loop(0, steps)
-            def copy(at):
-                slot = lax.rem(first + at, config.steps)
-                pl.when(first + at >= config.steps)(lambda: plgpu.barrier_wait(consumed.at[slot]))
-                copy_step(tile, at, slot)
-
-            return first + steps
-
-        total = each_tile(count, copy_tile)
-
-        @pl.loop(lax.max(total - config.steps, 0), total)
-        def wait_for_consumers(step):
-            plgpu.barrier_wait(consumed.at[lax.rem(step, config.steps)])
-
-    @pl.when(warpgroup < CONSUMERS)
-    def multiply():
-        plgpu.set_max_registers(232, action="increase")
-
-        def multiply_steps(first, steps, *accumulators):
-            def multiply_step(at, _):
-                slot = lax.rem(first + at, config.steps)
-                plgpu.barrier_wait(loaded.at[slot])
-                for accumulator, operands in zip(accumulators, operands_of(slot), strict=True):
-                    plgpu.wgmma(accumulator, *operands)
-                plgpu.wgmma_wait(len(accumulators))  # the step before has been read; this one runs on
-
-                @pl.when(at > 0)
-                def release_step():
-                    plgpu.barrier_arrive(consumed.at[lax.rem(first + at - 1, config.steps)])
-
-            lax.fori_loop(0, steps, multiply_step, None)
-            plgpu.wgmma_wait(0)
-
-            @pl.when(steps > 0)
-            def release_last_step():
-                plgpu.barrier_arrive(consumed.at[lax.rem(first + steps - 1, config.steps)])
-
-            return [accumulator[...] for accumulator in accumulators]
-
-        def multiply_tile(tile, first):
-            steps = steps_of(tile)
-            accumulators = [plgpu.ACC((OWN_ROWS, columns), jnp.float32)] * len(operands_of(0))
-            finish(tile, pl.run_scoped(lambda *refs: multiply_steps(first, steps, *refs), *accumulators))
-            return first + steps
-
-        each_tile(count, multiply_tile)
-        plgpu.wait_smem_to_gmem(0)
-
-
-def store_parts(
-    outputs: Sequence[Any], results_of: Callable[[Any], Sequence[Any]], columns: int, index: tuple[Any, ...], row: Any,
-    column: Any, c_parts: Any,
-) -> None:
-    """Store a consumer's part of a tile through shared memory, 64 columns at a time.
-
-    results_of(part): the outputs' values in a slice of columns. index: the tile's matrix in outputs of several.
-    """
-    warpgroup = lax.axis_index(WARPGROUP)
-    stores = [(part, number) for part in range(0, columns, STORED) for number in range(len(outputs))]
-    results: Sequence[Any] = ()
-    for at, (part, number) in enumerate(stores):
-        if number == 0:
-            results = results_of(slice(part, part + STORED))
-        buffer = c_parts.at[warpgroup, at % STORES]
-        plgpu.wait_smem_to_gmem(STORES - 1 if at else 0, wait_read_only=True)
-        buffer[...] = results[number].astype(buffer.dtype)
-        plgpu.commit_smem()
-        target = *index, pl.ds(row + warpgroup * OWN_ROWS, OWN_ROWS), pl.ds(column + part, STORED)
-        plgpu.copy_smem_to_gmem(buffer, outputs[number].at[target])
+    return lax.fori_loop(0, tiles, lambda at, steps: compute(program + at * programs, steps), jnp.int32(0))
 
 
 @kernel
 def grouped_matmul_kernel(
-    ends, of_tile, *references, terms, epilogue, a_ring, b_rings, c_parts, loaded, consumed, config,
-    b_transposed,
+    ends, of_tile, *references, terms, epilogue, a_ring, b_rings, c_parts, loaded, consumed, config, b_transposed
 ):
-    """Compute the outputs that `epilogue` names from the sum of products of `terms` pairs of a and b's.
+    """Compute the outputs that `epilogue` names from the sum of `terms` products of an a with one or two b's.
 
-    references: the terms, each of a and as many b's as there are rings, then the outputs.
+    references: a and as many b's as there are rings, for each term; then the outputs.
     """
     outputs = references[-len(epilogue) :]
-    width = 1 + len(b_rings)
-    operands = [references[term * width : (term + 1) * width] for term in range(terms)]
+    arrays = 1 + len(b_rings)  # of a term
+    operands = [references[term * arrays : (term + 1) * arrays] for term in range(terms)]
     steps = pl.cdiv(operands[0][0].shape[1], INNER)  # of a term
-    row_tiles = ends[ends.shape[0] - 1]
-    column_tiles = pl.cdiv(outputs[0].shape[1], config.columns)
-    own = pl.ds(lax.axis_index(WARPGROUP) * OWN_ROWS, OWN_ROWS)
+    grid = ends[ends.shape[0] - 1], pl.cdiv(outputs[0].shape[1], config.columns)
 
     def corner(tile):
-        row, column = plgpu.planar_snake(tile, (row_tiles, column_tiles), 0, config.group)
+        row, column = plgpu.planar_snake(tile, grid, 0, config.group)
         return row, column * config.columns
 
     def copy_step(tile, step, slot):
         row, column = corner(tile)
         group, rows, columns = of_tile[row], pl.ds(row * ROWS, ROWS), pl.ds(column, config.columns)
 
-        def copy_term(a, *bs, inner):
+        def copy_term(number):
+            inner = pl.ds((step - number * steps) * INNER, INNER)
+            a, *bs = operands[number]
             plgpu.copy_gmem_to_smem(a.at[rows, inner], a_ring.at[slot], loaded.at[slot])
             for b, ring in zip(bs, b_rings, strict=True):
                 b_tile = b.at[group, columns, inner] if b_transposed else b.at[group, inner, columns]
                 plgpu.copy_gmem_to_smem(b_tile, ring.at[slot], loaded.at[slot])
 
-        if terms == 1:
-            copy_term(*operands[0], inner=pl.ds(step * INNER, INNER))
-            return
-        for number, term in enumerate(operands):
-            inner = pl.ds((step - number * steps) * INNER, INNER)
-            pl.when(lax.div(step, steps) == number)(lambda term=term, inner=inner: copy_term(*term, inner=inner))
+        for number in range(terms):
+            here = lax.div(step, steps) == number if terms > 1 else True
+            pl.when(here)(lambda number=number: copy_term(number))
 
     def operands_of(slot):
-        a_tile = a_ring.at[slot, own]
-        tiles = [ring.at[slot] for ring in b_rings]
-        return [(a_tile, tile.transpose((1, 0)) if b_transposed else tile) for tile in tiles]
+        a_tile, b_tiles = a_ring.at[slot, own_rows()], [ring.at[slot] for ring in b_rings]
+        return [(a_tile, tile.transpose((1, 0)) if b_transposed else tile) for tile in b_tiles]
 
-    def finish(tile, sums):
+    def finish(tile, *sums):
+        def value_of(number, part):
+            if epilogue[number] == "act":
+                gate, up = (value[:, part] for value in sums)
+                return gate * sigmoid(gate) * up
+            return sums[1 if epilogue[number] == "up" else 0][:, part]
+
         row, column = corner(tile)
-
-        def results_of(part):
-            parts = [value[:, part] for value in sums]
-            compute = {
-                "sum": lambda: parts[0], "gate": lambda: parts[0], "up": lambda: parts[1],
-                "act": lambda: parts[0] * sigmoid(parts[0]) * parts[1],
-            }
-            return [compute[name]() for name in epilogue]
-
-        store_parts(outputs, results_of, config.columns, (), row * ROWS, column, c_parts)
+        store_tile(outputs, value_of, config.columns, row * ROWS, column, c_parts)
 
     run_warpgroups(
-        row_tiles * column_tiles, lambda tile: terms * steps, copy_step, operands_of, finish,
-        columns=config.columns, loaded=loaded, consumed=consumed, config=config,
+        lambda compute: tiles_of_program(grid[0] * grid[1], compute), lambda tile: terms * steps, copy_step,
+        operands_of, finish, columns=config.columns, ring=config.steps, loaded=loaded, consumed=consumed,
     )
 
 
 @kernel
-def grouped_weight_gradient_kernel(ends, a, dc, db, *, a_ring, dc_ring, c_parts, loaded, consumed, config):
+def grouped_weight_gradient_kernel(
+    counts, ends, a, dc, db, *, a_ring, dc_ring, c_parts, loaded, consumed, config
+):
     """Compute db[e] = a^T dc over the rows of each group e."""
     groups, m, n = db.shape
     grid = pl.cdiv(m, ROWS), pl.cdiv(n, config.columns)
     tiles = grid[0] * grid[1]  # of a group
-    own = pl.ds(lax.axis_index(WARPGROUP) * OWN_ROWS, OWN_ROWS)
 
-    def corner(tile):
+    def place(tile):
+        """Return (group, row, column)."""
         row, column = plgpu.planar_snake(lax.rem(tile, tiles), grid, 0, config.group)
-        return row * ROWS, column * config.columns
-
-    def first_tile(tile):
-        group = lax.div(tile, tiles)
-        return jnp.where(group == 0, 0, ends[jnp.maximum(group - 1, 0)])
+        return lax.div(tile, tiles), row * ROWS, column * config.columns
 
     def steps_of(tile):
-        return (ends[lax.div(tile, tiles)] - first_tile(tile)) * (ROWS // INNER)
+        return pl.cdiv(counts[lax.div(tile, tiles)], INNER)
 
     def copy_step(tile, step, slot):
-        row, column = corner(tile)
-        inner = pl.ds(first_tile(tile) * ROWS + step * INNER, INNER)
+        group, row, column = place(tile)
+        first_row = (ends[group] - pl.cdiv(counts[group], ROWS)) * ROWS
+        inner = pl.ds(first_row + step * INNER, INNER)
         plgpu.copy_gmem_to_smem(a.at[inner, pl.ds(row, ROWS)], a_ring.at[slot], loaded.at[slot])
         plgpu.copy_gmem_to_smem(dc.at[inner, pl.ds(column, config.columns)], dc_ring.at[slot], loaded.at[slot])
 
     def operands_of(slot):
-        return [(a_ring.at[slot, :, own].transpose((1, 0)), dc_ring.at[slot])]
+        return [(a_ring.at[slot, :, own_rows()].transpose((1, 0)), dc_ring.at[slot])]
 
-    def finish(tile, sums):
-        index = (lax.div(tile, tiles),)
-        store_parts([db], lambda part: [sums[0][:, part]], config.columns, index, *corner(tile), c_parts)
+    def finish(tile, value):
+        group, row, column = place(tile)
+        store_tile([db.at[group]], lambda number, part: value[:, part], config.columns, row, column, c_parts)
 
     run_warpgroups(
-        groups * tiles, steps_of, copy_step, operands_of, finish,
-        columns=config.columns, loaded=loaded, consumed=consumed, config=config,
+        lambda compute: tiles_of_program(groups * tiles, compute), steps_of, copy_step, operands_of, finish,
+        columns=config.columns, ring=config.steps, loaded=loaded, consumed=consumed,
     )
-
-
-def scratch_of(config: Config, dtype: Any, **rings: Any) -> dict[str, Any]:
-    """Return the rings, and the shared memory and barriers that all products have."""
-    copies = sum(len(ring) if isinstance(ring, list) else 1 for ring in rings.values())
-    return rings | {
-        "c_parts": tiles_in_shared_memory((CONSUMERS, STORES, OWN_ROWS, STORED), dtype),
-        "loaded": plgpu.Barrier(num_arrivals=copies, num_barriers=config.steps),
-        "consumed": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=config.steps),
-    }
 
 
 def launch_products(
@@ -288,13 +181,14 @@ def launch_products(
     b_tile = (config.columns, INNER) if b_transposed else (INNER, config.columns)
     elements = len(terms) * (rows * k + len(bs) * bs[0].size) + len(epilogue) * rows * n
     return grouped_matmul_kernel(
-        *groups, *(array for term in terms for array in term),
+        groups.ends, groups.of_tile, *(array for term in terms for array in term),
         results=(jax.ShapeDtypeStruct((len(a), n), a.dtype),) * len(epilogue),
         programs=min(multiprocessors(), len(a) // ROWS * pl.cdiv(n, config.columns)), warpgroups=CONSUMERS + 1,
-        scratch=scratch_of(
-            config, a.dtype, a_ring=tiles_in_shared_memory((config.steps, ROWS, INNER), a.dtype),
-            b_rings=[tiles_in_shared_memory((config.steps, *b_tile), a.dtype)] * len(bs),
-        ),
+        scratch={
+            "a_ring": tiles_in_shared_memory((config.steps, ROWS, INNER), a.dtype),
+            "b_rings": [tiles_in_shared_memory((config.steps, *b_tile), a.dtype)] * len(bs),
+            **product_scratch(config.steps, a.dtype, copies=1 + len(bs)),
+        },
         computes=computes,
         cost=pl.CostEstimate(
             flops=2 * rows * k * n * len(bs) * len(terms), bytes_accessed=elements * a.dtype.itemsize,
@@ -313,13 +207,14 @@ def launch_weight_gradient(
     config = choose_config(count * pl.cdiv(m, ROWS) * ROWS, n, a.dtype.itemsize)
     elements = rows * (m + n) + count * m * n
     return grouped_weight_gradient_kernel(
-        groups.ends, a, dc, results=jax.ShapeDtypeStruct((count, m, n), a.dtype),
+        groups.counts, groups.ends, a, dc, results=jax.ShapeDtypeStruct((count, m, n), a.dtype),
         programs=min(multiprocessors(), count * pl.cdiv(m, ROWS) * pl.cdiv(n, config.columns)),
         warpgroups=CONSUMERS + 1,
-        scratch=scratch_of(
-            config, a.dtype, a_ring=tiles_in_shared_memory((config.steps, INNER, ROWS), a.dtype),
-            dc_ring=tiles_in_shared_memory((config.steps, INNER, config.columns), a.dtype),
-        ),
+        scratch={
+            "a_ring": tiles_in_shared_memory((config.steps, INNER, ROWS), a.dtype),
+            "dc_ring": tiles_in_shared_memory((config.steps, INNER, config.columns), a.dtype),
+            **product_scratch(config.steps, a.dtype, copies=2),
+        },
         computes=computes,
         cost=pl.CostEstimate(
             flops=2 * rows * m * n, bytes_accessed=elements * a.dtype.itemsize, transcendentals=0

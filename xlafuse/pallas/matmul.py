@@ -2,10 +2,9 @@
 
     da = dc b^T    db = a^T dc
 
-A persistent kernel for Hopper, with the roles of CUTLASS's warp-specialised cooperative kernels. One warpgroup copies
-tiles of a and b by TMA into a ring in shared memory. Two warpgroups multiply them with `wgmma`, 64 of a tile's 128 rows
-each, and store c through shared memory by TMA. The ring does not drain between tiles of c: while one is stored, the
-steps of the next are copied. Barriers tell when a step of the ring is loaded and when both warpgroups have read it.
+A persistent kernel for Hopper. One warpgroup copies tiles of a and b by TMA into a ring in shared memory. Two
+warpgroups multiply them with `wgmma`, 64 of a tile's 128 rows each, and store c through shared memory by TMA
+(`product_warpgroups.py`).
 
 Tensor cores read operands from shared memory in either order, so the gradients' transposed operands are not copied.
 TMA fills tiles with zeros beyond an array's edges and drops what is stored there, so sizes need not be multiples of
@@ -19,7 +18,6 @@ dtypes: bfloat16, float16, one for all. The product accumulates in float32, and 
 pass saves a and b.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -41,13 +39,18 @@ from xlafuse.pallas.mosaic import (
     operation,
     tiles_in_shared_memory,
 )
-
-CONSUMERS = 2  # warpgroups that multiply; one more copies
-OWN_ROWS = 64  # of a tile of c, for one consumer: the rows of a `wgmma`
-ROWS = CONSUMERS * OWN_ROWS
-INNER = 64  # of a step: 128 bytes, the widest swizzle
-STORED = 64  # columns of c that a consumer stores at a time
-STORES = 2  # stores of a consumer in flight
+from xlafuse.pallas.product_warpgroups import (
+    CONSUMERS,
+    INNER,
+    OWN_ROWS,
+    ROWS,
+    STORED,
+    STORES,
+    own_rows,
+    product_scratch,
+    run_warpgroups,
+    store_tile,
+)
 
 PRODUCT, BIAS = operation("dot", "product"), operation("add", "bias")
 GELU = tuple(
@@ -76,94 +79,49 @@ def matmul_kernel(
     """
     (a, b, *bias), outputs = references[: -len(epilogue)], references[-len(epilogue) :]
     m, n = outputs[0].shape
-    steps = pl.cdiv(a.shape[0 if a_transposed else 1], INNER)
     grid = pl.cdiv(m, ROWS), pl.cdiv(n, config.columns)
+    steps = pl.cdiv(a.shape[0 if a_transposed else 1], INNER)
     warpgroup = lax.axis_index(WARPGROUP)
 
     def each_tile(compute):
-        """Run compute(row, column, step) for this program's tiles; it returns the number of steps so far."""
-
         @plgpu.nd_loop((grid[0] * grid[1],), collective_axes=PROGRAM, init_carry=jnp.int32(0))
         def total(loop, carry):
             row, column = plgpu.planar_snake(loop.index[0], grid, 0, config.group)
-            return compute(row * ROWS, column * config.columns, carry)
+            return compute((row * ROWS, column * config.columns), carry)
 
         return total
 
-    @pl.when(warpgroup == CONSUMERS)
-    def copy_operands():
-        plgpu.set_max_registers(40, action="decrease")
+    def copy_step(tile, step, slot):
+        rows, columns, inner = pl.ds(tile[0], ROWS), pl.ds(tile[1], config.columns), pl.ds(step * INNER, INNER)
+        a_tile = a.at[inner, rows] if a_transposed else a.at[rows, inner]
+        b_tile = b.at[columns, inner] if b_transposed else b.at[inner, columns]
+        plgpu.copy_gmem_to_smem(a_tile, a_ring.at[slot], loaded.at[slot])
+        plgpu.copy_gmem_to_smem(b_tile, b_ring.at[slot], loaded.at[slot])
 
-        def copy_steps(row, column, first):
-            rows, columns = pl.ds(row, ROWS), pl.ds(column, config.columns)
+    def operands_of(slot):
+        a_tile = a_ring.at[slot, :, own_rows()].transpose((1, 0)) if a_transposed else a_ring.at[slot, own_rows()]
+        b_tile = b_ring.at[slot].transpose((1, 0)) if b_transposed else b_ring.at[slot]
+        return [(a_tile, b_tile)]
 
-            @pl.loop(0, steps)
-            def copy_step(at):
-                slot, inner = lax.rem(first + at, config.steps), pl.ds(at * INNER, INNER)
-                pl.when(first + at >= config.steps)(lambda: plgpu.barrier_wait(consumed.at[slot]))
-                a_tile = a.at[inner, rows] if a_transposed else a.at[rows, inner]
-                b_tile = b.at[columns, inner] if b_transposed else b.at[inner, columns]
-                plgpu.copy_gmem_to_smem(a_tile, a_ring.at[slot], loaded.at[slot])
-                plgpu.copy_gmem_to_smem(b_tile, b_ring.at[slot], loaded.at[slot])
+    def begin(tile):
+        if bias:
+            source = bias[0].at[pl.ds(tile[1], config.columns)]
+            plgpu.copy_gmem_to_smem(source, bias_tiles.at[warpgroup], bias_loaded.at[warpgroup])
 
-            return first + steps
+    def finish(tile, value):
+        if bias:
+            plgpu.barrier_wait(bias_loaded.at[warpgroup])
+            value += lax.broadcast_in_dim(bias_tiles[warpgroup].astype(jnp.float32), value.shape, (1,))
 
-        total = each_tile(copy_steps)
+        def value_of(number, part):
+            return gelu_value(value[:, part]) if epilogue[number] == "gelu" else value[:, part]
 
-        @pl.loop(lax.max(total - config.steps, 0), total)
-        def wait_for_consumers(step):
-            plgpu.barrier_wait(consumed.at[lax.rem(step, config.steps)])
+        store_tile(outputs, value_of, config.columns, *tile, c_parts)
 
-    @pl.when(warpgroup < CONSUMERS)
-    def multiply():
-        plgpu.set_max_registers(232, action="increase")
-        own = pl.ds(warpgroup * OWN_ROWS, OWN_ROWS)
-
-        def multiply_steps(accumulator, first):
-            def multiply_step(at, _):
-                slot = lax.rem(first + at, config.steps)
-                plgpu.barrier_wait(loaded.at[slot])
-                a_tile = a_ring.at[slot, :, own].transpose((1, 0)) if a_transposed else a_ring.at[slot, own]
-                b_tile = b_ring.at[slot].transpose((1, 0)) if b_transposed else b_ring.at[slot]
-                plgpu.wgmma(accumulator, a_tile, b_tile)
-                plgpu.wgmma_wait(1)  # the step before has been read; this one runs on
-
-                @pl.when(at > 0)
-                def release_step():
-                    plgpu.barrier_arrive(consumed.at[lax.rem(first + at - 1, config.steps)])
-
-            lax.fori_loop(0, steps, multiply_step, None)
-            plgpu.wgmma_wait(0)
-            plgpu.barrier_arrive(consumed.at[lax.rem(first + steps - 1, config.steps)])
-            return accumulator[...]
-
-        def compute_tile(row, column, first):
-            if bias:
-                tile = bias_tiles.at[warpgroup]
-                plgpu.copy_gmem_to_smem(bias[0].at[pl.ds(column, config.columns)], tile, bias_loaded.at[warpgroup])
-            value = pl.run_scoped(
-                lambda accumulator: multiply_steps(accumulator, first),
-                plgpu.ACC((OWN_ROWS, config.columns), jnp.float32),
-            )
-            if bias:
-                plgpu.barrier_wait(bias_loaded.at[warpgroup])
-                value += lax.broadcast_in_dim(tile[...].astype(jnp.float32), value.shape, (1,))
-            parts = itertools.product(range(0, config.columns, STORED), zip(epilogue, outputs, strict=True))
-            for number, (part, (name, output)) in enumerate(parts):
-                result = value[:, part : part + STORED]
-                result = gelu_value(result) if name == "gelu" else result
-                store(result.astype(output.dtype), output, row + warpgroup * OWN_ROWS, column + part, number % STORES)
-            return first + steps
-
-        def store(result, output, row, column, buffer):
-            plgpu.wait_smem_to_gmem(STORES - 1, wait_read_only=True)
-            c_parts[warpgroup, buffer] = result
-            plgpu.commit_smem()
-            target = output.at[pl.ds(row, OWN_ROWS), pl.ds(column, STORED)]
-            plgpu.copy_smem_to_gmem(c_parts.at[warpgroup, buffer], target)
-
-        each_tile(compute_tile)
-        plgpu.wait_smem_to_gmem(0)
+    run_warpgroups(
+        each_tile, lambda tile: steps, copy_step, operands_of, finish, begin=begin,
+        columns=config.columns, ring=config.steps, loaded=loaded, consumed=consumed,
+    )
 
 
 def check_product(a: jax.Array, b: jax.Array, bias: jax.Array | None = None) -> None:
@@ -215,9 +173,7 @@ def launch_matmul(
     scratch = {
         "a_ring": ring(ROWS, inner_first=a_transposed),
         "b_ring": ring(config.columns, inner_first=not b_transposed),
-        "c_parts": tiles_in_shared_memory((CONSUMERS, STORES, OWN_ROWS, STORED), a.dtype),
-        "loaded": plgpu.Barrier(num_arrivals=2, num_barriers=config.steps),
-        "consumed": plgpu.Barrier(num_arrivals=CONSUMERS, num_barriers=config.steps),
+        **product_scratch(config.steps, a.dtype, copies=2),
         "bias_tiles": None if bias is None else plgpu.SMEM((CONSUMERS, config.columns), a.dtype),
         "bias_loaded": None if bias is None else plgpu.Barrier(num_barriers=CONSUMERS),
     }

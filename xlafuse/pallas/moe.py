@@ -32,8 +32,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from xlafuse.pallas.grouped_matmul import Groups, groups_of, launch_products, launch_weight_gradient
-from xlafuse.pallas.matmul import ROWS
 from xlafuse.pallas.mosaic import check_dtypes, operation
+from xlafuse.pallas.product_warpgroups import ROWS
 from xlafuse.pallas.swiglu import sigmoid
 
 GATE_UP = (
@@ -95,7 +95,7 @@ def slots_of(chosen: jax.Array, counts: jax.Array) -> Slots:
     experts, size = chosen.ravel(), chosen.size
     groups = groups_of(counts, size)
     order = jnp.argsort(experts, stable=True).astype(jnp.int32)
-    last = jnp.cumsum(counts)  # without padding
+    last = jnp.cumsum(counts, dtype=jnp.int32)  # without padding
     padding_before = (groups.ends - pl.cdiv(counts, ROWS)) * ROWS - (last - counts)
     slots = jnp.arange(size, dtype=jnp.int32) + padding_before[experts[order]]
     of_choice = jnp.zeros(size, jnp.int32).at[order].set(slots, unique_indices=True)
