@@ -108,13 +108,13 @@ def pallas_product(block: str) -> Implementation:
 
 
 def pallas_rows(block: str) -> Implementation:
-    """Return a kernel over rows in Pallas. Each thread of a row's warpgroups has equal pieces of it."""
+    """Return a kernel over rows in Pallas. Each thread of a row's warpgroup has equal pieces of it."""
 
     def unsupported(case: Case) -> str | None:
         columns = case.sizes["columns"]
-        if columns % (128 if columns <= 4096 else 1024) == 0 and columns <= 32768:
+        if columns % 128 == 0 and columns <= 4096:
             return None
-        return f"hand-written Pallas takes multiples of 128 columns, above 4096 of 1024 up to 32,768, not {columns}"
+        return f"hand-written Pallas takes rows of multiples of 128 columns, up to 4096, not {columns}"
 
     return pallas(block, unsupported)
 

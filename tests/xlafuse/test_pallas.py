@@ -31,8 +31,8 @@ Arrays = dict[str, jax.Array]
 
 # Pieces of a tile, edges of tiles, more steps than the ring holds; one row; a wide tile next to a narrow one.
 PRODUCTS = [{"m": 136, "k": 320, "n": 320}, {"m": 1, "k": 32, "n": 48}, {"m": 8, "k": 64, "n": 576}]
-# Several tiles of a program; two warpgroups that share a row.
-ROWS = [{"rows": 70, "columns": 1024}, {"rows": 5, "columns": 8192}]
+# A last tile of two rows, and of persistent programs several tiles; the longest row.
+ROWS = [{"rows": 70, "columns": 1024}, {"rows": 5, "columns": 4096}]
 SIZES = {
     "matmul": PRODUCTS, "linear": PRODUCTS, "linear_gelu": PRODUCTS, "rmsnorm": ROWS, "softmax": ROWS, "swiglu": ROWS,
 }

@@ -86,11 +86,13 @@ def tiles_in_shared_memory(shape: tuple[int, ...], dtype: Any) -> Any:
     return plgpu.SMEM(shape, dtype, transforms=transforms)
 
 
-def rings(steps: int, shape: tuple[int, ...], dtype: Any, inputs: int, outputs: int = 0) -> dict[str, Any]:
-    """Return the scratch of `stream`: `steps` tiles for each input and output, and a barrier for each step."""
-    ring = plgpu.SMEM((steps, *shape), dtype)
+def rings(
+    steps: int, shape: tuple[int, ...], dtype: Any, inputs: int, outputs: int = 0, out_steps: int = 1
+) -> dict[str, Any]:
+    """Return the scratch of `stream`: `steps` tiles for each input, `out_steps` for each output, and barriers."""
     return {
-        "in_rings": [ring] * inputs, "out_rings": [ring] * outputs,
+        "in_rings": [plgpu.SMEM((steps, *shape), dtype)] * inputs,
+        "out_rings": [plgpu.SMEM((out_steps, *shape), dtype)] * outputs,
         "loaded": plgpu.Barrier(num_arrivals=inputs, num_barriers=steps),
     }
 
@@ -98,45 +100,29 @@ def rings(steps: int, shape: tuple[int, ...], dtype: Any, inputs: int, outputs: 
 def stream(
     compute: Callable[..., Any], inputs: Sequence[Any], outputs: Sequence[Any], *, tile_of: Callable[[Any], Any],
     tiles: int, carry: Any = None, in_rings: Sequence[Any], out_rings: Sequence[Any], loaded: Any,
-    read: Callable[[Any], Any] | None = None, owner: tuple[Any, ...] = (),
 ) -> Any:
     """Run compute(tile, carry, *input tiles, *output tiles) for each tile of a warpgroup, and return the last carry.
 
     TMA copies the next tiles into shared memory meanwhile, and stores the last ones. tile_of(i): the index of the i-th
     tile in each array. Beyond an array's edges, tiles of inputs are zero and tiles of outputs are not stored.
-
-    read: loads an input's tile from shared memory; compute gets its result instead of the tile. If an input has one
-        step of shared memory, the next tile is copied into it while compute runs.
-    owner: the index of the warpgroup's rings and barriers, where each has its own.
     """
-    in_steps, out_steps = (rings[0].shape[len(owner)] if rings else 1 for rings in (in_rings, out_rings))
-    early = read is not None and in_steps == 1
+    in_steps, out_steps = (rings[0].shape[0] if rings else 1 for rings in (in_rings, out_rings))
 
     def load(tile: Any) -> None:
-        slot = *owner, lax.rem(tile, in_steps)
+        slot = lax.rem(tile, in_steps)
         for array, ring in zip(inputs, in_rings, strict=True):
             plgpu.copy_gmem_to_smem(array.at[tile_of(tile)], ring.at[slot], loaded.at[slot])
 
-    def load_next(tile: Any) -> None:
-        pl.when(tile + in_steps < tiles)(lambda: load(tile + in_steps))
-
     def step(tile: Any, carry: Any) -> Any:
-        slot = *owner, lax.rem(tile, in_steps)
+        slot = lax.rem(tile, in_steps)
         plgpu.barrier_wait(loaded.at[slot])
-        given = [ring.at[slot] for ring in in_rings]
-        if read is not None:
-            given = [read(each) for each in given]
-        if early:
-            plgpu.commit_smem()  # a barrier, too: all threads have read the tile
-            load_next(tile)
         plgpu.wait_smem_to_gmem((out_steps - 1) * len(outputs), wait_read_only=True)
-        results = [ring.at[*owner, lax.rem(tile, out_steps)] for ring in out_rings]
-        carry = compute(tile, carry, *given, *results)
+        results = [ring.at[lax.rem(tile, out_steps)] for ring in out_rings]
+        carry = compute(tile, carry, *(ring.at[slot] for ring in in_rings), *results)
         plgpu.commit_smem()
         for array, result in zip(outputs, results, strict=True):
             plgpu.copy_smem_to_gmem(result, array.at[tile_of(tile)])
-        if not early:
-            load_next(tile)
+        pl.when(tile + in_steps < tiles)(lambda: load(tile + in_steps))
         return carry
 
     pl.loop(0, min(in_steps, tiles))(load)

@@ -21,7 +21,7 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from xlafuse.pallas.mosaic import PROGRAM, kernel, operation
-from xlafuse.pallas.rows import check_rows, each_row, launch_rows, own_pieces
+from xlafuse.pallas.rows import check_rows, each_row, launch_rows
 
 FORWARD = (
     *(operation(op, "mean_square", op) for op in ("mul", "reduce_sum", "div")),
@@ -37,12 +37,12 @@ BACKWARD = (
 
 @kernel
 def rmsnorm_kernel(x, w, y, *, rows, columns, eps, **scratch):
-    weight = plgpu.load(w.at[own_pieces(rows)], layout=rows.layout)
+    weight = plgpu.load(w, layout=rows.layout)
 
-    def compute(row, carry, x):
+    def compute(_, x):
         x = x.astype(jnp.float32)
-        (squares,) = row.sums(x * x)
-        return carry, [x * lax.rsqrt(squares * (1 / columns) + eps) * weight.astype(jnp.float32)]
+        squares = jnp.sum(x * x)
+        return _, [x * lax.rsqrt(squares * (1 / columns) + eps) * weight.astype(jnp.float32)]
 
     each_row(rows, compute, [x], [y], **scratch)
 
@@ -50,17 +50,17 @@ def rmsnorm_kernel(x, w, y, *, rows, columns, eps, **scratch):
 @kernel
 def rmsnorm_backward_kernel(x, dy, w, dx, partial, *, rows, columns, eps, **scratch):
     """Compute dx and, for each program, the sum of its rows' dw."""
-    weight = plgpu.load(w.at[own_pieces(rows)], layout=rows.layout)
+    weight = plgpu.load(w, layout=rows.layout)
 
-    def compute(row, dw, x, dy):
+    def compute(dw, x, dy):
         x, dy = x.astype(jnp.float32), dy.astype(jnp.float32)
         gradient = dy * weight.astype(jnp.float32)
-        squares, products = row.sums(x * x, gradient * x)
+        squares, products = jnp.sum(x * x), jnp.sum(gradient * x)
         r = lax.rsqrt(squares * (1 / columns) + eps)
         return dw + dy * (x * r), [r * gradient - x * (r * r * r * products * (1 / columns))]
 
-    zero = plgpu.layout_cast(jnp.zeros(rows.part, jnp.float32), rows.layout)
-    partial[lax.axis_index(PROGRAM), own_pieces(rows)] = each_row(rows, compute, [x, dy], [dx], zero, **scratch)
+    zero = plgpu.layout_cast(jnp.zeros(rows.row, jnp.float32), rows.layout)
+    partial[lax.axis_index(PROGRAM)] = each_row(rows, compute, [x, dy], [dx], zero, **scratch)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
