@@ -13,11 +13,13 @@ from tabulate import tabulate
 
 from compare.base.paths import PROJECT
 from compare.base.text import number
+from compare.plan.peers import is_a
 from compare.report import at_a_glance, authorship, block_list, columns, peers, roofline, rows
 from compare.report.columns import Column, Row
 from compare.report.profile_view import ProfileView
 from compare.sources.profile_sources import open_profile
 from compare.spec.blocks import BLOCKS, REPLAYS
+from tools import side_by_side
 
 COLUMNS = {
     "records": columns.COLUMNS, "kernels": roofline.KERNEL_COLUMNS, "authorship": authorship.COLUMNS,
@@ -25,9 +27,17 @@ COLUMNS = {
 }
 TOUR = PROJECT / "tests" / "data" / "runs" / "tour"
 CAPTURES = PROJECT / "tests" / "data" / "profiles"  # of training steps on an H200
-FULL = PROJECT / "reports" / "h200-full"
+MAIN = PROJECT / "reports" / "h200"  # main cases
+FULL = PROJECT / "reports" / "h200-full"  # every realistic case, with older kernels
 LAUNCH_BOUND = 1.05  # device time over the time in which kernels ran: launches cost 5% from there on
 BEHIND, AHEAD = 0.95, 1.2  # the best other time over Triton's: the cases that the table of wins and losses shows
+
+
+# Implementations of the page that lays languages side by side.
+LANGUAGES = {
+    "rmsnorm": ["triton", "pallas", "cuda", "xla"],
+    "attention": ["triton", "pallas", "sdpa-cudnn", "fa4", "xla-cudnn", "xla"],
+}
 
 
 def with_tables(text: str) -> str:
@@ -38,26 +48,38 @@ def with_tables(text: str) -> str:
     )
 
 
-def wins_and_losses() -> list[tuple[str, str, str, str]]:
-    """Return the main cases of h200-full in which Triton is far ahead or behind: case, Triton's time, the best other.
+def wins_and_losses() -> list[tuple[str, str, str, str, str]]:
+    """Return the main cases of MAIN in which Triton is far ahead or behind: case, Triton, Pallas, best other, ratio.
 
-    Times are in µs: a call's device time, and in brackets the time in which kernels ran. The last value is the ratio.
+    Triton's time is that of its calls or of their CUDA graph, the shorter one. Others are those that this project did
+    not write. Times are in µs: a call's device time, and in brackets the time in which kernels ran.
     """
     main = {(name, block.shapes[0].name) for name, block in BLOCKS.items()}
-    cases: dict[str, dict[str, Row]] = {}
-    for row in rows.read(FULL).rows:
+    cases: dict[str, list[Row]] = {}
+    for row in rows.read(MAIN).rows:
         if (row["block"], row["case"]) in main and row["device_time_us"] is not None:
             label = f"`{row['block']}`" + ("" if row["direction"] == "fwd" else f", {row['direction']}")
-            cases.setdefault(label, {})[row["implementation"]] = row
+            cases.setdefault(label, []).append(row)
     found = []
-    for label, times in cases.items():
-        own = times.pop("triton")
-        times = {name: row for name, row in times.items() if REPLAYS.get(name) != "triton"}
-        best = min(times, key=lambda name: times[name]["device_time_us"])
-        ratio = times[best]["device_time_us"] / own["device_time_us"]
+    for label, members in cases.items():
+        triton = _fastest(row for row in members if "triton" in (row["implementation"], _replayed(row)))
+        pallas = next((_both(row) for row in members if row["implementation"] == "pallas"), "")
+        best = _fastest(row for row in members if is_a("peer", row))
+        ratio = best["device_time_us"] / triton["device_time_us"]
         if ratio <= BEHIND or ratio >= AHEAD:
-            found.append((ratio, (label, _both(own), f"{_both(times[best])} `{best}`", f"{ratio:.2f}")))
+            own = _both(triton) + (" graph" if _replayed(triton) else "")
+            other = f"{_both(best)} `{best['implementation']}`"
+            found.append((ratio, (label, own, pallas, other, f"{ratio:.2f}")))
     return [row for _, row in sorted(found, reverse=True)]
+
+
+def _replayed(row: Row) -> str | None:
+    """Return the implementation whose launches the row's replays as a CUDA graph."""
+    return REPLAYS.get(row["implementation"])
+
+
+def _fastest(found: Iterable[Row]) -> Row:
+    return min(found, key=lambda row: row["device_time_us"])
 
 
 def launch_gaps() -> list[tuple[str, str, str, str, str]]:
@@ -111,12 +133,28 @@ def _capture(framework: str, shown: int) -> str:
     return "\n".join(["```", *lines, "```"])
 
 
+def _languages(block: str) -> str:
+    return _markdown(side_by_side.HEADERS, side_by_side.summary(MAIN, block, LANGUAGES[block]))
+
+
+def _kernels_of(block: str, direction: str) -> str:
+    return _markdown(side_by_side.KERNEL_HEADERS, side_by_side.kernels(MAIN, block, LANGUAGES[block], direction))
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "tour": _tour,
     "capture of jax": partial(_capture, "jax", 20),
     "capture of torch": partial(_capture, "torch", 22),
-    "wins and losses": lambda: _markdown(["main case", "Triton", "best other", "ratio"], wins_and_losses()),
+    "wins and losses": lambda: _markdown(["main case", "Triton", "Pallas", "best other", "ratio"], wins_and_losses()),
     "launch gaps": lambda: _markdown(["block", "`triton`", "`inductor`", "5%", "rows"], launch_gaps()),
+    **{f"languages of {block}": partial(_languages, block) for block in LANGUAGES},
+    "kernels of rmsnorm train": partial(_kernels_of, "rmsnorm", "train"),
+    "kernels of attention fwd": partial(_kernels_of, "attention", "fwd"),
+    "rmsnorm in triton": lambda: side_by_side.python(
+        PROJECT / "triton_side/kernels/rmsnorm.py", "rmsnorm_forward_kernel"
+    ),
+    "rmsnorm in pallas": lambda: side_by_side.python(PROJECT / "xlafuse/pallas/rmsnorm.py", "rmsnorm_kernel"),
+    "rmsnorm in cuda": lambda: side_by_side.cuda(PROJECT / "triton_side/cuda/rmsnorm.cu", "rmsnorm_forward"),
     "blocks": lambda: block_list.as_markdown(list(BLOCKS.values())),
     **{name: partial(_columns, of) for name, of in COLUMNS.items()},
 }

@@ -27,7 +27,7 @@ def command(path: Path, kernel: str, out: Path, module: str | None) -> None:
 
     \b
       xlafuse extract dumps/ loop_multiply_fusion -o repro.py
-      xlafuse extract reports/h200-blocks triton_red_fused_0 --module rmsnorm/llama-8b/bf16/train/inductor -o repro.py
+      xlafuse extract reports/h200 loop_multiply_fusion --module gelu/llama-8b/bf16/fwd/xla -o repro.py
 
     Exit code 2 for an unknown kernel (it lists the names), and for one without source, such as a library's.
     """

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 VARIABLE = "XLAFUSE_AUTOTUNE_LOCK"  # the path of the lock file, set for the workers of a run
-# The longest that one process may hold the lock. XLA's longest compile in reports/h200-blocks took 19 s.
+# The longest that one process may hold the lock. XLA's longest compile in a run of all blocks took 19 s.
 LONGEST_SECONDS = 300
 
 

@@ -196,7 +196,7 @@ def test_the_roof_is_the_segments() -> None:
 
 
 def test_fp8_products_have_their_own_roof() -> None:
-    run = PROJECT / "reports" / "h200-blocks"
+    run = PROJECT / "reports" / "h200"
     found = rows.only(rows.read(run).rows, block=["matmul_fp8"])
     ceilings = rows.ceilings_of(run_folder.read_run(run))
     for chart in picture.roofline(found, ceilings, picture.colours(found))["vconcat"]:
