@@ -24,3 +24,7 @@ PALLAS = replace(
 )
 # A JAX program in which one operation is such a kernel.
 XLA_PALLAS = replace(PALLAS, name="xla-pallas", label="XLA with hand-written Pallas", hand_written=False)
+# A library that runs other kernels on a CPU, so a check there would say nothing of those for a GPU.
+XLA_LIBRARY = replace(
+    XLA, name="xla-library", label="XLA with a kernel library", family="xla-library", cpu_check_worker=None,
+)

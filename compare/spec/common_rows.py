@@ -120,6 +120,7 @@ def pallas_rows(block: str) -> Implementation:
 
 
 LIGER = "liger-kernel==0.8.5"
+TOKAMAX = "tokamax==0.0.17"
 CUTE = ("quack-kernels==0.6.5", "nvidia-cutlass-dsl[cu13]==4.8.1")
 FLASH_ATTENTION_4 = ("flash-attn-4==4.0.0b36", *CUTE)
 
@@ -178,6 +179,26 @@ def quack(block: str, piece: int, unsupported: Callable[[Case], str | None] = la
         "quack", f"triton_side.library.quack:{block}", "eager", "quack's CuTe kernels",
         needs_gpu="quack's CuTe kernels are compiled only for the GPU of the machine",
         unsupported=lambda case: unsupported(case) or whole(case), requires=CUTE,
+    )
+
+
+def tokamax(
+    block: str, what: str, unsupported: Callable[[Case], str | None] = lambda case: None
+) -> Implementation:
+    """Return tokamax's kernels as an implementation. what: its function."""
+    return Implementation(
+        "tokamax", f"xlafuse.library.tokamax:{block}", "xla-library", f"tokamax.{what}, by the kernels that it chooses",
+        unsupported=unsupported, requires=(TOKAMAX, "jax>=0.11"),
+    )
+
+
+def pallas_examples(block: str, what: str, unsupported: Callable[[Case], str | None]) -> Implementation:
+    """Return a block with products by the example kernels that jax ships. what: the module. unsupported: its sizes."""
+    half_precision = half_precision_only("jax's Pallas example")
+    return Implementation(
+        "pallas-examples", f"xlafuse.library.pallas_examples:{block}", "xla-library", f"jax's example {what} (Pallas)",
+        unsupported=lambda case: half_precision(case) or unsupported(case), directions=("fwd",),
+        requires=("jax>=0.11",),
     )
 
 

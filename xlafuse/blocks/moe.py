@@ -8,6 +8,8 @@ The load-balancing loss is experts * sum over e of fraction_e mean_e (arXiv:2101
 choices that fall on e, and mean_e the mean of its probabilities.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -42,10 +44,12 @@ class MoE(nnx.Module):
             fraction = jnp.bincount(chosen.ravel(), length=experts) / chosen.size
             return chosen, weights, experts * jnp.sum(fraction * jnp.mean(probabilities, axis=0))
 
-    def __call__(self, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def __call__(
+        self, x: jax.Array, ragged_dot: Callable[..., jax.Array] = jax.lax.ragged_dot
+    ) -> tuple[jax.Array, jax.Array]:
         """Return (y [tokens, width], balance_loss []) for `x` [tokens, width]; only the chosen experts compute.
 
-        `jax.lax.ragged_dot` multiplies each expert's group of rows by its weight.
+        `ragged_dot` multiplies each expert's group of rows by its weight.
         """
         chosen, weights, balance_loss = self.route(x)
         with jax.named_scope("dispatch"):
@@ -53,13 +57,13 @@ class MoE(nnx.Module):
             rows = x[order // self.top_k]
             sizes = jnp.bincount(chosen.ravel(), length=self.router.shape[0])
         with jax.named_scope("gate"):
-            gate = jax.lax.ragged_dot(rows, self.w_gate[...], sizes)
+            gate = ragged_dot(rows, self.w_gate[...], sizes)
         with jax.named_scope("up"):
-            up = jax.lax.ragged_dot(rows, self.w_up[...], sizes)
+            up = ragged_dot(rows, self.w_up[...], sizes)
         with jax.named_scope("act"):
             activated = gate * jax.nn.sigmoid(gate) * up
         with jax.named_scope("down"):
-            out = jax.lax.ragged_dot(activated, self.w_down[...], sizes)
+            out = ragged_dot(activated, self.w_down[...], sizes)
         with jax.named_scope("combine"):
             out = out[jnp.argsort(order)].reshape(*chosen.shape, -1)
             y = jnp.sum(weights[:, :, None] * out.astype(jnp.float32), axis=1).astype(x.dtype)
@@ -88,14 +92,17 @@ def _layer(inputs: dict[str, jax.Array], top_k: int) -> MoE:
     return MoE(*(inputs[name] for name in ("router", "w_gate", "w_up", "w_down")), top_k=top_k)
 
 
-def apply(inputs: dict[str, jax.Array], *, top_k: int) -> dict[str, jax.Array]:
+def apply(
+    inputs: dict[str, jax.Array], *, top_k: int, ragged_dot: Callable[..., jax.Array] = jax.lax.ragged_dot
+) -> dict[str, jax.Array]:
     """Return the mixture; only the chosen experts compute.
 
     `x` [tokens, width], `router` [experts, width], `w_gate`, `w_up` [experts, width, hidden], `w_down` [experts,
     hidden, width] -> `y` [tokens, width] in x's dtype, `balance_loss` [] in float32. Routing and the weighted sum are
-    float32; the experts' products accumulate in float32 on a GPU and are stored in x's dtype.
+    float32; the experts' products accumulate in float32 on a GPU and are stored in x's dtype. ragged_dot: a function
+    with the arguments of jax.lax's.
     """
-    y, balance_loss = _layer(inputs, top_k)(inputs["x"])
+    y, balance_loss = _layer(inputs, top_k)(inputs["x"], ragged_dot)
     return {"y": y, "balance_loss": balance_loss}
 
 

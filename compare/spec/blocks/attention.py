@@ -18,6 +18,7 @@ from ..common_rows import (
     flex_in_tf32,
     half_precision_only,
     pallas,
+    tokamax,
     triton,
     xla_triton,
 )
@@ -177,7 +178,7 @@ BLOCK = Block(
             unsupported=flex_in_tf32,
         ),
         triton("attention"), pallas("attention", pallas_unsupported),
-        flash_attention_4(), xla_triton("attention"),
+        flash_attention_4(), tokamax("attention", "dot_product_attention"), xla_triton("attention"),
         *cuda_graphs("attention"),
     ),
 )

@@ -1,8 +1,8 @@
 """c = a b, the matrix product."""
 
 from ..block import Block
-from ..case import Shape, Sizes
-from ..common_rows import compilers, cuda, cuda_graphs, pallas_product, triton
+from ..case import Case, Shape, Sizes
+from ..common_rows import compilers, cuda, cuda_graphs, pallas_examples, pallas_product, triton
 from ..tensor import Tensor
 
 
@@ -13,6 +13,13 @@ def reference(xp, inputs):  # type: ignore[no-untyped-def]
 def product_flops(sizes: Sizes) -> float:
     """Count a multiplication and an addition for each term."""
     return 2 * sizes["m"] * sizes["k"] * sizes["n"]
+
+
+def examples_unsupported(case: Case) -> str | None:
+    m, k, n = (case.sizes[axis] for axis in "mkn")
+    if m % 128 == k % 64 == n % 256 == 0:
+        return None
+    return f"jax's Pallas example takes whole tiles of 128 x 256 and steps of 64, not m {m}, k {k}, n {n}"
 
 
 BLOCK = Block(
@@ -44,6 +51,7 @@ BLOCK = Block(
     # No library row: eager already calls `torch.matmul`.
     implementations=(
         *compilers("matmul"), triton("matmul"), pallas_product("matmul"), cuda("matmul"),
+        pallas_examples("matmul", "hopper_matmul_mgpu", examples_unsupported),
         *cuda_graphs("matmul", static=("b",)),
     ),
 )

@@ -23,7 +23,7 @@ from typing import Any
 
 from ..block import Block
 from ..case import Case, Shape, Sizes
-from ..common_rows import compilers, cuda_graphs, library, pallas, triton
+from ..common_rows import compilers, cuda_graphs, library, pallas, pallas_examples, tokamax, triton
 from ..implementation import Implementation
 from ..tensor import Tensor
 from ._portable import at_least_float32, in_dtype_of
@@ -137,6 +137,13 @@ GROUPED = replace(
     unsupported=grouped_mm_unsupported,
 )
 
+def examples_unsupported(case: Case) -> str | None:
+    width, hidden = case.sizes["width"], case.sizes["hidden"]
+    if width % 128 == hidden % 128 == 0:
+        return None
+    return f"jax's Pallas example takes widths of whole tiles of 128, not width {width}, hidden {hidden}"
+
+
 BLOCK = Block(
     name="moe",
     summary="mixture of SwiGLU experts: router, top-k, grouped products over ragged groups, weighted sum",
@@ -183,7 +190,8 @@ BLOCK = Block(
         replace(
             GROUPED, name="inductor-grouped", backend_name="inductor", summary="torch.compile of the library's calls"
         ),
-        triton("moe"), pallas("moe", pallas_unsupported),
+        triton("moe"), pallas("moe", pallas_unsupported), tokamax("moe", "ragged_dot"),
+        pallas_examples("moe", "ragged_dot_mgpu", examples_unsupported),
         *cuda_graphs("moe", static=("router", "w_gate", "w_up", "w_down")),
     ),
 )

@@ -2,7 +2,7 @@
 
 from ..block import Block
 from ..case import Shape, Sizes
-from ..common_rows import compilers, cuda_graphs, library, triton
+from ..common_rows import compilers, cuda_graphs, library, tokamax, triton
 from ..tensor import Tensor
 
 
@@ -55,6 +55,7 @@ BLOCK = Block(
     implementations=(
         *compilers("swiglu_mlp", rounded_sums=("norm_weight",)),
         library("swiglu_mlp", "F.rms_norm, F.silu and addmm"), triton("swiglu_mlp"),
+        tokamax("swiglu_mlp", "gated_linear_unit"),
         *cuda_graphs("swiglu_mlp", static=("norm_weight", "gate_weight", "up_weight", "down_weight")),
     ),
 )

@@ -197,7 +197,7 @@ def test_an_unknown_command_is_an_error() -> None:
 
 FOUND = {
     "xla": {"jax": "0.11.2", "jaxlib": "0.11.2", "jax-cuda13-pjrt": "0.11.2", "jax-cuda13-plugin": "0.11.2",
-            "cupti-python": "13.0.1"},
+            "cupti-python": "13.0.1", "tokamax": "0.0.17"},
     "torch": {"torch": "2.13.0+cu130", "triton": "3.7.1", "cuda-core": "0.3.2", "cuda-bindings": "13.0.1",
               "nvidia-cuda-nvrtc": "13.0.88", "cupti-python": "13.0.1", "liger-kernel": "0.8.5",
               "quack-kernels": "0.6.5", "nvidia-cutlass-dsl": "4.8.1", "flash-attn-4": "4.0.0b36"},

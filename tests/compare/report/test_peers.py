@@ -90,7 +90,7 @@ def test_stock_peers_need_no_special_library() -> None:
     stock = {name for name, i in by_name.items() if i.is_stock}
     assert stock >= {"xla", "xla-remat", "xla-cudnn", "inductor", "inductor-max", "library", "sdpa-cudnn", "flex"}
     assert "inductor-remat" in stock  # needs a newer PyTorch
-    assert {name for name, i in by_name.items() if i.is_peer} - stock == {"liger", "quack", "fa4"}
+    assert {name for name, i in by_name.items() if i.is_peer} - stock == {"liger", "quack", "fa4", "tokamax"}
     assert {name for name, i in by_name.items() if not i.is_peer} >= {"triton", "cuda", "xla+triton"}
 
 

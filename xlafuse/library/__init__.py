@@ -1,0 +1,1 @@
+"""Blocks by JAX's kernel libraries, which are optional."""

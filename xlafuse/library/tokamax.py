@@ -1,0 +1,44 @@
+"""Blocks by tokamax, Google's library of kernels for JAX (https://github.com/openxla/tokamax, tested: 0.0.17).
+
+tokamax chooses an implementation by the device, and takes the next where one refuses the arguments. The kernels of the
+compile show its choice: those of Pallas on Mosaic GPU end in `mosaic_gpu_kernel`, others are XLA's own. It looks a
+configuration up in its own tables, and takes a heuristic one where they have none. Autotuning is a separate call, which
+is not made.
+
+The arguments are those of each block's `apply` in `xlafuse/blocks/`.
+"""
+
+import jax
+import tokamax
+
+from xlafuse.blocks import moe as plain_moe
+from xlafuse.blocks.rmsnorm import rmsnorm
+
+
+def attention(inputs: dict[str, jax.Array], causal: int = 1, window: int = 0) -> dict[str, jax.Array]:
+    """Return tokamax.dot_product_attention. It takes [batch, sequence, heads, head_dim], so XLA transposes."""
+    q, k, v = (inputs[name].swapaxes(1, 2) for name in ("q", "k", "v"))
+    with jax.named_scope("attention"):
+        out = tokamax.dot_product_attention(
+            q, k, v, is_causal=bool(causal), local_window_size=(window - 1, 0) if window else None
+        )
+    return {"out": out.swapaxes(1, 2)}
+
+
+def swiglu_mlp(inputs: dict[str, jax.Array], *, eps: float) -> dict[str, jax.Array]:
+    """Return the MLP with gate, up and activation by tokamax.gated_linear_unit."""
+    x = inputs["x"]
+    with jax.named_scope("norm"):
+        h = rmsnorm(x, inputs["norm_weight"], eps)
+    with jax.named_scope("act"):
+        weights = inputs["gate_weight"], inputs["up_weight"]
+        activated = tokamax.gated_linear_unit(h, weights, activation=jax.nn.swish)
+    with jax.named_scope("down"):
+        down = activated @ inputs["down_weight"]
+    with jax.named_scope("residual"):
+        return {"y": x + down}
+
+
+def moe(inputs: dict[str, jax.Array], *, top_k: int) -> dict[str, jax.Array]:
+    """Return the mixture with its grouped products by tokamax.ragged_dot."""
+    return plain_moe.apply(inputs, top_k=top_k, ragged_dot=tokamax.ragged_dot)
