@@ -2,7 +2,8 @@
 
 It copies what the run's `target/` holds (ceilings, device properties, XLA's autotune results), XLA's device description
 from an archive of the run's artifacts, and the device times of the run's records. A run without `target/` or artifacts
-renews the times alone. `provenance.json` names the run of each part.
+renews the times alone. Times of records that the run lacks are kept: a fingerprint says whether they still hold.
+`provenance.json` names the run of each part.
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ def record(run: Path, pack: Path) -> dict[str, int]:
         atomic_write.write(pack / "xla" / f"{results.name}.gz", gzip.compress(text, mtime=0))
         done[f"xla/{results.name}"] = text.count(b"\nresults {") + text.count(b"\nentries {")
     done |= _device_description(run, pack / "xla")
-    times = _times(run)
-    recorded_times.write(pack, times)
+    times, before = _times(run), recorded_times.read(pack)
+    recorded_times.write(pack, before | times)
     done["recorded times"] = len(times)
-    _note_provenance(run, pack, done)
+    _note_provenance(run, pack, done, kept=len(before.keys() - times.keys()))
     return done
 
 
@@ -78,9 +79,12 @@ def _times(run: Path) -> dict[str, RecordedTime]:
     return found
 
 
-def _note_provenance(run: Path, pack: Path, parts: dict[str, int]) -> None:
+def _note_provenance(run: Path, pack: Path, parts: dict[str, int], kept: int) -> None:
+    """Note the run of each part. kept: recorded times of the run before."""
     path = pack / "provenance.json"
     known = json.loads(path.read_text()) if path.is_file() else {}
+    if kept and "recorded times" in known:
+        known["recorded times, kept"] = known["recorded times"] | {"entries": kept}
     about = run_folder.read_run(run)
     workers: dict[str, Any] = about["segments"][0]["environment"]["workers"]
     source = {

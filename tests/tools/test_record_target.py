@@ -58,6 +58,18 @@ def test_a_pack_holds_the_runs_choices_and_times(tmp_path: Path) -> None:
     assert provenance["recorded times"]["device"] == "NVIDIA X1" and provenance["recorded times"]["run"] == "run"
 
 
+def test_times_of_records_that_the_run_lacks_are_kept(tmp_path: Path) -> None:
+    pack, older = tmp_path / "pack", recorded_times.RecordedTime(9.0, 1, "older")
+    run = made_run(tmp_path / "run")
+    record_target.record(run, pack)
+    recorded_times.write(pack, {"another": older, f"{CASE.id}/triton": older})
+    record_target.record(run, pack)
+    times = recorded_times.read(pack)
+    assert times["another"] == older and times[f"{CASE.id}/triton"].device_time_us == 60.0
+    provenance = json.loads((pack / "provenance.json").read_text())
+    assert (provenance["recorded times"]["entries"], provenance["recorded times, kept"]["entries"]) == (1, 1)
+
+
 def test_only_the_same_kernels_have_a_recorded_time(tmp_path: Path) -> None:
     record_target.record(made_run(tmp_path / "run"), tmp_path)
     known = recorded_times.read(tmp_path)[f"{CASE.id}/triton"]
