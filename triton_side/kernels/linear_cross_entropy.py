@@ -11,31 +11,32 @@ Without gradients, that is all, and logits are not stored. The statistics are 12
 8192 tokens and 128,256 classes. Programs could instead keep them in registers, each for its own tokens along all
 classes. They would then read all of h for every tile of classes: 67 MB with a width of 4096, more than L2 holds.
 
-With gradients, the forward pass computes them too, for dloss = 1, as Liger does (Hsu et al., arXiv:2410.10989). It
-loops over chunks of tokens:
+With gradients, the logits of a chunk of tokens are in memory, in a workspace of WORKSPACE bytes:
 
-1. The product also stores the chunk's logits, in a workspace of WORKSPACE bytes.
+1. The product also stores the chunk's logits.
 2. A pass over the workspace replaces them by dx.
 3. One product gives the chunk's dh, another adds the chunk's share to dw. They have nothing to fuse with, so they are
    cuBLAS's, 1 to 15% faster than ours (`docs/kernels/products.md`).
 
-So there are three products in all, as many as with all logits in memory. The backward pass multiplies dh and dw by
-dloss, unless it is 1.
+So there are three products in all, as many as with all logits in memory. If one chunk holds all tokens, the forward
+pass ends with step 1, and step 2 multiplies by dloss. With several chunks the forward pass takes all steps for a dloss
+of 1, as Liger does (Hsu et al., arXiv:2410.10989), and the backward pass multiplies dh and dw by dloss, unless it is 1.
+That takes 0.55 ms for a dw of 1 GB.
 
-Gradients computed in the backward pass would take a fourth product, which recomputes the logits. With chunks of classes
-the sum over chunks is dh, which is small, and can stay in float32. Here it is dw, which is large, and is rounded to w's
-dtype after each chunk.
+With several chunks, gradients computed in the backward pass would take a fourth product, which recomputes the logits.
+With chunks of classes the sum over chunks is dh, which is small, and can stay in float32. Here it is dw, which is
+large, and is rounded to w's dtype after each chunk.
 
 Shapes: h, dh [tokens, width]; w, dw [classes, width]; labels [tokens] in int32 or int64; loss [] in fp32. dtypes of h
 and w: bfloat16, float16, float32, one for both. Without gradients the loss is computed from float32 logits; with them,
 loss and gradients from logits in the inputs' dtype, in which dx is stored too. dx is divided by the count of tokens.
-Small numbers vanish in float16, so the division of its dh and dw follows in the backward pass. Products of float32
-inputs read w across its rows, at a third of the rate (`matmul.py`), because a transposed copy would take as much memory
-as w.
+Small numbers vanish in float16, so the division of its dh and dw follows at the end of the backward pass. Products of
+float32 inputs read w across its rows, at a third of the rate (`matmul.py`), because a transposed copy would take as
+much memory as w.
 """
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -192,10 +193,10 @@ def combine_tiles_kernel(
 @declare(*DLOGITS, flops=lambda shapes: 5 * math.prod(shapes["logits_ptr"]))
 @triton.jit
 def dlogits_kernel(
-    logits_ptr, labels_ptr, maximum_ptr, log_sum_ptr, inverse_ptr, dlogits_ptr, stride_lt, classes, smoothing, z_loss,
-    IGNORED: tl.constexpr, COLUMNS: tl.constexpr,
+    logits_ptr, labels_ptr, maximum_ptr, log_sum_ptr, count_ptr, dloss_ptr, dlogits_ptr, stride_lt, classes, smoothing,
+    z_loss, IGNORED: tl.constexpr, COLUMNS: tl.constexpr,
 ):
-    """Compute the gradients of COLUMNS logits of a token for dloss = 1, divided by the count if inverse_ptr is given.
+    """Compute the gradients of COLUMNS logits of a token, divided by the count of tokens and times dloss where given.
 
     They may replace the logits. Rows of both are stride_lt apart.
     """
@@ -208,21 +209,23 @@ def dlogits_kernel(
     dx = loss_slope(x, class_ == label, maximum, log_sum, classes, smoothing, z_loss)
     dx = tl.where((label >= 0) & (label < classes), dx, float("nan"))
     dx = tl.where(label != IGNORED, dx, 0.0)
-    if inverse_ptr is not None:
-        dx *= tl.load(inverse_ptr)
+    if count_ptr is not None:
+        dx *= 1.0 / tl.load(count_ptr).to(tl.float32)
+    if dloss_ptr is not None:
+        dx *= tl.load(dloss_ptr)
     tl.store(dlogits_ptr + at, dx.to(dlogits_ptr.dtype.element_ty), mask=class_ < classes)
 
 
 @declare(gradient("reduce_sum", "mean"), flops=lambda shapes: shapes["labels_ptr"][0])
 @triton.jit
-def inverse_count_kernel(labels_ptr, inverse_ptr, tokens, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
-    """Compute 1 / the number of tokens that count, or 1 if there is none, in one program."""
+def count_kernel(labels_ptr, count_ptr, tokens, IGNORED: tl.constexpr, BLOCK: tl.constexpr):
+    """Count the tokens with a label, at least 1, in one program."""
     counts = tl.zeros([BLOCK], tl.int32)
     for start in tl.range(0, tokens, BLOCK):
         token = start + tl.arange(0, BLOCK)
         label = tl.load(labels_ptr + token, mask=token < tokens, other=IGNORED)
         counts += (label != IGNORED).to(tl.int32)
-    tl.store(inverse_ptr, 1.0 / tl.maximum(tl.sum(counts), 1).to(tl.float32))
+    tl.store(count_ptr, tl.maximum(tl.sum(counts), 1))
 
 
 def unscaled(shapes: Shapes) -> int:
@@ -235,11 +238,11 @@ def unscaled(shapes: Shapes) -> int:
     reads={"gradient_ptr": unscaled, "scaled_ptr": unscaled},
 )
 @triton.jit
-def scale_gradient_kernel(gradient_ptr, dloss_ptr, inverse_ptr, scaled_ptr, elements, BLOCK: tl.constexpr):
+def scale_gradient_kernel(gradient_ptr, dloss_ptr, count_ptr, scaled_ptr, elements, BLOCK: tl.constexpr):
     """Multiply a gradient by dloss (and by 1 / count) in place, unless the factor is 1."""
     factor = tl.load(dloss_ptr)
-    if inverse_ptr is not None:
-        factor *= tl.load(inverse_ptr)
+    if count_ptr is not None:
+        factor *= 1.0 / tl.load(count_ptr).to(tl.float32)
     if factor != 1.0:
         for tile in tl.range(tl.program_id(0), tl.cdiv(elements, BLOCK), tl.num_programs(0)):
             at = tl.cast(tile, tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -261,11 +264,28 @@ def _operands(h: torch.Tensor, w: torch.Tensor, config: MatmulConfig) -> tuple[i
     }
 
 
+class Chunk(NamedTuple):
+    """The logits of a chunk of tokens, whose rows begin at multiples of 16 bytes, and each token's statistics.
+
+    logits: [tokens, classes] in the inputs' dtype. maximum, log_sum: [tokens] in fp32.
+    """
+
+    logits: torch.Tensor
+    maximum: torch.Tensor
+    log_sum: torch.Tensor
+
+    @classmethod
+    def empty(cls, tokens: int, w: torch.Tensor) -> "Chunk":
+        classes, grain = len(w), DESCRIPTOR_ALIGNMENT // w.element_size()  # TMA can read such rows
+        memory = torch.empty((tokens, grain * cdiv(classes, grain)), dtype=w.dtype, device=w.device)
+        return cls(memory[:, :classes], *torch.empty((2, tokens), dtype=torch.float32, device=w.device))
+
+
 def launch_statistics(
     h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, losses: torch.Tensor, smoothing: float, z_loss: float,
-    choose: Choose, saved: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None,
+    choose: Choose, saved: Chunk | None,
 ) -> None:
-    """Compute each token's loss; `saved` is (logits, maximum, log_sum) to store too, the logits of unit last stride."""
+    """Compute each token's loss; `saved` is memory for what the gradients need."""
     (tokens, width), classes = h.shape, w.shape[0]
     config = choose_config(choose, h, w.T)
     logits, row_maximum, log_sum = saved or (None, None, None)
@@ -309,59 +329,123 @@ def tokens_per_chunk(tokens: int, classes: int, element_bytes: int, workspace: i
     return MIN_TOKENS * cdiv(cdiv(tokens, cdiv(tokens, most)), MIN_TOKENS)
 
 
+def launch_gradients(
+    h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, chunk: Chunk, count: torch.Tensor | None,
+    dloss: torch.Tensor | None, smoothing: float, z_loss: float, dh: torch.Tensor | None, dw: torch.Tensor | None,
+    adds: bool = False,
+) -> None:
+    """Replace a chunk's logits by dx, and write the chunk's dh and dw, or add to dw; None for a gradient not wanted."""
+    logits, maximum, log_sum = chunk
+    classes = len(w)
+    with device_of(h):
+        dlogits_kernel[(cdiv(classes, DLOGITS_CONFIG.block), len(h))](
+            logits, labels, maximum, log_sum, count, dloss, logits, logits.stride(0), classes, smoothing, z_loss,
+            IGNORED=IGNORED, COLUMNS=DLOGITS_CONFIG.block, num_warps=DLOGITS_CONFIG.num_warps,
+        )
+    with stage("product"):
+        if dh is not None:
+            torch.mm(logits, w, out=dh)
+        if dw is not None and adds:
+            torch.addmm(dw, logits.T, h, out=dw)
+        elif dw is not None:
+            torch.mm(logits.T, h, out=dw)
+
+
+def empty_gradients(
+    h: torch.Tensor, w: torch.Tensor, wanted: tuple[bool, bool]
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return memory for dh and dw, contiguous; None for a gradient not wanted."""
+    dh, dw = (
+        torch.empty(x.shape, dtype=x.dtype, device=x.device) if is_wanted else None
+        for x, is_wanted in zip((h, w), wanted, strict=True)
+    )
+    return dh, dw
+
+
 def training_pass(
     h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, smoothing: float, z_loss: float,
     wanted: tuple[bool, bool] = (True, True), choose: Choose = matmul_config, workspace: int = WORKSPACE,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None, torch.Tensor]:
-    """Return the loss, dh and dw for dloss = 1, and 1 / count, [] in fp32; None for a gradient not `wanted`.
+    """Return the loss, dh and dw for dloss = 1, and the count of tokens, [] in int32; None for a gradient not `wanted`.
 
     float16 gradients are not divided by the count.
     """
-    (tokens, width), classes = h.shape, w.shape[0]
+    tokens = len(h)
     losses = torch.empty(tokens, dtype=torch.float32, device=h.device)
-    inverse = torch.empty((), dtype=torch.float32, device=h.device)
-    with device_of(h):
-        inverse_count_kernel[(1,)](labels, inverse, tokens, IGNORED=IGNORED, BLOCK=4096, num_warps=16)
-    factor = None if h.dtype == torch.float16 else inverse
-    dh = torch.empty((tokens, width), dtype=h.dtype, device=h.device) if wanted[0] else None
-    dw = torch.empty((classes, width), dtype=h.dtype, device=h.device) if wanted[1] else None
-    chunk = min(tokens, tokens_per_chunk(max(tokens, 1), classes, h.element_size(), workspace))
-    # Rows begin at multiples of 16 bytes, so TMA can read them.
-    grain = DESCRIPTOR_ALIGNMENT // h.element_size()
-    memory = torch.empty((chunk, grain * cdiv(classes, grain)), dtype=h.dtype, device=h.device)
-    statistics = torch.empty((2, chunk), dtype=torch.float32, device=h.device)
+    count = torch.empty((), dtype=torch.int32, device=h.device)
+    dh, dw = empty_gradients(h, w, wanted)
+    size = min(tokens, tokens_per_chunk(max(tokens, 1), len(w), h.element_size(), workspace))
+    memory = Chunk.empty(size, w)
     if dw is not None and not tokens:
         dw.zero_()
-    for first in range(0, tokens, chunk or 1):
-        part = slice(first, first + chunk)
+    for first in range(0, tokens, size or 1):
+        part = slice(first, first + size)
         rows, own = h[part], labels[part]
-        logits, (maximum, log_sum) = memory[: len(rows), :classes], statistics[:, : len(rows)]
-        launch_statistics(rows, w, own, losses[part], smoothing, z_loss, choose, (logits, maximum, log_sum))
-        with device_of(h):
-            dlogits_kernel[(cdiv(classes, DLOGITS_CONFIG.block), len(rows))](
-                logits, own, maximum, log_sum, factor, logits, logits.stride(0), classes, smoothing, z_loss,
-                IGNORED=IGNORED, COLUMNS=DLOGITS_CONFIG.block, num_warps=DLOGITS_CONFIG.num_warps,
-            )
-        with stage("product"):
-            if dh is not None:
-                torch.mm(logits, w, out=dh[part])
-            if dw is not None and first:
-                torch.addmm(dw, logits.T, rows, out=dw)
-            elif dw is not None:
-                torch.mm(logits.T, rows, out=dw)
-    return launch_mean(losses, labels)[0], dh, dw, inverse
+        chunk = Chunk(*(x[: len(rows)] for x in memory))
+        launch_statistics(rows, w, own, losses[part], smoothing, z_loss, choose, chunk)
+        if not first:  # after the first product, so that the GPU is busy while the host prepares the next launches
+            with device_of(h):
+                count_kernel[(1,)](labels, count, tokens, IGNORED=IGNORED, BLOCK=4096, num_warps=16)
+        launch_gradients(
+            rows, w, own, chunk, None if h.dtype == torch.float16 else count, None, smoothing, z_loss,
+            None if dh is None else dh[part], dw, adds=first > 0,
+        )
+    return launch_mean(losses, labels)[0], dh, dw, count
 
 
-def launch_scaling(gradient: torch.Tensor, dloss: torch.Tensor, inverse: torch.Tensor) -> None:
+def launch_scaling(gradient: torch.Tensor, dloss: torch.Tensor, count: torch.Tensor) -> None:
     """Multiply a contiguous gradient of `training_pass` by dloss, and by 1 / count if it is float16."""
-    factor = inverse if gradient.dtype == torch.float16 else None
     with device_of(gradient):
         scale_gradient_kernel[(8 * multiprocessors(gradient.device),)](
-            gradient, dloss, factor, gradient, gradient.numel(), BLOCK=8192, num_warps=8
+            gradient, dloss, count if gradient.dtype == torch.float16 else None, gradient, gradient.numel(), BLOCK=8192,
+            num_warps=8,
         )
 
 
-class _LinearCrossEntropy(torch.autograd.Function):
+def _take(ctx: Any) -> tuple[torch.Tensor, ...]:
+    """Return the saved tensors, which one backward pass overwrites. Raises RuntimeError in a second one."""
+    if ctx.taken:
+        raise RuntimeError(
+            "linear_cross_entropy keeps its gradients for one backward pass only; call it again for another"
+        )
+    ctx.taken = True
+    saved: tuple[torch.Tensor, ...] = ctx.saved_tensors
+    return saved
+
+
+class _InOneChunk(torch.autograd.Function):
+    """Save the logits of all tokens; the backward pass computes the gradients."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, smoothing: float, z_loss: float
+    ) -> torch.Tensor:
+        losses, chunk = torch.empty(len(h), dtype=torch.float32, device=h.device), Chunk.empty(len(h), w)
+        launch_statistics(h, w, labels, losses, smoothing, z_loss, matmul_config, chunk)
+        loss, count = launch_mean(losses, labels)
+        ctx.save_for_backward(h, w, labels, count, *chunk)
+        ctx.attributes, ctx.taken = (smoothing, z_loss), False
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dloss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        h, w, labels, count, *chunk = _take(ctx)
+        dh, dw = empty_gradients(h, w, ctx.needs_input_grad[:2])
+        smoothing, z_loss = ctx.attributes
+        scaled = h.dtype != torch.float16
+        launch_gradients(
+            h, w, labels, Chunk(*chunk), count if scaled else None, dloss if scaled else None, smoothing, z_loss, dh, dw
+        )
+        for gradient_ in (dh, dw):
+            if gradient_ is not None and not scaled:
+                launch_scaling(gradient_, dloss, count)
+        return dh, dw, None, None, None
+
+
+class _InChunks(torch.autograd.Function):
+    """Compute the gradients in the forward pass; the backward pass scales them."""
+
     @staticmethod
     def forward(
         ctx: Any, h: torch.Tensor, w: torch.Tensor, labels: torch.Tensor, smoothing: float, z_loss: float
@@ -374,15 +458,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dloss: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        dh, dw, inverse = ctx.saved_tensors
-        if ctx.taken:
-            raise RuntimeError(
-                "linear_cross_entropy keeps its gradients for one backward pass only; call it again for another"
-            )
-        ctx.taken = True
+        dh, dw, count = _take(ctx)
         for gradient_ in (dh, dw):
             if gradient_ is not None:
-                launch_scaling(gradient_, dloss, inverse)
+                launch_scaling(gradient_, dloss, count)
         return dh, dw, None, None, None
 
 
@@ -421,7 +500,10 @@ def linear_cross_entropy(
     check_labels(h, labels)
     labels = labels.contiguous()
     if torch.is_grad_enabled() and (h.requires_grad or w.requires_grad):
-        return _LinearCrossEntropy.apply(h, w, labels, smoothing, z_loss)
+        tokens, size = len(h), tokens_per_chunk(max(len(h), 1), len(w), h.element_size())
+        function = _InOneChunk if 0 < tokens <= size else _InChunks
+        loss: torch.Tensor = function.apply(h, w, labels, smoothing, z_loss)
+        return loss
     return forward_pass(h, w, labels, smoothing, z_loss)
 
 
