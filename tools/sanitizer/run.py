@@ -53,7 +53,7 @@ PADDING = 4096  # bytes after every allocation
 PRINTED = 1000  # reports that a tool prints before it only counts
 COMPILE_SHARE = 0.5  # of the limit, for the launches without a tool: they compile, which takes longest
 START_SHARE = 0.75  # of a tool's time: later it starts no case, because the last case takes time, too
-PROCESSES = 8  # that compile or run under a tool at the same time
+PROCESSES = 8  # for each GPU, that compile or run under a tool at the same time
 EPS = 1e-6
 
 
@@ -145,6 +145,8 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, Any]]]:
     projected: list[Shapes] = [
         {"h": (5, width), "w": (classes, width), "labels": labels} for width, classes in ((37, 131), (64, 136))
     ]
+    # A chunk has at least 128 tokens, so there are two.
+    in_chunks: list[Shapes] = [{"h": (131, 24), "w": (136, 24), "labels": labels.repeat(27)[:131]}]
     heads: list[Shapes] = [dict.fromkeys("qkv", (1, 2, 67, head_dim)) for head_dim in (16, 128)]
     shared: list[Shapes] = [
         {"q": (1, 4, 67, head_dim), "k": (1, 2, 67, head_dim), "v": (1, 2, 67, head_dim)} for head_dim in (64, 256)
@@ -227,6 +229,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, Any]]]:
         ("kernels.gpt2_block", gpt2, {"heads": 2, "p": 0.1, "eps": EPS}),
         ("kernels.embedding", tables, {}), ("kernels.cross_entropy", logits, entropy),
         ("kernels.linear_cross_entropy", projected, entropy),
+        ("kernels.linear_cross_entropy", in_chunks, {**entropy, "workspace": 1}),
     ]
 
 
@@ -335,7 +338,7 @@ def run_tool(
     begin_for: start no case after so many seconds. limit: kill the tool after so many seconds, without its summary.
     """
     until = time.time() + (limit if begin_for is None else begin_for)
-    jobs = min(PROCESSES, os.cpu_count() or 1, max(1, len(_cases_of(launched))))
+    jobs = min(_processes(), max(1, len(_cases_of(launched))))
     with ThreadPoolExecutor(jobs) as threads:
         outcomes = list(
             threads.map(
@@ -364,7 +367,7 @@ def _run_share(
             sys.executable, "-m", "tools.sanitizer.run", "--launch", "--count", str(len(names)),
             "--start", str(start), "--step", str(step), "--until", str(until),
         ]
-        status, output = _run(command, limit)
+        status, output = _run(command, limit, start)
         text = log.read_text(errors="replace") if log.is_file() else ""
     if "Device not supported" in text + output:
         raise CannotCheck(f"{tool} refuses this device ('Device not supported'), as on some virtualised GPUs")
@@ -377,9 +380,24 @@ def _run_share(
     return outcome
 
 
-def _run(command: list[str], limit: float) -> tuple[int | None, str]:
-    """Return the exit status, or None past the limit, and all output. The command's children end with it."""
+def _gpus() -> list[str]:
+    """Return the visible GPUs, as CUDA_VISIBLE_DEVICES names them."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return named.split(",") if named else [str(number) for number in range(torch.cuda.device_count())]
+
+
+def _processes() -> int:
+    return min(PROCESSES * max(1, len(_gpus())), os.cpu_count() or 1)
+
+
+def _run(command: list[str], limit: float, number: int = 0) -> tuple[int | None, str]:
+    """Return the exit status, or None past the limit, and all output. The command's children end with it.
+
+    number: of the process; processes take turns with the GPUs.
+    """
     environment = {**os.environ, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    if gpus := _gpus():
+        environment["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
     environment.pop("TRITON_INTERPRET", None)
     process = subprocess.Popen(
         command, env=environment, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
@@ -470,10 +488,10 @@ def _launched(limit: float) -> list[Launched]:
 
 def _compile_in_parallel(until: str, limit: float) -> None:
     """Compile every Triton kernel into Triton's cache, in parallel. Failures are ignored; they recur in later runs."""
-    jobs = min(PROCESSES, os.cpu_count() or 1)
+    jobs = _processes()
     command = [sys.executable, "-m", "tools.sanitizer.run", "--launch", "--until", until, "--step", str(jobs)]
     with ThreadPoolExecutor(jobs) as threads:
-        list(threads.map(lambda start: _run([*command, "--start", str(start)], limit), range(jobs)))
+        list(threads.map(lambda start: _run([*command, "--start", str(start)], limit, start), range(jobs)))
 
 
 def main(arguments: list[str] | None = None) -> int:
