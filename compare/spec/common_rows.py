@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from .case import CONTIGUOUS, Case
+from .case import CONTIGUOUS, PHASES, Case
 from .dtype import DTYPES
 from .implementation import Implementation
 
@@ -183,12 +183,13 @@ def quack(block: str, piece: int, unsupported: Callable[[Case], str | None] = la
 
 
 def tokamax(
-    block: str, what: str, unsupported: Callable[[Case], str | None] = lambda case: None
+    block: str, what: str, unsupported: Callable[[Case], str | None] = lambda case: None,
+    directions: tuple[str, ...] = tuple(PHASES),
 ) -> Implementation:
-    """Return tokamax's kernels as an implementation. what: its function."""
+    """Return tokamax's kernels as an implementation. what: its function. directions: those in which it has kernels."""
     return Implementation(
         "tokamax", f"xlafuse.library.tokamax:{block}", "xla-library", f"tokamax.{what}, by the kernels that it chooses",
-        unsupported=unsupported, requires=(TOKAMAX, "jax>=0.11"),
+        unsupported=unsupported, requires=(TOKAMAX, "jax>=0.11"), directions=directions,
     )
 
 

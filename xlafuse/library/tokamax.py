@@ -8,11 +8,18 @@ is not made.
 The arguments are those of each block's `apply` in `xlafuse/blocks/`.
 """
 
+from functools import partial
+
 import jax
 import tokamax
 
 from xlafuse.blocks import moe as plain_moe
 from xlafuse.blocks.rmsnorm import rmsnorm
+
+
+def _precision(x: jax.Array) -> jax.lax.Precision | None:
+    """Return the precision under which tokamax's tables keep configurations of 16-bit types; None for others."""
+    return jax.lax.Precision.DEFAULT if x.dtype.itemsize == 2 else None
 
 
 def attention(inputs: dict[str, jax.Array], causal: int = 1, window: int = 0) -> dict[str, jax.Array]:
@@ -32,7 +39,7 @@ def swiglu_mlp(inputs: dict[str, jax.Array], *, eps: float) -> dict[str, jax.Arr
         h = rmsnorm(x, inputs["norm_weight"], eps)
     with jax.named_scope("act"):
         weights = inputs["gate_weight"], inputs["up_weight"]
-        activated = tokamax.gated_linear_unit(h, weights, activation=jax.nn.swish)
+        activated = tokamax.gated_linear_unit(h, weights, activation=jax.nn.swish, precision=_precision(h))
     with jax.named_scope("down"):
         down = activated @ inputs["down_weight"]
     with jax.named_scope("residual"):
@@ -41,4 +48,5 @@ def swiglu_mlp(inputs: dict[str, jax.Array], *, eps: float) -> dict[str, jax.Arr
 
 def moe(inputs: dict[str, jax.Array], *, top_k: int) -> dict[str, jax.Array]:
     """Return the mixture with its grouped products by tokamax.ragged_dot."""
-    return plain_moe.apply(inputs, top_k=top_k, ragged_dot=tokamax.ragged_dot)
+    product = partial(tokamax.ragged_dot, precision=_precision(inputs["x"]))
+    return plain_moe.apply(inputs, top_k=top_k, ragged_dot=product)
