@@ -404,7 +404,7 @@ MUTATIONS = [
         linear_cross_entropy_problems,
     ),
     Mutation(
-        "inverse_count_kernel", linear_cross_entropy,
+        "count_kernel", linear_cross_entropy,
         "counts += (label != IGNORED).to(tl.int32)", "counts += (label != IGNORED + 1).to(tl.int32)",
         linear_cross_entropy_problems,
     ),
