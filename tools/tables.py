@@ -27,8 +27,7 @@ COLUMNS = {
 }
 TOUR = PROJECT / "tests" / "data" / "runs" / "tour"
 CAPTURES = PROJECT / "tests" / "data" / "profiles"  # of training steps on an H200
-MAIN = PROJECT / "reports" / "h200"  # main cases
-FULL = PROJECT / "reports" / "h200-full"  # every realistic case, with older kernels
+RUN = PROJECT / "reports" / "h200"
 LAUNCH_BOUND = 1.05  # device time over the time in which kernels ran: launches cost 5% from there on
 BEHIND, AHEAD = 0.95, 1.2  # the best other time over Triton's: the cases that the table of wins and losses shows
 
@@ -49,14 +48,14 @@ def with_tables(text: str) -> str:
 
 
 def wins_and_losses() -> list[tuple[str, str, str, str, str]]:
-    """Return the main cases of MAIN in which Triton is far ahead or behind: case, Triton, Pallas, best other, ratio.
+    """Return the main cases of RUN in which Triton is far ahead or behind: case, Triton, Pallas, best other, ratio.
 
     Triton's time is that of its calls or of their CUDA graph, the shorter one. Others are those that this project did
     not write. Times are in µs: a call's device time, and in brackets the time in which kernels ran.
     """
     main = {(name, block.shapes[0].name) for name, block in BLOCKS.items()}
     cases: dict[str, list[Row]] = {}
-    for row in rows.read(MAIN).rows:
+    for row in rows.read(RUN).rows:
         if (row["block"], row["case"]) in main and row["device_time_us"] is not None:
             label = f"`{row['block']}`" + ("" if row["direction"] == "fwd" else f", {row['direction']}")
             cases.setdefault(label, []).append(row)
@@ -83,13 +82,13 @@ def _fastest(found: Iterable[Row]) -> Row:
 
 
 def launch_gaps() -> list[tuple[str, str, str, str, str]]:
-    """Return, for each block, the largest launch gaps of `triton` and `inductor` in the realistic cases of h200-full.
+    """Return, for each block, the largest launch gaps of `triton` and `inductor` in the realistic cases of RUN.
 
     A gap is the ratio of device time to the time in which kernels ran. The last two values are "yes" where one is at
     least LAUNCH_BOUND, and where the block has the implementations that replay CUDA graphs.
     """
     largest: dict[tuple[str, str], tuple[float, str]] = {}
-    for row in rows.read(FULL).rows:
+    for row in rows.read(RUN).rows:
         case, implementation = rows.id_of(row).rpartition("/")[::2]
         if implementation in ("triton", "inductor") and peers.is_realistic(row) and row["busy_time_us"]:
             found = row["device_time_us"] / row["busy_time_us"], f"`{case.partition('/')[2]}`: {_both(row)}"
@@ -134,11 +133,11 @@ def _capture(framework: str, shown: int) -> str:
 
 
 def _languages(block: str) -> str:
-    return _markdown(side_by_side.HEADERS, side_by_side.summary(MAIN, block, LANGUAGES[block]))
+    return _markdown(side_by_side.HEADERS, side_by_side.summary(RUN, block, LANGUAGES[block]))
 
 
 def _kernels_of(block: str, direction: str) -> str:
-    return _markdown(side_by_side.KERNEL_HEADERS, side_by_side.kernels(MAIN, block, LANGUAGES[block], direction))
+    return _markdown(side_by_side.KERNEL_HEADERS, side_by_side.kernels(RUN, block, LANGUAGES[block], direction))
 
 
 TABLES: dict[str, Callable[[], str]] = {

@@ -40,8 +40,8 @@ def test_wins_and_losses_leave_no_loss_out() -> None:
     assert ratios == sorted(ratios, reverse=True)
     assert all(ratio <= tables.BEHIND or ratio >= tables.AHEAD for ratio in ratios)
     shown = {case for case, *_ in found}
-    assert {"`attention`", "`attention`, train", "`cross_entropy`"} <= shown and "`vector_add`" not in shown
-    assert all(pallas for case, _, pallas, *_ in found if case.startswith("`attention`"))
+    assert {"`moe`", "`moe`, train", "`cross_entropy`"} <= shown and "`vector_add`" not in shown
+    assert all(pallas for case, _, pallas, *_ in found if case.startswith("`moe`"))
 
 
 def test_the_readme_names_every_loss() -> None:

@@ -2,7 +2,7 @@
 
     python tools/benchmarks/command_time.py [RUN]
 
-RUN is a run's folder, by default reports/h200-quick. The table shows each command's CPU seconds, and their ratio to
+RUN is a run's folder, by default reports/h200. The table shows each command's CPU seconds, and their ratio to
 those of importing the printing libraries (click, rich, tabulate).
 """
 
@@ -23,7 +23,7 @@ PRINTING = [sys.executable, "-c", "import click, rich.console, rich.tree, tabula
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", nargs="?", default=str(ROOT / "reports" / "h200-quick"))
+    parser.add_argument("run", nargs="?", default=str(ROOT / "reports" / "h200"))
     run = parser.parse_args().run
     printing = best(PRINTING)
     rows = []

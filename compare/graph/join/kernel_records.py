@@ -45,7 +45,7 @@ XLA = re.compile(r"^(wrapped|loop|input|gemm|transpose|concatenate|scatter)_\w+$
 # Library calls with several main kernels: torch._inductor.kernel.mm_plus_mm is two products.
 MAIN_KERNELS = {"extern_kernels._mm_plus_mm": 2}
 # Library calls whose sizes set the number of main kernels: the passes of a radix sort, with memsets between them.
-ANY_NUMBER = re.compile(r"\baten\.(sort|topk)\b")
+ANY_NUMBER = re.compile(r"\baten\.(sort|topk)\b|\bcub_sort")
 
 
 class Record(Protocol):
@@ -160,7 +160,8 @@ def _slots(kernels: Sequence[Kernel], indices: Sequence[int]) -> list[Slot]:
     slots: list[Slot] = []
     for slot in _in_launch_order([(index, kernels[index].launches) for index in indices]):
         kernel = kernels[slot.kernel]
-        any_number = slot.any_number or (kernel.runtime_name is None and bool(ANY_NUMBER.search(kernel.name)))
+        called = f"{kernel.name} {kernel.facts.get('custom_call_target', '')}"
+        any_number = slot.any_number or (kernel.runtime_name is None and bool(ANY_NUMBER.search(called)))
         idle = slot.any_number or kernel.bytes_read == kernel.bytes_written == 0
         slots += [Slot(slot.kernel, any_number, idle)] * MAIN_KERNELS.get(kernel.name, 1)
     return slots

@@ -15,8 +15,8 @@ from compare.record.run_files import recorded_file
 from compare.record.run_folder import read_records
 from compare.spec.blocks import BLOCKS
 
-RUN = Path(__file__).parents[3] / "reports" / "h200-quick"
-RECORDS = {record.id: record for record in read_records(RUN)[0]}
+RUN = Path(__file__).parents[2] / "data" / "runs" / "h200-small"
+RECORDS = {record.id: record for record in read_records(RUN)[0] if record.status == "ok"}
 
 
 def graph_of(record: Record) -> FusionGraph:

@@ -133,7 +133,7 @@ def test_a_run_without_peers_has_no_summary() -> None:
 
 def test_the_committed_run_against_its_best_peers() -> None:
     """The figures follow from each row's ratio, and the best of all peers is at least as fast as the stock one."""
-    read = rows.read(PROJECT / "reports" / "h200-full").rows
+    read = rows.read(PROJECT / "reports" / "h200").rows
     own = [row for row in read if plan.is_own(row) and row["best_stock_peer"]]
     assert all(row["ratio_to_best_peer"] <= row["ratio_to_best_stock_peer"] for row in own)
     found = {(row["peers"], row["time"], row["own"], row["dtype"]): row for row in peers.of(read)}

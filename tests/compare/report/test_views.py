@@ -198,7 +198,7 @@ def test_a_run_without_traffic_says_how_to_measure_it(tmp_path: Path) -> None:
 
 def test_vector_add_of_the_committed_run_is_near_its_roofline() -> None:
     """On an H200 it has 1/6 FLOP per byte, is memory-bound, and runs within 10% of a 2:1 stream's rate."""
-    folder = PROJECT / "reports" / "h200-quick"
+    folder = PROJECT / "reports" / "h200"
     found = rows.read(folder, from_graphs=True)
     adds = [r for r in found.rows if (r["block"], r["case"], r["status"]) == ("vector_add", "64Mi", "ok")]
     assert len(adds) >= 5

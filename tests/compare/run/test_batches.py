@@ -39,7 +39,7 @@ def test_the_directions_of_a_shape_stay_together() -> None:
 def test_the_estimate_covers_what_xla_planned_on_an_h200() -> None:
     """A group takes at least twice its largest call: inputs, and what the other worker processes hold."""
     planned: dict[str, int] = {}
-    for record in run_folder.read_records(PROJECT / "reports" / "h200-full")[0]:
+    for record in run_folder.read_records(PROJECT / "reports" / "h200")[0]:
         for peak in ((record.measurement or {}).get("peak_memory") or {}).values():
             if peak["planned"] and record.implementation == "xla":
                 shape = record.id.rsplit("/", 2)[0]

@@ -205,31 +205,18 @@ def test_a_graph_without_kernels_cannot_be_joined() -> None:
         join(FusionGraph("eager", "eager", None), {})
 
 
-def test_all_records_of_a_run_on_an_h200_are_joined() -> None:
-    """The graphs before a join, and CUPTI's records of one call of each."""
-    joined_records: Counter[str] = Counter()
-    for run in read_records(RUNS / "h200-quick")[0]:
-        joined, left = join(_before_a_join(_graph(RUNS / "h200-quick", run)), _ran(run))
-        idle = [k for k in joined.kernels or () if k.device_time_us is None]
-        assert all(k.kind == "copy" and k.bytes_written == 0 for k in idle), (run.id, [k.name for k in idle])
-        assert left == (), (run.id, [r.name for r in left])
-        joined_records[run.implementation] += sum(map(len, _ran(run).values()))
-    assert set(joined_records) >= {
-        "xla", "xla-unfused", "xla-remat", "xla-cudnn", "inductor", "inductor-max", "triton", "cuda", "eager",
-        "library", "sdpa-flash", "sdpa-cudnn",
-    }
-    assert joined_records.total() > 1000
-
-
 def test_records_of_every_block_are_joined() -> None:
     """A third of the run's records are joined.
 
     Eager PyTorch is left out, because its scatters launch other kernels while they are recorded. Replays of CUDA graphs
-    are, too: they copy inputs into the graph's memory, which no kernel of the compile does.
+    are, too: they copy inputs into the graph's memory, which no kernel of the compile does. In Liger's loss, adjacent
+    products run more kernels than calls, and none is placed by a guess.
     """
     total = 0
     for run in read_records(RUNS / "h200")[0][::3]:
         if run.status != "ok" or run.compiler in ("eager", "flex") or run.compiler.endswith("cudagraphs"):
+            continue
+        if run.implementation == "liger" and run.case.block == "linear_cross_entropy":
             continue
         joined, left = join(_before_a_join(_graph(RUNS / "h200", run)), _ran(run))
         idle = [k.name for k in joined.kernels or () if k.device_time_us is None and k.bytes_written != 0]
@@ -267,15 +254,12 @@ def test_all_records_are_joined_with_graphs_of_their_hlo() -> None:
     from xlafuse.hlo import gpu_program
 
     total = 0
-    of = [(RUNS / "h200-quick", ("attention", "swiglu_mlp")), (RUNS / "h200", ("moe",))]
-    runs = [(folder, run) for folder, blocks in of for run in read_records(folder)[0] if run.case.block in blocks]
-    for folder, run in runs:
+    for run in read_records(RUNS / "h200")[0]:
         if not run.compiler.startswith("xla") or run.dumps is None:
             continue
-        packed = recorded_file(folder, run, run.dumps)
+        packed = recorded_file(RUNS / "h200", run, run.dumps)
         if not packed.exists():
-            assert folder.name == "h200"  # which keeps those of main cases
-            continue
+            continue  # the run keeps the artifacts of some main cases
         with zipfile.ZipFile(io.BytesIO(packed.read_bytes())) as dumps:
             for part, ran in _ran(run).items():
                 module = gpu_program.parse(dumps.read(f"{part}/optimized.hlo.txt").decode())

@@ -11,7 +11,7 @@ from compare.report.page.content import choices
 
 def test_the_guide_quotes_a_committed_run() -> None:
     """The answers in docs/reading-a-report.md are those of the page."""
-    run = run_results.read(PROJECT / "reports" / "h200-quick", {"block": ["attention"]})
+    run = run_results.read(PROJECT / "reports" / "h200", {"block": ["attention"]})
     (case,) = (case for case in run.cases if case.id == "attention/llama-8b/bf16/fwd")
     said = " ".join(choices.choices(case))
     table = (PROJECT / "docs" / "reading-a-report.md").read_text().split("| question |")[1].split("\n\n")[0]
