@@ -39,8 +39,8 @@ class Implementation:
         into its CUDA graphs.
     loader: returns the function instead of `target`, of a user's own function (compare.plan.own_function).
     requires: the packages that it needs beyond its framework, as pip takes them. "liger-kernel==0.8.5": any version is
-        used, and this one was tested. "torch>=2.12": older ones are refused. Only its worker knows whether they are
-        installed.
+        used, and this one was tested. "torch>=2.12": older ones are refused. "python>=3.12": so is an older
+        interpreter. Only its worker knows whether they are installed.
     """
 
     name: str

@@ -23,7 +23,7 @@ from typing import Any
 
 from ..block import Block
 from ..case import Case, Shape, Sizes
-from ..common_rows import compilers, cuda_graphs, half_precision_only, library, pallas, pallas_examples, tokamax, triton
+from ..common_rows import compilers, cuda_graphs, library, pallas, pallas_examples, tokamax, triton
 from ..implementation import Implementation
 from ..tensor import Tensor
 from ._portable import at_least_float32, in_dtype_of
@@ -138,8 +138,6 @@ def tokamax_unsupported(case: Case) -> str | None:
     """
     width, hidden = case.sizes["width"], case.sizes["hidden"]
     rows = case.sizes["tokens"] * case.sizes["top_k"]
-    if problem := half_precision_only("tokamax's grouped product")(case):
-        return problem
     if width % 8 or hidden % 8:
         return f"tokamax copies rows of a multiple of 16 bytes by TMA, not of width {width}, hidden {hidden}"
     if any(size > 64 and size % 64 for size in (width, hidden)):
