@@ -5,8 +5,8 @@ compile show its choice: those of Pallas on Mosaic GPU end in `mosaic_gpu_kernel
 configuration up in its own tables, and takes a heuristic one where they have none. Autotuning is a separate call, which
 is not made.
 
-The key of its tables has the precision of the products, which is the default one for 16-bit types. An ambient precision
-such as "highest" would miss them, so it is given here. Version 0.0.17 has a table for the H100 and none for the H200.
+Products of 16-bit types have the default precision, as in a user's call, also where the ambient one is "highest". The
+tables have the precision in their key. Version 0.0.17 has tables for the H100 and none for the H200.
 
 The arguments are those of each block's `apply` in `xlafuse/blocks/`.
 """
