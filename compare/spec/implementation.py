@@ -68,7 +68,7 @@ class Implementation:
     @property
     def is_stock(self) -> bool:
         """True for a peer that comes with JAX or PyTorch, without a special library."""
-        return self.is_peer and all(each.startswith(("jax", "torch")) for each in self.requires)
+        return self.is_peer and all(each.startswith(("jax", "torch", "python")) for each in self.requires)
 
     def load(self) -> Callable[..., Any]:
         """Import the target function and its framework; only a worker calls this."""
