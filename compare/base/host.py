@@ -53,14 +53,33 @@ def missing(requirements: Iterable[str]) -> str | None:
     """Return the packages that are missing or too old here and the command that installs them, or None.
 
     requirements: "liger-kernel==0.8.5", "torch>=2.12". == names the tested version, and any version works.
+    "python>=3.12" is a bound of the interpreter, which no command raises.
     """
     requirements = list(requirements)
+    if problem := python_problem(requirements, platform.python_version()):
+        return problem
+    requirements = packages_of(requirements)
     found = versions(map(distribution, requirements))
     problems = {r: problem for r in requirements if (problem := requirement_problem(r, found[distribution(r)]))}
     if not problems:
         return None
     quoted = " ".join(f'"{requirement}"' for requirement in problems)
     return f"{' and '.join(problems.values())} ({sys.executable} -m pip install {quoted})"
+
+
+def packages_of(requirements: Iterable[str]) -> list[str]:
+    """Return the requirements that pip can meet: all but the interpreter's."""
+    return [requirement for requirement in requirements if distribution(requirement) != "python"]
+
+
+def python_problem(requirements: Iterable[str], found: str | None) -> str | None:
+    """Return why an interpreter of this version is too old for the requirements (see `missing`), or None."""
+    requirements = list(requirements)
+    packages = packages_of(requirements)
+    for bound in (r for r in requirements if r not in packages):
+        if found is not None and (problem := requirement_problem(bound, found)):
+            return f"{problem}: set XLAFUSE_XLA_PYTHON to an interpreter with {bound} and {' and '.join(packages)}"
+    return None
 
 
 def requirement_problem(requirement: str, found: str | None) -> str | None:

@@ -22,7 +22,14 @@ from xlafuse import versions as jax_versions
 
 from .. import targets
 from ..backends import BACKENDS, Backend
-from ..base.host import distribution, gpu_present, interpreter_problem, requirement_problem
+from ..base.host import (
+    distribution,
+    gpu_present,
+    interpreter_problem,
+    packages_of,
+    python_problem,
+    requirement_problem,
+)
 from ..base.paths import PROJECT
 from ..spec.blocks import BLOCKS, requirements
 from ..workers.client import interpreter
@@ -160,7 +167,7 @@ def examine() -> Examination:
 
 def optional(side: str) -> tuple[str, ...]:
     """Return the names of packages that single implementations of this framework need."""
-    return tuple(map(distribution, requirements(side)))
+    return tuple(map(distribution, packages_of(requirements(side))))
 
 
 def probe(path: str, packages: tuple[str, ...]) -> Interpreter:
@@ -256,13 +263,16 @@ def _diagnosis(
 ) -> Diagnosis:
     backend = BACKENDS[group.family]
     # == names the tested version, and any version works; >= is a real bound.
-    packages = " and ".join(r if ">=" in r else distribution(r) for r in group.packages)
+    required = packages_of(group.packages)
+    packages = " and ".join(r if ">=" in r else distribution(r) for r in required)
     label = backend.label + (f", with {packages}" if packages else "") + (", GPU only" if group.gpu else "")
     if group.gpu and not machine.gpu:
         return Diagnosis(label, names, "not here: needs an NVIDIA GPU, and none is visible")
     problems, commands = _problems(backend, machine, interpreters)
     side = interpreters[backend.worker]
-    absent = {r: lack for r in group.packages if (lack := requirement_problem(r, side.packages.get(distribution(r))))}
+    if old := python_problem(group.packages, side.python):
+        return Diagnosis(label, names, f"not here: {'; '.join([*problems, old])}", " && ".join(commands) or None)
+    absent = {r: lack for r in required if (lack := requirement_problem(r, side.packages.get(distribution(r))))}
     if absent:
         problems += absent.values()
         commands.append(_pip(side, [_bounded(r) for r in absent]))

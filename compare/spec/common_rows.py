@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from .case import CONTIGUOUS, PHASES, Case
+from .case import CONTIGUOUS, Case
 from .dtype import DTYPES
 from .implementation import Implementation
 
@@ -81,7 +81,7 @@ def pallas(block: str, unsupported: Callable[[Case], str | None]) -> Implementat
     half_precision = half_precision_only("hand-written Pallas")
     return Implementation(
         "pallas", f"xlafuse.pallas.{block}:apply", "pallas", "hand-written Pallas (Mosaic GPU)",
-        unsupported=lambda case: half_precision(case) or unsupported(case), requires=("jax>=0.11",),
+        unsupported=lambda case: half_precision(case) or unsupported(case), requires=JAX_11,
     )
 
 
@@ -119,6 +119,7 @@ def pallas_rows(block: str) -> Implementation:
     return pallas(block, unsupported)
 
 
+JAX_11 = ("python>=3.12", "jax>=0.11")  # Python 3.11 has jax 0.10 at most
 LIGER = "liger-kernel==0.8.5"
 TOKAMAX = "tokamax==0.0.17"
 CUTE = ("quack-kernels==0.6.5", "nvidia-cutlass-dsl[cu13]==4.8.1")
@@ -183,13 +184,16 @@ def quack(block: str, piece: int, unsupported: Callable[[Case], str | None] = la
 
 
 def tokamax(
-    block: str, what: str, unsupported: Callable[[Case], str | None] = lambda case: None,
-    directions: tuple[str, ...] = tuple(PHASES),
+    block: str, what: str, unsupported: Callable[[Case], str | None] = lambda case: None
 ) -> Implementation:
-    """Return tokamax's kernels as an implementation. what: its function. directions: those in which it has kernels."""
+    """Return tokamax's kernels as an implementation. what: its function. unsupported: sizes without such a kernel.
+
+    In float32 tokamax has none that multiplies in full precision or in TF32, and calls XLA.
+    """
+    half_precision = half_precision_only(f"tokamax's {what}")
     return Implementation(
         "tokamax", f"xlafuse.library.tokamax:{block}", "xla-library", f"tokamax.{what}, by the kernels that it chooses",
-        unsupported=unsupported, requires=(TOKAMAX, "jax>=0.11"), directions=directions,
+        unsupported=lambda case: half_precision(case) or unsupported(case), requires=(*JAX_11, TOKAMAX),
     )
 
 
@@ -199,7 +203,7 @@ def pallas_examples(block: str, what: str, unsupported: Callable[[Case], str | N
     return Implementation(
         "pallas-examples", f"xlafuse.library.pallas_examples:{block}", "xla-library", f"jax's example {what} (Pallas)",
         unsupported=lambda case: half_precision(case) or unsupported(case), directions=("fwd",),
-        requires=("jax>=0.11",),
+        requires=JAX_11,
     )
 
 

@@ -39,8 +39,8 @@ class Implementation:
         into its CUDA graphs.
     loader: returns the function instead of `target`, of a user's own function (compare.plan.own_function).
     requires: the packages that it needs beyond its framework, as pip takes them. "liger-kernel==0.8.5": any version is
-        used, and this one was tested. "torch>=2.12": older ones are refused. Only its worker knows whether they are
-        installed.
+        used, and this one was tested. "torch>=2.12": older ones are refused. "python>=3.12": so is an older
+        interpreter. Only its worker knows whether they are installed.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Implementation:
     @property
     def is_stock(self) -> bool:
         """True for a peer that comes with JAX or PyTorch, without a special library."""
-        return self.is_peer and all(each.startswith(("jax", "torch")) for each in self.requires)
+        return self.is_peer and all(each.startswith(("jax", "torch", "python")) for each in self.requires)
 
     def load(self) -> Callable[..., Any]:
         """Import the target function and its framework; only a worker calls this."""

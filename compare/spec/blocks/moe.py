@@ -131,6 +131,22 @@ def pallas_unsupported(case: Case) -> str | None:
     return f"hand-written Pallas copies tiles of whole 8 x 64 pieces, which width {width}, hidden {hidden} do not fill"
 
 
+def tokamax_unsupported(case: Case) -> str | None:
+    """Refuse sizes whose grouped products tokamax does not compile on an H200 (tokamax 0.0.17).
+
+    Forward tiles have 64 columns and gradients have tiles of 64 rows. A size below 64 has a tile of its own.
+    """
+    width, hidden = case.sizes["width"], case.sizes["hidden"]
+    rows = case.sizes["tokens"] * case.sizes["top_k"]
+    if width % 8 or hidden % 8:
+        return f"tokamax copies rows of a multiple of 16 bytes by TMA, not of width {width}, hidden {hidden}"
+    if any(size > 64 and size % 64 for size in (width, hidden)):
+        return f"tokamax copies tiles of 64 columns, which width {width}, hidden {hidden} do not divide into"
+    if case.differentiates and (rows % 8 or (rows > 64 and rows % 64)):
+        return f"tokamax's gradients copy whole tiles of 64 rows, or of fewer a multiple of 8, not {rows} rows"
+    return None
+
+
 UP, DOWN = ("experts", "width", "hidden"), ("experts", "hidden", "width")
 GROUPED = replace(
     library("moe", "a stable sort, three torch.nn.functional.grouped_mm, a weighted sum"),
@@ -190,7 +206,7 @@ BLOCK = Block(
         replace(
             GROUPED, name="inductor-grouped", backend_name="inductor", summary="torch.compile of the library's calls"
         ),
-        triton("moe"), pallas("moe", pallas_unsupported), tokamax("moe", "ragged_dot"),
+        triton("moe"), pallas("moe", pallas_unsupported), tokamax("moe", "ragged_dot", tokamax_unsupported),
         pallas_examples("moe", "ragged_dot_mgpu", examples_unsupported),
         *cuda_graphs("moe", static=("router", "w_gate", "w_up", "w_down")),
     ),

@@ -244,6 +244,15 @@ def test_doctor_checks_requirements_of_single_implementations() -> None:
         assert nothing.result.count("torch is not installed") == 1
 
 
+def test_doctor_names_no_pip_command_for_an_old_python() -> None:
+    jax = dict.fromkeys(("jax", "jaxlib", "jax-cuda13-pjrt"), "0.10.2")
+    old = doctor.Interpreter("/xla/python", "3.11.7", jax, True)
+    torch = doctor.Interpreter("/torch/python", "3.12.1", FOUND["torch"], True)
+    found = {each.group: each for each in doctor.diagnose(NO_GPU, {"xla": old, "torch": torch})}
+    (tokamax,) = (each for each in found.values() if "tokamax" in each.implementations)
+    assert not tokamax.runs and "python 3.11.7 is too old" in tokamax.result and tokamax.command is None
+
+
 def test_doctor_and_a_run_without_a_gpu_agree_on_cpu_checks() -> None:
     results = {name: each.result for each in diagnoses(NO_GPU).values() if each.runs for name in each.implementations}
     for i in (i for block in BLOCKS.values() for i in block.implementations if i.needs_gpu is None):

@@ -187,3 +187,9 @@ def test_an_old_package_is_refused_and_an_untested_version_is_not() -> None:
     assert host.missing(("numpy==0.1", "numpy>=1.9")) is None
     problem = host.missing(("numpy>=1000.0",))
     assert problem is not None and re.match(r"numpy [\d.]+ is too old \(.* -m pip install \"numpy>=1000.0\"\)", problem)
+
+
+def test_no_pip_command_is_named_for_an_old_python() -> None:
+    assert host.missing(("python>=3.11", "numpy>=1")) is None
+    problem = host.missing(("python>=3.99", "no-such-package==1.2"))
+    assert problem is not None and "XLAFUSE_XLA_PYTHON" in problem and "pip" not in problem
