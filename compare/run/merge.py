@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -149,7 +150,7 @@ def _planned(plan: dict[str, Any]) -> set[str]:
 
 
 def add(part: Path, folder: Path, *, without: Collection[str]) -> list[Record]:
-    """Add a finished run to the run in `folder`, and return its records.
+    """Add a finished run to the run in `folder`, and return its records. Its logs go to logs/<its segment>.
 
     Its skipped records of the ids in `without` are not written. Records are written last: a process that is killed
     before adds none. Raises RunFolderError where a run cannot be read or written.
@@ -161,6 +162,9 @@ def add(part: Path, folder: Path, *, without: Collection[str]) -> list[Record]:
         if named := [file for record in written for file in _files(record, part) if file.kind == kind]:
             run_files.write(folder / archive, [*run_files.archived(folder, kind), *named])
     _copy_packs([folder, part], folder)
+    for segment in segments:
+        logs = folder / "logs" / segment["id"]
+        shutil.copytree(part / "logs", logs, ignore=shutil.ignore_patterns("lock"), dirs_exist_ok=True)
     run_folder.write_run(folder, {**whole, "segments": [*whole["segments"], *segments]})
     for record in written:
         run_folder.append(folder, record)

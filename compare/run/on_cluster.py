@@ -35,7 +35,7 @@ STOP_S = 60  # for interrupted nodes to end their workers and send their records
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of the run's plan. number: names its logs. attempt: counts from 1."""
+    """A part of the run's plan. attempt: counts from 1."""
 
     number: int
     plan: Plan
@@ -83,7 +83,7 @@ def _take(
     """Add an ended task's records to the run; return the rest of its part where it is to be done again."""
     reason = "it ended early"
     try:
-        added = _add(cluster.result(reference), part, folder, done, progress)
+        added = _add(cluster.result(reference), folder, done, progress)
     except TaskLost as problem:
         added, reason = set(), str(problem)
     left = _pending(part.plan, added, target)
@@ -105,13 +105,13 @@ def _collect(
     until = time.monotonic() + STOP_S
     while waiting and (ended := cluster.ready(list(waiting), max(0.0, until - time.monotonic()))):
         for reference in ended:
-            part = waiting.pop(reference)
+            del waiting[reference]
             with contextlib.suppress(TaskLost):
-                _add(cluster.result(reference), part, folder, done, progress)
+                _add(cluster.result(reference), folder, done, progress)
 
 
-def _add(content: bytes, part: _Part, folder: Path, done: dict[str, Record], progress: Progress) -> set[str]:
-    """Add a part's records, files and logs to the run's folder; return the ids of its records.
+def _add(content: bytes, folder: Path, done: dict[str, Record], progress: Progress) -> set[str]:
+    """Add a finished part to the run's folder; return the ids of its records.
 
     An earlier `ok` record stays where the node skipped the implementation, as for a missing package.
     """
@@ -119,8 +119,6 @@ def _add(content: bytes, part: _Part, folder: Path, done: dict[str, Record], pro
         finished = Path(scratch) / "run"
         folder_bytes.unpack(content, finished)
         found = merge.add(finished, folder, without={id for id, record in done.items() if record.status == "ok"})
-        logs = folder / "logs" / f"part-{part.number}" / str(part.attempt)
-        shutil.copytree(finished / "logs", logs, ignore=shutil.ignore_patterns("lock"))
     for record in found:
         if stays(done.get(record.id), record):
             progress.kept(done[record.id], record.detail)
