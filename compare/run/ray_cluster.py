@@ -9,6 +9,7 @@ import contextlib
 import platform
 import re
 import socket
+import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +70,7 @@ class Cluster:
             except ray.exceptions.RayTaskError as problem:
                 raise TaskLost(f"{type(problem.cause).__name__}: {problem.cause}") from None
             except ray.exceptions.RayError as problem:
-                raise TaskLost(str(problem).strip().partition("\n")[0]) from None
+                raise TaskLost(textwrap.shorten(str(problem), 160, placeholder=" ...")) from None
         return found
 
     def cancel(self, references: Iterable[Any]) -> None:
@@ -163,7 +164,7 @@ def _require_same_version(address: str, nodes: Sequence[dict[str, Any]]) -> None
         try:
             found = ray.get(each)
         except ray.exceptions.RayError as problem:
-            found = str(problem).strip().partition("\n")[0]
+            found = textwrap.shorten(str(problem), 160, placeholder=" ...")
         if found != here:
             problems.append(f"{asked[each]['NodeManagerAddress']} has {found}")
     if problems:
