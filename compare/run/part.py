@@ -12,7 +12,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..base import folder_bytes
+from ..base import folder_bytes, host
+from ..base.usage import UsageError
 from ..plan.plan import Plan
 from ..record import run_folder
 from .run import execute
@@ -27,10 +28,12 @@ def run_part(request: bytes, cores: int | None) -> bytes:
     """
     with tempfile.TemporaryDirectory(prefix="xlafuse-part-") as scratch, _woken():
         if cores:
-            _take_cores(cores)
+            take_cores(cores)
         folder = Path(scratch) / "run"
         folder_bytes.unpack(request, folder)
         run = run_folder.read_run(folder)
+        if run["target"] is None and not host.gpu_present():
+            raise UsageError("Ray gave this task a GPU, and CUDA sees none: check the driver of the node")
         execute(Plan.from_json(run["plan"]), folder=folder, target=run["target"], resume=True, verbose=True)
         return folder_bytes.pack(folder)
 
@@ -51,7 +54,7 @@ def _woken() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def _take_cores(count: int) -> None:
+def take_cores(count: int) -> None:
     """Bind this process to its GPU's share of the cores, as `taskset` does for shards.
 
     Ray names the GPU by its number in CUDA_VISIBLE_DEVICES. Several tasks of one machine then measure on cores of their

@@ -139,13 +139,14 @@ def _cluster(address: str, gpu: bool) -> Cluster:
         target = ", and a run without --target times kernels; give --target h200 to compile for one" if gpu else ""
         names = ", ".join(node["NodeManagerAddress"] for node in alive)
         raise UsageError(f"--on {address}: no node has a {resource} (nodes: {names or 'none'}){target}")
-    _require_same_version(address, able)
     cores = [int(node["Resources"].get("CPU", 0)) for node in able]
-    if not gpu:
-        cpus = min(CORES, *cores) if len(cores) > 1 else min(CORES, cores[0])
-        return Cluster(address, len(able), sum(count // cpus for count in cores), cpus, 0)
-    gpus = [int(node["Resources"]["GPU"]) for node in able]
-    return Cluster(address, len(able), sum(gpus), min(c // g for c, g in zip(cores, gpus, strict=True)), 1)
+    gpus = [int(node["Resources"].get("GPU", 0)) for node in able]
+    _require_same_version(address, able)
+    if gpu:
+        return Cluster(address, len(able), sum(gpus), min(c // g for c, g in zip(cores, gpus, strict=True)), 1)
+    cpus = min(CORES, max(cores))
+    slots = [count // cpus for count in cores if count >= cpus]
+    return Cluster(address, len(slots), sum(slots), cpus, 0)
 
 
 def _require_same_version(address: str, nodes: Sequence[dict[str, Any]]) -> None:

@@ -27,7 +27,7 @@ from compare.plan import selection
 from compare.plan.plan import Plan
 from compare.record import run_files, run_folder
 from compare.record.record import Record
-from compare.run import ray_cluster
+from compare.run import part, ray_cluster
 from compare.run.ray_cluster import ConnectionLost, TaskLost
 from compare.run.run import execute
 
@@ -118,7 +118,7 @@ def test_parts_become_one_run(tmp_path: Path) -> None:
     assert not warnings and {record.id for record in records} == plan().record_ids
     for record in records:
         assert run_files.recorded_file(tmp_path / "run", record, str(record.graph)).read_bytes() == record.id.encode()
-    segments = [{r.segment for r in records if r.id in part.record_ids} for part in cluster.plans]
+    segments = [{r.segment for r in records if r.id in each.record_ids} for each in cluster.plans]
     assert all(len(found) == 1 for found in segments)  # a case's records are of one node
     assert sorted(s for found in segments for s in found if s) == [
         segment["id"] for segment in run_folder.read_run(tmp_path / "run")["segments"]
@@ -162,7 +162,7 @@ def test_a_stop_keeps_the_records_that_nodes_have_finished(tmp_path: Path) -> No
     (kept,) = run_folder.read_records(tmp_path / "run")[0]
     resumed = FakeCluster(tmp_path / "others")
     assert run_on(resumed, tmp_path / "run", resume=True) == 0
-    assert kept.id not in {id for part in resumed.plans for id in part.record_ids}
+    assert kept.id not in {id for each in resumed.plans for id in each.record_ids}
 
 
 def test_a_lost_connection_keeps_the_finished_parts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -188,7 +188,20 @@ def test_an_ok_record_stays_where_the_node_skips_its_implementation(tmp_path: Pa
     assert after.keys() == plan().record_ids
 
 
-# What a user may get wrong. ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("gpu, cores", [("0", {0, 1, 2, 3}), ("1", {4, 5, 6, 7}), ("2", None), ("GPU-5c1e", None)])
+def test_tasks_of_one_machine_take_cores_of_their_own(
+    gpu: str, cores: set[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU beyond the cores, or one without a number, leaves the task all cores."""
+    taken: list[set[int]] = []
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpu)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, mine: taken.append(set(mine)))
+    part.take_cores(4)
+    assert taken == ([] if cores is None else [cores])
+
+
+# Refusals before the run. -------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
