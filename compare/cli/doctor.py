@@ -25,12 +25,15 @@ from ..backends import BACKENDS, Backend
 from ..base.host import (
     distribution,
     gpu_present,
+    installed,
     interpreter_problem,
+    missing,
     packages_of,
     python_problem,
     requirement_problem,
 )
 from ..base.paths import PROJECT
+from ..run import ray_cluster
 from ..spec.blocks import BLOCKS, requirements
 from ..workers.client import interpreter
 from .options import json_option
@@ -162,7 +165,8 @@ def examine() -> Examination:
     """Examine this machine and the interpreters of both frameworks' workers."""
     machine = Machine(gpu_present(), _gpus(), _cuda_driver(), shutil.which("g++"))
     interpreters = {side: probe(interpreter(side), (*SHOWN[side], *optional(side))) for side in SHOWN}
-    return Examination(machine, interpreters, diagnose(machine, interpreters), remarks(machine, interpreters))
+    notes = [*remarks(machine, interpreters), several_machines()]
+    return Examination(machine, interpreters, diagnose(machine, interpreters), notes)
 
 
 def optional(side: str) -> tuple[str, ...]:
@@ -232,6 +236,12 @@ def remarks(machine: Machine, interpreters: Mapping[str, Interpreter]) -> list[s
     if machine.gpus and not machine.gpu:
         result.append("nvidia-smi lists a GPU but CUDA sees none: check CUDA_VISIBLE_DEVICES and the driver")
     return result
+
+
+def several_machines() -> str:
+    """Return whether `xlafuse run --on` finds Ray in this interpreter, or the command that installs it."""
+    lack = missing([ray_cluster.REQUIREMENT])
+    return f"several machines (xlafuse run --on): {lack or 'ray ' + installed('ray')['ray']}"
 
 
 def _groups() -> dict[_Needs, list[str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,12 @@ from .options import direction_option, names, names_option
 
 if TYPE_CHECKING:
     from ..plan.own_function import OwnFunction
+
+_NOT_ON = {
+    "--shard": "the cluster's nodes share the work by themselves",
+    "--with": "the nodes do not have your file; --shard on each machine and `xlafuse merge` do it",
+    "--traffic": "ncu needs the machine itself; run the same command there without --on",
+}
 
 
 def _duration(ctx: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
@@ -101,20 +108,25 @@ def _own_functions(blocks: list[str], functions: tuple[str, ...], backward: str 
     "joins their runs.",
 )
 @click.option(
+    "--on", metavar="ray://HOST:PORT",
+    help="Run on the nodes of this Ray cluster: on their GPUs, or with --target on their processors. Records come into "
+    "--out on this machine.",
+)
+@click.option(
     "--xla-autotune-from", metavar="TARGET|RUN",
     help="On a GPU, replay XLA's autotune results of this jax version, recorded in a target (h200) or a run's folder; "
     "kernels without a result are autotuned. Default: XLA autotunes all.",
 )
 @click.option(
     "--stop-after", callback=_duration, metavar="TIME",
-    help="On a GPU, end the run cleanly after TIME (9m, 540s, 1.5h) with exit code 3; --resume goes on.",
+    help="On a GPU or with --on, end the run cleanly after TIME (9m, 540s, 1.5h) with exit code 3; --resume goes on.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Print a line for each record, not for each block.")
 @click.option("--traffic", is_flag=True, help="On a GPU, count the bytes that each kernel moves with ncu, at the end.")
 @click.pass_context
 def command(
     ctx: click.Context, blocks: list[str], suite: str | None, target: str | None, out: Path | None, resume: bool,
-    modes: list[str], restarts: int | None, shard: str | None, xla_autotune_from: str | None,
+    modes: list[str], restarts: int | None, shard: str | None, on: str | None, xla_autotune_from: str | None,
     stop_after: float | None, verbose: bool, traffic: bool, functions: tuple[str, ...], backward: str | None,
     **filters: Any,
 ) -> None:
@@ -141,6 +153,9 @@ def command(
     from ..run import shards
     from ..run.output_folder import output_folder, resumed_folder
 
+    for option, given in (("--shard", shard), ("--with", functions), ("--traffic", traffic)):
+        if on is not None and given:
+            raise UsageError(f"--on does not go together with {option}: {_NOT_ON[option]}")
     if resume and shard is not None:
         raise UsageError("--shard is for a new run; --resume continues the shard of the run in --out")
     if resume and xla_autotune_from is not None:
@@ -149,13 +164,15 @@ def command(
     if resume:
         folder, run_json = resumed_folder(out)
         plan = selection.resolve_again(run_json, blocks, suite, **filters)
+        if on is not None and plan.own:
+            raise UsageError(f"--on cannot resume a run with your own functions: {_NOT_ON['--with']}")
         target = selection.resolve_target(target or run_json.get("target"))
     else:
         plan = selection.resolve(blocks, suite=suite or selection.default_suite(blocks), **filters)
         plan = plan if shard is None else shards.shard_of(plan, shard)
         target = selection.resolve_target(target)
         folder = output_folder(out, suite=plan.suite, now=datetime.now())
-    timed = target is None and host.gpu_present()
+    timed = target is None and (on is not None or host.gpu_present())
     if not timed:
         plan = selection.without_replays(plan, filters["implementations"])
     plan = selection.resolve_timing(plan, modes, restarts, timed=timed)
@@ -166,12 +183,14 @@ def command(
         from ..run import count_traffic
 
         count_traffic.refuse(plan, target)
+    from ..run.ray_cluster import connected
     from ..run.run import execute
 
-    code = execute(
-        plan, folder=folder, target=target, resume=resume, traffic=traffic, recorded=recorded,
-        stop_after=stop_after, verbose=verbose,
-    )
+    with contextlib.nullcontext() if on is None else connected(on, gpu=target is None) as cluster:
+        code = execute(
+            plan, folder=folder, target=target, resume=resume, traffic=traffic, recorded=recorded,
+            stop_after=stop_after, verbose=verbose, cluster=cluster,
+        )
     run_summary.show(folder)
     ctx.exit(code)
 

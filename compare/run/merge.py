@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+import shutil
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -148,24 +149,51 @@ def _planned(plan: dict[str, Any]) -> set[str]:
     return {record_id(Case.from_json(e["case"]), name) for e in plan["work"] for name in e["implementations"]}
 
 
+def add(part: Path, folder: Path, *, without: Collection[str]) -> list[Record]:
+    """Add a finished run to the run in `folder`, and return its records. Its logs go to logs/<its segment>.
+
+    Its skipped records of the ids in `without` are not written. Records are written last: a process that is killed
+    before adds none. Raises RunFolderError where a run cannot be read or written.
+    """
+    whole, run = run_folder.read_run(folder), _read(part)
+    written = [record for record in run.records if record.status != "skipped" or record.id not in without]
+    segments, written = _renumbered(replace(run, records=written), whole["segments"])
+    for kind, archive in run_files.ARCHIVES.items():
+        if named := [file for record in written for file in _files(record, part) if file.kind == kind]:
+            run_files.write(folder / archive, [*run_files.archived(folder, kind), *named])
+    _copy_packs([folder, part], folder)
+    for segment in segments:
+        logs = folder / "logs" / segment["id"]
+        shutil.copytree(part / "logs", logs, ignore=shutil.ignore_patterns("lock"), dirs_exist_ok=True)
+    run_folder.write_run(folder, {**whole, "segments": [*whole["segments"], *segments]})
+    for record in written:
+        run_folder.append(folder, record)
+    return run.records
+
+
+def _renumbered(run: _Run, before: Sequence[Any]) -> tuple[list[dict[str, Any]], list[Record]]:
+    """Return the run's segments and records, each segment under a new name that follows those `before`."""
+    segments = run.json.get("segments", [])
+    names = {segment["id"]: f"s{number}" for number, segment in enumerate(segments, len(before) + 1)}
+    records = [replace(record, segment=names.get(record.segment or "", record.segment)) for record in run.records]
+    return [{**segment, "id": names[segment["id"]]} for segment in segments], records
+
+
 def _write(runs: Sequence[_Run], plan: dict[str, Any], out: Path) -> None:
     """Write the merged run, its records run by run, each with its segment under a new name."""
     segments: list[dict[str, Any]] = []
     lines: list[str] = []
     files: list[RunFile] = []
     for run in runs:
-        names = {}
-        for segment in run.json.get("segments", []):
-            names[segment["id"]] = f"s{len(segments) + 1}"
-            segments.append({**segment, "id": names[segment["id"]]})
-        for record in run.records:
-            moved = replace(record, segment=names.get(record.segment or "", record.segment))
-            lines.append(json.dumps(moved.to_json(), allow_nan=True) + "\n")
+        its_segments, records = _renumbered(run, segments)
+        segments += its_segments
+        for record in records:
+            lines.append(json.dumps(record.to_json(), allow_nan=True) + "\n")
             files += _files(record, run.folder)
     for kind, archive in run_files.ARCHIVES.items():
         if named := [file for file in files if file.kind == kind]:
             run_files.write(out / archive, named)
-    _copy_packs(runs, out)
+    _copy_packs([run.folder for run in runs], out)
     atomic_write.write(out / "records.jsonl", "".join(lines).encode(), sync=True)
     command = " ; ".join(run.json.get("command", "xlafuse run") for run in runs)
     run_folder.create(out, {**runs[0].json, "command": command, "plan": plan, "segments": segments})
@@ -181,13 +209,14 @@ def _files(record: Record, folder: Path) -> list[RunFile]:
         raise RunFolderError(f"a file outside its run: {problem}") from None
 
 
-def _copy_packs(runs: Sequence[_Run], out: Path) -> None:
-    """Copy the target packs: XLA's autotune results joined where their version can be joined, else the first run's."""
+def _copy_packs(runs: Sequence[Path], out: Path) -> None:
+    """Copy the target packs of runs: XLA's autotune results joined where their version can be joined, else the first
+    run's."""
     texts: dict[str, list[str]] = {}
     for run in runs:
-        for path in sorted((run.folder / "target").rglob("*")):
+        for path in sorted((run / "target").rglob("*")):
             if path.is_file():
-                texts.setdefault(str(path.relative_to(run.folder)), []).append(path.read_text())
+                texts.setdefault(str(path.relative_to(run)), []).append(path.read_text())
     for name, found in texts.items():
         text = found[0]
         if name.endswith(".textproto"):

@@ -31,8 +31,9 @@ from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 from ..spec.implementation import Implementation
 from ..workers.pool import WorkerPool
-from . import autotune_results, count_traffic, for_target, on_gpu
+from . import autotune_results, count_traffic, for_target, on_cluster, on_gpu
 from .progress import Progress
+from .ray_cluster import Cluster, ConnectionLost
 from .session import Session
 
 _SCRATCH = "xlafuse-"
@@ -41,22 +42,26 @@ _SCRATCH = "xlafuse-"
 def execute(
     plan: Plan, *, folder: Path, target: str | None, resume: bool, traffic: bool = False,
     recorded: Sequence[Path] = (), stop_after: float | None = None, verbose: bool = False,
+    cluster: Cluster | None = None,
 ) -> int:
     """Run the plan into `folder`; `target` None means this machine's GPU, or an H200 where there is none.
 
+    cluster: run the plan on its nodes; `target` None then means their GPUs.
+
     traffic: afterwards, count the bytes that each kernel moves, under ncu. recorded: files of XLA's autotune results to
-    replay. stop_after: seconds after which a run on a GPU ends; finished records stay. verbose: print a line for each
+    replay. stop_after: seconds after which a run on a GPU, or on a cluster, ends; finished
+    records stay. verbose: print a line for each
     record, not for each block.
 
     Return 0 when nothing of the plan is wrong, failed or timed out, 1 when something is, 3 when `stop_after` ended the
     run before its last record, 130 after Ctrl-C. Every finished record is on the disk by then. Raises RunFolderError
     where the folder cannot be read or written.
     """
-    if target is None and not host.gpu_present():
+    if target is None and cluster is None and not host.gpu_present():
         target = targets.DEFAULT
     with _lock(folder, resume), _scratch() as scratch:
         try:
-            code = _execute(plan, folder, scratch, target, resume, traffic, recorded, stop_after, verbose)
+            code = _execute(plan, folder, scratch, target, resume, traffic, recorded, stop_after, verbose, cluster)
             packing.pack(folder)
             return code
         except OSError as problem:
@@ -70,7 +75,7 @@ def execute(
 
 def _execute(
     plan: Plan, folder: Path, scratch: Path, target: str | None, resume: bool, traffic: bool,
-    recorded: Sequence[Path], stop_after: float | None, verbose: bool,
+    recorded: Sequence[Path], stop_after: float | None, verbose: bool, cluster: Cluster | None,
 ) -> int:
     done = _open(plan, folder, target, resume)
     if recorded:
@@ -86,7 +91,9 @@ def _execute(
     again = f"--out {folder} --resume{' --traffic' if traffic else ''} goes on"
     try:
         with Progress(_records_by_block(plan), verbose=verbose) as progress:
-            if not wanted <= done.keys():
+            if cluster:
+                on_cluster.run(plan, folder, cluster, done, target, progress, stop_after)
+            elif not wanted <= done.keys():
                 session = Session(folder, scratch, workers, progress, done, target)
                 if target:
                     for_target.run(plan, session)
@@ -98,12 +105,18 @@ def _execute(
     except on_gpu.TimeIsUp:
         print(f"stopped by --stop-after; every finished record is kept, and {again}", file=sys.stderr)
         return 3
+    except ConnectionLost as problem:
+        print(f"{problem}; every finished record is kept, and {again}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print(f"stopped; every finished record is kept, and {again}", file=sys.stderr)
         return 130
     finally:
         workers.stop()
-    return 1 if any(r.status in BAD and r.id in wanted for r in run_folder.read_records(folder)[0]) else 0
+    statuses = {record.id: record.status for record in run_folder.read_records(folder)[0]}
+    if lost := len(wanted - statuses.keys()):
+        print(f"{lost} records are missing, and {again}", file=sys.stderr)
+    return 1 if lost or any(statuses[id] in BAD for id in wanted) else 0
 
 
 def _records_by_block(plan: Plan) -> Counter[str]:

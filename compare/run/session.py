@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -93,17 +93,11 @@ class Session:
         run_folder.write_run(self.folder, run)
 
     def pending(self, case: Case, implementations: tuple[Implementation, ...]) -> list[Implementation]:
-        """Return the implementations to be done; the others are counted as done.
-
-        Times are compared only within one segment, and each stretch of a run is a segment. So a case of which any
-        record is missing is measured whole again. Compiles for a target stand alone.
-        """
-        left = [i for i in implementations if record_id(case, i.name) not in self._done]
-        if left and self.target is None:
-            left = list(implementations)
+        """Return the implementations to be done; the others are counted as done."""
+        left = unfinished(case, implementations, self._done, self.target)
         for _ in range(len(implementations) - len(left)):
             self.progress.skip(case.block)
-        return left
+        return list(left)
 
     def new(self, case: Case, implementation: Implementation) -> Record:
         """Return a record without a result; its status is `failed` until one is known."""
@@ -120,7 +114,7 @@ class Session:
         An earlier stretch's `ok` record stays where this machine skips the implementation, as for a missing package.
         """
         earlier = self._done.get(finished.id)
-        if finished.status == "skipped" and earlier is not None and earlier.status == "ok":
+        if earlier is not None and stays(earlier, finished):
             self.progress.kept(earlier, finished.detail)
             return
         run_folder.append(self.folder, finished)
@@ -185,6 +179,23 @@ class Session:
             yield self.folder / name
         except OSError as problem:
             raise RunFolderError(f"{self.folder / name}: cannot be written: {problem.strerror}") from problem
+
+
+def unfinished(
+    case: Case, implementations: tuple[Implementation, ...], done: Collection[str], target: str | None
+) -> tuple[Implementation, ...]:
+    """Return the implementations whose records are missing among `done`; without a target, all where any is missing.
+
+    Times are compared only within one segment, and each stretch of a run is a segment. So a case of which any record is
+    missing is measured whole again. Compiles for a target stand alone.
+    """
+    left = tuple(i for i in implementations if record_id(case, i.name) not in done)
+    return implementations if left and target is None else left
+
+
+def stays(earlier: Record | None, finished: Record) -> bool:
+    """Return whether the earlier record stays: it is `ok`, and this machine skips the implementation."""
+    return finished.status == "skipped" and earlier is not None and earlier.status == "ok"
 
 
 def _file_name(record: Record) -> str:

@@ -1,4 +1,5 @@
-"""Shards: parts of a plan with about equal work, one for each GPU. `compare.run.merge` merges their runs."""
+"""Parts of a plan with about equal work: shards, one for each GPU, whose runs `compare.run.merge` merges, and the parts
+of a run on several machines."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ def seconds(group: Group) -> float:
 
 
 def shard_of(plan: Plan, shard: str) -> Plan:
-    """Return shard "K/N" of the plan. Each group goes to the shard with the least work so far, the longest group first.
+    """Return shard "K/N" of the plan.
 
     Raises UsageError if `shard` does not have that form, or if K is larger than the number of shapes.
     """
@@ -31,17 +32,27 @@ def shard_of(plan: Plan, shard: str) -> Plan:
     number, count = (int(digits) for digits in form.groups()) if form else (0, 0)
     if not 1 <= number <= count:
         raise UsageError(f"--shard takes K/N, as in 1/2, the first of two shards; got {shard!r}")
-    groups = sorted(groups_of(plan.work), key=seconds, reverse=True)
-    if number > len(groups):
-        shapes = "1 shape" if len(groups) == 1 else f"{len(groups)} shapes"
+    parts = divide(plan, count)
+    if number > len(parts):
+        shapes = "1 shape" if len(parts) == 1 else f"{len(parts)} shapes"
         raise UsageError(f"--shard {shard}: the selection has {shapes}; name no more shards than that")
-    count = min(count, len(groups))
-    loads = [0.0] * count
-    mine: set[str] = set()
+    own = Shard((f"{number}/{len(parts)}",), tuple(case.id for case, _ in plan.work))
+    return replace(parts[number - 1], shard=own)
+
+
+def divide(plan: Plan, count: int) -> list[Plan]:
+    """Return the plan in at most `count` parts of about equal work, whole groups each.
+
+    Each group goes to the part with the least work so far, the longest group first.
+    """
+    groups = sorted(groups_of(plan.work), key=seconds, reverse=True)
+    loads = [0.0] * min(count, len(groups))
+    owner: dict[str, int] = {}
     for group in groups:
         least = loads.index(min(loads))
         loads[least] += seconds(group)
-        if least == number - 1:
-            mine |= {case.id for case, _ in group}
-    own = Shard((f"{number}/{count}",), tuple(case.id for case, _ in plan.work))
-    return replace(plan, work=tuple(entry for entry in plan.work if entry[0].id in mine), shard=own)
+        owner |= {case.id: least for case, _ in group}
+    return [
+        replace(plan, work=tuple(entry for entry in plan.work if owner[entry[0].id] == number))
+        for number in range(len(loads))
+    ]

@@ -21,7 +21,7 @@ from compare.record.record import Record
 from compare.spec.blocks import BLOCKS
 
 CASE = BLOCKS["softmax"].cases("quick")[0]
-UNSET = {"verbose": False, "target": "h200", "traffic": False, "recorded": [], "stop_after": None}
+UNSET = {"verbose": False, "target": "h200", "traffic": False, "recorded": [], "stop_after": None, "cluster": None}
 
 
 def xlafuse(*words: str) -> Result:
