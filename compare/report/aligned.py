@@ -74,6 +74,42 @@ def unique(names: Iterable[str]) -> list[str]:
     return result
 
 
+def of_two_runs(
+    runs: Sequence[Contents], kept: Sequence[Sequence[GraphSource]], align: Sequence[str] | None
+) -> dict[str, SideBySide]:
+    """Return each case of which both runs have graphs: of the same implementation, or of those in `align`.
+
+    kept: the records of each run that count. align: an implementation of the first run, and one of the second. Columns
+    are headed by the runs' targets, or by their folders where these are equal.
+    """
+    first, second = (
+        {(each.record.case.id, each.record.implementation): each for each in sources
+         if each.record is not None and each.read is not None}
+        for sources in kept
+    )
+    if align is None:
+        pairs = [(found, found) for found in first if found in second]
+    else:
+        ours, theirs = (
+            one_of("implementation", name, dict.fromkeys(i for _, i in run))
+            for name, run in zip(align, (first, second), strict=True)
+        )
+        pairs = [((case, ours), (case, theirs)) for case, i in first if i == ours and (case, theirs) in second]
+    if not pairs:
+        wanted = "one implementation" if align is None else f"{align[0]} in the first and {align[1]} in the second"
+        raise UsageError(f"{runs[0].path} and {runs[1].path}: no case has graphs of {wanted} in both runs")
+    result = {}
+    for a, b in pairs:
+        graphs = first[a].graph(), second[b].graph()
+        where = [graph.target or run.path.name for graph, run in zip(graphs, runs, strict=True)]
+        if len(set(where)) == 1:
+            where = [run.path.name for run in runs]
+        names = unique(f"{i} {place}" for (_, i), place in zip((a, b), where, strict=True))
+        title = a[0] if align else f"{a[0]}/{a[1]}"
+        result[title] = SideBySide(dict(zip(names, graphs, strict=True)), first[a])
+    return result
+
+
 def by_case(opened: Contents, sources: Iterable[GraphSource], names: Sequence[str]) -> dict[str, SideBySide]:
     """Return each case that has graphs of several of the implementations. A name may be a comma list."""
     cases: dict[str, dict[str, GraphSource]] = {}

@@ -123,7 +123,8 @@ def _undecided(graph: FusionGraph, edge: KernelEdge, has_log: bool) -> Reason:
         return inferred
     kernels = graph.kernels or ()
     producer, consumer = kernels[edge.producer], kernels[edge.consumer]
-    code, text = "other", "XLA's fusion log does not mention the two" if has_log else "XLA's fusion log was not kept"
+    missing = "XLA for TPUs writes no fusion log" if graph.target.startswith("tpu") else "XLA's fusion log was not kept"
+    code, text = "other", "XLA's fusion log does not mention the two" if has_log else missing
     copies = [kernel.name for kernel in (producer, consumer) if kernel.facts.get("opcode") == "copy"]
     if has_log and copies:
         code = "order"
