@@ -22,6 +22,6 @@ OWN_TORCH = replace(
     gpu_only="XLA, the compiler for TPUs here, takes JAX programs",
 )
 CUDA = replace(
-    TRITON, name="cuda", label="raw CUDA C++", family="cuda", cpu_check_worker=None, gpu_only="CUDA C++ is for NVIDIA GPUs",
-    requires=("nvrtc",),
+    TRITON, name="cuda", label="raw CUDA C++", family="cuda", cpu_check_worker=None,
+    gpu_only="CUDA C++ is for NVIDIA GPUs", requires=("nvrtc",),
 )

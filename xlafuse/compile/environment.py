@@ -15,10 +15,11 @@ from pathlib import Path
 CONSTANT_BYTES = 4096  # smaller constants are tables, not weights
 CPU_THREADS = 8  # at least
 
-# Without these, libtpu asks the cloud's metadata server for its TPU, warns, and writes logs to /tmp/tpu_logs.
-_NO_TPU_HERE = {
+# Without these, libtpu asks the cloud's metadata server for its TPU, warns, writes logs to /tmp/tpu_logs, and lets only
+# one process of a machine load it.
+NO_TPU_HERE = {
     "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-1",
-    "TPU_LOG_DIR": "disabled",
+    "TPU_LOG_DIR": "disabled", "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
 }
 _PTXAS, _LIBDEVICE = Path("bin/ptxas"), Path("nvvm/libdevice/libdevice.10.bc")
 
@@ -70,7 +71,7 @@ def configure_environment(
         # A replay may miss, and XLA then logs the whole body of each such instruction as an error.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if tpu:
-        for name, value in _NO_TPU_HERE.items():
+        for name, value in NO_TPU_HERE.items():
             os.environ.setdefault(name, value)
     if record_autotune_to is not None:
         if record_autotune_to.suffix != ".textproto":
