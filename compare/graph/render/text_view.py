@@ -159,6 +159,8 @@ def totals_lines(
         unknown = f" ({found.roofline_time_us.unknown:,} unknown)" if found.roofline_time_us.unknown else ""
         roofline = formats.microseconds(found.roofline_time_us.value)
         lines.append(f"the kernels' roofline times add up to {roofline}{unknown}{rates}")
+    if cycles := sum(_estimated_cycles(kernel) for kernel in graph.kernels or ()):
+        lines.append(f"the compiler estimates {cycles:,} cycles for the kernels, without asynchronous copies")
     if call_us is not None:
         span = formats.microseconds(call_us)
         lines.append(f"a call takes {span} on the device, from the first kernel to the last of each phase")
@@ -173,6 +175,12 @@ def totals_lines(
         whole = formats.microseconds(found.block_roofline_time_us)
         lines.append(f"roofline time of the whole function: {whole}{rates}")
     return lines
+
+
+def _estimated_cycles(kernel: Kernel) -> int:
+    """Return the cycles of all launches of a call, as the compiler estimates them; 0 where it gives no estimate."""
+    cycles = kernel.facts.get(_CYCLES)
+    return cycles * (kernel.launches or kernel.least_launches) if isinstance(cycles, int) else 0
 
 
 def _tally(tally: Tally, wording: Callable[[float], str]) -> str:
@@ -299,7 +307,8 @@ def facts(kernel: Kernel, product: str | None = None) -> list[str]:
     return [*found, *measured_bytes.lines(kernel)]
 
 
-_OTHER_MEMORY, _SORT = "other_memory", "sort_launches"  # the keys in Kernel.facts
+# The keys in Kernel.facts.
+_OTHER_MEMORY, _SORT, _CYCLES = "other_memory", "sort_launches", "estimated_cycles"
 
 
 def remarks(kernel: Kernel, product: str | None = None) -> list[str]:
@@ -312,7 +321,7 @@ def remarks(kernel: Kernel, product: str | None = None) -> list[str]:
     elsewhere = kernel.facts.get(_OTHER_MEMORY)
     if isinstance(elsewhere, dict):
         found += [f"moves {formats.size(size)} of {printable(space, 20)} memory" for space, size in elsewhere.items()]
-    if isinstance(cycles := kernel.facts.get("estimated_cycles"), int):
+    if isinstance(cycles := kernel.facts.get(_CYCLES), int):
         found.append(f"{cycles:,} cycles, as the compiler estimates")
     if sort := kernel.facts.get(_SORT):
         found.append(_sort_launches(sort))
@@ -427,7 +436,7 @@ def kernel(
     if shown.runtime_name:
         tree.add(plain(f"profilers call it {printable(shown.runtime_name)}"))
     for name, value in shown.facts.items():
-        if name in (measured_bytes.FACT, _OTHER_MEMORY, _SORT):
+        if name in (measured_bytes.FACT, _OTHER_MEMORY, _SORT, _CYCLES):
             continue  # `facts` shows them in words
         listed = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
         tree.add(plain(printable(f"{name}: {listed}")))
