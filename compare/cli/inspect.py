@@ -67,7 +67,7 @@ class ViewOptions:
 @click.option(
     "--align", nargs=2, metavar="A B",
     help="Show implementations of a run, or two paths, by the program's stages. B may name several: inductor,triton. "
-    "Of two runs: A of the first, B of the second.",
+    "With two runs, A is of the first and B of the second.",
 )
 @click.option("--passes", is_flag=True, help="Show the changes of each of XLA's passes, where the dump has them.")
 @click.option("--dot", is_flag=True, help="Print Graphviz text.")

@@ -20,7 +20,7 @@ MOST_FINDINGS = 8
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Graphs by the names that head their columns. first: the source whose GPU prices bytes."""
+    """Graphs by the names that head their columns. first: the source whose device prices bytes of all of them."""
 
     graphs: Mapping[str, FusionGraph]
     first: GraphSource
@@ -34,8 +34,8 @@ class SideBySide:
     def views(self, *, target: str | None, every: bool, ablations: bool = False) -> Iterator[RenderableType]:
         """Yield the table of stages, the gain of fusion (ablations) and the findings.
 
-        target: price bytes by this GPU. every: all findings. ablations: compare with the unfused implementation, where
-        it is among the graphs.
+        target: price bytes by this GPU. Without it, graphs for different targets have no prices. every: all findings.
+        ablations: compare with the unfused implementation, where it is among the graphs.
         """
         from ..graph.analyse.ablation import ablation
         from ..graph.analyse.align import align
@@ -49,7 +49,8 @@ class SideBySide:
             if len(pair) == 2 and all(graph.kernels is not None for graph in pair):
                 yield text_view.plain("")
                 yield align_view.ablation(fused, unfused, ablation(*pair))
-        ceilings, _ = self.first.ceilings_for(graphs[0], target)
+        one_device = target is not None or len({graph.target for graph in graphs}) == 1
+        ceilings = self.first.ceilings_for(graphs[0], target)[0] if one_device else None
         if sentences := findings(self.graphs, ceilings):
             yield text_view.plain("")
             yield text_view.titled("what stands out", map(str, sentences if every else sentences[:MOST_FINDINGS]))

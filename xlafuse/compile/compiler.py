@@ -47,7 +47,7 @@ class Target:
     """A GPU or a TPU chip that is not in this machine.
 
     config_text: a GPU's GpuTargetConfigProto as text, from the same series as the running jax (0.10 rejects fields that
-        0.11 writes). Of a TPU, the topology of one chip, as libtpu names it ("v5e:1x1").
+        0.11 writes); a TPU's topology of one chip, as libtpu names it ("v5e:1x1").
     autotune_results: results that this GPU recorded (`configure_environment(record_autotune_to=...)`), to be replayed.
         Only the jax version that wrote them can read them (0.10.2 cannot read those of 0.11.2). None: no replay.
     products: "triton" or "cublas" for all matrix products for which the autotuner would choose between them; not

@@ -259,7 +259,7 @@ def test_two_paths_side_by_side(file: Path, tmp_path: Path) -> None:
 
 
 def test_two_runs_side_by_side(run: Path, tmp_path: Path) -> None:
-    """Of two runs, cases and implementations that both have are paired, and columns are headed by the targets."""
+    """Cases and implementations that both runs have are paired, and the targets head the columns."""
     other = tmp_path / "tpu"
     run_folder.create(other, {"segments": []})
     graph = replace(INDUCTOR, compiler="xla", target="tpu-v5e")
