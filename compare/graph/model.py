@@ -73,7 +73,7 @@ class Kernel:
     """One launch site.
 
     name: the compiler's name.
-    runtime_name: the name that profilers show; None where a library chooses the kernel.
+    runtime_name: the name that profilers show; None where a library chooses the kernel, and on a TPU.
     inputs, outputs: of one launch; None where they are unknown.
     workspace_bytes: a library's scratch space; no other number includes it.
     flops: of one launch; None where they are unknown.

@@ -62,7 +62,7 @@ def _write_expected(folder: Path) -> None:
 def _capture() -> Path:
     from xlafuse.compile.environment import configure_environment
 
-    configure_environment(deviceless=True)
+    configure_environment(deviceless=True, tpu=importlib.util.find_spec("libtpu") is not None)
     import jax
 
     jax.config.update(

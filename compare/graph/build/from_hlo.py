@@ -69,14 +69,15 @@ def from_program(
     provenance: Mapping[str, str] = _NOTHING,
 ) -> FusionGraph:
     """Return the same from a module's program; its `inputs` and `outputs` name the buffers of arguments and results."""
-    on_gpu = not target.startswith(("cpu", "tpu"))
+    on_tpu = target.startswith("tpu")
+    on_gpu = not on_tpu and target != "cpu"
     with collector_paused():
         buffers = tuple(
             Buffer(b.name, b.shape, b.dtype, b.bytes, b.role, b.space, b.padding) for b in program.buffers
         )
         elsewhere = {buffer.name: buffer.space for buffer in buffers if buffer.space}
         kernels = tuple(
-            _kernel(launch, phase, provenance.get(launch.kernel.name, ""), elsewhere, on_gpu=on_gpu)
+            _kernel(launch, phase, provenance.get(launch.kernel.name, ""), elsewhere, on_gpu, on_tpu)
             for launch in program.launches
         )
     return FusionGraph(
@@ -87,14 +88,17 @@ def from_program(
         unparsed=(*unparsed, *(text[:_MAX_TEXT] for text in program.unresolved)),
         versions=dict(versions),
         target=target,
-        notes=(_ON_TPU,) if target.startswith("tpu") else (),
+        notes=(_ON_TPU,) if on_tpu else (),
     )
 
 
 def _kernel(
-    launch: gpu_program.Launch, phase: Phase, provenance: str, elsewhere: Mapping[str, str], *, on_gpu: bool
+    launch: gpu_program.Launch, phase: Phase, provenance: str, elsewhere: Mapping[str, str], on_gpu: bool, on_tpu: bool
 ) -> Kernel:
-    """Return a launch as a kernel. elsewhere: the memory of each buffer that is not in device memory."""
+    """Return a launch as a kernel. elsewhere: the memory of each buffer that is not in device memory.
+
+    The rule for runtime names is that of XLA for GPUs and CPUs, so a kernel on a TPU has none.
+    """
     kernel, instruction = launch.kernel, launch.instruction
     other_memory: Counter[str] = Counter()
     for access in (*launch.reads, *launch.writes):
@@ -121,7 +125,7 @@ def _kernel(
         name=kernel.name,
         kind=kernel.kind,
         phase=phase,
-        runtime_name=kernel.runtime_name,
+        runtime_name=None if on_tpu else kernel.runtime_name,
         source_ops=tuple([
             SourceOp(op.op, op.stage, op.line, op.site, op.backward, op.rematerialized) for op in launch.source_ops
         ]),
