@@ -107,8 +107,8 @@ class GraphSource:
             found, whose = target_ceilings(target), origin(target)
             kind = "tpu" if graph.target.startswith("tpu") else graph.target
             if kind == "cpu" or (kind == "tpu") != targets.is_tpu(target):
-                device = kind.upper() if kind in ("cpu", "tpu") else "GPU"
-                raise UsageError(f"{self.path}: compiled for a {device}; {target} cannot price its bytes")
+                device = kind.upper() if kind in ("cpu", "tpu") else graph.target or "GPU"
+                raise UsageError(f"{self.path}: compiled for the {device}; {target} cannot price its bytes")
         elif found is None:
             found, whose = own_ceilings(graph)
         return found and found.at(None if self.record is None else self.record.case.precision), whose

@@ -278,7 +278,7 @@ def test_a_tpus_bytes_are_priced_by_a_tpu_only(tmp_path: Path) -> None:
     store.save(replace(XLA, target="tpu-v5e"), tmp_path / "tpu.json")
     assert "at 0.82 TB/s of the data sheet of tpu-v5e" in flat(inspect(tmp_path / "tpu.json", "--why").stdout)
     refused = inspect(tmp_path / "tpu.json", "--target", "h200")
-    assert refused.exit_code == 2 and "compiled for a TPU; h200 cannot price its bytes" in flat(refused.stderr)
+    assert refused.exit_code == 2 and "compiled for the TPU; h200 cannot price its bytes" in flat(refused.stderr)
     store.save(XLA, tmp_path / "gpu.json")
     assert inspect(tmp_path / "gpu.json", "--target", "tpu-v5e").exit_code == 2
 
