@@ -29,6 +29,8 @@ class Backend:
     prebuilt: it launches prebuilt kernels, so there is nothing to compile for a target.
     hand_written: a person chose what computes each product; its graph names the language of each.
     replays_graphs: it replays the calls of its family's implementation from CUDA graphs, so its kernels are the same.
+    gpu_only: why only a GPU runs its code, as the end of "tpu-v5e is not a GPU: ..."; None for code that XLA compiles
+        for a TPU, too.
     requires: what must be installed besides the worker's framework: "triton", "nvrtc", "g++", "launch planning".
     """
 
@@ -45,4 +47,5 @@ class Backend:
     prebuilt: bool = False
     hand_written: bool = False
     replays_graphs: bool = False
+    gpu_only: str | None = None
     requires: tuple[str, ...] = ()

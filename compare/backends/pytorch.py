@@ -8,13 +8,13 @@ EAGER = Backend(
     name="eager", label="PyTorch", family="eager", worker="torch",
     prepare=".workers.pytorch.prepare:eager",
     target_worker="target", compile_for_target=".workers.pytorch.target:eager",
-    cpu_check_worker="torch", prebuilt=True,
+    cpu_check_worker="torch", prebuilt=True, gpu_only="PyTorch's prebuilt kernels here are a GPU's",
 )
 INDUCTOR = Backend(
     name="inductor", label="TorchInductor", family="inductor", worker="torch",
     prepare=".workers.pytorch.prepare:inductor",
     target_worker="target", compile_for_target=".workers.pytorch.target:inductor",
-    cpu_check_worker="torch", requires=("triton", "g++"),
+    cpu_check_worker="torch", gpu_only="TorchInductor's code here is Triton for GPUs", requires=("triton", "g++"),
 )
 INDUCTOR_MAX = replace(
     INDUCTOR, name="inductor-max", options={"mode": "max-autotune-no-cudagraphs"}, cpu_check_worker=None,

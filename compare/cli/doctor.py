@@ -93,8 +93,9 @@ CUDA_PACKAGES = (
     Package("cuda-core", (0, 3)), Package("cuda-bindings", (13, 0)), Package("nvidia-cuda-nvrtc", (13, 0)),
 )
 CUPTI = Package("cupti-python", (13, 0))
+LIBTPU = "libtpu"
 SHOWN = {
-    "xla": (*(p.name for p in XLA_GPU_PACKAGES), "flax", "cupti-python"),
+    "xla": (*(p.name for p in XLA_GPU_PACKAGES), LIBTPU, "flax", "cupti-python"),
     "torch": (
         "torch", "triton", "numpy", *(p.name for p in CUDA_PACKAGES), "nvidia-cuda-runtime", "cupti-python",
         "nvidia-ml-py",
@@ -165,8 +166,9 @@ def examine() -> Examination:
     """Examine this machine and the interpreters of both frameworks' workers."""
     machine = Machine(gpu_present(), _gpus(), _cuda_driver(), shutil.which("g++"))
     interpreters = {side: probe(interpreter(side), (*SHOWN[side], *optional(side))) for side in SHOWN}
+    diagnoses = [*diagnose(machine, interpreters), tpu_diagnosis(interpreters["xla"])]
     notes = [*remarks(machine, interpreters), several_machines()]
-    return Examination(machine, interpreters, diagnose(machine, interpreters), notes)
+    return Examination(machine, interpreters, diagnoses, notes)
 
 
 def optional(side: str) -> tuple[str, ...]:
@@ -209,6 +211,18 @@ print(json.dumps({"python": platform.python_version(), "packages": packages, "cu
 def diagnose(machine: Machine, interpreters: Mapping[str, Interpreter]) -> list[Diagnosis]:
     """Return a diagnosis of each group of implementations with the same needs."""
     return [_diagnosis(group, names, machine, interpreters) for group, names in _groups().items()]
+
+
+def tpu_diagnosis(side: Interpreter) -> Diagnosis:
+    """Return the diagnosis of the TPU targets, which need no GPU and no CUDA tools."""
+    label = f"XLA for TPUs that are not here: {', '.join(name for name in targets.names() if targets.is_tpu(name))}"
+    rows = [i for block in BLOCKS.values() for i in block.implementations if not i.refused_by("tpu")]
+    names = list(dict.fromkeys(i.name for i in rows))
+    if side.packages.get(LIBTPU) is None:
+        jax = side.packages.get("jax")
+        wanted = f"jax[tpu]=={jax}" if jax else f"jax[tpu]{XLA_PACKAGES[0].requirement.removeprefix('jax')}"
+        return Diagnosis(label, names, f"not here: {LIBTPU} is not installed", _pip(side, [wanted]))
+    return Diagnosis(label, names, "compiles for them; nothing runs")
 
 
 @dataclass(frozen=True)

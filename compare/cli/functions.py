@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ..base.usage import UsageError, one_of
+from .options import target_option
 
 if TYPE_CHECKING:
     from ..sources.explained import Explained
@@ -47,10 +48,7 @@ _CALL_OPTIONS = (
         "--args", "shapes", metavar="SHAPES", help="Arguments by shape: 'bf16[4096,4096], bf16[4096], eps=1e-6'.",
     ),
     click.option("--grad", is_flag=True, help="Compile a training step: a forward and a backward call."),
-    click.option(
-        "--target", metavar="NAME",
-        help="Compile for this GPU without having it. Default: this machine's GPU; h200 on a machine without one.",
-    ),
+    target_option,
     click.option(
         "--framework", type=click.Choice(["jax", "torch"]),
         help="Needed where neither the function's type, its arguments nor the names in its code tell.",

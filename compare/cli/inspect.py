@@ -66,7 +66,8 @@ class ViewOptions:
 @click.option("--why", is_flag=True, help="Show missed fusions and the reasons against them, most costly first.")
 @click.option(
     "--align", nargs=2, metavar="A B",
-    help="Show implementations of a run, or two paths, by the program's stages. B may name several: inductor,triton.",
+    help="Show implementations of a run, or two paths, by the program's stages. B may name several: inductor,triton. "
+    "With two runs, A is of the first and B of the second.",
 )
 @click.option("--passes", is_flag=True, help="Show the changes of each of XLA's passes, where the dump has them.")
 @click.option("--dot", is_flag=True, help="Print Graphviz text.")
@@ -98,11 +99,13 @@ def command(
     (SQLite), or a folder of `xlafuse capture`: kernels are shown with the times of its steps.
 
     Kernels are listed in the order they run, those of a profile by their time. Each shows its operations with their
-    source lines, the bytes that it moves and, where it was measured, its time. Two paths are shown side by side.
+    source lines, the bytes that it moves and, where it was measured, its time. Two paths are shown side by side; of two
+    runs, the cases and implementations that both have.
 
     \b
       xlafuse inspect runs/mine --block softmax -i xla,inductor
       xlafuse inspect runs/mine --block softmax --align xla inductor
+      xlafuse inspect runs/tpu runs/gpu --block softmax -i xla
       xlafuse inspect /tmp/xla_dump --module jit_step --why
       xlafuse inspect module.hlo.pb --json
       xlafuse inspect trace.json.gz --dump /tmp/torch_trace
@@ -154,9 +157,13 @@ def inspect(
     opened = [contents(path, rank) for path in paths]
     for each in opened:
         warn(each.warnings)
+    if len(paths) == 2 and all(each.kind == "run" for each in opened):
+        selected = [_select(each, module, filters) for each in opened]
+        _show_cases(aligned.of_two_runs(opened, selected, align), options)
+        return [source for sources in selected for source in sources]
     if len(paths) > 1:
         if any(filters.values()):
-            raise UsageError("--block, --case, --direction and -i select records of one run; leave the other path out")
+            raise UsageError("--block, --case, --direction and -i select records of runs; leave the other path out")
         sources = [each.module(module) for each in opened]
         _show_aligned(sources, options)
         return sources
@@ -239,12 +246,16 @@ def _show_aligned(sources: Sequence[GraphSource], options: ViewOptions) -> None:
 
 def _show_choice(opened: Contents, sources: list[GraphSource], align: Sequence[str], options: ViewOptions) -> None:
     """Show modules of a folder of dumps, or each case of a run with the named implementations, side by side."""
-    from ..graph.render import text_view
-
     if opened.kind != "run":
         _show_aligned([opened.module(name) for name in align], options)
         return
-    cases = aligned.by_case(opened, sources, align)
+    _show_cases(aligned.by_case(opened, sources, align), options)
+
+
+def _show_cases(cases: Mapping[str, aligned.SideBySide], options: ViewOptions) -> None:
+    """Show each case of runs with its graphs side by side."""
+    from ..graph.render import text_view
+
     if options.as_json:
         echo_json([{"case": case, **found.to_json()} for case, found in cases.items()])
         return

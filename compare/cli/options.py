@@ -9,11 +9,17 @@ from typing import Any
 
 import click
 
+from .. import targets
 from ..base.usage import UsageError
 
 Command = Callable[..., None]
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON for programs instead of text.")
+target_option = click.option(
+    "--target", metavar="NAME",
+    help=f"Compile for this GPU or TPU without having it: {', '.join(targets.names())}. Default: this machine's GPU; "
+    f"{targets.DEFAULT} on a machine without one.",
+)
 run_argument = click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 
 

@@ -12,7 +12,7 @@ import click
 from ..base import host
 from ..base.usage import UsageError, one_of
 from . import run_summary
-from .options import direction_option, names, names_option
+from .options import direction_option, names, names_option, target_option
 
 if TYPE_CHECKING:
     from ..plan.own_function import OwnFunction
@@ -84,10 +84,7 @@ def _own_functions(blocks: list[str], functions: tuple[str, ...], backward: str 
     "sequence=12288,heads=24. `xlafuse list BLOCK` shows axes.",
 )
 @names_option("--dtype", "dtypes", metavar="bf16|fp16|fp32", help="Only these dtypes; long names work too.")
-@click.option(
-    "--target", metavar="NAME",
-    help="Compile for this GPU without having it. Default: this machine's GPU; h200 on a machine without one.",
-)
+@target_option
 @click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Default: runs/<date-time>-<suite>.")
 @click.option(
     "--resume", is_flag=True,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from .. import targets
 from ..base.usage import UsageError
 from ..record.run_folder import RunFolderError
 
@@ -43,8 +44,10 @@ def show(folder: Path) -> None:
         click.echo(f"  {command} {arguments}\n      {meaning}")
 
 
-def _device(found: list[dict[str, object]]) -> str:
-    return next((str(row["target"]).upper() for row in found if row["target"]), "GPU")
+def _device(found: list[dict[str, object]]) -> str | None:
+    """Return the GPU of the times; None for a TPU target, which has none."""
+    target = next((str(row["target"]) for row in found if row["target"]), "gpu")
+    return None if targets.is_tpu(target) else target.upper()
 
 
 def _page(folder: Path) -> str:

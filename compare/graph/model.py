@@ -73,7 +73,7 @@ class Kernel:
     """One launch site.
 
     name: the compiler's name.
-    runtime_name: the name that profilers show; None where a library chooses the kernel.
+    runtime_name: the name that profilers show; None where a library chooses the kernel, and on a TPU.
     inputs, outputs: of one launch; None where they are unknown.
     workspace_bytes: a library's scratch space; no other number includes it.
     flops: of one launch; None where they are unknown.
@@ -129,6 +129,7 @@ class Buffer:
 
     dtype: the short form ("bf16", "f32", "s8"). role: "saved" is a residual that forward writes or keeps for backward.
     space: a memory other than the device's ("host", "VMEM", "S(6)"). Accesses of such a buffer count 0 bytes.
+    padding: the part of `bytes` that a tiled layout adds to the array's elements.
     """
 
     name: str
@@ -137,6 +138,7 @@ class Buffer:
     bytes: int
     role: Role
     space: str = ""
+    padding: int = 0
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,7 @@ class FusionGraph:
     unparsed: pieces of the compiler's output that could not be read, verbatim.
     notes: sentences about the whole graph without which its numbers mislead.
     versions: package -> version.
-    target: the GPU that the code was compiled for, or "".
+    target: the GPU or TPU that the code was compiled for, or "".
     """
 
     name: str

@@ -20,7 +20,7 @@ MOST_FINDINGS = 8
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Graphs by the names that head their columns. first: the source whose GPU prices bytes."""
+    """Graphs by the names that head their columns. first: the source whose device prices bytes of all of them."""
 
     graphs: Mapping[str, FusionGraph]
     first: GraphSource
@@ -34,8 +34,8 @@ class SideBySide:
     def views(self, *, target: str | None, every: bool, ablations: bool = False) -> Iterator[RenderableType]:
         """Yield the table of stages, the gain of fusion (ablations) and the findings.
 
-        target: price bytes by this GPU. every: all findings. ablations: compare with the unfused implementation, where
-        it is among the graphs.
+        target: price bytes by this GPU. Without it, graphs for different targets have no prices. every: all findings.
+        ablations: compare with the unfused implementation, where it is among the graphs.
         """
         from ..graph.analyse.ablation import ablation
         from ..graph.analyse.align import align
@@ -49,7 +49,8 @@ class SideBySide:
             if len(pair) == 2 and all(graph.kernels is not None for graph in pair):
                 yield text_view.plain("")
                 yield align_view.ablation(fused, unfused, ablation(*pair))
-        ceilings, _ = self.first.ceilings_for(graphs[0], target)
+        one_device = target is not None or len({graph.target for graph in graphs}) == 1
+        ceilings = self.first.ceilings_for(graphs[0], target)[0] if one_device else None
         if sentences := findings(self.graphs, ceilings):
             yield text_view.plain("")
             yield text_view.titled("what stands out", map(str, sentences if every else sentences[:MOST_FINDINGS]))
@@ -71,6 +72,42 @@ def unique(names: Iterable[str]) -> list[str]:
     for name in names:
         seen[name] = seen.get(name, 0) + 1
         result.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return result
+
+
+def of_two_runs(
+    runs: Sequence[Contents], kept: Sequence[Sequence[GraphSource]], align: Sequence[str] | None
+) -> dict[str, SideBySide]:
+    """Return each case of which both runs have graphs: of the same implementation, or of those in `align`.
+
+    kept: the records of each run that count. align: an implementation of the first run, and one of the second. Columns
+    are headed by the runs' targets, or by their folders where these are equal.
+    """
+    first, second = (
+        {(each.record.case.id, each.record.implementation): each for each in sources
+         if each.record is not None and each.read is not None}
+        for sources in kept
+    )
+    if align is None:
+        pairs = [(found, found) for found in first if found in second]
+    else:
+        ours, theirs = (
+            one_of("implementation", name, dict.fromkeys(i for _, i in run))
+            for name, run in zip(align, (first, second), strict=True)
+        )
+        pairs = [((case, ours), (case, theirs)) for case, i in first if i == ours and (case, theirs) in second]
+    if not pairs:
+        wanted = "one implementation" if align is None else f"{align[0]} in the first and {align[1]} in the second"
+        raise UsageError(f"{runs[0].path} and {runs[1].path}: no case has graphs of {wanted} in both runs")
+    result = {}
+    for a, b in pairs:
+        graphs = first[a].graph(), second[b].graph()
+        where = [graph.target or run.path.name for graph, run in zip(graphs, runs, strict=True)]
+        if len(set(where)) == 1:
+            where = [run.path.name for run in runs]
+        names = unique(f"{i} {place}" for (_, i), place in zip((a, b), where, strict=True))
+        title = a[0] if align else f"{a[0]}/{a[1]}"
+        result[title] = SideBySide(dict(zip(names, graphs, strict=True)), first[a])
     return result
 
 

@@ -22,13 +22,16 @@ def fits(rows: Sequence[Row]) -> bool:
     return len({row["implementation"] for row in rows}) <= MOST_IMPLEMENTATIONS and max(cells.values(), default=0) == 1
 
 
-def render(rows: Sequence[Row], device: str) -> str:
-    """Return both tables and their legend. device: the GPU of the times."""
+def render(rows: Sequence[Row], device: str | None) -> str:
+    """Return both tables and their legend. device: the GPU of the times; None for a target without recorded times."""
     timed = any(row["device_time_us"] is not None for row in rows)
     parts = [
         _table(title, [row for row in rows if (row["direction"] == "fwd") == inference], timed)
         for title, inference in (("inference", True), ("training", False))
     ]
+    if not timed and device is None:
+        untimed = f"Each cell: kernels, declared bytes / compulsory bytes. {OTHER_KERNELS}: nothing is timed."
+        return "\n\n".join([*(part for part in parts if part), untimed])
     time = "device time in µs" if timed else f"device time in µs, recorded on an {device}"
     legend = [f"Each cell: kernels, declared bytes / compulsory bytes, {time}."]
     if timed:

@@ -161,7 +161,7 @@ COLUMNS = (
     Column("checked_backend", "", "backend of the check, as Triton's interpreter", "", _checked("backend")),
     Column("checked_dtype", "", "dtype of the check", "", _checked("dtype")),
     Column("checked_case", "", "case of the check", "", _checked("case")),
-    Column("target", "", "GPU compiled for, where this machine has none", "", lambda v: v.record.target),
+    Column("target", "", "GPU or TPU compiled for, where this machine has none", "", lambda v: v.record.target),
     Column(
         "segment", "",
         "stretch of the run with one environment and its own ceilings; times of two segments are never compared",

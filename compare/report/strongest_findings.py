@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from .. import targets
 from ..base.text import number, printable
 from ..graph import formats
 from ..graph.analyse.causes import cause
@@ -150,7 +151,9 @@ class _FindingInRun:
         if self.finding.us is None:
             return ""
         flops = self.finding.kind in ("more FLOPs", "dense ragged product")
-        start = "At the rate of matrix products, the extra FLOPs take" if flops else "At memory bandwidth, that takes"
+        sheet = targets.is_tpu(self.graph.target)  # nothing was measured
+        bandwidth = "At the data sheet's memory bandwidth" if sheet else "At memory bandwidth"
+        start = "At the rate of matrix products, the extra FLOPs take" if flops else f"{bandwidth}, that takes"
         return f"{start} {span(self.finding.us)}."
 
     def _kept_more(self) -> str:

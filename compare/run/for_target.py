@@ -1,4 +1,4 @@
-"""A run for a GPU that is not there: compile every implementation, and check on the CPU those with a CPU path.
+"""A run for a device that is not there: compile every implementation, and check on the CPU those with a CPU path.
 
 Nothing takes turns on a GPU here, so the workers run side by side; records are written in the plan's order.
 """
@@ -46,7 +46,7 @@ def run(plan: Plan, session: Session) -> None:
     pools = {role: ThreadPoolExecutor(max_workers=1) for role in ROLES}
     checks = _Checks(session, pools)
     try:
-        roles = {role for _, group in plan.work for i in group for role in _roles(i)} & DESCRIBED
+        roles = {role for _, group in plan.work for i in group for role in _roles(i, session)} & DESCRIBED
         asked = {role: pools[role].submit(session.workers.ask, role, "environment") for role in sorted(roles)}
         waiting = [
             _start(case, implementation, session, pools, checks, times)
@@ -63,8 +63,14 @@ def run(plan: Plan, session: Session) -> None:
             pool.shutdown(wait=False, cancel_futures=True)
 
 
-def _roles(implementation: Implementation) -> set[str]:
-    if implementation.needs_gpu:
+def _refused(implementation: Implementation, session: Session) -> str | None:
+    """Return why the implementation cannot be compiled for the run's target, or None."""
+    target = session.target or ""
+    return (implementation.refused_by(target) if targets.is_tpu(target) else None) or implementation.needs_gpu
+
+
+def _roles(implementation: Implementation, session: Session) -> set[str]:
+    if _refused(implementation, session):
         return set()
     backend = implementation.backend
     return {role for role in (backend.target_worker, backend.cpu_check_worker) if role}
@@ -92,7 +98,7 @@ def _start(
 ) -> Callable[[], Record]:
     """Enqueue an implementation's compile and check; return a function that waits for both and makes the record."""
     entry = session.new(case, implementation)
-    reason = implementation.unsupported(case) or implementation.needs_gpu
+    reason = implementation.unsupported(case) or _refused(implementation, session)
     if reason:
         entry.status, entry.detail = "skipped", f"not here: {reason}"
         return lambda: entry

@@ -92,20 +92,23 @@ class GraphSource:
         return [(f"{self.name} {m.name}" if len(made) > 1 else self.name, m.artifacts) for m in made]
 
     def ceilings_for(self, graph: FusionGraph, target: str | None) -> tuple[Ceilings | None, str]:
-        """Return ceilings and the name of their device.
+        """Return ceilings and their origin.
 
-        These are `target`'s if one is named, else the run's own, else those of the GPU that the graph was compiled for,
-        or None. For a record, they are at its case's precision.
+        These are `target`'s if one is named, else the run's own, else those of the device that the graph was compiled
+        for, or None. For a record, they are at its case's precision.
 
-        Raises UsageError where a target is named for code that runs on no GPU.
+        Raises UsageError where a target is named for code that runs on another kind of device.
         """
-        from .target_ceilings import own_ceilings, target_ceilings
+        from .. import targets
+        from .target_ceilings import origin, own_ceilings, target_ceilings
 
         found, whose = self.ceilings, "this run's device"
-        if target is not None and graph.target in ("cpu", "tpu"):
-            raise UsageError(f"{self.path}: compiled for the {graph.target.upper()}; {target} cannot price its bytes")
         if target is not None:
-            found, whose = target_ceilings(target), target
+            found, whose = target_ceilings(target), origin(target)
+            kind = "tpu" if graph.target.startswith("tpu") else graph.target
+            if kind == "cpu" or (kind == "tpu") != targets.is_tpu(target):
+                device = kind.upper() if kind in ("cpu", "tpu") else graph.target or "GPU"
+                raise UsageError(f"{self.path}: compiled for the {device}; {target} cannot price its bytes")
         elif found is None:
             found, whose = own_ceilings(graph)
         return found and found.at(None if self.record is None else self.record.case.precision), whose

@@ -1,4 +1,6 @@
-"""Ceilings from target packs: the measured bandwidths and product rates of a GPU that this machine need not have.
+"""Ceilings from target packs: the bandwidths and product rates of a GPU or TPU that this machine need not have.
+
+Those of GPUs are measured. Those of TPUs are the data sheet's, which no program reaches.
 
 They give roofline times for code that was compiled for a target and not measured.
 """
@@ -20,6 +22,11 @@ def target_ceilings(name: str) -> Ceilings:
 
 
 def own_ceilings(graph: FusionGraph) -> tuple[Ceilings | None, str]:
-    """Return the ceilings and the target name of the graph's GPU, or (None, "") if no target pack is of that GPU."""
+    """Return the ceilings and their origin for the graph's device, or (None, "") if no target pack is of it."""
     name = targets.of_device(graph.target)
-    return (None, "") if name is None else (target_ceilings(name), name)
+    return (None, "") if name is None else (target_ceilings(name), origin(name))
+
+
+def origin(name: str) -> str:
+    """Return the words for the origin of a target's ceilings: the name of a GPU, on which they were measured."""
+    return f"the data sheet of {name}" if targets.is_tpu(name) else name

@@ -60,6 +60,11 @@ class Implementation:
     def backend(self) -> Backend:
         return BACKENDS[self.backend_name]
 
+    def refused_by(self, tpu: str) -> str | None:
+        """Return why it cannot be compiled for this TPU, or None."""
+        why = self.needs_gpu or self.backend.gpu_only
+        return f"{tpu} is not a GPU: {why}" if why else None
+
     @property
     def is_peer(self) -> bool:
         """True for kernels that neither this project nor its user wrote by hand."""

@@ -1,4 +1,4 @@
-"""Target packs: a folder for each GPU with what a machine without that GPU needs, recorded on one.
+"""Target packs: a folder for each GPU or TPU with what a machine without it needs. A GPU's is recorded on one.
 
 - `xla/gpu_target_config-<series>.pbtxt`: device description for XLA's compiler; a series is jax's 0.10 or 0.11
 - `xla/autotune-<jax version>.textproto.gz`: XLA's recorded choices, for the jax version that wrote them
@@ -8,6 +8,12 @@
 - `provenance.json`: the run that each part comes from
 
 `python -m tools.record_target` writes a pack from a run.
+
+A TPU's pack has no measurements, because nothing ran there:
+
+- `tpu.json`: its name, the topology of one chip as libtpu names it, and the bytes of its memories
+- `ceilings.json`: bandwidth and product rate of its data sheet
+- `provenance.json`: the public pages that have the numbers
 """
 
 from __future__ import annotations
@@ -18,7 +24,7 @@ import json
 import shutil
 import tempfile
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +35,20 @@ DEFAULT = "h200"  # the target of a machine without a GPU, unless one is named
 
 
 def names() -> list[str]:
-    return sorted(entry.name for entry in FOLDER.iterdir() if (entry / "cuda_device_properties.json").is_file())
+    return sorted(entry.name for entry in FOLDER.iterdir() if (entry / "ceilings.json").is_file())
+
+
+def is_tpu(name: str | None) -> bool:
+    """Return whether this is the name of a TPU target."""
+    return name is not None and name in names() and Pack(FOLDER / name).tpu is not None
 
 
 def of_device(device: str) -> str | None:
-    """Return the target with this name or this GPU ("h200", "NVIDIA H200"), or None.
+    """Return the target with this name or this device ("h200", "NVIDIA H200"), or None.
 
     Similar names do not count: an "NVIDIA GH200 480GB" has other memory, and an "NVIDIA H200 MIG 1g.18gb" is a slice.
     """
-    own = {name: str(Pack(FOLDER / name).device_properties()["name"]) for name in names()}
+    own = {name: Pack(FOLDER / name).device for name in names()}
     return next((name for name in own if device.lower() in (name, own[name].lower())), None)
 
 
@@ -46,6 +57,17 @@ class Pack:
     """One target's folder."""
 
     folder: Path
+
+    @property
+    def device(self) -> str:
+        """The device's own name."""
+        return str((self.tpu or self.device_properties())["name"])
+
+    @cached_property
+    def tpu(self) -> dict[str, Any] | None:
+        """A TPU's description; None for a GPU."""
+        path = self.folder / "tpu.json"
+        return dict(json.loads(path.read_text())) if path.is_file() else None
 
     def xla_config(self, jax_version: str) -> str:
         """Return XLA's device description for this version of jax.

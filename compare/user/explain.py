@@ -159,6 +159,8 @@ def explain_all(
         target = targets.DEFAULT
     if devices < 1 or (devices > 1 and target is None):
         raise ExplainError(f"devices={devices}: give 1 or more GPUs, and with several a target=, such as 'h200'")
+    if targets.is_tpu(target) and devices > 1:
+        raise ExplainError(f"devices={devices}: a TPU target is one chip; give 1")
     done: dict[str, Explained] = {}
     waiting: dict[Framework, list[_Call]] = {}
     for name, function in functions.items():
@@ -173,6 +175,9 @@ def explain_all(
         if call.settings and call.stablehlo is not None:
             raise ExplainError(f"{name} is already lowered: settings go only with a function")
         waiting.setdefault(call.framework, []).append(call)
+    if targets.is_tpu(target) and "torch" in waiting:
+        names = ", ".join(call.name for call in waiting["torch"])
+        raise ExplainError(f"{names}: XLA compiles JAX functions for {target}, and this is PyTorch's; name a GPU")
     deadline = time.monotonic() + timeout
     for framework, calls in waiting.items():
         progress(f"compiling {', '.join(call.name for call in calls)} for {target or 'this GPU'} ({framework})")

@@ -62,7 +62,7 @@ def _write_expected(folder: Path) -> None:
 def _capture() -> Path:
     from xlafuse.compile.environment import configure_environment
 
-    configure_environment(deviceless=True)
+    configure_environment(deviceless=True, tpu=importlib.util.find_spec("libtpu") is not None)
     import jax
 
     jax.config.update(
@@ -91,7 +91,8 @@ def modules() -> Iterator[Module]:
     swiglu_mlp = {"swiglu_mlp": _BLOCKS["swiglu_mlp"]}
     yield from _on("cpu", cpu, _CONSTRUCTS | {"linear_algebra": _linear_algebra} | swiglu_mlp)
     if importlib.util.find_spec("libtpu"):
-        yield from _on("tpu", _tpu(), {"scan_remat": _scan_remat} | swiglu_mlp)
+        memory = {"padded": _padded, "prefetched": _prefetched}
+        yield from _on("tpu", _tpu(), {"scan_remat": _scan_remat} | memory | swiglu_mlp)
 
 
 def h200_modules() -> Iterator[Module]:
@@ -371,6 +372,37 @@ def _collectives() -> Iterator[Module]:
     yield _compiled("h200x8-collectives", mapped, (struct((512, 64), "x", None),))
     mlp = struct((512, 256)), struct((256, 1024), None, "x"), struct((1024, 256), "x", None)
     yield _compiled("h200x8-parallel_mlp", parallel_mlp, mlp)
+
+
+def _padded() -> Iterator[Part]:
+    """An RMSNorm of arrays that fill no whole tiles of a TPU."""
+    import jax
+    import jax.numpy as jnp
+
+    def padded(x: Any, weight: Any) -> Any:
+        with jax.named_scope("norm"):
+            wide = x.astype(jnp.float32)
+            scale = jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6)
+            return (wide * scale * weight).astype(x.dtype)
+
+    yield "", padded, tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((300, 1000), (1000,)))
+
+
+def _prefetched() -> Iterator[Part]:
+    """Three products, whose weights a TPU copies to VMEM before it needs them, the last in slices."""
+    import jax
+    import jax.numpy as jnp
+
+    def prefetched(x: Any, gate: Any, up: Any, down: Any) -> Any:
+        with jax.named_scope("gate"):
+            gated = jax.nn.silu(x @ gate)
+        with jax.named_scope("up"):
+            h = gated * (x @ up)
+        with jax.named_scope("down"):
+            return h @ down
+
+    shapes = (2048, 1024), (1024, 2816), (1024, 2816), (2816, 1024)
+    yield "", prefetched, tuple(jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes)
 
 
 def _tpu() -> Any:

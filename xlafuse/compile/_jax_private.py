@@ -34,9 +34,19 @@ def check_version() -> None:
 
 
 @functools.cache
-def target_devices(config_text: str, count: int = 1) -> tuple[Any, ...]:
-    """Return devices of one host, made from a GpuTargetConfigProto: code can be compiled for them, but not run."""
+def target_devices(config_text: str, count: int = 1, platform: str = "cuda") -> tuple[Any, ...]:
+    """Return devices of one host: code can be compiled for them, but not run.
+
+    config_text: a GPU's GpuTargetConfigProto; a TPU's topology of one chip ("v5e:1x1"), which needs libtpu.
+    """
     check_version()
+    if platform == "tpu":
+        if importlib.util.find_spec("libtpu") is None:
+            raise RuntimeError(f'XLA compiles for TPUs with libtpu: pip install "jax[tpu]=={jax.__version__}"')
+        found = topologies.get_topology_desc(
+            platform="tpu", topology_name=config_text, chips_per_host_bounds=[1, 1, 1]
+        )
+        return tuple(found.devices)
     topology = topologies.get_topology_desc(platform="cuda", topology=f"1x1x{count}", target_config=config_text)
     return tuple(topology.devices)
 
@@ -45,23 +55,24 @@ def target_devices(config_text: str, count: int = 1) -> tuple[Any, ...]:
 def having(devices: Sequence[Any]) -> Iterator[None]:
     """Trace and lower as on a machine that has these devices. Without any, as on this machine.
 
-    Callbacks to Python ask for this process's client of the GPU, Pallas for its first device, and meshes for all.
+    Callbacks to Python ask for this process's client of the device, Pallas for its first device, and meshes for all.
     """
     if not devices:
         yield
         return
     device = devices[0]
+    platforms = ("tpu",) if device.platform == "tpu" else ("cuda", "gpu")
     get_backend, known_devices = mlir.ModuleContext.get_backend, xla_bridge.devices
     default_devices = xla_bridge.local_devices()  # jax puts constants on the first, before xla_bridge.devices changes
 
     def all_devices(backend: Any = None) -> list[Any]:
-        return list(devices) if backend in (None, "gpu", "cuda") else known_devices(backend)
+        return list(devices) if backend in (None, *platforms) else known_devices(backend)
 
     def device_count(backend: Any = None) -> int:
         return len(all_devices(backend))
 
     def client(context: Any, *args: Any, **kwargs: Any) -> Any:
-        return device.client if context.platforms == ("cuda",) else get_backend(context, *args, **kwargs)
+        return device.client if context.platforms == platforms[:1] else get_backend(context, *args, **kwargs)
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(mlir.ModuleContext, "get_backend", client))
@@ -159,14 +170,14 @@ def interpreted_pallas(**parameters: Any) -> Iterator[None]:
         yield
 
 
-def lower(traced: Any, *, for_target: bool) -> Any:
-    """Lower for a target, or for this process's device. A target's module calls Python, but holds no function to call.
+def lower(traced: Any, platform: str | None) -> Any:
+    """Lower for a target's platform, or for this process's device (None).
 
-    XLA's client of an absent GPU takes no functions.
+    A target's module calls Python, but holds no function to call: XLA's client of an absent device takes none.
     """
-    if not for_target:
+    if platform is None:
         return traced.lower()
-    lowered = traced.lower(lowering_platforms=("cuda",))
+    lowered = traced.lower(lowering_platforms=(platform,))
     lowered._lowering.compile_args["host_callbacks"] = []
     return lowered
 
@@ -179,16 +190,16 @@ def optimized_module_proto(compiled: jax.stages.Compiled) -> bytes:
     return module.as_serialized_hlo_module_proto()
 
 
-def compile_stablehlo(text: str, options: dict[str, Any], config_text: str | None) -> str:
-    """Compile StableHLO text for a target's config or the default device; return the optimized HLO.
+def compile_stablehlo(text: str, options: dict[str, Any], target: Any) -> str:
+    """Compile StableHLO text for a target's device, or the default device (None); return the optimized HLO.
 
     jax has no public API for this: `Lowered.compile` needs the trace that produced the StableHLO.
     """
     check_version()
-    device = target_devices(config_text)[0] if config_text else jax.devices()[0]
+    device = jax.devices()[0] if target is None else target
     with mlir.make_ir_context():
         module = ir.Module.parse(text)
-        assignment = np.array([[0 if config_text else device.id]])
+        assignment = np.array([[device.id]])
         overrides = compiler.get_compile_options(
             num_replicas=1, num_partitions=1, device_assignment=assignment, env_options_overrides=options,
             backend=device.client,

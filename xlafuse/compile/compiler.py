@@ -1,4 +1,4 @@
-"""Lowering and compiling a function with XLA, for the device of this process or for a GPU that is not in it.
+"""Lowering and compiling a function with XLA, for the device of this process or for a GPU or TPU that is not in it.
 
 One `compile` call makes one executable of one variant at one matmul precision, and returns what XLA reports about it.
 Flags are passed for each compile; `environment.configure_environment` sets the few that XLA reads from the process's
@@ -44,21 +44,30 @@ _loaded_results: Path | None = None
 
 @dataclass(frozen=True)
 class Target:
-    """A GPU that is not in this machine.
+    """A GPU or a TPU chip that is not in this machine.
 
-    config_text: its GpuTargetConfigProto as text, from the same series as the running jax (0.10 rejects fields that
-        0.11 writes).
+    config_text: a GPU's GpuTargetConfigProto as text, from the same series as the running jax (0.10 rejects fields that
+        0.11 writes); a TPU's topology of one chip, as libtpu names it ("v5e:1x1").
     autotune_results: results that this GPU recorded (`configure_environment(record_autotune_to=...)`), to be replayed.
         Only the jax version that wrote them can read them (0.10.2 cannot read those of 0.11.2). None: no replay.
     products: "triton" or "cublas" for all matrix products for which the autotuner would choose between them; not
         together with autotune_results. None: XLA's choice without its autotuner.
-    devices: how many of these GPUs the machine has.
+    devices: how many of these GPUs the machine has; 1 for a TPU.
+    platform: jax's name of the platform. XLA for TPUs does not autotune, so a TPU has no results and no products.
     """
 
     config_text: str
     autotune_results: Path | None = None
     products: Products | None = None
     devices: int = 1
+    platform: Literal["cuda", "tpu"] = "cuda"
+
+    def __post_init__(self) -> None:
+        if self.platform == "tpu" and (self.autotune_results or self.products or self.devices != 1):
+            raise ValueError(
+                "a TPU target is one chip without autotuning results and without a choice of products, got "
+                f"{self.devices} devices, results {self.autotune_results}, products {self.products}"
+            )
 
 
 @dataclass(frozen=True)
@@ -150,7 +159,7 @@ def compile(
         outputs = _OutputPlan(jax.jit(function).trace(*structs))
         # Unused arguments stay parameters, as in the first trace.
         traced = jax.jit(outputs.computed_only(function), keep_unused=True).trace(*structs)
-        lowered = _jax_private.lower(traced, for_target=target is not None)
+        lowered = _jax_private.lower(traced, target.platform if target else None)
         trace_s = time.perf_counter() - started
 
     options = {**variants.compiler_options(variant, command_buffers), **options}
@@ -162,7 +171,7 @@ def compile(
             replay_miss = None
         else:
             compiled, compile_s, replay_miss = compile_lowered(lowered, options, target)
-            source = "nothing" if target.autotune_results is None or replay_miss is not None else "replay"
+            source = source_of_choices(target, replayed=replay_miss is None)
         hlo_text = compiled.as_text()
         module = parse(hlo_text)
         if raw is not None and dump_to is not None:
@@ -195,7 +204,14 @@ def compile(
 
 def target_devices(target: Target | None) -> tuple[Any, ...]:
     """Return the devices of a target; none without one."""
-    return _jax_private.target_devices(target.config_text, target.devices) if target else ()
+    return _jax_private.target_devices(target.config_text, target.devices, target.platform) if target else ()
+
+
+def source_of_choices(target: Target, *, replayed: bool) -> provenance.Source:
+    """Return the source of kernels' configurations in a compile for a target. replayed: its results covered all."""
+    if target.platform == "tpu":
+        return "cost model"
+    return "nothing" if target.autotune_results is None or not replayed else "replay"
 
 
 def target_sharding(target: Target | None) -> jax.sharding.Sharding | None:

@@ -15,16 +15,23 @@ from pathlib import Path
 CONSTANT_BYTES = 4096  # smaller constants are tables, not weights
 CPU_THREADS = 8  # at least
 
+# Without these, libtpu asks the cloud's metadata server for its TPU, warns, writes logs to /tmp/tpu_logs, and lets only
+# one process of a machine load it.
+NO_TPU_HERE = {
+    "TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+    "TPU_LOG_DIR": "disabled", "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
+}
 _PTXAS, _LIBDEVICE = Path("bin/ptxas"), Path("nvvm/libdevice/libdevice.10.bc")
 
 
 def configure_environment(
-    *, deviceless: bool = False, record_autotune_to: Path | None = None, reuse_autotune_from: Path | None = None,
-    constants_as_inputs: bool = False,
+    *, deviceless: bool = False, tpu: bool = False, record_autotune_to: Path | None = None,
+    reuse_autotune_from: Path | None = None, constants_as_inputs: bool = False,
 ) -> None:
     """Set the environment of this process for XLA. Call it before anything imports jax.
 
     deviceless: code will be compiled for a `Target`; a GPU of this machine stays unused.
+    tpu: the target is a TPU, which needs libtpu but no CUDA tools.
     record_autotune_to: a `.textproto` file (XLA writes text only to such names). After every compile XLA overwrites it
         with all autotuning results of this process. Needs a GPU. Give each process a file and merge the files with
         `autotune.merge_results`; `compiler.Target` replays them.
@@ -39,6 +46,7 @@ def configure_environment(
     - JAX_PLATFORMS=cpu without a GPU, because jax's CUDA plugin would print tracebacks.
     - NPROC, XLA's number of threads, without a GPU and where it is not set.
     - GPU memory preallocation is off.
+    - For a TPU target, libtpu is told not to look for a TPU of this machine, and not to write logs.
     - jax's persistent compilation cache is off, because a cache hit writes no dump.
 
     Raises RuntimeError if jax is already imported, or if a deviceless process finds no ptxas and libdevice; ValueError
@@ -62,6 +70,9 @@ def configure_environment(
     if deviceless:
         # A replay may miss, and XLA then logs the whole body of each such instruction as an error.
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    if tpu:
+        for name, value in NO_TPU_HERE.items():
+            os.environ.setdefault(name, value)
     if record_autotune_to is not None:
         if record_autotune_to.suffix != ".textproto":
             raise ValueError(f"autotuning results are recorded to a .textproto file, got {record_autotune_to}")
@@ -73,7 +84,7 @@ def configure_environment(
         tools = find_cuda_tools()
         if tools is not None:
             _add_flag("xla_gpu_cuda_data_dir", str(_assemble(*tools)))
-        elif deviceless:
+        elif deviceless and not tpu:
             raise RuntimeError(
                 "compiling for a GPU needs CUDA's ptxas and libdevice.10.bc; neither the nvidia wheels, "
                 "the triton wheel nor CUDA_HOME has both. Install the triton package, or set "

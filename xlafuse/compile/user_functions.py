@@ -65,7 +65,7 @@ def compile_call(
         else:
             call, inputs = bind(function, args, kwargs)
             traced = jax.jit(call).trace(*_on_target(tuple(inputs.values()), target))
-        lowered = _jax_private.lower(traced, for_target=target is not None)
+        lowered = _jax_private.lower(traced, target.platform if target else None)
     with artifacts.raw_dump_folder(dump_to) as raw:
         dumping = artifacts.dump_options(raw) if raw is not None else {}
         compiled, _, missed = compiler.compile_lowered(lowered, {**options, **dumping}, target)
@@ -141,7 +141,8 @@ def compile_stablehlo(
         options = artifacts.dump_options(raw) if raw is not None else {}
         if target is not None:
             options |= compiler.PRODUCTS[target.products]
-        hlo_text = _jax_private.compile_stablehlo(text, options, target.config_text if target else None)
+        device = compiler.target_devices(target)[0] if target else None
+        hlo_text = _jax_private.compile_stablehlo(text, options, device)
         if raw is not None and dump_to is not None:
             artifacts.keep_artifacts(raw, dump_to, parse(hlo_text).name, text)
     return CompiledCall(hlo_text, _autotuning(hlo_text, target, replayed=False))
@@ -287,5 +288,5 @@ def _on_target(tree: Any, target: compiler.Target | None) -> Any:
 def _autotuning(text: str, target: compiler.Target | None, replayed: bool) -> dict[str, provenance.Provenance]:
     source: provenance.Source = "device"
     if target is not None:
-        source = "replay" if target.autotune_results is not None and replayed else "nothing"
+        source = compiler.source_of_choices(target, replayed=replayed)
     return {kernel.name: provenance.of(kernel, source) for kernel in kernels(parse(text))}

@@ -35,15 +35,17 @@ ARTIFACTS: dict[str, tuple[str, str]] = {
 }
 
 # The passes that decide which operations share a kernel, and rename_fusions: the fusion log uses the names before it.
+# Those of XLA for TPUs are in the last line.
 PASSES = (
     "dot-merger", "triton-gemm-rewriter", "triton-softmax-rewriter", "priority-fusion",
     "multi_output_fusion", "rename_fusions", "fusion-wrapper", "copy_fusion", "fusion-block-level-rewriter",
+    "tpu_fusion", "tpu_multi_output_fusion", "rename-tensor-core-fusion-ops",
 )
 # Protos are kept for these: only protos have the instruction ids that link names across a renaming.
 _WITH_PROTO = ("priority-fusion", "rename_fusions")
 
 # module_0001.jit_mlp.0006.fusion.after_sort-iota-fusion.before_priority-fusion.txt
-_PASS_FILE = re.compile(r"(\d+)\..*?after_(.+)\.before_(.+)\.(txt|hlo\.pb)$")
+_PASS_FILE = re.compile(r"(\d+)\.(?:.*\.)?after_(.+)\.before_(.+)\.(txt|hlo\.pb)$")
 #     001: kCustomKernel [source | sink] fusion_3 grid: [...]
 _THUNK = re.compile(r"( *)\d+: (k\w+)")
 # .visible .entry fusion_11(
@@ -138,8 +140,9 @@ def _last_module(raw: Path, module_name: str) -> dict[str, Path]:
     A retried compile and autotuning leave several modules of one name.
     """
     modules: dict[int, dict[str, Path]] = {}
-    # main.9.module_0001.jit_f._fusion.pyz: a visualisation's name begins with its computation
-    prefix = re.compile(rf"(.+\.)?module_(\d+)\.{re.escape(module_name)}\.(.+)")
+    # main.9.module_0001.jit_f._fusion.pyz: a visualisation's name begins with its computation.
+    # module_0001.jit_f.cl_1000038190.before_optimizations.txt: XLA for TPUs adds the number of its version.
+    prefix = re.compile(rf"(.+\.)?module_(\d+)\.{re.escape(module_name)}\.(?:cl_\d+\.)?(.+)")
     for path in sorted(raw.iterdir()):
         if match := prefix.fullmatch(path.name):
             modules.setdefault(int(match[2]), {})[(match[1] or "") + match[3]] = path

@@ -240,9 +240,11 @@ def single_module(source: Path) -> Artifacts:
 # lead: a computation (main.9.module_0001.jit_f._fusion.pyz), or a timestamp (xla_dump_include_timestamp).
 _RAW = re.compile(r"(?:(?P<lead>.+?)\.)?module_(?P<id>\d+)\.(?P<rest>.+)")
 _FRAMES = re.compile(r"(.+)\.(_fusion\.(?:pyz|html))")
+# XLA for TPUs writes the number of its version after a module's name: jit_f.cl_1000038190.after_optimizations.txt
+_VERSION = re.compile(r"cl_\d+\.")
 # A module's name may contain dots. "sm_9.0a_gpu_after_optimizations.txt" or "0006.fusion.after_" follows it.
 _KIND = re.compile(
-    r"(?P<name>.+?)\.(?:(?:sm_\d[\da-z.]*_|gfx[^_]*_)?(?:[a-z]+_)?after_optimizations|before_optimizations"
+    r"(?P<name>.+?)\.(?:cl_\d+\.)?(?:(?:sm_\d[\da-z.]*_|gfx[^_]*_)?(?:[a-z]+_)?after_optimizations|before_optimizations"
     r"|(?:before|after)_spmd_partitioner|after_codegen|\d{4,}\.[^/]+\.after_).*"
 )
 
@@ -257,7 +259,9 @@ def _split(where: str, number: int, files: list[tuple[str, File]]) -> Iterator[D
     for name, file in files:
         owner = next((known for known in ordered if name.startswith(known + ".")), None)
         if owner is not None:
-            by_name.setdefault(owner, Artifacts(where)).files[name[len(owner) + 1 :]] = file
+            rest = name[len(owner) + 1 :]
+            version = _VERSION.match(rest)
+            by_name.setdefault(owner, Artifacts(where)).files[rest[version.end() :] if version else rest] = file
     for name, artifacts in by_name.items():
         yield DumpedModule(name, number, _cost(artifacts), artifacts)
 

@@ -37,6 +37,7 @@ class Buffer:
     role: "input" for an entry parameter, even if the module returns it unchanged.
     label: an input's path in the arguments of the traced function ("inputs['x']"), if known.
     space: a memory other than the device's main memory ("host", "VMEM"; see `platform.memory_space`).
+    padding: the part of `bytes` that a tiled layout adds to the array's elements.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Buffer:
     role: Role
     label: str = ""
     space: str = ""
+    padding: int = 0
 
 
 class Values:
@@ -168,7 +170,7 @@ class Values:
                 role = "output"
             label = self._labels.get(value, "")
             space = memory_space(shape.space, platform)
-            found[value] = Buffer(name, shape.dims, shape.dtype, shape.bytes, role, label, space)
+            found[value] = Buffer(name, shape.dims, shape.dtype, shape.bytes, role, label, space, shape.padding)
         return found
 
 

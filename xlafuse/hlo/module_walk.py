@@ -24,6 +24,9 @@ NO_KERNEL = frozenset(
 )
 # Instructions whose result is their first operand.
 _SAME_VALUE = frozenset(("bitcast", "add-dependency", "opt-barrier", "domain"))
+# XLA for TPUs: custom calls that launch nothing. ConcatBitcast names adjacent slices, which it prefetched one by one,
+# as one array; AllocateBuffer is memory that later instructions fill.
+_CONCAT_BITCAST, _ALLOCATE_BUFFER = "ConcatBitcast", "AllocateBuffer"
 # Instructions that are no work inside a kernel. A fusion's work is that of its body.
 _NO_WORK = NO_KERNEL | {"fusion", "fusion-start"}
 _MAX_NAME = 200  # characters of a name in a message
@@ -153,6 +156,10 @@ class ModuleWalk:
             value = element(operands[0], [instruction.index or 0]) if operands else None
         elif opcode in _SAME_VALUE or opcode.endswith(("-done", "-update")):
             value = operands[0] if operands else None
+        elif instruction.custom_call_target == _CONCAT_BITCAST:
+            value = tuple(() if operand is None else operand for operand in operands)
+        elif instruction.custom_call_target == _ALLOCATE_BUFFER:
+            value = self._new(instruction.result, instruction.name)
         elif opcode in NO_KERNEL:  # constants, tokens and a device's number
             value = self._new(instruction.result, instruction.name, "constant")
             (part,) = self._numbers.instructions(frame.computation, instruction, ())

@@ -27,8 +27,8 @@ class Malformed(ValueError):
 class Shape:
     """One array: dtype as HLO writes it ("bf16"), dims, bytes in memory (0 for token and opaque).
 
-    The bytes include what a tiled layout pads: f32[3,100]{1,0:T(8,128)} fills 8 x 128 elements. bits: of an element in
-    memory. space: the number of its memory space, 0 for the device's main memory.
+    The bytes include what a tiled layout pads: f32[3,100]{1,0:T(8,128)} fills 8 x 128 elements. padding: those bytes.
+    bits: of an element in memory. space: the number of its memory space, 0 for the device's main memory.
 
     A dynamic dimension `<=8` counts as its bound, 8; an unbounded one, `?`, is UNBOUNDED, and the bytes are 0.
     """
@@ -38,6 +38,7 @@ class Shape:
     bytes: int
     bits: int = 0
     space: int = 0
+    padding: int = 0
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -86,7 +87,8 @@ def of_dtype(shape: Shape, dtype: str, bits: int = 0) -> Element:
         return Element(shape.bytes, shape=shape)
     plain, other = _array(shape.dtype, shape.dims, shape.bits), _array(dtype, shape.dims, bits)
     if shape.bytes != plain.bytes and shape.bits:  # tiles pad it
-        other = replace(other, bytes=-(-(shape.bytes * 8 // shape.bits) * other.bits // 8))
+        padded = -(-(shape.bytes * 8 // shape.bits) * other.bits // 8)
+        other = replace(other, bytes=padded, padding=padded - other.bytes)
     other = replace(other, space=shape.space)
     return Element(other.bytes, shape=other)
 
@@ -116,7 +118,8 @@ def _shape(dtype: str, dims_text: str, layout: str | None) -> Shape:
     tiles, space = (pattern.search(layout or "") for pattern in (_TILES, _SPACE))
     if tiles and shape.dims and UNBOUNDED not in shape.dims:
         count = _padded_count(shape.dims, (layout or "").partition(":")[0], tiles[1])
-        shape = replace(shape, bytes=-(-count * shape.bits // 8))
+        padded = -(-count * shape.bits // 8)
+        shape = replace(shape, bytes=padded, padding=padded - shape.bytes)
     return replace(shape, space=int(space[1])) if space else shape
 
 

@@ -1,4 +1,4 @@
-"""The roofline: the shortest time that bytes and FLOPs allow at a device's measured bandwidth and product rates.
+"""The roofline: the shortest time that bytes and FLOPs allow at a device's bandwidth and product rates.
 
 Exponentials have no term here. A device computes a measured number of them a second, too (an H200 3.3e12 in float32),
 but no compiler says how many a kernel needs.
@@ -20,19 +20,21 @@ _PRODUCT_NAMES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f8e4m
 
 @dataclass(frozen=True)
 class Ceilings:
-    """The measured bandwidths and product rates of a device.
+    """The bandwidths and product rates of a device: measured, or those of its data sheet.
 
     streams: share of reads in the traffic of a copy -> bytes per second.
     products: "bfloat16", "float16", "float32-ieee", "float32-tf32", "float8_e4m3fn" -> FLOP per second.
     launch_us: device time of a kernel that does almost nothing; None where it was not measured.
     precision: "ieee" or "tf32", the rate to take for float32 products. None takes the fastest measured one, because a
     roofline time must not be longer than what is possible.
+    of_data_sheet: they are not measured.
     """
 
     streams: Mapping[float, float]
     products: Mapping[str, float]
     launch_us: float | None = None
     precision: str | None = None
+    of_data_sheet: bool = False
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Ceilings:
@@ -48,7 +50,8 @@ class Ceilings:
         products = {name: float(rate) for name, rate in data.get("products", {}).items()}
         if not all(rate > 0 for rate in (*streams.values(), *products.values())):
             raise ValueError(f"rates must be positive, got {streams} and {products}")
-        return cls(streams, products, None if launch is None else float(launch) * 1e6)
+        of_data_sheet = data.get("source") == "data sheet"
+        return cls(streams, products, None if launch is None else float(launch) * 1e6, of_data_sheet=of_data_sheet)
 
     def at(self, precision: str | None) -> Ceilings:
         """Return the same ceilings for float32 products of this precision ("ieee" or "tf32")."""

@@ -120,6 +120,8 @@ def _known_launches(kernel: Kernel) -> int:
 def compulsory_traffic(graph: FusionGraph) -> dict[Phase, tuple[int, int]]:
     """Return, by phase, the fewest bytes that must be read and written, as far as the graph alone can tell.
 
+    A buffer counts its elements, without a layout's padding.
+
     Forward reads each input that it uses and writes each output. Backward reads the cotangents and those inputs and
     outputs of forward that its kernels use, and writes the gradients. Residuals count the smaller of two amounts: their
     own bytes, or those of the inputs from which backward could compute them again. A partly used buffer (a gather, an
@@ -222,7 +224,7 @@ def _accessed(graph: FusionGraph, indices: Iterable[int], side: str) -> dict[str
     """Return, by buffer, the bytes that these kernels touch, at most all of the buffer."""
     result: dict[str, int] = {}
     for kernel, access in _accesses(graph, indices, side):
-        whole = graph.buffer[access.buffer].bytes
+        whole = _elements(graph, access.buffer)
         touched = whole if access.bytes is None else access.bytes * _known_launches(kernel)
         result[access.buffer] = min(whole, result.get(access.buffer, 0) + touched)
     return result
@@ -237,7 +239,12 @@ def _residual_bytes(graph: FusionGraph, reads: Mapping[str, int], outside: set[s
         name for name in _ancestors(graph, residuals)
         if graph.buffer[name].role in ("input", "constant") and name not in outside
     }
-    return min(as_saved, sum(graph.buffer[name].bytes for name in sources))
+    return min(as_saved, sum(_elements(graph, name) for name in sources))
+
+
+def _elements(graph: FusionGraph, name: str) -> int:
+    """Return the bytes of a buffer without padding."""
+    return graph.buffer[name].bytes - graph.buffer[name].padding
 
 
 def _ancestors(graph: FusionGraph, names: Iterable[str]) -> set[str]:
@@ -266,8 +273,9 @@ def _barrier_bytes(graph: FusionGraph) -> int:
         for access in kernel.outputs or ():
             buffer = graph.buffer[access.buffer]
             phases = _phases_that_need(graph, index, access.buffer)
-            touched = buffer.bytes if access.bytes is None else access.bytes
-            size = min(buffer.bytes, touched * (kernel.launches or 1))
+            whole = _elements(graph, access.buffer)
+            touched = whole if access.bytes is None else access.bytes
+            size = min(whole, touched * (kernel.launches or 1))
             total += size * (len(phases) + (1 if phases and buffer.role != "output" else 0))
     return total
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from xlafuse.hlo import gpu_program
+from xlafuse.hlo import gpu_program, tpu_estimate
 from xlafuse.hlo.gc_pause import collector_paused
 
 from ..model import Access, Buffer, FusionGraph, Kernel, Phase, SourceOp
@@ -16,7 +16,9 @@ from .xla_thunks import UNKNOWN
 
 _MAX_TEXT = 1000  # characters of an unparsed line, enough to find it
 _UNSCHEDULED = "the module has no schedule: XLA had not finished with it, and its kernels may still change"
-_NO_GPU = ("cpu", "tpu")
+_ON_TPU = (
+    "nothing ran on the TPU: cycles are estimated by the compiler, and roofline times are at the rates of a data sheet"
+)
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -38,6 +40,7 @@ def from_hlo(
     A kernel's facts: "opcode", and where they exist "opcodes" (of the instructions in a fusion), "fusion_kind",
     "custom_call_target", "tunable", and
     - "other_memory": the bytes that a launch reads and writes in each other memory ("host"), in no other number;
+    - "estimated_cycles": the cycles of a launch on a TPU, as XLA's cost model estimates them;
     - "sort_launches": "unknown" for a sort on a GPU (see `xla_thunks`). It is one kernel here, with the bytes of one
       pass, and becomes several launches. So `launches` is None.
 
@@ -53,7 +56,7 @@ def from_hlo(
         unparsed=tuple(f"line {number}: {text[:_MAX_TEXT]}" for number, text in module.unparsed),
         phase=phase, target=target, versions=versions, provenance=provenance,
     )
-    return graph if module.is_scheduled else replace(graph, notes=(_UNSCHEDULED,))
+    return graph if module.is_scheduled else replace(graph, notes=(*graph.notes, _UNSCHEDULED))
 
 
 def from_program(
@@ -66,11 +69,15 @@ def from_program(
     provenance: Mapping[str, str] = _NOTHING,
 ) -> FusionGraph:
     """Return the same from a module's program; its `inputs` and `outputs` name the buffers of arguments and results."""
+    on_tpu = target.startswith("tpu")
+    on_gpu = not on_tpu and target != "cpu"
     with collector_paused():
-        buffers = tuple(Buffer(b.name, b.shape, b.dtype, b.bytes, b.role, b.space) for b in program.buffers)
+        buffers = tuple(
+            Buffer(b.name, b.shape, b.dtype, b.bytes, b.role, b.space, b.padding) for b in program.buffers
+        )
         elsewhere = {buffer.name: buffer.space for buffer in buffers if buffer.space}
         kernels = tuple(
-            _kernel(launch, phase, provenance.get(launch.kernel.name, ""), elsewhere, on_gpu=target not in _NO_GPU)
+            _kernel(launch, phase, provenance.get(launch.kernel.name, ""), elsewhere, on_gpu, on_tpu)
             for launch in program.launches
         )
     return FusionGraph(
@@ -81,13 +88,17 @@ def from_program(
         unparsed=(*unparsed, *(text[:_MAX_TEXT] for text in program.unresolved)),
         versions=dict(versions),
         target=target,
+        notes=(_ON_TPU,) if on_tpu else (),
     )
 
 
 def _kernel(
-    launch: gpu_program.Launch, phase: Phase, provenance: str, elsewhere: Mapping[str, str], *, on_gpu: bool
+    launch: gpu_program.Launch, phase: Phase, provenance: str, elsewhere: Mapping[str, str], on_gpu: bool, on_tpu: bool
 ) -> Kernel:
-    """Return a launch as a kernel. elsewhere: the memory of each buffer that is not in device memory."""
+    """Return a launch as a kernel. elsewhere: the memory of each buffer that is not in device memory.
+
+    The rule for runtime names is that of XLA for GPUs and CPUs, so a kernel on a TPU has none.
+    """
     kernel, instruction = launch.kernel, launch.instruction
     other_memory: Counter[str] = Counter()
     for access in (*launch.reads, *launch.writes):
@@ -104,6 +115,7 @@ def _kernel(
         "custom_call_target": instruction.custom_call_target,
         "tunable": kernel.tunable,
         "other_memory": dict(other_memory),
+        "estimated_cycles": tpu_estimate.cycles(instruction.backend_config),
     }
     launches, least = kernel.launches, kernel.least_launches if kernel.launches is None else 0
     if on_gpu and "sort" in (instruction.opcode, *kernel.opcodes):
@@ -113,7 +125,7 @@ def _kernel(
         name=kernel.name,
         kind=kernel.kind,
         phase=phase,
-        runtime_name=kernel.runtime_name,
+        runtime_name=None if on_tpu else kernel.runtime_name,
         source_ops=tuple([
             SourceOp(op.op, op.stage, op.line, op.site, op.backward, op.rematerialized) for op in launch.source_ops
         ]),

@@ -119,11 +119,13 @@ def code_of(text: str) -> str:
 
 
 def _undecided(graph: FusionGraph, edge: KernelEdge, has_log: bool) -> Reason:
-    if (inferred := barrier(graph, edge)) is not None:
+    on_tpu = graph.target.startswith("tpu")  # XLA fuses into products there, so a product is no barrier
+    if not on_tpu and (inferred := barrier(graph, edge)) is not None:
         return inferred
     kernels = graph.kernels or ()
     producer, consumer = kernels[edge.producer], kernels[edge.consumer]
-    code, text = "other", "XLA's fusion log does not mention the two" if has_log else "XLA's fusion log was not kept"
+    missing = "XLA for TPUs writes no fusion log" if on_tpu else "XLA's fusion log was not kept"
+    code, text = "other", "XLA's fusion log does not mention the two" if has_log else missing
     copies = [kernel.name for kernel in (producer, consumer) if kernel.facts.get("opcode") == "copy"]
     if has_log and copies:
         code = "order"

@@ -15,10 +15,10 @@ from .view import View
 
 
 def copies(view: View) -> Iterator[Finding]:
-    """Yield the copy kernels; those that the same words describe make one finding."""
+    """Yield the copy kernels; those that the same words describe make one finding. Prefetches do not count."""
     groups: dict[str, list[int]] = defaultdict(list)
     for index, kernel in enumerate(view.kernels):
-        if kernel.kind == "copy":
+        if kernel.kind == "copy" and not _is_prefetch(view, index):
             groups[_copying(view, index)].append(index)
     for words, indices in groups.items():
         size = view.declared_bytes(indices)
@@ -26,6 +26,11 @@ def copies(view: View) -> Iterator[Finding]:
             copying = "one copy kernel moves" if len(indices) == 1 else f"{count(len(indices))} copy kernels move"
             text = f"{view.name} {words}; {copying} {formats.size(size)}."
             yield Finding("copy", text, (view.key,), size, view.time(indices), {view.key: tuple(indices)})
+
+
+def _is_prefetch(view: View, index: int) -> bool:
+    """Return whether a copy brings data into a TPU's VMEM, from which others read it."""
+    return all(buffer.space == "VMEM" for buffer in view.buffers(index, "outputs"))
 
 
 def _copying(view: View, index: int) -> str:

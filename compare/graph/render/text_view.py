@@ -142,6 +142,7 @@ def totals_lines(
     found = totals(graph, bytes_compulsory=bytes_compulsory, flops_declared=flops_declared, ceilings=ceilings)
     if found.kernels is None:
         return []
+    rates = " at the rates of the data sheet" if ceilings is not None and ceilings.of_data_sheet else ""
     compulsory = sum(found.compulsory.values())
     traffic = f"declared bytes: {_tally(found.declared, formats.size)}; compulsory bytes: {formats.size(compulsory)}"
     if found.fusion_efficiency is not None:
@@ -157,7 +158,9 @@ def totals_lines(
     elif found.roofline_time_us is not None:
         unknown = f" ({found.roofline_time_us.unknown:,} unknown)" if found.roofline_time_us.unknown else ""
         roofline = formats.microseconds(found.roofline_time_us.value)
-        lines.append(f"the kernels' roofline times add up to {roofline}{unknown}")
+        lines.append(f"the kernels' roofline times add up to {roofline}{unknown}{rates}")
+    if cycles := sum(_estimated_cycles(kernel) for kernel in graph.kernels or ()):
+        lines.append(f"the compiler estimates {cycles:,} cycles for the kernels, without asynchronous copies")
     if call_us is not None:
         span = formats.microseconds(call_us)
         lines.append(f"a call takes {span} on the device, from the first kernel to the last of each phase")
@@ -169,8 +172,15 @@ def totals_lines(
         else:
             lines.append(f"kernels {numbers}{more} are faster than their roofline times: {_BELOW}")
     if found.block_roofline_time_us is not None:
-        lines.append(f"roofline time of the whole function: {formats.microseconds(found.block_roofline_time_us)}")
+        whole = formats.microseconds(found.block_roofline_time_us)
+        lines.append(f"roofline time of the whole function: {whole}{rates}")
     return lines
+
+
+def _estimated_cycles(kernel: Kernel) -> int:
+    """Return the cycles of all launches of a call, as the compiler estimates them; 0 where it gives no estimate."""
+    cycles = kernel.facts.get(_CYCLES)
+    return cycles * (kernel.launches or kernel.least_launches) if isinstance(cycles, int) else 0
 
 
 def _tally(tally: Tally, wording: Callable[[float], str]) -> str:
@@ -297,11 +307,12 @@ def facts(kernel: Kernel, product: str | None = None) -> list[str]:
     return [*found, *measured_bytes.lines(kernel)]
 
 
-_OTHER_MEMORY, _SORT = "other_memory", "sort_launches"  # the keys in Kernel.facts
+# The keys in Kernel.facts.
+_OTHER_MEMORY, _SORT, _CYCLES = "other_memory", "sort_launches", "estimated_cycles"
 
 
 def remarks(kernel: Kernel, product: str | None = None) -> list[str]:
-    """Return the kernel's kind of product, its bytes in other memories, and the launches of a sort."""
+    """Return the kernel's kind of product, its bytes in other memories, its estimated cycles, a sort's launches."""
     found = [product] if product else []
     helpers = kernel.facts.get("with")
     names = [kernel.runtime_name or "", *(map(str, helpers) if isinstance(helpers, dict) else ())]
@@ -310,6 +321,8 @@ def remarks(kernel: Kernel, product: str | None = None) -> list[str]:
     elsewhere = kernel.facts.get(_OTHER_MEMORY)
     if isinstance(elsewhere, dict):
         found += [f"moves {formats.size(size)} of {printable(space, 20)} memory" for space, size in elsewhere.items()]
+    if isinstance(cycles := kernel.facts.get(_CYCLES), int):
+        found.append(f"{cycles:,} cycles, as the compiler estimates")
     if sort := kernel.facts.get(_SORT):
         found.append(_sort_launches(sort))
     return found
@@ -423,7 +436,7 @@ def kernel(
     if shown.runtime_name:
         tree.add(plain(f"profilers call it {printable(shown.runtime_name)}"))
     for name, value in shown.facts.items():
-        if name in (measured_bytes.FACT, _OTHER_MEMORY, _SORT):
+        if name in (measured_bytes.FACT, _OTHER_MEMORY, _SORT, _CYCLES):
             continue  # `facts` shows them in words
         listed = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
         tree.add(plain(printable(f"{name}: {listed}")))

@@ -33,12 +33,12 @@ class XlaExplainer:
         from xlafuse.compile.environment import configure_environment
 
         target = request["target"]
-        configure_environment(deviceless=target is not None, constants_as_inputs=True)
+        from ... import targets
+
+        configure_environment(deviceless=target is not None, tpu=targets.is_tpu(target), constants_as_inputs=True)
         import jax
 
-        from xlafuse.compile import compiler
-
-        from ... import targets
+        from .target import xla_target
 
         for option, value in request["state"].items():
             jax.config.update(option, value)
@@ -51,14 +51,9 @@ class XlaExplainer:
         if target is None:
             self._target = jax.devices()[0].device_kind
         else:
-            pack = targets.load(target)
+            autotune = None if request["autotune"] is None else Path(request["autotune"])
             self._target = target
-            results = pack.xla_autotune_results(jax.__version__)
-            if request["autotune"] is not None:
-                results = targets.autotune_results(Path(request["autotune"]), jax.__version__) or results
-            self._xla_target = compiler.Target(
-                pack.xla_config(jax.__version__), results, devices=request["devices"]
-            )
+            self._xla_target = xla_target(target, autotune=autotune, devices=request["devices"])
 
     def explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[Any, list[str]]:
         """Return the graph of one call, and notes."""

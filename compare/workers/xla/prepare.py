@@ -1,4 +1,4 @@
-"""Compiles of one case by XLA, for this process's device or for a GPU that is not there."""
+"""Compiles of one case by XLA, for this process's device or for one that is not there."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from xlafuse.compile import compiler, directions, variants
 from xlafuse.compile._jax_private import interpreted_pallas
 from xlafuse.dumps import artifacts
 
-from ... import targets
 from ...base import host
 from ...base.worker_protocol import NotAutotuned
 from ...graph.analyse.summary import portable_lines
@@ -31,6 +29,7 @@ from ...spec.case import Case
 from ...spec.implementation import Implementation, load
 from .. import autotune_lock
 from . import fusion_graph
+from .target import xla_target
 
 if TYPE_CHECKING:
     from .worker import XlaBackend
@@ -100,11 +99,10 @@ def compile_for_target(
     )
     if case.direction == "joint":
         inputs = block.joined(inputs, cotangents)
-    pack = targets.load(target)
-    config, results = pack.xla_config(version("jax")), pack.xla_autotune_results(version("jax"))
+    device = xla_target(target)
 
     def compile_phase(phase: str, *args: Any, **options: Any) -> compiler.Compilation:
-        return compiler.compile(*args, target=compiler.Target(config, results), **options)
+        return compiler.compile(*args, target=device, **options)
 
     halves = _compile(case, implementation, inputs, cotangents, dumps, compile_phase)
     graph = _graph(halves, dumps, name=implementation.name, target=target)

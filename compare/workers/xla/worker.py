@@ -1,4 +1,4 @@
-"""The XLA worker: it serves blocks that XLA compiles, on this process's device or for a GPU that is not there."""
+"""The XLA worker: it serves blocks that XLA compiles, on this process's device or for one that is not there."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _OWN_CHOICES = (
 # The choices of this run's earlier processes, which the runner merged while none was running.
 _RECORDED_CHOICES = targets.autotune_results(Path(_PACK) / "xla", version("jax")) if _OWN_CHOICES and _PACK else None
 configure_environment(
-    deviceless=not _HAS_GPU, record_autotune_to=_OWN_CHOICES, reuse_autotune_from=_RECORDED_CHOICES
+    deviceless=not _HAS_GPU, tpu=targets.is_tpu(os.environ.get("XLAFUSE_TARGET")), record_autotune_to=_OWN_CHOICES,
+    reuse_autotune_from=_RECORDED_CHOICES,
 )
 
 import jax  # noqa: E402  (XLA reads its flags when jax is imported)
@@ -81,7 +82,7 @@ class XlaBackend:
         self.flush_l2 = L2Flush(lambda n: jnp.ones(n, jnp.float32), lambda x: _sum(x).block_until_ready())
 
     def environment(self) -> dict[str, Any]:
-        packages = ("jax", "jaxlib", "jax-cuda13-pjrt", "jax-cuda13-plugin", "flax")
+        packages = ("jax", "jaxlib", "jax-cuda13-pjrt", "jax-cuda13-plugin", "libtpu", "flax")
         memory = {"memory_bytes": ptx_launch.total_memory()} if _HAS_GPU else {}
         return {"python": platform.python_version(), "device": self.device, **memory, **host.versions(packages)}
 

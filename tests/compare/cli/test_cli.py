@@ -253,6 +253,14 @@ def test_doctor_names_no_pip_command_for_an_old_python() -> None:
     assert not tokamax.runs and "python 3.11.7 is too old" in tokamax.result and tokamax.command is None
 
 
+def test_doctor_says_whether_xla_compiles_for_tpus() -> None:
+    packages: dict[str, str | None] = {"jax": "0.11.2", "libtpu": None}
+    without = doctor.tpu_diagnosis(doctor.Interpreter("/xla/python", "3.12.1", packages, False))
+    assert (without.runs, without.command) == (False, '/xla/python -m pip install "jax[tpu]==0.11.2"')
+    found = doctor.tpu_diagnosis(doctor.Interpreter("/xla/python", "3.12.1", packages | {"libtpu": "0.0.48"}, False))
+    assert found.runs and found.command is None and {"xla", "xla-remat"} <= set(found.implementations)
+
+
 def test_doctor_and_a_run_without_a_gpu_agree_on_cpu_checks() -> None:
     results = {name: each.result for each in diagnoses(NO_GPU).values() if each.runs for name in each.implementations}
     for i in (i for block in BLOCKS.values() for i in block.implementations if i.needs_gpu is None):

@@ -258,6 +258,31 @@ def test_two_paths_side_by_side(file: Path, tmp_path: Path) -> None:
         assert "norm/normalize 2 1: joined" in flat(inspect(*words).stdout)
 
 
+def test_two_runs_side_by_side(run: Path, tmp_path: Path) -> None:
+    """Cases and implementations that both runs have are paired, and the targets head the columns."""
+    other = tmp_path / "tpu"
+    run_folder.create(other, {"segments": []})
+    graph = replace(INDUCTOR, compiler="xla", target="tpu-v5e")
+    store.save(graph, other / "graphs" / "xla.json.gz")
+    run_folder.append(other, Record(CASE, "xla", "xla", "compiled", target="tpu-v5e", graph="graphs/xla.json.gz"))
+    (answer,) = json.loads(inspect(run, other, "--json").stdout)
+    assert answer["case"] == f"{CASE.id}/xla"
+    assert answer["graphs"] == [f"xla {XLA.target or run.name}", "xla tpu-v5e"]
+    text = flat(inspect(run, other, "--align", "inductor", "xla").stdout)
+    assert f"stage inductor {INDUCTOR.target or run.name} xla tpu-v5e" in text
+    refused = inspect(run, other, "--align", "inductor", "inductor")
+    assert refused.exit_code == 2 and "no implementation 'inductor'" in refused.stderr
+
+
+def test_a_tpus_bytes_are_priced_by_a_tpu_only(tmp_path: Path) -> None:
+    store.save(replace(XLA, target="tpu-v5e"), tmp_path / "tpu.json")
+    assert "at 0.82 TB/s of the data sheet of tpu-v5e" in flat(inspect(tmp_path / "tpu.json", "--why").stdout)
+    refused = inspect(tmp_path / "tpu.json", "--target", "h200")
+    assert refused.exit_code == 2 and "compiled for the TPU; h200 cannot price its bytes" in flat(refused.stderr)
+    store.save(XLA, tmp_path / "gpu.json")
+    assert inspect(tmp_path / "gpu.json", "--target", "tpu-v5e").exit_code == 2
+
+
 def test_graphs_of_one_saved_explanation(tmp_path: Path) -> None:
     both = {"a": store.to_json(XLA), "b": store.to_json(EAGER)}
     (tmp_path / "both.json").write_text(json.dumps({"schema": "xlafuse.explained/1", "graphs": both, "notes": []}))

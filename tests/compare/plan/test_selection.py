@@ -211,7 +211,8 @@ def test_targets_come_from_the_folders() -> None:
     [
         ("NVIDIA H200", "h200"), ("h200", "h200"), ("H200", "h200"), ("", None),
         ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H100 PCIe", None),
-        ("NVIDIA GH200 480GB", None), ("NVIDIA H200 MIG 1g.18gb", None),
+        ("NVIDIA GH200 480GB", None), ("NVIDIA H200 MIG 1g.18gb", None), ("tpu-v5e", "tpu-v5e"),
+        ("TPU v5e", "tpu-v5e"), ("tpu", None),
     ],
 )
 def test_a_device_is_a_target_by_its_whole_name(device: str, target: str | None) -> None:

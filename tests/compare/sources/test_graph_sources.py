@@ -158,6 +158,8 @@ def test_a_module_names_its_platform(path: Path) -> None:
     if graph.target:
         with pytest.raises(UsageError, match=f"compiled for the {platform.upper()}"):
             found.ceilings_for(graph, "h200")
+    if platform == "tpu":
+        assert found.ceilings_for(graph, "tpu-v5e")[1] == "the data sheet of tpu-v5e"
 
 
 def zipped(**members: bytes) -> bytes:

@@ -39,6 +39,16 @@ def test_a_block_is_consistent(block: Block) -> None:
     assert block.shapes[0].quick and block.shapes[0].dtypes == ("bfloat16",)
 
 
+def test_a_tpu_takes_jax_programs_alone_and_refuses_others_with_a_reason() -> None:
+    rows = [i for block in BLOCKS.values() for i in block.implementations]
+    taken = [i for i in rows if i.refused_by("tpu-v5e") is None]
+    assert {"xla", "xla-remat"} <= {i.name for i in taken}
+    assert all(i.target.startswith("xlafuse.blocks.") for i in taken)
+    for name in ("triton", "pallas", "xla-cudnn", "xla-unfused", "eager", "inductor", "cuda", "tokamax"):
+        refusals = [i.refused_by("tpu-v5e") for i in rows if i.name == name]
+        assert refusals and all(each and each.startswith("tpu-v5e is not a GPU: ") for each in refusals), name
+
+
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=lambda b: b.name)
 def test_replays_of_graphs_stand_beside_the_calls_that_they_replay(block: Block) -> None:
     targets = {i.name: i.target for i in block.implementations}

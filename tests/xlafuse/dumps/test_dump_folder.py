@@ -27,15 +27,19 @@ def test_names_of_every_backend(tmp_path: Path) -> None:
     write(tmp_path, "module_0003.jit__lambda_.after_optimizations.txt", size=15)
     write(tmp_path, "module_0004.cluster_0__.12.gfx90a:sramecc+_gpu_after_optimizations.txt", size=12)
     write(tmp_path, "module_0005.jit_h.before_optimizations.txt", size=5)
+    write(tmp_path, "module_0006.jit_t.cl_1000038190.after_optimizations.txt", size=4)
+    write(tmp_path, "module_0006.jit_t.cl_1000038190.0008.Main_fusion.after_pipeline-start.before_tpu_fusion.txt")
     write(tmp_path, "notes.txt")
     found = modules(tmp_path)
     assert [(module.name, module.id, module.cost) for module in found] == [
         ("jit_f", 1, 30), ("jit_g", 2, 20), ("jit__lambda_", 3, 15), ("cluster_0__.12", 4, 12), ("jit_h", 5, 5),
+        ("jit_t", 6, 4),  # XLA for TPUs writes the number of its version after the name
     ]
     assert sorted(found[0].artifacts.files) == [
         "1.ptx", "before_optimizations.txt", "sm_9.0a_gpu_after_optimizations.txt",
     ]
     assert found[4].artifacts.find("hlo") is None
+    assert [snapshot.before for snapshot in found[5].artifacts.snapshots()] == ["tpu_fusion"]
 
 
 def test_numbers_repeat_between_processes_and_folders(tmp_path: Path) -> None:

@@ -8,11 +8,13 @@ import pytest
 from compare.graph import store
 from compare.graph.analyse.totals import totals
 from compare.graph.build.from_hlo import from_hlo
+from compare.graph.findings.collect import findings
 from compare.graph.model import FusionGraph, SourceOp
 from compare.graph.render import text_view
-from xlafuse.hlo import gpu_program
+from xlafuse.hlo import file_reader, gpu_program
 
 DATA = Path(__file__).parents[3] / "data" / "xla"
+HLO = DATA.with_name("hlo")
 
 
 def _graph(name: str) -> FusionGraph:
@@ -192,7 +194,49 @@ def test_other_memories_are_named_and_count_no_device_bytes() -> None:
         {"host": 4096, "VMEM": 4096}, {"VMEM": 4096}, {"host": 4096},
     ]
     assert [buffer.name for buffer in graph.materialized] == ["call"]
-    assert totals(graph).compulsory == {"forward": 104 * 128 * 4}
+    assert totals(graph).compulsory == {"forward": 100 * 100 * 4}  # without the padding that the kernel reads
     assert "moves 4.10 kB of host memory" in text_view.facts(near)
     assert "other_memory" not in text_view.render(text_view.kernel(graph, 0))  # `facts` shows it in words
     assert store.from_json(store.to_json(graph)) == graph
+
+
+def _of_tpu(name: str) -> FusionGraph:
+    return from_hlo(file_reader.read(HLO / "jax-0.11.2" / f"tpu-{name}.hlo.txt.gz"), target="tpu-v5e")
+
+
+def test_padding_is_declared_but_not_compulsory() -> None:
+    """bf16[300,1000] fills 304 x 1024 elements of a TPU's tiles; it is prefetched, read again, and written."""
+    graph, padded, plain = _of_tpu("padded"), 304 * 1024 * 2, 300 * 1000 * 2
+    assert {b.name: b.padding for b in graph.buffers if b.role == "input"} == {"x.1": padded - plain, "weight.1": 48}
+    found = totals(graph)
+    assert found.declared.exact == 3 * padded + 1024 * 2
+    assert found.compulsory == {"forward": 2 * plain + 1000 * 2}
+
+
+def test_slices_of_a_prefetch_are_read_as_one_array() -> None:
+    """ConcatBitcast names four slices in VMEM as one array. It is no kernel, and the product reads each slice."""
+    graph = _of_tpu("prefetched")
+    kernels = graph.kernels or ()
+    slices = [index for index, kernel in enumerate(kernels) if kernel.facts["opcode"] == "slice-start"]
+    (down,) = [index for index, kernel in enumerate(kernels) if kernel.stages == ("down",)]
+    assert len(slices) == 4
+    for index in slices:
+        (written,) = kernels[index].outputs or ()
+        assert graph.buffer[written.buffer].space == "VMEM"
+        assert graph.consumers[written.buffer] == (down,)
+    assert sum(kernels[index].bytes_read or 0 for index in slices) == 2816 * 1024 * 2
+    assert not [kernel for kernel in kernels if kernel.kind == "custom"]
+    assert kernels[down].bytes_read == 0 and kernels[down].facts["other_memory"]["VMEM"] > 2816 * 1024 * 2
+
+
+def test_the_compilers_estimate_is_marked_as_one() -> None:
+    graph = _of_tpu("prefetched")
+    estimates = [kernel.facts.get("estimated_cycles") for kernel in graph.kernels or ()]
+    assert [cycles for cycles in estimates if cycles] == [102689, 98939, 97158]  # of the three products
+    product = next(kernel for kernel in graph.kernels or () if kernel.kind == "gemm")
+    assert "102,689 cycles, as the compiler estimates" in text_view.facts(product)
+    assert any("estimated" in note for note in graph.notes)
+
+
+def test_a_prefetch_is_no_needless_copy() -> None:
+    assert [each for each in findings({"xla": _of_tpu("prefetched")}) if each.kind == "copy"] == []
