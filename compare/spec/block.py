@@ -31,6 +31,8 @@ class Block:
     working_bytes: memory of the plain formula between its operations, where it is far more than inputs and outputs. A
         run plans its memory by it.
     work: the unit of this block's rate, "bytes" or "flops".
+    least_sent: of a block that spans several GPUs, `least_sent(case, rank, inputs)`: the fewest bytes that a rank must
+        send to the others in one call, given its float32 slices of the inputs.
     autotuned_in_quick: directions of the main shape in which implementations that autotune for minutes belong to suite
         `quick`.
     """
@@ -53,7 +55,14 @@ class Block:
     slices: tuple[str | tuple[str, ...], ...] = ()
     working_bytes: Callable[[Sizes], int] = field(default=lambda sizes: 0)
     work: str = "bytes"
+    least_sent: Callable[[Case, int, Arrays], int] | None = None
     autotuned_in_quick: tuple[str, ...] = ()
+
+    @property
+    def spans_gpus(self) -> bool:
+        """Return whether its tensors are split over several GPUs. Only suite `parallel` has such blocks, unless named.
+        """
+        return self.least_sent is not None
 
     def tensor(self, name: str) -> Tensor:
         for tensor in self.inputs + self.outputs:
@@ -85,6 +94,8 @@ class Block:
 
     def shapes_in(self, suite: str) -> list[Shape]:
         """Return the shapes of a suite; `tour` has the main shape alone."""
+        if suite == "parallel" and not self.spans_gpus:
+            return []
         return [self.shapes[0]] if suite == "tour" else [shape for shape in self.shapes if suite in shape.suites]
 
     def cases(self, suite: str, shapes: Iterable[Shape] | None = None) -> list[Case]:
