@@ -6,20 +6,13 @@ from .backend import Backend
 
 XLA_RANKS = Backend(
     name="xla-ranks", label="XLA on several GPUs", family="xla-ranks", worker="xla",
-    prepare=".workers.xla.ranks:prepare",
-    target_worker="xla", compile_for_target=".workers.xla.ranks:compile_for_target",
+    prepare=".workers.xla.rank_programs:program_of",
+    target_worker="xla", compile_for_target=".workers.xla.rank_programs:compile_for_target",
     cpu_check_worker="xla", spans_gpus=True,
 )
-XLA_LATENCY_HIDING = replace(
-    XLA_RANKS, name="xla-ranks-latency-hiding",
-    options={
-        "flags": {
-            "xla_gpu_enable_latency_hiding_scheduler": True,
-            "xla_gpu_enable_pipelined_all_gather": True,
-            "xla_gpu_enable_pipelined_reduce_scatter": True,
-            "xla_gpu_enable_pipelined_all_reduce": True,
-        }
-    },
+# jax 0.11 schedules exchanges to overlap with other kernels by default.
+XLA_IN_ORDER = replace(
+    XLA_RANKS, name="xla-ranks-in-order", options={"flags": {"xla_gpu_enable_latency_hiding_scheduler": False}},
 )
 # Only a GPU runs XLA's ragged exchange.
 XLA_RAGGED = replace(XLA_RANKS, name="xla-ranks-ragged", cpu_check_worker=None)

@@ -82,6 +82,26 @@ def of_call(traces: Mapping[str, CallTrace], graph: FusionGraph | None, *, name:
     return _document([*_metadata(name, threads.names()), *events], [name])
 
 
+def of_ranks(traces: Sequence[CallTrace], graph: FusionGraph | None, *, name: str) -> Document:
+    """Return the timeline of one call on several GPUs, a process each on one time axis. traces: by rank.
+
+    Time 0 is the first launch of any rank. CUPTI gives host and GPU times of all processes on one clock.
+    """
+    origin = min(trace.began for trace in traces)
+    begins = [(trace.began - origin) * 1e-9 + _first(trace) for trace in traces]
+    documents = [of_call({"forward": trace}, graph, name=f"{name}/rank{rank}") for rank, trace in enumerate(traces)]
+    for begin, document in zip(begins, documents, strict=True):
+        for event in document["traceEvents"]:
+            if "ts" in event:
+                event["ts"] = round(event["ts"] + _microseconds(begin - min(begins)), 3)
+    return merge(documents)
+
+
+def _first(trace: CallTrace) -> float:
+    """Return when a call's first launch or kernel began, in seconds since the call began."""
+    return min((record.start for record in (*trace.host, *trace.device)), default=0.0)
+
+
 def merge(documents: Sequence[Document]) -> Document:
     """Return one document with a process for each of `documents`, which `of_call` or `load` made, in their order."""
     events: list[Event] = []

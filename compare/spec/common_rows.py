@@ -246,8 +246,7 @@ def xla_ranks(block: str, partitioned: bool = True) -> tuple[Implementation, ...
     return (
         Implementation("xla", target, "xla-ranks", "jax.shard_map with explicit exchanges, XLA's default passes"),
         Implementation(
-            "xla-latency-hiding", target, "xla-ranks-latency-hiding",
-            "the same, with XLA's latency-hiding scheduler and pipelined collectives",
+            "xla-in-order", target, "xla-ranks-in-order", "the same, without XLA's latency-hiding scheduler",
         ),
         *(sharded if partitioned else ()),
     )
