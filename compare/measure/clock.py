@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
-
 PEER_COPY = "[memcpy peer]"  # the name of a record of a copy from one GPU to another
 
 

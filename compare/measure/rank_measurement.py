@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from ..numerics.tolerance import Scale
 from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 from ..spec.dtype import DTYPES
+from ..spec.tensor import Tensor
 from .clock import CallTrace, CuptiClock, Sample
 from .host_barrier import HostBarrier
 from .measurement import WrongResult
@@ -48,6 +50,8 @@ class RankBackend(Protocol):
     name: str
 
     def inputs(self, folder: Path, case: Case) -> Arrays: ...
+
+    def poisoned_allocations(self, program: Program) -> AbstractContextManager[Any]: ...
 
     def local(self, array: Any) -> Any: ...
 
@@ -124,12 +128,12 @@ def least_sent(rank: Rank, case: Case, folder: Path) -> int:
     """Return the fewest bytes that this rank must send in one call on an input set."""
     block = BLOCKS[case.block]
     assert block.least_sent is not None, "a block of one GPU sends nothing"
-    inputs = {
-        t.name: as_float32(t.of_rank(np.load(input_arrays.path_of(folder, "input", t.name), mmap_mode="r"),
-                                     rank.number, rank.count), t.dtype_in(case))
-        for t in block.inputs if t.name in ("x", "router")
-    }
-    return block.least_sent(case, rank.number, inputs)
+
+    def values(tensor: Tensor) -> Any:
+        stored = np.load(input_arrays.path_of(folder, "input", tensor.name), mmap_mode="r")
+        return as_float32(tensor.of_rank(stored, rank.number, rank.count), tensor.dtype_in(case))
+
+    return block.least_sent(case, rank.number, {t.name: values(t) for t in block.inputs if t.name in ("x", "router")})
 
 
 def as_float32(stored: Any, dtype: str) -> Any:
@@ -140,7 +144,9 @@ def as_float32(stored: Any, dtype: str) -> Any:
 
 
 def _call(backend: RankBackend, program: Program, case: Case, folder: Path) -> Arrays:
-    outputs, _ = program.forward(backend.inputs(folder, case))
+    inputs = backend.inputs(folder, case)
+    with backend.poisoned_allocations(program):
+        outputs, _ = program.forward(inputs)
     backend.synchronize(outputs)
     return outputs
 

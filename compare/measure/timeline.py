@@ -99,7 +99,8 @@ def of_ranks(traces: Sequence[CallTrace], graph: FusionGraph | None, *, name: st
 
 def _first(trace: CallTrace) -> float:
     """Return when a call's first launch or kernel began, in seconds since the call began."""
-    return min((record.start for record in (*trace.host, *trace.device)), default=0.0)
+    records: list[HostRecord | TracedRecord] = [*trace.host, *trace.device]
+    return min((record.start for record in records), default=0.0)
 
 
 def merge(documents: Sequence[Document]) -> Document:

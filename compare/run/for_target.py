@@ -29,6 +29,7 @@ from ..workers.rank_group import rank_role
 from .parallel import worst_errors
 from .session import Session, judge, note_failure
 
+
 def _check_queue(backend: Backend) -> str | None:
     """Return the name of the queue of a backend's CPU checks; ranks are processes of their own."""
     role = backend.cpu_check_worker
@@ -38,7 +39,7 @@ def _check_queue(backend: Backend) -> str | None:
 QUEUES = {name for backend in BACKENDS.values() for name in (backend.target_worker, _check_queue(backend)) if name}
 RANKS_SECONDS = 120  # of a request to ranks on the CPU
 DESCRIBED = {"xla", "torch", "target"}  # the workers whose versions a run keeps
-NOT_COMPILED_RANKS = "not compiled for {target}: its processes exchange data from the first call on, so it needs the GPUs"
+NOT_COMPILED_RANKS = "not compiled for {target}: its processes meet through the GPUs, from the first call on"
 NOT_COMPILED = (
     "nothing to compile for {target}: eager PyTorch launches prebuilt kernels, known only on a GPU; its graph has its "
     "operations, and its numbers are checked on the CPU"

@@ -224,7 +224,8 @@ def rank_fields(ranks: Sequence[Mapping[str, Any]], prepared: Sequence[Mapping[s
             "device_time": median(rank["program"], "device_time"), "busy_time": median(rank["program"], "busy_time"),
             "communication": median(rank["program"], "communication"), "compute": median(rank["program"], "compute"),
             "overlap": median(rank["program"], "both"),
-            "alone_device_time": median(rank["alone"], "device_time"), "alone_compute": median(rank["alone"], "compute"),
+            "alone_device_time": median(rank["alone"], "device_time"),
+            "alone_compute": median(rank["alone"], "compute"),
             "sent_bytes": answer["sent"], "least_sent_bytes": answer["least_sent"],
         }
         for rank, answer in zip(ranks, prepared, strict=True)

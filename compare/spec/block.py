@@ -141,14 +141,18 @@ class Block:
         """Return the fewest bytes that each phase must (read, write): each used input and each output once.
 
         Backward reads the cotangents and `backward_needs`, and writes one gradient per differentiable input except
-        those of `passes_on`. A joint program reads nothing twice.
+        those of `passes_on`. A joint program reads nothing twice. Of a case that spans several GPUs, these are the
+        bytes of one, whose slices are in its own memory.
         """
 
+        def of_rank(tensor: Tensor, size: int) -> int:
+            return size // case.ranks if tensor.split else size
+
         def read(tensors: Iterable[Tensor]) -> int:
-            return sum(tensor.bytes_read(case) for tensor in tensors)
+            return sum(of_rank(tensor, tensor.bytes_read(case)) for tensor in tensors)
 
         def written(tensors: Iterable[Tensor]) -> int:
-            return sum(tensor.bytes(case) for tensor in tensors)
+            return sum(of_rank(tensor, tensor.bytes(case)) for tensor in tensors)
 
         given, outputs = read(self.inputs), written(self.outputs)
         gradients = written(t for t in self.inputs if t.differentiable and t.name not in self.passes_on)
@@ -164,8 +168,13 @@ class Block:
         return {phase: read + written for phase, (read, written) in self.compulsory_traffic(case).items()}
 
     def phase_flops(self, case: Case) -> dict[str, float]:
-        """Return the model FLOPs of each phase: the algorithm's, without what an implementation recomputes."""
-        flops = {"forward": self.flops(case.sizes), "backward": self.backward_flops(case.sizes)}
+        """Return the model FLOPs of each phase: the algorithm's, without what an implementation recomputes.
+
+        Of a case that spans several GPUs, each has the same share.
+        """
+        flops = {
+            "forward": self.flops(case.sizes) / case.ranks, "backward": self.backward_flops(case.sizes) / case.ranks
+        }
         if case.direction == "joint":
             return {"forward": sum(flops.values())}
         return {phase: flops[phase] for phase in case.phases}

@@ -16,7 +16,8 @@ from typing import Any
 
 from ..base.paths import PACKAGE, python_path
 
-INTERPRETERS = {"xla": "XLAFUSE_XLA_PYTHON", "xla-ranks": "XLAFUSE_XLA_PYTHON"}  # every other role runs in XLAFUSE_TORCH_PYTHON
+# Every other role runs in XLAFUSE_TORCH_PYTHON.
+INTERPRETERS = {"xla": "XLAFUSE_XLA_PYTHON", "xla-ranks": "XLAFUSE_XLA_PYTHON"}
 
 
 class WorkerError(Exception):

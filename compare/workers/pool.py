@@ -14,7 +14,10 @@ from .rank_group import SUFFIX, RankGroup
 
 
 class WorkerPool:
-    """One worker, or one group of ranks, per role. Requests to one role wait for each other; requests to different roles run in parallel."""
+    """One worker, or one group of ranks, per role.
+
+    Requests to one role wait for each other; requests to different roles run in parallel.
+    """
 
     def __init__(self, logs: Path, environment: dict[str, str]) -> None:
         """Create a pool that has no workers yet.

@@ -6,10 +6,8 @@ late is killed as a whole: its ranks may wait for each other inside an exchange.
 
 from __future__ import annotations
 
-import os
 import socket
 import tempfile
-import time
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 from .client import WORKER_FAILURES, Worker, WorkerDied, WorkerError, WorkerTimeout
 
 SUFFIX = "-ranks-"
+START = "start"
 _GRACE = 2.0  # seconds in which the other ranks of a failed one may answer, too
 # NVLink multicast stays off in every rank.
 _WITHOUT_MULTICAST = {
@@ -50,9 +49,9 @@ class RankGroup:
         ]
         self._threads = ThreadPoolExecutor(self._ranks)
 
-    def wait_ready(self, timeout: float = 120.0) -> None:
+    def wait_ready(self, timeout: float = 60.0) -> None:
         """Wait until every rank has imported its framework and met the others. Raises the first failure."""
-        self._all("start", [self._threads.submit(worker.wait_ready, timeout) for worker in self._workers])
+        self._all(START, [self._threads.submit(worker.wait_ready, timeout) for worker in self._workers])
 
     def ask(self, method: str, *, timeout: float = 900.0, **params: Any) -> list[Any]:
         """Return the answers by rank. Raises the failure of a rank, with its number.
@@ -85,7 +84,8 @@ class RankGroup:
             if any(future.exception() for future in done):
                 wait(waiting, timeout=_GRACE)
                 break
-        failed = {rank: problem for rank, answer in enumerate(answers) if answer.done() if (problem := answer.exception())}
+        known = {rank: answer.exception() for rank, answer in enumerate(answers) if answer.done()}
+        failed = {rank: problem for rank, problem in known.items() if problem}
         if not failed:
             return [answer.result() for answer in answers]
         rank, problem = min(failed.items(), key=lambda each: (_severity(each[1]), each[0]))
@@ -111,6 +111,8 @@ def _of_rank(problem: BaseException, rank: int, ranks: int, method: str) -> Exce
     text = f"rank {rank} of {ranks}, {method}: {problem}"
     if isinstance(problem, WorkerTimeout):
         return WorkerTimeout(text)
+    if isinstance(problem, WorkerError) and method == START:
+        return WorkerError(problem.kind, text)  # it would fail again
     return WorkerDied(text)
 
 

@@ -18,7 +18,7 @@ Exchange = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def apply(inputs: dict[str, jax.Array], *, ranks: Ranks, top_k: int) -> dict[str, jax.Array]:
-    """Return this rank's rows of y, from its slices of the inputs, inside `jax.shard_map`. Ranks exchange padded groups.
+    """Return this rank's rows of y, from its slices of the inputs, inside `jax.shard_map`.
 
     `x` [tokens, width], `router` [experts of all, width], `w_gate`, `w_up` [experts, width, hidden], `w_down` [experts,
     hidden, width] -> `y` [tokens, width]. A group to another rank is padded to the largest that it could have, a row

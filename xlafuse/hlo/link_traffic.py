@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 
 from xlafuse.hlo import gpu_program
 
-# For each collective, the bytes that one of `ranks` GPUs sends of an operand of so many bytes, where each sends its data
-# to every other once (all-reduce: a share to every other, and its sum back).
+# For each collective, the bytes that one of `ranks` GPUs sends of an operand of so many bytes, where each sends its
+# data to every other once (all-reduce: a share to every other, and its sum back).
 _SENT: Mapping[str, Callable[[int, int], float]] = {
     "all-gather": lambda operand, ranks: operand * (ranks - 1),
     "reduce-scatter": lambda operand, ranks: operand * (ranks - 1) / ranks,

@@ -58,7 +58,7 @@ class TorchRankBackend(TorchBackend):
         return {"device": self.device, "cuda": torch.version.cuda, "devices": self.rank.count,
                 **host.versions(("torch", "triton", "cupti-python"))}
 
-    def clock(self) -> CuptiClock | None:  # type: ignore[override]
+    def clock(self) -> CuptiClock | None:
         return CuptiClock(peer_copies=True) if self.has_gpu and not cupti_missing() else None
 
     def build(  # type: ignore[override]
@@ -93,7 +93,7 @@ class TorchRankBackend(TorchBackend):
         key = (folder, role, name)
         if key not in self._cache:
             whole = np.load(input_arrays.path_of(folder, role, name), mmap_mode="r")
-            own = np.ascontiguousarray(self._tensors[name].of_rank(whole, self.rank.number, self.rank.count))
+            own = np.array(self._tensors[name].of_rank(whole, self.rank.number, self.rank.count))
             tensor = torch.from_numpy(own)
             typed = tensor.view(getattr(torch, dtype)) if dtype in input_arrays.BITS else tensor
             self._cache[key] = typed.to(self._device)

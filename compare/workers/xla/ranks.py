@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from .worker import XlaBackend  # isort: split  (it sets XLA's environment before jax is imported)
+from .worker import XlaBackend  # it sets XLA's environment, which jax reads when it is imported
 
+# isort: split
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -89,8 +90,9 @@ class XlaRankBackend(XlaBackend):
         if key not in self._cache:
             stored = np.load(input_arrays.path_of(folder, role, name), mmap_mode="r")
             typed = stored.view(jax.numpy.dtype(dtype)) if dtype in input_arrays.BITS else stored
+            sharding = NamedSharding(self.mesh, self._specs[name])
             self._cache[key] = jax.make_array_from_callback(
-                typed.shape, NamedSharding(self.mesh, self._specs[name]), lambda index: np.ascontiguousarray(typed[index])
+                typed.shape, sharding, lambda index: np.ascontiguousarray(typed[index])
             )
         return self._cache[key]
 
