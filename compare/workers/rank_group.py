@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -67,12 +67,12 @@ class RankGroup:
         return all(worker.alive for worker in self._workers)
 
     def stop(self) -> None:
-        self._end(Worker.stop)
+        self._end(lambda worker: worker.stop())
 
     def kill(self) -> None:
-        self._end(Worker.kill)
+        self._end(lambda worker: worker.kill())
 
-    def _end(self, end: Any) -> None:
+    def _end(self, end: Callable[[Worker], None]) -> None:
         with ThreadPoolExecutor(self._ranks) as threads:
             list(threads.map(end, self._workers))
         self._threads.shutdown(wait=True)

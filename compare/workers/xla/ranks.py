@@ -13,8 +13,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from xlafuse.compile import compiler, parallel
+from xlafuse.compile import compiler
 from xlafuse.hlo import link_traffic
+from xlafuse.parallel import program as parallel
 
 from ...base import host
 from ...base.worker_protocol import Skip

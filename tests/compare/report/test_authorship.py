@@ -169,7 +169,7 @@ def test_only_handwritten_implementations_have_kernel_lines(block) -> None:  # t
     for implementation in block.implementations:
         found = lines_of(implementation)
         own_kernels = implementation.backend_name in (
-            "triton", "triton-cudagraphs", "xla-triton", "cuda", "pallas", "xla-pallas"
+            "triton", "triton-cudagraphs", "xla-triton", "cuda", "pallas", "xla-pallas", "triton-ranks"
         )
         assert (found.kernel > 0) == own_kernels, implementation.name
         assert found.other > 0
