@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..graph.model import FusionGraph
 from ..numerics import input_arrays
 from ..numerics.errors import ErrorCheck, relative_error
 from ..numerics.tolerance import Scale
@@ -31,7 +32,7 @@ from .overlap import overlap
 from .worker_backend import Arrays, Program
 
 WARM_UP_CALLS = 3
-CALLS = 10  # timed, of each program in each round
+CALLS = 6  # timed, of each program in each round
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class RankBackend(Protocol):
 class RankProgram:
     """A compiled case on this rank.
 
-    alone: the program without exchanges; None where there is none. exchanges: prefixes of the names of hand-written
+    alone: the program without exchanges; None where there is none. graph: makes the fusion graph, on all ranks at once,
+    because it may call the program; None where there is none. exchanges: prefixes of the names of hand-written
     kernels that only move data between GPUs. sent: the bytes that this rank sends in a call, by the shapes of its
     exchanges; None where they are not known.
     """
@@ -75,6 +77,7 @@ class RankProgram:
     exchanges: tuple[str, ...] = ()
     alone: Program | None = None
     sent: int | None = None
+    graph: Callable[[], FusionGraph] | None = None
 
 
 def check(

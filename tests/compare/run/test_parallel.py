@@ -63,10 +63,10 @@ class Ranks:
         assert self.held or method in ("environment", "prepare", "release"), "these ranks lack the program"
         self.held |= method == "prepare"
         if method == "measure":
-            alone = None if ("prepare_alone", name) in self.faults else [[sample(6e-6, 0.0, 0.0)] * 2] * 3
+            alone = None if ("prepare_alone", name) in self.faults else [[sample(6e-6, 0.0, 0.0)] * 2] * 5
             return [
                 {
-                    "program": [[sample((9 + rank) * 1e-6, 4e-6, 1e-6)] * 2] * 3, "alone": alone,
+                    "program": [[sample((9 + rank) * 1e-6, 4e-6, 1e-6)] * 2] * 5, "alone": alone,
                     "records": [{"name": "k", "start": 0.0, "end": 1e-6}],
                 }
                 for rank in range(2)
@@ -76,7 +76,7 @@ class Ranks:
             return [{"returned": 5e-6, "host": [], "device": [device], "began": 1000 * rank} for rank in range(2)]
         answers: dict[str, Any] = {
             "environment": {"timer": "cupti", "device": "GPU"},
-            "prepare": {"compile_s": 0.5, "graph": GRAPH, "sent": 4000, "least_sent": 2000},
+            "graph": GRAPH, "prepare": {"compile_s": 0.5, "sent": 4000, "least_sent": 2000},
             "check": {
                 "errors": [{"name": "y", "error": 0.1, "tolerance": 0.2}], "device": "GPU", "backend": "simulated",
             },
