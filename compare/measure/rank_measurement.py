@@ -121,9 +121,7 @@ def trace(backend: RankBackend, rank: Rank, measured: RankProgram, clock: CuptiC
     inputs = backend.inputs(measured.folders[0], measured.case)
     backend.synchronize(measured.program.forward(inputs))
     backend.flush_l2()
-    backend.synchronize()
-    rank.barrier.wait()
-    _, found = clock.trace(partial(measured.program.forward, inputs), backend.synchronize)
+    _, found = clock.trace(partial(measured.program.forward, inputs), _meeting(backend, rank))
     return found
 
 
@@ -203,17 +201,28 @@ def _round(
     clock.start()
     for _ in range(CALLS):
         backend.flush_l2()
-        backend.synchronize()
-        rank.barrier.wait()
-        clock.time(_started(program, inputs), backend.synchronize)
+        clock.time(partial(program.forward, inputs), _meeting(backend, rank))
     samples = clock.collect()
     if any(not sample.records for sample in samples):
         raise RuntimeError(f"the {clock.name} clock saw no device work in a timed call")
     return samples
 
 
-def _started(program: Program, inputs: Arrays) -> Callable[[], Any]:
-    return partial(program.forward, inputs)
+def _meeting(backend: RankBackend, rank: Rank) -> Callable[..., None]:
+    """Return `synchronize` for one call of a clock, which waits before the call and after it.
+
+    Before the call, the ranks also meet, when the clock has done all else.
+    """
+    has_met = False
+
+    def synchronize(results: Any = None) -> None:
+        nonlocal has_met
+        backend.synchronize(results)
+        if not has_met:
+            has_met = True
+            rank.barrier.wait()
+
+    return synchronize
 
 
 def _summary(sample: Sample, exchanges: tuple[str, ...]) -> dict[str, float]:

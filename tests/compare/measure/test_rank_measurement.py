@@ -36,7 +36,9 @@ class Clock:
         self.samples = []
 
     def time(self, call: Callable[[], Any], synchronize: Callable[..., None]) -> Any:
+        synchronize()
         result = call()
+        synchronize(result)
         self.samples.append(sample_of([DeviceRecord("nccl", 0, 1e-6), DeviceRecord("gemm", 0, 2e-6)]))
         self.log.append("timed")
         return result

@@ -111,6 +111,8 @@ def test_a_record_has_the_times_of_both_gpus(tmp_path: Path, monkeypatch: pytest
     kernels = [event for event in document["traceEvents"] if event["name"] == "k" and event["ph"] == "X"]
     assert sorted(event["ts"] for event in kernels) == [0, 1]  # the second rank began 1 µs later
     assert len({event["pid"] for event in kernels}) == 2
+    merged = timeline.merge([document, document])
+    assert len({event["pid"] for event in merged["traceEvents"]}) == 4
 
 
 def run_folder_file(folder: Path, record: Record) -> Any:
