@@ -38,6 +38,7 @@ def _check_queue(backend: Backend) -> str | None:
 
 QUEUES = {name for backend in BACKENDS.values() for name in (backend.target_worker, _check_queue(backend)) if name}
 RANKS_SECONDS = 120  # of a request to ranks on the CPU
+_INDUCTOR = ("inductor", "inductor-ranks")  # families whose programs are built in C++ on a CPU
 DESCRIBED = {"xla", "torch", "target"}  # the workers whose versions a run keeps
 NOT_COMPILED_RANKS = "not compiled for {target}: its processes meet through the GPUs, from the first call on"
 NOT_COMPILED = (
@@ -190,7 +191,7 @@ class _Checks:
                 c for c in BLOCKS[case.block].cpu_check_cases()
                 if (c.dtype, c.direction) == (dtype, case.direction) and not implementation.unsupported(c)
             ]
-            if implementation.backend.family == "inductor":
+            if implementation.backend.family in _INDUCTOR:
                 # A C++ build of seconds each; they test the graph, which is the others' too.
                 cases = [c for c in cases if c.name == "odd"] or cases[:1]
             if not cases:
@@ -248,6 +249,6 @@ def _check_dtype(case: Case, role: str, implementation: Implementation) -> str:
     """Return the dtype of the CPU check: the case's own, where the CPU path computes it correctly."""
     if role == "interpreter" and case.dtype == "bfloat16":
         return "float16"  # Triton's interpreter is silently wrong in bfloat16: its dot and its additions
-    if implementation.backend.family == "inductor" and not implementation.unsupported(replace(case, dtype="float32")):
+    if implementation.backend.family in _INDUCTOR and not implementation.unsupported(replace(case, dtype="float32")):
         return "float32"  # what the cases of all dtypes share, as they do the graph
     return case.dtype
