@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
-PEER_COPY = "[memcpy peer]"  # the name of a record of a copy from one GPU to another
+# Names of records of copies. CUPTI may report a copy through memory that another GPU shares as one within a GPU.
+COPY, PEER_COPY = "[memcpy]", "[memcpy peer]"
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ class CuptiClock:
         self._cupti = cupti
         kinds = cupti.ActivityKind
         self._kinds: tuple[Any, ...] = (kinds.CONCURRENT_KERNEL, kinds.MEMCPY, kinds.MEMSET)
-        self._labels = {int(kinds.MEMCPY): "[memcpy]", int(kinds.MEMSET): "[memset]"}
+        self._labels = {int(kinds.MEMCPY): COPY, int(kinds.MEMSET): "[memset]"}
         if peer_copies:
             self._kinds = (*self._kinds, kinds.MEMCPY2)
             self._labels[int(kinds.MEMCPY2)] = PEER_COPY

@@ -58,6 +58,7 @@ def _describe(work: Sequence[tuple[Case, Sequence[Implementation]]], session: Se
     roles = {
         (i.backend.worker, case.ranks) for case, found in work if too_few_gpus(case) is None for i in found
     }
+    session.workers.start(["reference", *(rank_role(worker, ranks) for worker, ranks in roles)])
     described: dict[str, Any] = {}
     for worker, ranks in sorted(roles):
         try:

@@ -23,7 +23,7 @@ from ...graph.build.from_eager import from_eager
 from ...graph.build.from_inductor import from_inductor
 from ...graph.build.from_launches import from_launches
 from ...graph.model import FusionGraph
-from ...measure.clock import CuptiClock, cupti_missing
+from ...measure.clock import COPY, CuptiClock, cupti_missing
 from ...measure.rank_measurement import Rank, RankProgram
 from ...measure.worker_backend import Arrays
 from ...numerics import input_arrays
@@ -72,10 +72,10 @@ class TorchRankBackend(TorchBackend):
         ranks = Ranks(self.rank.number, self.rank.count, dist.group.WORLD, communicate)
         function = implementation.load()
         apply = partial(function, ranks=ranks, **BLOCKS[case.block].attributes_of(case))
-        held = RankProgram(
-            case, program_of(case, apply), [folder],
-            tuple(getattr(importlib.import_module(function.__module__), "COMMUNICATION", ())),
-        )
+        exchanges = tuple(getattr(importlib.import_module(function.__module__), "COMMUNICATION", ()))
+        if implementation.backend.options.get("copies_exchange"):
+            exchanges += (COPY,)
+        held = RankProgram(case, program_of(case, apply), [folder], exchanges)
         prepare: Callable[..., None] = load(implementation.backend.prepare)
         prepare(self, held, implementation, apply, self.inputs(folder, case), dumps)
         return held
