@@ -95,7 +95,10 @@ def test_numpy_and_torch_evaluate_one_formula(block: Block) -> None:
         np.testing.assert_allclose(found[name].cpu().numpy(), values, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("block", [b for b in BLOCKS.values() if "train" in b.directions or b.spans_gpus], ids=lambda b: b.name)
+TRAINED = [b for b in BLOCKS.values() if "train" in b.directions or b.spans_gpus]
+
+
+@pytest.mark.parametrize("block", TRAINED, ids=lambda b: b.name)
 def test_gradients_agree_with_finite_differences(block: Block) -> None:
     inputs, cotangents = drawn(block)
     found = reference.evaluate(small_case(block), as_torch(inputs), as_torch(cotangents), torch.float64)
