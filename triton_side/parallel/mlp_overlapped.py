@@ -43,18 +43,17 @@ def product(a: Tensor, b: Tensor, residual: Tensor | None = None, out: Tensor | 
 
 
 def send_to_all(buffers: PeerBuffers, rows: Tensor, into: Sequence[Tensor | None]) -> Exchange:
-    """Start to send the rows to each peer and to receive as many of each, into[n] those of the n-th peer."""
+    """Return an exchange, to be started, of these rows for as many of each peer, into[n] those of the n-th peer."""
     exchange = buffers.exchange()
     if buffers.put:
         for peer in buffers.peers:
             exchange.place(peer, rows)
     else:
         exchange.offer(0, rows.shape, rows.dtype).copy_(rows)
-    exchange.start({
+    return exchange.expect({
         peer: [Incoming(tuple(rows.shape), rows.dtype, 0, memory)]
         for peer, memory in zip(buffers.peers, into, strict=True)
     })
-    return exchange
 
 
 def received_sum(exchange: Exchange, peers: Sequence[int]) -> Tensor | None:
@@ -69,7 +68,7 @@ def received_sum(exchange: Exchange, peers: Sequence[int]) -> Tensor | None:
 
 
 def start_results(buffers: PeerBuffers, exchange: Exchange, like: Tensor) -> None:
-    exchange.start({peer: [Incoming(tuple(like.shape), like.dtype)] for peer in buffers.peers})
+    exchange.expect({peer: [Incoming(tuple(like.shape), like.dtype)] for peer in buffers.peers}).start()
 
 
 def _forward(
@@ -82,6 +81,7 @@ def _forward(
     all_up = torch.empty_like(all_gate)
     exchange = send_to_all(buffers, x, [None] * (ranks - 1) if all_x is None else list(all_x[1:]))
     own_gate = product(x, w_gate, out=all_gate[0])
+    exchange.start()  # after the launch, because it takes the host longer
     results = buffers.exchange() if ranks > 1 else None
     for n, peer in enumerate(buffers.peers, 1):
         (peer_x,) = exchange.receive(peer)
@@ -124,6 +124,7 @@ class _Mlp(torch.autograd.Function):
 
         exchange = send_to_all(buffers, dy, list(all_dy[1:]))
         own_dact = product(dy, w_down.T)
+        exchange.start()
         results = buffers.exchange() if buffers.peers else None
         for n, peer in enumerate(buffers.peers, 1):
             (peer_dy,) = exchange.receive(peer)
@@ -135,9 +136,9 @@ class _Mlp(torch.autograd.Function):
             start_results(buffers, results, dy)
         activation_gradients(0, own_dact)
         all_dy[0].copy_(dy)
-        x_rows, dy_rows, gate_rows, up_rows, act_rows = (each.flatten(0, 1) for each in (all_x, all_dy, dgate, dup, act))
-        dw_down = product(act_rows.T, dy_rows)
-        dw_gate, dw_up = product(x_rows.T, gate_rows), product(x_rows.T, up_rows)
+        rows = all_x.flatten(0, 1).T
+        dw_down = product(act.flatten(0, 1).T, all_dy.flatten(0, 1))
+        dw_gate, dw_up = product(rows, dgate.flatten(0, 1)), product(rows, dup.flatten(0, 1))
         dx = product(dgate[0], w_gate.T, None if results is None else received_sum(results, buffers.peers))
         return product(dup[0], w_up.T, dx), dw_gate, dw_up, dw_down, None
 

@@ -21,7 +21,9 @@ from triton_side.kernels.shared.tiles import add_product, product_precision, pro
 
 @declare(flops=lambda shapes: 0)  # the caller declares the operation
 @triton.jit
-def gather_rows_kernel(x_ptr, rows_ptr, out_ptr, width, stride, BLOCK: tl.constexpr):
+def gather_rows_kernel(  # type: ignore[no-untyped-def]
+    x_ptr, rows_ptr, out_ptr, width, stride, BLOCK: tl.constexpr
+):
     """Copy the row that each slot holds."""
     slot = tl.program_id(0)
     row = tl.load(rows_ptr + slot).to(tl.int64)
@@ -41,7 +43,7 @@ def block_gradient_flops(shapes: Shapes) -> float:
 
 @declare(flops=block_gradient_flops)  # the caller declares the operation
 @triton.jit
-def block_gradients_kernel(
+def block_gradients_kernel(  # type: ignore[no-untyped-def]
     a_ptr, b_ptr, b2_ptr, offsets_ptr, c_ptr, c2_ptr, blocks, experts, m, n,
     stride_ak, stride_am, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,

@@ -114,7 +114,8 @@ def make_plan(buffers: PeerBuffers, exchange: Exchange, route: Route, experts: i
     rest = [parts[n : n + 1 + len(chunks)] for n in range(blocks, len(parts), 1 + len(chunks))]
     return Plan(
         rank, own, of_block, dict(zip(buffers.peers, (slots[0] for slots in mine[1:]), strict=True)), chunks,
-        [each[1:] for each in rest], [each[0] for each in rest], torch.stack(parts[:blocks]),
+        [each[1:] for each in rest], [each[0] for each in rest],
+        flat[: blocks * (experts + 1)].view(blocks, experts + 1),
     )
 
 
@@ -155,6 +156,7 @@ def _forward(
     experts, width, rank = len(w_gate), x.shape[1], buffers.ranks.rank
     route, _ = moe_routing.route_tokens(x, router, top_k, save)
     firsts = send_to_all(buffers, route.offsets[None], [None] * len(buffers.peers))
+    firsts.start()
     exchange = buffers.exchange()
     in_slots = sort_rows(exchange, buffers, x, route.rows)
     plan = make_plan(buffers, firsts, route, experts)
@@ -167,11 +169,12 @@ def _forward(
         incoming[peer] = [Incoming((plan.rows(block), width), x.dtype, at, into)]
         if buffers.put:
             exchange.place(peer, in_slots[plan.slots(peer)])
-    exchange.start(incoming)
+    exchange.expect(incoming)
     own_rows = in_slots[plan.slots(rank)]
+    computed = [gate_up(own_rows, w_gate, w_up, plan.whole[0], save)]
+    exchange.start()  # after the launch, because it takes the host longer
     if all_x is not None:
         all_x[plan.bounds(0)].copy_(own_rows)
-    computed = [gate_up(own_rows, w_gate, w_up, plan.whole[0], save)]
     for block, peer in enumerate(buffers.peers, 1):
         (rows,) = exchange.receive(peer)
         computed.append(gate_up(rows, w_gate, w_up, plan.whole[block], save))
@@ -187,7 +190,7 @@ def _forward(
             grouped(act, w_down[low:high], plan.offsets[block][chunk], outbox)
             into = out[plan.slots(peer, low, high)]
             incoming[peer] = [Incoming(tuple(into.shape), x.dtype, None, into)]
-        exchange.start(incoming)
+        exchange.expect(incoming).start()
         results.append(exchange)
     grouped(computed[0][0], w_down, plan.whole[0], out[plan.slots(rank)])
     for exchange in results:
@@ -221,8 +224,10 @@ class _MoE(torch.autograd.Function):
         all_dy = torch.empty_like(all_x)
         dgate, dup, weighted_act = (x.new_empty(len(all_x), hidden) for _ in range(3))
 
-        exchange, weights = _start_gradients(buffers, plan, route, with_unit_column_stride(dy), all_dy)
-        own_dout = grouped(all_dy[plan.bounds(0)], w_down.mT, plan.whole[0])
+        exchange, own_dy, weights = _exchange_gradients(buffers, plan, route, with_unit_column_stride(dy), all_dy)
+        own_dout = grouped(own_dy, w_down.mT, plan.whole[0])
+        exchange.start()
+        all_dy[plan.bounds(0)].copy_(own_dy)
 
         def of_activations(block: int, dout: Tensor, weight: Tensor, dweights: Tensor) -> None:
             at = plan.bounds(block)
@@ -250,7 +255,7 @@ class _MoE(torch.autograd.Function):
                 Incoming(tuple(dx[slots].shape), x.dtype, None, dx[slots]),
                 Incoming(tuple(dweights[slots].shape), torch.float32, None, dweights[slots]),
             ]
-        results.start(incoming)
+        results.expect(incoming).start()
         own = plan.slots(rank)
         of_activations(0, own_dout, weights[own], dweights[own])
         dw_down, _ = launch_block_gradients(weighted_act, all_dy, plan.in_all)
@@ -263,10 +268,13 @@ class _MoE(torch.autograd.Function):
         return launch_dx(dx, dlogits, router, route), drouter, dw_gate, dw_up, dw_down, None, None
 
 
-def _start_gradients(
+def _exchange_gradients(
     buffers: PeerBuffers, plan: Plan, route: Route, dy: Tensor, all_dy: Tensor
-) -> tuple[Exchange, Tensor]:
-    """Start to exchange dy's rows, which come into all_dy, and the choices' weights; return these in slot order too."""
+) -> tuple[Exchange, Tensor, Tensor]:
+    """Return an exchange, to be started, of dy's rows and the choices' weights; own rows; and weights of all slots.
+
+    The peers' rows come into all_dy.
+    """
     exchange, width = buffers.exchange(), dy.shape[1]
     in_slots = sort_rows(exchange, buffers, dy, route.rows)
     weights_at = aligned(bytes_of(in_slots.shape, dy.dtype))
@@ -285,9 +293,7 @@ def _start_gradients(
         if buffers.put:
             exchange.place(peer, in_slots[plan.slots(peer)])
             exchange.place(peer, weights[plan.slots(peer)])
-    exchange.start(incoming)
-    all_dy[plan.bounds(0)].copy_(in_slots[plan.slots(plan.rank)])
-    return exchange, weights
+    return exchange.expect(incoming), in_slots[plan.slots(plan.rank)], weights
 
 
 def moe(
@@ -306,7 +312,7 @@ def moe(
     got = {name: list(tensor.shape) for name, tensor in {"router": router, **weights}.items()}
     if got != expected:
         raise ValueError(
-            f"the router of all ranks and this rank's weights must fit x {list(x.shape)}: expected {expected}, got {got}"
+            f"the whole router and this rank's weights must fit x {list(x.shape)}: expected {expected}, got {got}"
         )
     if not 1 <= top_k <= len(router):
         raise ValueError(f"top_k must be 1 to {len(router)}, the number of experts, got {top_k}")

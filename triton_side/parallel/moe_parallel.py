@@ -23,6 +23,7 @@ from triton_side.parallel import moe_overlapped
 from triton_side.parallel.collectives import all_to_all, whole
 from triton_side.parallel.ranks import Ranks
 
+INPUTS = ("x", "router", "w_gate", "w_up", "w_down")
 COMMUNICATION: tuple[str, ...] = ()  # copy engines move the rows of the Triton programs
 ROW_BYTES = 16  # grouped_mm takes rows of a multiple of this
 
@@ -87,13 +88,13 @@ def inductor(inputs: Mapping[str, Tensor], *, ranks: Ranks, top_k: int) -> dict[
 
 
 def triton(inputs: Mapping[str, Tensor], *, ranks: Ranks, top_k: int) -> dict[str, Tensor]:
-    return {"y": moe_overlapped.moe(**inputs, top_k=top_k, ranks=ranks, put=False)}
+    return {"y": moe_overlapped.moe(*(inputs[name] for name in INPUTS), top_k, ranks, put=False)}
 
 
 def triton_put(inputs: Mapping[str, Tensor], *, ranks: Ranks, top_k: int) -> dict[str, Tensor]:
-    return {"y": moe_overlapped.moe(**inputs, top_k=top_k, ranks=ranks, put=True)}
+    return {"y": moe_overlapped.moe(*(inputs[name] for name in INPUTS), top_k, ranks, put=True)}
 
 
 def triton_in_order(inputs: Mapping[str, Tensor], *, ranks: Ranks, top_k: int) -> dict[str, Tensor]:
     """Run the kernels and copies of `triton` one after the other."""
-    return {"y": moe_overlapped.moe(**inputs, top_k=top_k, ranks=ranks, put=False, overlap=False)}
+    return {"y": moe_overlapped.moe(*(inputs[name] for name in INPUTS), top_k, ranks, put=False, overlap=False)}

@@ -2,8 +2,9 @@
 
     exchange = buffers.exchange()
     exchange.place(peer, rows)                          # or: a kernel writes exchange.outbox(peer, shape, dtype)
-    exchange.start({peer: [Incoming(...)]})
+    exchange.expect({peer: [Incoming(...)]})            # the rows to send are complete
     ...                                                 # kernels that need none of the rows
+    exchange.start()
     rows, = exchange.receive(peer)                      # kernels launched from here on see them
 
 Copy engines move the rows on a stream of their own, so they take no multiprocessor from the kernels. With `put`, the
@@ -12,7 +13,7 @@ with the rows of one rank while those of the next arrive.
 
 Each exchange of a rank has a number n, the same on all ranks. On its copying stream a rank
 
-1. waits for the kernels before `start`,
+1. waits for the kernels before `expect`,
 2. with `put`, writes its rows to each peer,
 3. writes n into a word of each peer's memory, and waits until each peer has written n here,
 4. otherwise, reads the rows of each peer.
@@ -20,7 +21,7 @@ Each exchange of a rank has a number n, the same on all ranks. On its copying st
 Each rank's memory has REGIONS regions, and exchange n uses region n mod REGIONS. A peer that has written n - 1 here has
 read what exchange n - 2 offered, because both are on its copying stream. So this rank fills a region after it has
 passed exchange n - REGIONS + 1. A peer writes into a region of this rank in exchange n after this rank's n - 1. So
-what `receive` returns with `put` is read by kernels launched before `start` of exchange n + REGIONS - 1.
+what `receive` returns with `put` is read by kernels launched before `expect` of exchange n + REGIONS - 1.
 
 On a CPU, files that all ranks map replace symmetric memory, and the same steps run one after the other.
 """
@@ -118,71 +119,69 @@ class PeerBuffers:
         total = self.flags_at + aligned(WORD * ranks.count)
         self.memory = (_SymmetricMemory if self.on_gpu else _SharedFiles)(total, ranks)
         self.number = 0
-        self.done: list[Any] = []  # events of the last exchanges
+        self.over: dict[int, Any] = {}  # an event of each of the last exchanges
         self.numbers, self.first_number = torch.empty(0), 0
         self.stream = torch.cuda.Stream(priority=-1) if self.on_gpu and overlap else None
 
     def exchange(self) -> Exchange:
         """Return the next exchange. Every rank calls this at the same point."""
         self.number += 1
-        if self.number >= self.first_number + len(self.numbers):
+        if self.number >= self.first_number + len(self.numbers) - REGIONS:
             self._number_on()
-        if len(self.done) >= REGIONS - 1:
-            event = self.done[-(REGIONS - 1)]
-            if event is not None:
-                torch.cuda.current_stream().wait_event(event)
-        return Exchange(self)
+        if (event := self.over.get(self.number - REGIONS + 1)) is not None:
+            torch.cuda.current_stream().wait_event(event)
+        return Exchange(self, self.number)
 
     def place(self, owner: int, other: int) -> int:
         """Return the first byte, in a region of rank `owner`, of the place for another rank."""
         return ((other - owner) % self.ranks.count - 1) * self.place_bytes
 
-    def view(self, rank: int, at: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return a tensor in the current region of a rank; in this rank's own if ranks do not communicate."""
+    def view(self, number: int, rank: int, at: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return a tensor in a rank's region for an exchange; in this rank's own if ranks do not communicate."""
         size = bytes_of(shape, dtype)
         if at + size > self.region_bytes:
             raise ValueError(f"an exchange of {size} bytes at {at} exceeds the region of {self.region_bytes} bytes")
-        start = self.number % REGIONS * self.region_bytes + at
+        start = number % REGIONS * self.region_bytes + at
         memory = self.memory.of_rank[rank if self.ranks.communicate else self.ranks.rank]
         return memory[start : start + size].view(dtype).view(*shape)
 
     def copying(self) -> AbstractContextManager[Any]:
         return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
-    def meet(self) -> None:
-        """Tell every peer this exchange's number, and wait until every peer has told it."""
+    def meet(self, number: int) -> None:
+        """Tell every peer an exchange's number, and wait until every peer has told it."""
         if not self.ranks.communicate:
             return
         rank, own = self.ranks.rank, self.memory.of_rank[self.ranks.rank]
-        number = self.numbers[self.number - self.first_number : self.number - self.first_number + 1]
+        index = number - self.first_number
         for peer in self.peers:
-            self._flags(self.memory.of_rank[peer])[rank : rank + 1].copy_(number)
+            self._flags(self.memory.of_rank[peer])[rank : rank + 1].copy_(self.numbers[index : index + 1])
         for peer in self.peers:
             if self.on_gpu:
                 address = own.data_ptr() + self.flags_at + WORD * peer
-                wait_until_at_least(torch.cuda.current_stream().cuda_stream, address, self.number)
+                wait_until_at_least(torch.cuda.current_stream().cuda_stream, address, number)
             else:
-                self._wait_on_cpu(peer)
+                self._wait_on_cpu(peer, number)
 
     def _flags(self, memory: Tensor) -> Tensor:
         return memory[self.flags_at : self.flags_at + WORD * self.ranks.count].view(torch.int32)
 
-    def _wait_on_cpu(self, peer: int) -> None:
+    def _wait_on_cpu(self, peer: int, number: int) -> None:
         flags, give_up = self._flags(self.memory.of_rank[self.ranks.rank]), time.monotonic() + SECONDS
-        while int(flags[peer]) < self.number:
+        while int(flags[peer]) < number:
             if time.monotonic() > give_up:
                 raise TimeoutError(
-                    f"rank {self.ranks.rank} waited {SECONDS:.0f} s for exchange {self.number} of rank {peer}, which is "
+                    f"rank {self.ranks.rank} waited {SECONDS:.0f} s for exchange {number} of rank {peer}, which is "
                     f"at {int(flags[peer])}; all ranks must call the same functions in the same order"
                 )
-            time.sleep(0)
+            time.sleep(1e-4)
 
     def _number_on(self) -> None:
         """Provide the next numbers in GPU memory, from where a copy engine writes them to the peers."""
         if self.on_gpu:
             torch.cuda.synchronize()  # copies may still read the last ones
-        self.first_number = self.number
-        self.numbers = torch.arange(self.number, self.number + NUMBERS, dtype=torch.int32, device=self.device)
+        self.first_number = self.number - REGIONS  # an exchange that was opened before may start later
+        self.numbers = torch.arange(self.first_number, self.number + NUMBERS, dtype=torch.int32, device=self.device)
         if self.on_gpu:
             torch.cuda.synchronize()
 
@@ -190,11 +189,12 @@ class PeerBuffers:
 class Exchange:
     """One exchange; see the module."""
 
-    def __init__(self, buffers: PeerBuffers) -> None:
-        self.buffers = buffers
+    def __init__(self, buffers: PeerBuffers, number: int) -> None:
+        self.buffers, self.number = buffers, number
         self.sent: dict[int, list[Tensor]] = {peer: [] for peer in buffers.peers}
         self.filled = dict.fromkeys(buffers.peers, 0)
         self.incoming: Mapping[int, Sequence[Incoming]] = {}
+        self.ready: Any = None
         self.arrived: dict[int, Any] = {}
         self.received: dict[int, list[Tensor]] = {}
 
@@ -204,7 +204,7 @@ class Exchange:
             tensor = torch.empty(tuple(shape), dtype=dtype, device=self.buffers.device)
         else:
             at = self.buffers.place(self.buffers.ranks.rank, peer) + self.filled[peer]
-            tensor = self.buffers.view(self.buffers.ranks.rank, at, shape, dtype)
+            tensor = self.buffers.view(self.number, self.buffers.ranks.rank, at, shape, dtype)
             self.filled[peer] += aligned(bytes_of(shape, dtype))
         self.sent[peer].append(tensor)
         return tensor
@@ -218,42 +218,49 @@ class Exchange:
 
     def offer(self, at: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return memory at a byte of this rank's region, of which each peer reads its part; only without `put`."""
-        return self.buffers.view(self.buffers.ranks.rank, at, shape, dtype)
+        return self.buffers.view(self.number, self.buffers.ranks.rank, at, shape, dtype)
 
-    def start(self, incoming: Mapping[int, Sequence[Incoming]]) -> None:
-        """Begin to move what was placed. incoming: the tensors that each peer sends here, in its order."""
-        buffers, self.incoming = self.buffers, incoming
-        ranks, own = buffers.ranks, buffers.ranks.rank
+    def expect(self, incoming: Mapping[int, Sequence[Incoming]]) -> Exchange:
+        """Declare the tensors that each peer sends here, in its order, and that those to send are complete."""
+        assert set(incoming) == set(self.buffers.peers), "an exchange receives from every peer"
+        self.incoming = incoming
         for peer in incoming:
             self.received[peer] = self._memory_for(peer)
+        if self.buffers.stream is not None:
+            self.ready = torch.cuda.current_stream().record_event()
+        return self
+
+    def start(self) -> None:
+        """Begin to move the tensors. Exchanges start in the order in which they were opened."""
+        buffers, own, number = self.buffers, self.buffers.ranks.rank, self.number
         if buffers.stream is not None:
-            buffers.stream.wait_stream(torch.cuda.current_stream())
+            buffers.stream.wait_event(self.ready)
         with buffers.copying():
             if buffers.put:
                 for peer, tensors in self.sent.items():
                     at = buffers.place(peer, own)
                     for tensor in tensors:
-                        buffers.view(peer, at, tensor.shape, tensor.dtype).copy_(tensor)
+                        buffers.view(number, peer, at, tensor.shape, tensor.dtype).copy_(tensor)
                         at += aligned(bytes_of(tensor.shape, tensor.dtype))
-            buffers.meet()
-            for peer, tensors in incoming.items():
+            buffers.meet(number)
+            for peer, expected in self.incoming.items():
                 if not buffers.put:
                     at = buffers.place(peer, own)
-                    for each, tensor in zip(tensors, self.received[peer], strict=True):
+                    for each, tensor in zip(expected, self.received[peer], strict=True):
                         source = at if each.at is None else each.at
-                        tensor.copy_(buffers.view(peer, source, each.shape, each.dtype))
+                        tensor.copy_(buffers.view(number, peer, source, each.shape, each.dtype))
                         at += aligned(bytes_of(each.shape, each.dtype))
                 self.arrived[peer] = torch.cuda.current_stream().record_event() if buffers.on_gpu else None
             over = torch.cuda.current_stream().record_event() if buffers.on_gpu else None
-        assert ranks.count == 1 or set(incoming) == set(buffers.peers), "an exchange receives from every peer"
-        buffers.done = [*buffers.done[-REGIONS:], over]
+        buffers.over[number] = over
+        buffers.over.pop(number - REGIONS, None)
 
     def _memory_for(self, peer: int) -> list[Tensor]:
         buffers, tensors = self.buffers, []
         at = buffers.place(buffers.ranks.rank, peer)
         for each in self.incoming[peer]:
             if buffers.put:
-                tensors.append(buffers.view(buffers.ranks.rank, at, each.shape, each.dtype))
+                tensors.append(buffers.view(self.number, buffers.ranks.rank, at, each.shape, each.dtype))
                 at += aligned(bytes_of(each.shape, each.dtype))
             elif each.into is not None:
                 tensors.append(each.into)
@@ -267,6 +274,7 @@ class Exchange:
             torch.cuda.current_stream().wait_event(self.arrived[peer])
         tensors = self.received[peer]
         if self.buffers.put:
+            assert self.buffers.number < self.number + REGIONS - 1, "a peer may write again what this exchange received"
             for n, each in enumerate(self.incoming[peer]):
                 if each.into is not None:
                     each.into.copy_(tensors[n])
@@ -274,8 +282,8 @@ class Exchange:
         self.sent[peer] = []
         return tensors
 
-    def receive_on_host(self, peer: int) -> list[list[int]]:
-        """Return the values of the peer's tensors. The host waits for them, and for no kernel launched after `start`."""
+    def receive_on_host(self, peer: int) -> list[Any]:
+        """Return the values of the peer's tensors as lists. The host waits for them, and for no kernel after `expect`."""
         with self.buffers.copying():
             return [tensor.tolist() for tensor in self.received[peer]]
 
