@@ -22,7 +22,7 @@ pass saves x of all ranks, gate and up.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -143,22 +143,20 @@ class _Mlp(torch.autograd.Function):
         return product(dup[0], w_up.T, dx), dw_gate, dw_up, dw_down, None
 
 
-def mlp(
-    x: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, ranks: Ranks, *, put: bool, overlap: bool = True
-) -> Tensor:
+def mlp(inputs: Mapping[str, Tensor], ranks: Ranks, *, put: bool, overlap: bool = True) -> Tensor:
     """Return this rank's rows of the result, differentiable once; every rank calls this at the same point.
 
     put: ranks write into their peers' memory instead of reading it. overlap: exchanges run beside kernels.
     """
-    tensors = {"x": x, "w_gate": w_gate, "w_up": w_up, "w_down": w_down}
-    check_tensors(**tensors)
+    x, w_gate, w_up, w_down = (inputs[name] for name in ("x", "w_gate", "w_up", "w_down"))
+    check_tensors(x=x, w_gate=w_gate, w_up=w_up, w_down=w_down)
     (_, width), hidden = x.shape, w_gate.shape[-1]
     expected = {"w_gate": [width, hidden], "w_up": [width, hidden], "w_down": [hidden, width]}
-    got = {name: list(tensor.shape) for name, tensor in tensors.items() if name != "x"}
+    got = {name: list(inputs[name].shape) for name in expected}
     if got != expected:
         raise ValueError(f"a rank's weights must fit x {list(x.shape)}: expected {expected}, got {got}")
     x = x.contiguous()
     buffers = peer_buffers("mlp", bytes_of(x.shape, x.dtype), ranks, x.device, put, overlap)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors.values()):
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs.values()):
         return _Mlp.apply(x, w_gate, w_up, w_down, buffers)
     return _forward(buffers, x, w_gate, w_up, w_down, save=False)[0]

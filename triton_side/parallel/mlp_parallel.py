@@ -21,7 +21,6 @@ from triton_side.parallel import mlp_overlapped, symmetric_memory
 from triton_side.parallel.collectives import all_gather, reduce_scatter
 from triton_side.parallel.ranks import Ranks
 
-INPUTS = ("x", "w_gate", "w_up", "w_down")
 COMMUNICATION: tuple[str, ...] = ()  # copy engines move the rows of the Triton programs
 
 
@@ -63,13 +62,13 @@ def inductor_async(inputs: Mapping[str, Tensor], *, ranks: Ranks) -> dict[str, T
 
 
 def triton(inputs: Mapping[str, Tensor], *, ranks: Ranks) -> dict[str, Tensor]:
-    return {"y": mlp_overlapped.mlp(*(inputs[name] for name in INPUTS), ranks, put=False)}
+    return {"y": mlp_overlapped.mlp(inputs, ranks, put=False)}
 
 
 def triton_put(inputs: Mapping[str, Tensor], *, ranks: Ranks) -> dict[str, Tensor]:
-    return {"y": mlp_overlapped.mlp(*(inputs[name] for name in INPUTS), ranks, put=True)}
+    return {"y": mlp_overlapped.mlp(inputs, ranks, put=True)}
 
 
 def triton_in_order(inputs: Mapping[str, Tensor], *, ranks: Ranks) -> dict[str, Tensor]:
     """Run the kernels and copies of `triton` one after the other."""
-    return {"y": mlp_overlapped.mlp(*(inputs[name] for name in INPUTS), ranks, put=False, overlap=False)}
+    return {"y": mlp_overlapped.mlp(inputs, ranks, put=False, overlap=False)}

@@ -25,7 +25,7 @@ w_down [experts, hidden, width] of a rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -296,20 +296,17 @@ def _exchange_gradients(
     return exchange.expect(incoming), in_slots[plan.slots(plan.rank)], weights
 
 
-def moe(
-    x: Tensor, router: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, top_k: int, ranks: Ranks, *, put: bool,
-    overlap: bool = True,
-) -> Tensor:
+def moe(inputs: Mapping[str, Tensor], top_k: int, ranks: Ranks, *, put: bool, overlap: bool = True) -> Tensor:
     """Return y of this rank's tokens, differentiable once; every rank calls this at the same point.
 
     put: ranks write into their peers' memory instead of reading it. overlap: exchanges run beside kernels.
     """
-    weights = {"w_gate": w_gate, "w_up": w_up, "w_down": w_down}
-    check_tensors(x=x, router=router, **weights)
+    x, router, w_gate, w_up, w_down = (inputs[name] for name in ("x", "router", "w_gate", "w_up", "w_down"))
+    check_tensors(x=x, router=router, w_gate=w_gate, w_up=w_up, w_down=w_down)
     (tokens, width), experts, hidden = x.shape, len(w_gate), w_gate.shape[-1]
     up, down = [experts, width, hidden], [experts, hidden, width]
     expected = {"router": [experts * ranks.count, width], "w_gate": up, "w_up": up, "w_down": down}
-    got = {name: list(tensor.shape) for name, tensor in {"router": router, **weights}.items()}
+    got = {name: list(inputs[name].shape) for name in expected}
     if got != expected:
         raise ValueError(
             f"the whole router and this rank's weights must fit x {list(x.shape)}: expected {expected}, got {got}"

@@ -23,7 +23,6 @@ from triton_side.parallel import moe_overlapped
 from triton_side.parallel.collectives import all_to_all, whole
 from triton_side.parallel.ranks import Ranks
 
-INPUTS = ("x", "router", "w_gate", "w_up", "w_down")
 COMMUNICATION: tuple[str, ...] = ()  # copy engines move the rows of the Triton programs
 ROW_BYTES = 16  # grouped_mm takes rows of a multiple of this
 
@@ -54,8 +53,9 @@ def eager(inputs: Mapping[str, Tensor], *, ranks: Ranks, top_k: int) -> dict[str
         counts = torch.diff(torch.searchsorted(by_expert, every, right=True), prepend=every.new_zeros(1))
         each = [experts] * ranks.count
         incoming = all_to_all(counts, each, each, ranks)
-        # The exchange needs the sizes on the host.
-        outgoing_of_expert, incoming_of_expert = torch.stack([counts, incoming]).view(2, ranks.count, experts).tolist()
+    # The exchange needs the sizes on the host. torch.compile ends a graph here, which it could not within a stage.
+    outgoing_of_expert, incoming_of_expert = torch.stack([counts, incoming]).view(2, ranks.count, experts).tolist()
+    with stage("dispatch"):
         sent, received = [sum(rank) for rank in outgoing_of_expert], [sum(rank) for rank in incoming_of_expert]
         rows = all_to_all(x[order // top_k], received, sent, ranks)
         expert = torch.arange(experts, device=x.device).repeat(ranks.count)
@@ -80,7 +80,8 @@ def eager(inputs: Mapping[str, Tensor], *, ranks: Ranks, top_k: int) -> dict[str
 
 @cache
 def _compiled(ranks: Ranks, top_k: int) -> Callable[..., dict[str, Tensor]]:
-    return torch.compile(lambda inputs: eager(inputs, ranks=ranks, top_k=top_k))
+    # The numbers of rows are constants of a graph; other numbers compile another one.
+    return torch.compile(lambda inputs: eager(inputs, ranks=ranks, top_k=top_k), dynamic=False)
 
 
 def inductor(inputs: Mapping[str, Tensor], *, ranks: Ranks, top_k: int) -> dict[str, Tensor]:
@@ -88,13 +89,13 @@ def inductor(inputs: Mapping[str, Tensor], *, ranks: Ranks, top_k: int) -> dict[
 
 
 def triton(inputs: Mapping[str, Tensor], *, ranks: Ranks, top_k: int) -> dict[str, Tensor]:
-    return {"y": moe_overlapped.moe(*(inputs[name] for name in INPUTS), top_k, ranks, put=False)}
+    return {"y": moe_overlapped.moe(inputs, top_k, ranks, put=False)}
 
 
 def triton_put(inputs: Mapping[str, Tensor], *, ranks: Ranks, top_k: int) -> dict[str, Tensor]:
-    return {"y": moe_overlapped.moe(*(inputs[name] for name in INPUTS), top_k, ranks, put=True)}
+    return {"y": moe_overlapped.moe(inputs, top_k, ranks, put=True)}
 
 
 def triton_in_order(inputs: Mapping[str, Tensor], *, ranks: Ranks, top_k: int) -> dict[str, Tensor]:
     """Run the kernels and copies of `triton` one after the other."""
-    return {"y": moe_overlapped.moe(*(inputs[name] for name in INPUTS), top_k, ranks, put=False, overlap=False)}
+    return {"y": moe_overlapped.moe(inputs, top_k, ranks, put=False, overlap=False)}

@@ -283,7 +283,7 @@ class Exchange:
         return tensors
 
     def receive_on_host(self, peer: int) -> list[Any]:
-        """Return the values of the peer's tensors as lists. The host waits for them, and for no kernel after `expect`."""
+        """Return the values of the peer's tensors as lists. The host waits for no kernel after `expect`."""
         with self.buffers.copying():
             return [tensor.tolist() for tensor in self.received[peer]]
 
