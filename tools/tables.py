@@ -98,6 +98,8 @@ def launch_gaps() -> list[tuple[str, str, str, str, str]]:
             largest[key] = max(largest.get(key, found), found)
     table = []
     for name, block in BLOCKS.items():
+        if block.spans_gpus:
+            continue
         (triton, of_triton), (inductor, of_inductor) = largest[name, "triton"], largest[name, "inductor"]
         over = "yes" if max(triton, inductor) >= LAUNCH_BOUND else ""
         has = "yes" if any(i.backend.replays_graphs for i in block.implementations) else ""

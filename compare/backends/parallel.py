@@ -23,9 +23,7 @@ XLA_WINDOWED = replace(
     XLA_SHARDED, name="xla-ranks-windowed",
     options={
         "partitioned": True,
-        "flags": {
-            "xla_gpu_threshold_for_windowed_einsum_mib": 0, "xla_gpu_multi_streamed_windowed_einsum": True,
-        },
+        "flags": {"xla_gpu_threshold_for_windowed_einsum_mib": 0},
     },
 )
 EAGER_RANKS = Backend(

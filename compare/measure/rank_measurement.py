@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from ..graph.model import FusionGraph
 from ..numerics import input_arrays
 from ..numerics.errors import ErrorCheck, relative_error
 from ..numerics.tolerance import Scale
@@ -31,7 +32,7 @@ from .overlap import overlap
 from .worker_backend import Arrays, Program
 
 WARM_UP_CALLS = 3
-CALLS = 10  # timed, of each program in each round
+CALLS = 6  # timed, of each program in each round
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class RankBackend(Protocol):
 class RankProgram:
     """A compiled case on this rank.
 
-    alone: the program without exchanges; None where there is none. exchanges: prefixes of the names of hand-written
+    alone: the program without exchanges; None where there is none. graph: makes the fusion graph, on all ranks at once,
+    because it may call the program; None where there is none. exchanges: prefixes of the names of hand-written
     kernels that only move data between GPUs. sent: the bytes that this rank sends in a call, by the shapes of its
     exchanges; None where they are not known.
     """
@@ -75,6 +77,7 @@ class RankProgram:
     exchanges: tuple[str, ...] = ()
     alone: Program | None = None
     sent: int | None = None
+    graph: Callable[[], FusionGraph] | None = None
 
 
 def check(
@@ -118,9 +121,7 @@ def trace(backend: RankBackend, rank: Rank, measured: RankProgram, clock: CuptiC
     inputs = backend.inputs(measured.folders[0], measured.case)
     backend.synchronize(measured.program.forward(inputs))
     backend.flush_l2()
-    backend.synchronize()
-    rank.barrier.wait()
-    _, found = clock.trace(partial(measured.program.forward, inputs), backend.synchronize)
+    _, found = clock.trace(partial(measured.program.forward, inputs), _meeting(backend, rank))
     return found
 
 
@@ -200,17 +201,28 @@ def _round(
     clock.start()
     for _ in range(CALLS):
         backend.flush_l2()
-        backend.synchronize()
-        rank.barrier.wait()
-        clock.time(_started(program, inputs), backend.synchronize)
+        clock.time(partial(program.forward, inputs), _meeting(backend, rank))
     samples = clock.collect()
     if any(not sample.records for sample in samples):
         raise RuntimeError(f"the {clock.name} clock saw no device work in a timed call")
     return samples
 
 
-def _started(program: Program, inputs: Arrays) -> Callable[[], Any]:
-    return partial(program.forward, inputs)
+def _meeting(backend: RankBackend, rank: Rank) -> Callable[..., None]:
+    """Return `synchronize` for one call of a clock, which waits before the call and after it.
+
+    Before the call, the ranks also meet, when the clock has done all else.
+    """
+    has_met = False
+
+    def synchronize(results: Any = None) -> None:
+        nonlocal has_met
+        backend.synchronize(results)
+        if not has_met:
+            has_met = True
+            rank.barrier.wait()
+
+    return synchronize
 
 
 def _summary(sample: Sample, exchanges: tuple[str, ...]) -> dict[str, float]:

@@ -104,19 +104,20 @@ def _first(trace: CallTrace) -> float:
 
 
 def merge(documents: Sequence[Document]) -> Document:
-    """Return one document with a process for each of `documents`, which `of_call` or `load` made, in their order."""
+    """Return one document with the processes of all `documents`, which `of_call`, `of_ranks` or `load` made."""
     events: list[Event] = []
-    arrows = 0
-    for number, document in enumerate(documents):
+    arrows = number = 0  # those of the documents before
+    for document in documents:
         ids = [event["id"] for event in document["traceEvents"] if "id" in event]
         for event in document["traceEvents"]:
             moved = {"pid": event["pid"] + number, "tid": event["tid"] + number * _THREADS}
             if "id" in event:
                 moved["id"] = event["id"] + arrows
             if event["name"] == "process_sort_index":
-                moved["args"] = {"sort_index": number}
+                moved["args"] = {"sort_index": moved["pid"]}
             events.append(event | moved)
         arrows += max(ids, default=0) + 1
+        number += max((event["pid"] for event in document["traceEvents"]), default=0)
     return _document(events, [name for document in documents for name in document["otherData"]["records"]])
 
 

@@ -102,7 +102,7 @@ def link_gb_per_s(fields: RankFields) -> float | None:
 
 
 class _Identity:
-    """What the columns of IDENTITY take of a record."""
+    """A record, as the columns of IDENTITY take it."""
 
     def __init__(self, record: Record) -> None:
         self.record, self.case = record, record.case

@@ -20,6 +20,7 @@ from ..graph.model import FusionGraph
 from ..measure import timeline
 from ..measure.clock import CallTrace, CuptiClock, DeviceRecord
 from ..numerics.errors import ErrorCheck
+from ..plan.speedup import LEAST_ROUNDS
 from ..record.record import Record
 from ..record.record_fields import ErrorField, RankFields
 from ..spec.case import Case
@@ -32,8 +33,7 @@ from .session import Data, Session, TimeIsUp, judge, note_failure
 # Time limits of requests. XLA times candidate kernels while it compiles; the others compile within seconds.
 COMPILE_SECONDS = {"xla": 150.0, "torch": 60.0}
 CHECK_SECONDS = MEASURE_SECONDS = 60.0
-TRACE_SECONDS = 30.0
-ROUNDS = 3
+GRAPH_SECONDS = TRACE_SECONDS = 30.0
 
 
 def run(
@@ -120,6 +120,7 @@ class _Record:
     def __init__(self, session: Session, data: Data, entry: Record, implementation: Implementation) -> None:
         self._session, self._data, self._entry, self._implementation = session, data, entry, implementation
         self._worker = implementation.backend.worker
+        self._graph_found: FusionGraph | None = None
         self._role = rank_role(self._worker, entry.case.ranks)
 
     def make(self, timed: bool) -> None:
@@ -129,10 +130,7 @@ class _Record:
         dumps = session.dumps_folder(entry)
         held = False
         try:
-            prepared = self._ask(
-                "prepare", COMPILE_SECONDS[self._worker], case=entry.case.to_json(),
-                implementation=entry.implementation, folders=[str(f) for f in self._data.folders], dumps=str(dumps),
-            )
+            prepared = self._prepare(dumps)
             held = True
             entry.compile_s = max(one["compile_s"] for one in prepared)
             answers = self._ask("check", CHECK_SECONDS, scales=self._data.scales)
@@ -142,46 +140,53 @@ class _Record:
                 "case": entry.case.name,
             }
             judge(entry, worst_errors(answers))
-            graph = prepared[0]["graph"] and store.from_json(prepared[0]["graph"])
             if entry.status == "ok" and timed and session.timers.get(f"{self._worker}-ranks") == CuptiClock.name:
-                self._measure(prepared, dumps, graph)
-            elif graph:
-                session.keep_graph(entry, graph)
+                self._measure(prepared, dumps)
         except WORKER_FAILURES as problem:
             note_failure(entry, problem)
         session.archive(entry)
         if held:
             self._optional(lambda: self._ask("release", TRACE_SECONDS))
 
-    def _measure(self, prepared: list[dict[str, Any]], dumps: Path, graph: FusionGraph | None) -> None:
+    def _measure(self, prepared: list[dict[str, Any]], dumps: Path) -> None:
+        """Add times, then graph and timeline; those two cost nothing but themselves where they fail."""
         entry, session = self._entry, self._session
-        unavailable = self._optional(
+        without = self._optional(
             lambda: self._ask(
                 "prepare_alone", COMPILE_SECONDS[self._worker], implementation=entry.implementation, dumps=str(dumps)
             )
         )
-        if unavailable is not None and not session.workers.holds(self._role):
-            # The ranks are fresh ones, which lack the program.
-            self._ask(
-                "prepare", COMPILE_SECONDS[self._worker], case=entry.case.to_json(),
-                implementation=entry.implementation, folders=[str(f) for f in self._data.folders], dumps=str(dumps),
-            )
-        found = self._ask("measure", MEASURE_SECONDS, rounds=ROUNDS)
+        if not session.workers.holds(self._role):  # the ranks died, and fresh ones lack the program
+            self._prepare(dumps)
+        found = self._ask("measure", MEASURE_SECONDS, rounds=LEAST_ROUNDS)
         entry.measurement = measurement(found)
         entry.parallel = {"ranks": rank_fields(found, prepared)}
-        if unavailable is not None:
-            entry.parallel["alone_unavailable"] = unavailable
-        if graph is not None:
-            graph, left = join(graph, {"forward": [DeviceRecord.from_json(one) for one in found[0]["records"]]})
+        if without is not None:
+            entry.parallel["alone_unavailable"] = without
+        if problem := self._optional(self._graph):
+            session.progress.warn(f"{entry.id} has no graph: {problem}")
+        if self._graph_found is not None:
+            records = [DeviceRecord.from_json(one) for one in found[0]["records"]]
+            graph, left = join(self._graph_found, {"forward": records})
             session.keep_graph(entry, graph)
             entry.kernels["forward"]["unjoined"] = [record.name for record in left]
-        entry.trace = {"unavailable": self._optional(lambda: self._trace(graph)) or ""}
-        if not entry.trace["unavailable"]:
-            session.keep_trace(entry, self._document)
+        if problem := self._optional(self._trace):
+            entry.trace = {"unavailable": problem}
 
-    def _trace(self, graph: FusionGraph | None) -> None:
+    def _prepare(self, dumps: Path) -> list[dict[str, Any]]:
+        entry = self._entry
+        return self._ask(
+            "prepare", COMPILE_SECONDS[self._worker], case=entry.case.to_json(), implementation=entry.implementation,
+            folders=[str(f) for f in self._data.folders], dumps=str(dumps),
+        )
+
+    def _graph(self) -> None:
+        found = self._ask("graph", GRAPH_SECONDS)[0]
+        self._graph_found = None if found is None else store.from_json(found)
+
+    def _trace(self) -> None:
         traces = [CallTrace.from_json(one) for one in self._ask("trace", TRACE_SECONDS)]
-        self._document = timeline.of_ranks(traces, graph, name=self._entry.id)
+        self._session.keep_trace(self._entry, timeline.of_ranks(traces, self._graph_found, name=self._entry.id))
 
     def _optional(self, task: Callable[[], Any]) -> str | None:
         """Do what costs no more than its own result; return why it failed, or None."""

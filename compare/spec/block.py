@@ -141,8 +141,8 @@ class Block:
         """Return the fewest bytes that each phase must (read, write): each used input and each output once.
 
         Backward reads the cotangents and `backward_needs`, and writes one gradient per differentiable input except
-        those of `passes_on`. A joint program reads nothing twice. Of a case that spans several GPUs, these are the
-        bytes of one, whose slices are in its own memory.
+        those of `passes_on`. A joint program reads nothing twice. A case that spans several GPUs has the bytes of
+        one, whose slices are in its own memory.
         """
 
         def of_rank(tensor: Tensor, size: int) -> int:
@@ -170,7 +170,7 @@ class Block:
     def phase_flops(self, case: Case) -> dict[str, float]:
         """Return the model FLOPs of each phase: the algorithm's, without what an implementation recomputes.
 
-        Of a case that spans several GPUs, each has the same share.
+        A case that spans several GPUs has the FLOPs of one; all have the same share.
         """
         flops = {
             "forward": self.flops(case.sizes) / case.ranks, "backward": self.backward_flops(case.sizes) / case.ranks

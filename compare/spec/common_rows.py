@@ -271,10 +271,14 @@ def torch_ranks(block: str, async_tensor_parallel: bool = True) -> tuple[Impleme
         Implementation("inductor", f"{module}:inductor", "inductor-ranks", "torch.compile, default mode, and NCCL"),
         *([asynchronous] if async_tensor_parallel else []),
         Implementation(
-            "triton", f"{module}:triton", "triton-ranks", "hand-written Triton that reads the other GPUs' memory"
+            "triton", f"{module}:triton", "triton-ranks", "hand-written Triton beside copies from other GPUs' memory"
         ),
         Implementation(
             "triton-put", f"{module}:triton_put", "triton-ranks",
-            "hand-written Triton that writes the other GPUs' memory",
+            "hand-written Triton beside copies into the other GPUs' memory",
+        ),
+        Implementation(
+            "triton-in-order", f"{module}:triton_in_order", "triton-ranks",
+            "the kernels and copies of triton, one after the other",
         ),
     )

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ class RankGroup:
     def ask(self, method: str, *, timeout: float = 900.0, **params: Any) -> list[Any]:
         """Return the answers by rank. Raises the failure of a rank, with its number.
 
-        A request that every rank refused alike leaves the group as it was; after any other failure it is killed.
+        The group stays where every rank answered, with a refusal or a wrong result at worst; else it is killed.
         """
         return self._all(
             method, [self._threads.submit(worker.ask, method, timeout=timeout, **params) for worker in self._workers]
@@ -67,12 +67,12 @@ class RankGroup:
         return all(worker.alive for worker in self._workers)
 
     def stop(self) -> None:
-        self._end(Worker.stop)
+        self._end(lambda worker: worker.stop())
 
     def kill(self) -> None:
-        self._end(Worker.kill)
+        self._end(lambda worker: worker.kill())
 
-    def _end(self, end: Any) -> None:
+    def _end(self, end: Callable[[Worker], None]) -> None:
         with ThreadPoolExecutor(self._ranks) as threads:
             list(threads.map(end, self._workers))
         self._threads.shutdown(wait=True)
@@ -91,7 +91,7 @@ class RankGroup:
         rank, problem = min(failed.items(), key=lambda each: (_severity(each[1]), each[0]))
         if not isinstance(problem, WORKER_FAILURES):
             raise problem
-        if len(failed) == self._ranks and all(_refusal(each) for each in failed.values()):
+        if len(known) == self._ranks and all(_refusal(each) for each in failed.values()):
             raise problem
         self.kill()
         raise _of_rank(problem, rank, self._ranks, method) from problem

@@ -56,7 +56,8 @@ class RankService:
     def methods(self) -> dict[str, Callable[..., Any]]:
         return {
             "environment": self.environment, "prepare": self.prepare, "prepare_alone": self.prepare_alone,
-            "check": self.check, "measure": self.measure, "trace": self.trace, "release": self.release,
+            "check": self.check, "measure": self.measure, "graph": self.graph, "trace": self.trace,
+            "release": self.release,
             "device_works": self._backend.device_works,
         }
 
@@ -66,9 +67,9 @@ class RankService:
     def prepare(
         self, id: str, case: dict[str, Any], implementation: str, folders: list[str], dumps: str
     ) -> dict[str, Any]:
-        """Compile, and keep the program until it is released. Return compile time, graph, and the bytes to send.
+        """Compile, and keep the program until it is released. Return compile time and the bytes to send.
 
-        Only the first rank's artifacts and graph are kept: the others' differ in nothing but their number.
+        Only the first rank's artifacts are kept: the others' differ in nothing but their number.
         """
         spec = Case.from_json(case)
         row = BLOCKS[spec.block].implementation(implementation)
@@ -77,10 +78,9 @@ class RankService:
         program = self._backend.build(spec, row, paths[0], self._dumps(dumps), communicate=True)
         program.folders = paths
         self._programs[id] = program
-        graph = program.program.graph if self._rank.number == 0 else None
         return {
-            "compile_s": program.program.compile_s, "graph": None if graph is None else store.to_json(graph),
-            "sent": program.sent, "least_sent": rank_measurement.least_sent(self._rank, spec, paths[0]),
+            "compile_s": program.program.compile_s, "sent": program.sent,
+            "least_sent": rank_measurement.least_sent(self._rank, spec, paths[0]),
         }
 
     def prepare_alone(self, id: str, implementation: str, dumps: str) -> None:
@@ -99,6 +99,12 @@ class RankService:
         return {
             "errors": [one.to_json() for one in found], "device": self._backend.device, "backend": self._backend.name,
         }
+
+    def graph(self, id: str) -> dict[str, Any] | None:
+        """Return the first rank's fusion graph; None from other ranks, and for a program without one."""
+        make = self._programs[id].graph
+        graph = None if make is None else make()
+        return None if graph is None or self._rank.number else store.to_json(graph)
 
     def measure(self, id: str, rounds: int) -> dict[str, Any]:
         return rank_measurement.measure(self._backend, self._rank, self._programs[id], self._cupti(), rounds)

@@ -8,7 +8,7 @@ A rank gathers all rows, computes its share of the hidden axis, and sums its sha
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from xlafuse.blocks.ranks import AXIS, Ranks
+from xlafuse.parallel.ranks import AXIS, Ranks
 
 
 def apply(inputs: dict[str, jax.Array], *, ranks: Ranks) -> dict[str, jax.Array]:
@@ -26,11 +26,17 @@ def apply(inputs: dict[str, jax.Array], *, ranks: Ranks) -> dict[str, jax.Array]
 def apply_whole(inputs: dict[str, jax.Array], *, mesh: Mesh) -> dict[str, jax.Array]:
     """Return y from whole arrays; XLA's partitioner adds the exchanges that their shardings on the mesh ask for.
 
-    Without a sharding of the hidden values, it would gather the weights and split the work by tokens.
+    Without a sharding of the hidden values, it would gather the weights and split the work by tokens. The arrays have a
+    leading axis of size 1: without it, XLA of jax 0.11.2 refuses its own code when it splits a product of matrices to
+    overlap with an exchange.
     """
-    activated = _activated(inputs["x"], inputs)
-    activated = jax.lax.with_sharding_constraint(activated, NamedSharding(mesh, PartitionSpec(None, AXIS)))
-    return {"y": _down(activated, inputs)}
+
+    def placed(values: jax.Array, *axes: str | None) -> jax.Array:
+        return jax.lax.with_sharding_constraint(values, NamedSharding(mesh, PartitionSpec(None, *axes)))
+
+    x = placed(inputs["x"][None], AXIS, None)
+    activated = placed(_activated(x, inputs), None, AXIS)
+    return {"y": placed(_down(activated, inputs), AXIS, None)[0]}
 
 
 def _activated(x: jax.Array, weights: dict[str, jax.Array]) -> jax.Array:

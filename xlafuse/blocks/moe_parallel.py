@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from xlafuse.blocks.moe import MoE
-from xlafuse.blocks.ranks import Ranks
+from xlafuse.parallel.ranks import Ranks
 
 # Takes rows by destination and the (from, to) sizes of all groups; returns the received rows by origin, then unused
 # ones, and the position of each origin's first row.

@@ -14,14 +14,18 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from triton_side.calls import dispatch
 from triton_side.parallel.ranks import Ranks
 
 from ...base import host
 from ...base.worker_protocol import Skip
+from ...graph.build.from_eager import from_eager
 from ...graph.build.from_inductor import from_inductor
+from ...graph.build.from_launches import from_launches
+from ...graph.model import FusionGraph
 from ...measure.clock import CuptiClock, cupti_missing
 from ...measure.rank_measurement import Rank, RankProgram
-from ...measure.worker_backend import Arrays, Program
+from ...measure.worker_backend import Arrays
 from ...numerics import input_arrays
 from ...spec.blocks import BLOCKS
 from ...spec.case import Case
@@ -68,10 +72,13 @@ class TorchRankBackend(TorchBackend):
         ranks = Ranks(self.rank.number, self.rank.count, dist.group.WORLD, communicate)
         function = implementation.load()
         apply = partial(function, ranks=ranks, **BLOCKS[case.block].attributes_of(case))
-        prepare: Callable[..., Program] = load(implementation.backend.prepare)
-        program = prepare(self, case, implementation, apply, self.inputs(folder, case), dumps)
-        exchanges = tuple(getattr(importlib.import_module(function.__module__), "COMMUNICATION", ()))
-        return RankProgram(case, program, [folder], exchanges)
+        held = RankProgram(
+            case, program_of(case, apply), [folder],
+            tuple(getattr(importlib.import_module(function.__module__), "COMMUNICATION", ())),
+        )
+        prepare: Callable[..., None] = load(implementation.backend.prepare)
+        prepare(self, held, implementation, apply, self.inputs(folder, case), dumps)
+        return held
 
     def inputs(self, folder: Path, case: Case) -> Arrays:
         block = BLOCKS[case.block]
@@ -104,39 +111,59 @@ Apply = Callable[[Arrays], Arrays]
 
 
 def eager(
-    backend: TorchRankBackend, case: Case, implementation: Implementation, apply: Apply, inputs: Arrays, dumps: Path
-) -> Program:
-    """Return a program that runs one operation after the other. It has no graph."""
-    program = program_of(case, apply)
-    _first_call(backend, program, inputs)
-    return program
+    backend: TorchRankBackend, held: RankProgram, implementation: Implementation, apply: Apply, inputs: Arrays,
+    dumps: Path,
+) -> None:
+    """Make the first call. The graph has the operations of a recorded call."""
+    _first_call(backend, held, inputs)
+
+    def graph() -> FusionGraph:
+        recorded = _record(held.case, apply, inputs)
+        return from_eager(recorded, name=implementation.name, versions=host.installed("torch", "triton"))
+
+    held.graph = lambda: finished(graph(), held.case, implementation)
 
 
 def inductor(
-    backend: TorchRankBackend, case: Case, implementation: Implementation, apply: Apply, inputs: Arrays, dumps: Path
-) -> Program:
-    """Return a program whose function calls torch.compile itself, with the graph of Inductor's output."""
+    backend: TorchRankBackend, held: RankProgram, implementation: Implementation, apply: Apply, inputs: Arrays,
+    dumps: Path,
+) -> None:
+    """Make the first call, in which the function calls torch.compile, and keep Inductor's output."""
     from triton_side.inductor import compiler
 
-    program = program_of(case, apply)
-    program.intercepts_allocations = False
+    held.program.intercepts_allocations = False
     with compiler.capture() as captured:
-        _first_call(backend, program, inputs)
-    program.artifacts = backend.artifact_writer.submit(captured.write, dumps)
-    program.graph = finished(from_inductor(captured, versions=host.installed("torch", "triton")), case, implementation)
-    return program
+        _first_call(backend, held, inputs)
+    held.program.artifacts = backend.artifact_writer.submit(captured.write, dumps)
+    held.graph = lambda: finished(
+        from_inductor(captured, versions=host.installed("torch", "triton")), held.case, implementation
+    )
 
 
 def kernels(
-    backend: TorchRankBackend, case: Case, implementation: Implementation, apply: Apply, inputs: Arrays, dumps: Path
-) -> Program:
-    """Return a program of hand-written Triton. It has no graph."""
+    backend: TorchRankBackend, held: RankProgram, implementation: Implementation, apply: Apply, inputs: Arrays,
+    dumps: Path,
+) -> None:
+    """Make the first call of hand-written Triton. The graph has the launches of a recorded call."""
     if not backend.has_gpu:
         raise Skip("hand-written Triton reads and writes other GPUs' memory, which Triton's interpreter cannot")
-    return eager(backend, case, implementation, apply, inputs, dumps)
+    _first_call(backend, held, inputs)
+
+    def graph() -> FusionGraph:
+        return from_launches(
+            _record(held.case, apply, inputs), name=implementation.name, compiler=implementation.backend.name,
+            versions=host.installed("torch", "triton"),
+        )
+
+    held.graph = lambda: finished(graph(), held.case, implementation)
 
 
-def _first_call(backend: TorchRankBackend, program: Program, inputs: Arrays) -> None:
+def _record(case: Case, apply: Apply, inputs: Arrays) -> dispatch.Recorded:
+    given, cotangents = BLOCKS[case.block].separated(inputs) if case.differentiates else (inputs, {})
+    return dispatch.record_call(apply, given, train=case.differentiates, cotangents=cotangents)
+
+
+def _first_call(backend: TorchRankBackend, held: RankProgram, inputs: Arrays) -> None:
     started = time.perf_counter()
-    backend.synchronize(program.forward(inputs))
-    program.compile_s = time.perf_counter() - started
+    backend.synchronize(held.program.forward(inputs))
+    held.program.compile_s = time.perf_counter() - started

@@ -10,8 +10,9 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from xlafuse.blocks.ranks import Ranks
-from xlafuse.compile import compiler, directions, parallel
+from xlafuse.compile import compiler, directions
+from xlafuse.parallel import program as parallel
+from xlafuse.parallel.ranks import Ranks
 
 from ... import targets
 from ...graph.model import FusionGraph

@@ -6,6 +6,7 @@ from .worker import XlaBackend  # it sets XLA's environment, which jax reads whe
 
 # isort: split
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
-from xlafuse.compile import compiler, parallel
+from xlafuse.compile import compiler
 from xlafuse.hlo import link_traffic
+from xlafuse.parallel import program as parallel
 
 from ...base import host
 from ...base.worker_protocol import Skip
@@ -72,8 +74,10 @@ class XlaRankBackend(XlaBackend):
         )
         halves = {"forward": compiled}
         program = one_gpu.program_of_halves(halves, dumps, has_gpu=self.has_gpu)
-        program.graph = one_gpu.graph_of_halves(halves, dumps, name=implementation.name, target="")
-        return RankProgram(case, program, [folder], sent=link_traffic.sent(compiled.hlo_text, case.ranks))
+        return RankProgram(
+            case, program, [folder], sent=link_traffic.sent(compiled.hlo_text, case.ranks),
+            graph=partial(one_gpu.graph_of_halves, halves, dumps, name=implementation.name, target=""),
+        )
 
     def local(self, array: Any) -> Any:
         (shard,) = array.addressable_shards

@@ -7,8 +7,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from xlafuse.blocks.ranks import AXIS
-from xlafuse.compile import directions
+from xlafuse.parallel.ranks import AXIS
 
 Arrays = dict[str, jax.Array]
 Specs = Mapping[str, PartitionSpec]
@@ -52,6 +51,3 @@ def summing_gradients(
         return found | {f"d_{name}": all_reduce(found[f"d_{name}"]) for name in whole if f"d_{name}" in found}
 
     return summed
-
-
-forward, joint = directions.forward, directions.joint
