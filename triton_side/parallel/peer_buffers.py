@@ -1,11 +1,13 @@
 """Memory that other ranks read and write, and exchanges through it that run while kernels compute.
 
     exchange = buffers.exchange()
-    exchange.place(peer, rows)                          # or: a kernel writes exchange.outbox(peer, shape, dtype)
-    exchange.expect({peer: [Incoming(...)]})            # the rows to send are complete
-    ...                                                 # kernels that need none of the rows
+    exchange.place(peer, rows)
+    exchange.expect({peer: [Incoming(...)]})
     exchange.start()
-    rows, = exchange.receive(peer)                      # kernels launched from here on see them
+    rows, = exchange.receive(peer)
+
+A kernel may also write the rows to send, into `outbox`; `expect` says that they are complete. Kernels launched between
+`start` and `receive` run while the rows move, and kernels after `receive` see the peer's rows.
 
 Copy engines move the rows on a stream of their own, so they take no multiprocessor from the kernels. With `put`, the
 sender writes them into the receiver's memory; otherwise the receiver reads them from the sender's. A receiver computes
@@ -97,8 +99,8 @@ class _SymmetricMemory:
     """Memory of ranks on GPUs of one host, each with access to the others'."""
 
     def __init__(self, size: int, ranks: Ranks) -> None:
-        own, self.of_rank = symmetric_memory.symmetric_buffer(size, ranks.group)
-        own.zero_()
+        self.of_rank, self.handle = symmetric_memory.symmetric_buffer(size, ranks.group)
+        self.of_rank[ranks.rank].zero_()
         torch.cuda.synchronize()
         dist.barrier(group=ranks.group)
 

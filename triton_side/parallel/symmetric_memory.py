@@ -29,18 +29,18 @@ except (ImportError, AttributeError) as missing:
     ) from missing
 
 
-def symmetric_buffer(size: int, group: dist.ProcessGroup) -> tuple[Tensor, list[Tensor]]:
-    """Return `size` bytes of this rank's GPU, and for each rank a tensor of its bytes.
+def symmetric_buffer(size: int, group: dist.ProcessGroup) -> tuple[list[Tensor], object]:
+    """Return for each rank `size` bytes of its GPU, and an object that keeps the peers' mapped.
 
-    Every rank calls this at the same point. The second result keeps the first alive.
+    Every rank calls this at the same point.
     """
     own = allocate(size, dtype=torch.uint8, device=torch.device("cuda", torch.cuda.current_device()))
     handle = rendezvous(own, group)
     if handle is None:
         raise RuntimeError("torch found no symmetric memory between the ranks' GPUs; they need peer access (NVLink)")
-    return own, [
+    return [
         own if rank == handle.rank else handle.get_buffer(rank, (size,), torch.uint8) for rank in range(group.size())
-    ]
+    ], handle
 
 
 def name_of(group: Any) -> str:
