@@ -14,7 +14,7 @@ from tabulate import tabulate
 from compare.base.paths import PROJECT
 from compare.base.text import number
 from compare.plan.peers import is_a
-from compare.report import at_a_glance, authorship, block_list, columns, peers, roofline, rows
+from compare.report import at_a_glance, authorship, block_list, columns, peers, ranks, roofline, rows
 from compare.report.columns import Column, Row
 from compare.report.profile_view import ProfileView
 from compare.sources.profile_sources import open_profile
@@ -24,6 +24,7 @@ from tools import side_by_side
 COLUMNS = {
     "records": columns.COLUMNS, "kernels": roofline.KERNEL_COLUMNS, "authorship": authorship.COLUMNS,
     "findings": columns.FINDING_COLUMNS, "peers": peers.COLUMNS,
+    "ranks": ranks.COLUMNS,
 }
 TOUR = PROJECT / "tests" / "data" / "runs" / "tour"
 CAPTURES = PROJECT / "tests" / "data" / "profiles"  # of training steps on an H200
@@ -96,6 +97,8 @@ def launch_gaps() -> list[tuple[str, str, str, str, str]]:
             largest[key] = max(largest.get(key, found), found)
     table = []
     for name, block in BLOCKS.items():
+        if block.spans_gpus:
+            continue
         (triton, of_triton), (inductor, of_inductor) = largest[name, "triton"], largest[name, "inductor"]
         over = "yes" if max(triton, inductor) >= LAUNCH_BOUND else ""
         has = "yes" if any(i.backend.replays_graphs for i in block.implementations) else ""

@@ -20,7 +20,7 @@ class Backend:
     worker: the role of the worker that runs it on this machine's GPU or CPU, "xla" or "torch".
     prepare: a function of that worker; it compiles one case and returns a compare.measure.worker_backend.Program, with
         the graph that its compiler's graph builder makes.
-    target_worker: the role of the worker that compiles for a GPU that is not there.
+    target_worker: the role of the worker that compiles for a GPU that is not there; None where none can.
     compile_for_target: a function of that worker; it returns the compile time and the fusion graph.
     cpu_check_worker: the role of the worker that checks numbers on a CPU; None for code that only a GPU runs.
     options: what distinguishes it from its family, read by `prepare` and `compile_for_target`.
@@ -28,6 +28,7 @@ class Backend:
         seconds and does not count.
     prebuilt: it launches prebuilt kernels, so there is nothing to compile for a target.
     hand_written: a person chose what computes each product; its graph names the language of each.
+    spans_gpus: its programs run on several GPUs, in a process of `worker` for each.
     replays_graphs: it replays the calls of its family's implementation from CUDA graphs, so its kernels are the same.
     gpu_only: why only a GPU runs its code, as the end of "tpu-v5e is not a GPU: ..."; None for code that XLA compiles
         for a TPU, too.
@@ -39,8 +40,8 @@ class Backend:
     family: str
     worker: str
     prepare: str
-    target_worker: str
-    compile_for_target: str
+    target_worker: str | None
+    compile_for_target: str | None
     cpu_check_worker: str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     autotunes_for_minutes: bool = False
@@ -48,4 +49,5 @@ class Backend:
     hand_written: bool = False
     replays_graphs: bool = False
     gpu_only: str | None = None
+    spans_gpus: bool = False
     requires: tuple[str, ...] = ()

@@ -20,6 +20,13 @@ def gpu_present() -> bool:
     return environment.gpu_present()
 
 
+def gpu_count() -> int:
+    """Return the number of devices that CUDA's driver sees, 0 without a driver."""
+    from xlafuse.compile import environment
+
+    return environment.gpu_count()
+
+
 def xlafuse_version() -> str:
     """Return the version of the installed distribution, else of the running checkout."""
     import tomllib

@@ -259,10 +259,10 @@ def several_machines() -> str:
 
 
 def _groups() -> dict[_Needs, list[str]]:
-    """Return the names of implementations by their needs."""
+    """Return the names of implementations by their needs. Those over several GPUs need what those of one do."""
     groups: dict[_Needs, list[str]] = {}
     for block in BLOCKS.values():
-        for i in block.implementations:
+        for i in block.implementations if not block.spans_gpus else ():
             key = _Needs(i.backend.family, i.needs_gpu is not None, i.requires)
             if i.name not in groups.setdefault(key, []):
                 groups[key].append(i.name)

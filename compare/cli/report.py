@@ -13,7 +13,7 @@ from xlafuse.hlo.gc_pause import collector_paused
 from ..base.usage import UsageError
 from ..graph import formats
 from ..graph.analyse.roofline import Ceilings
-from ..record.run_folder import read_run
+from ..record.run_folder import read_records, read_run
 from ..report import data, rows, table
 from ..report.columns import FINDING_COLUMNS, Row, row_of
 from ..sources import graph_sources
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..report.strongest_findings import StrongFinding
 
 Filters = Mapping[str, list[str]]  # fields of rows -> names
-VIEWS = ("findings", "matrix", "roofline", "traffic", "authorship", "peers")
+VIEWS = ("findings", "matrix", "roofline", "traffic", "authorship", "peers", "ranks")
 
 
 @click.command("report")
@@ -39,6 +39,7 @@ VIEWS = ("findings", "matrix", "roofline", "traffic", "authorship", "peers")
 @click.option("--traffic", is_flag=True, help="Compulsory, declared and measured bytes.")
 @click.option("--authorship", is_flag=True, help="Lines of kernel code and the speed that they bring.")
 @click.option("--peers", is_flag=True, help="The project's own kernels against the best peer of each case, summed up.")
+@click.option("--ranks", is_flag=True, help="Cases over several GPUs: times, overlap and bytes of each GPU.")
 @click.option(
     "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Write everything to FILE as one page for a browser.",
@@ -202,6 +203,12 @@ def _view(view: str, kernels: bool, run: Path, selected: list[Row]) -> tuple[lis
         from ..report import peers
 
         return peers.of(selected), peers.render
+    if view == "ranks":
+        from ..report import ranks
+
+        found = ranks.of(read_records(run)[0])
+        wanted = {rows.id_of(row) for row in selected}
+        return [row for row in found if rows.id_of(row) in wanted], ranks.render
     if view == "roofline":
         from ..report import roofline
 

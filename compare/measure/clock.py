@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
+# Names of records of copies. CUPTI may report a copy through memory that another GPU shares as one within a GPU.
+COPY, PEER_COPY = "[memcpy]", "[memcpy peer]"
+
 
 @dataclass(frozen=True)
 class DeviceRecord:
@@ -63,18 +66,21 @@ class HostRecord:
 class CallTrace:
     """One traced call of one phase; times in seconds since the call began.
 
-    returned: when the call returned to the host, before the device had finished.
+    returned: when the call returned to the host, before the device had finished. began: nanoseconds on CUPTI's clock,
+    which the processes of one host share.
     """
 
     returned: float
     host: tuple[HostRecord, ...]
     device: tuple[TracedRecord, ...]
+    began: int = 0
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CallTrace:
         """Return the object from its dataclasses.asdict."""
         host = tuple(HostRecord(**call) for call in data["host"])
-        return cls(data["returned"], host, tuple(TracedRecord.from_json(ran) for ran in data["device"]))
+        device = tuple(TracedRecord.from_json(ran) for ran in data["device"])
+        return cls(data["returned"], host, device, data.get("began", 0))
 
 
 @dataclass(frozen=True)
@@ -184,20 +190,24 @@ class _Called(NamedTuple):
 class CuptiClock:
     """CUPTI activity records (cupti-python; https://docs.nvidia.com/cupti-python).
 
-    A process must have only one: a second one would silently get all records of the first.
+    A process must have only one: a second one would silently get all records of the first. peer_copies: also record
+    copies from one GPU to another.
     """
 
     name = "cupti"
 
-    def __init__(self) -> None:
+    def __init__(self, *, peer_copies: bool = False) -> None:
         from cupti import cupti
 
         from . import cupti_records  # imports numpy, which reading a run does not need
 
         self._cupti = cupti
         kinds = cupti.ActivityKind
-        self._kinds = (kinds.CONCURRENT_KERNEL, kinds.MEMCPY, kinds.MEMSET)
-        self._labels = {int(kinds.MEMCPY): "[memcpy]", int(kinds.MEMSET): "[memset]"}
+        self._kinds: tuple[Any, ...] = (kinds.CONCURRENT_KERNEL, kinds.MEMCPY, kinds.MEMSET)
+        self._labels = {int(kinds.MEMCPY): COPY, int(kinds.MEMSET): "[memset]"}
+        if peer_copies:
+            self._kinds = (*self._kinds, kinds.MEMCPY2)
+            self._labels[int(kinds.MEMCPY2)] = PEER_COPY
         self._calls = {
             int(kinds.RUNTIME): cupti.runtime_api_trace_cbid, int(kinds.DRIVER): cupti.driver_api_trace_cbid
         }
@@ -283,7 +293,7 @@ class CuptiClock:
             self._stop((*self._kinds, *host))
         device = tuple(TracedRecord(**_since(begin, ran)._asdict()) for ran in _within(self._ran, window)[0])
         calls = [HostRecord(*_since(begin, called)) for called in _within(self._called, window)[0]]
-        return result, CallTrace((returned - begin) * 1e-9, tuple(launches(calls, device)), device)
+        return result, CallTrace((returned - begin) * 1e-9, tuple(launches(calls, device)), device, begin)
 
     def _stop(self, kinds: Sequence[int]) -> None:
         self._cupti.activity_flush_all(1)

@@ -82,20 +82,42 @@ def of_call(traces: Mapping[str, CallTrace], graph: FusionGraph | None, *, name:
     return _document([*_metadata(name, threads.names()), *events], [name])
 
 
+def of_ranks(traces: Sequence[CallTrace], graph: FusionGraph | None, *, name: str) -> Document:
+    """Return the timeline of one call on several GPUs, a process each on one time axis. traces: by rank.
+
+    Time 0 is the first launch of any rank. CUPTI gives host and GPU times of all processes on one clock.
+    """
+    origin = min(trace.began for trace in traces)
+    begins = [(trace.began - origin) * 1e-9 + _first(trace) for trace in traces]
+    documents = [of_call({"forward": trace}, graph, name=f"{name}/rank{rank}") for rank, trace in enumerate(traces)]
+    for begin, document in zip(begins, documents, strict=True):
+        for event in document["traceEvents"]:
+            if "ts" in event:
+                event["ts"] = round(event["ts"] + _microseconds(begin - min(begins)), 3)
+    return merge(documents)
+
+
+def _first(trace: CallTrace) -> float:
+    """Return when a call's first launch or kernel began, in seconds since the call began."""
+    records: list[HostRecord | TracedRecord] = [*trace.host, *trace.device]
+    return min((record.start for record in records), default=0.0)
+
+
 def merge(documents: Sequence[Document]) -> Document:
-    """Return one document with a process for each of `documents`, which `of_call` or `load` made, in their order."""
+    """Return one document with the processes of all `documents`, which `of_call`, `of_ranks` or `load` made."""
     events: list[Event] = []
-    arrows = 0
-    for number, document in enumerate(documents):
+    arrows = number = 0  # those of the documents before
+    for document in documents:
         ids = [event["id"] for event in document["traceEvents"] if "id" in event]
         for event in document["traceEvents"]:
             moved = {"pid": event["pid"] + number, "tid": event["tid"] + number * _THREADS}
             if "id" in event:
                 moved["id"] = event["id"] + arrows
             if event["name"] == "process_sort_index":
-                moved["args"] = {"sort_index": number}
+                moved["args"] = {"sort_index": moved["pid"]}
             events.append(event | moved)
         arrows += max(ids, default=0) + 1
+        number += max((event["pid"] for event in document["traceEvents"]), default=0)
     return _document(events, [name for document in documents for name in document["otherData"]["records"]])
 
 

@@ -17,7 +17,7 @@ from . import own_function
 from .own_function import OwnFunction
 from .timing_modes import Timing
 
-SUITES = ("tour", "quick", "full", "check")
+SUITES = ("tour", "quick", "full", "check", "parallel")
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ def resolve(
     blocks = [one_of("block", name, BLOCKS) for name in dict.fromkeys(blocks)]
     directions = [one_of("direction", name, PHASES) for name in dict.fromkeys(directions)]
     dtypes = [DTYPE_BY_ANY_NAME[one_of("dtype", name, DTYPE_BY_ANY_NAME, shown=DTYPES)] for name in dtypes]
-    shown = blocks or (TOUR if suite == "tour" else tuple(BLOCKS))
+    shown = blocks or _blocks_of(suite)
     wanted = [BLOCKS[name] for name in BLOCKS if name in shown]
     if sizes and not blocks:
         raise UsageError("--size needs a block: xlafuse run attention --size sequence=8192")
@@ -153,6 +153,13 @@ def autotune_results(name: str) -> list[Path]:
             f"({', '.join(targets.names())}) or the folder of a run on a GPU"
         )
     return found
+
+
+def _blocks_of(suite: str) -> tuple[str, ...]:
+    """Return the blocks of a suite; those that span several GPUs have one of their own."""
+    if suite == "tour":
+        return TOUR
+    return tuple(name for name, block in BLOCKS.items() if block.spans_gpus == (suite == "parallel"))
 
 
 def _own_shape(block: Block, axes: Mapping[str, int], dtypes: Iterable[str]) -> Shape:

@@ -14,6 +14,7 @@ from .record_fields import (
     ErrorField,
     KernelsOfPart,
     Measurement,
+    ParallelFields,
     RecordedTimeFields,
     TimesOfPart,
     Traffic,
@@ -36,6 +37,7 @@ class Record:
     kernels: by part, a summary of the fusion graph.
     measurement: None where the implementation was not timed.
     recorded: of a compile for a target, the time of the same kernels on that GPU; None for others.
+    parallel: of a case that spans several GPUs, the times and bytes of each; None for others.
     traffic: bytes that ncu counted, by method ("alone", "call"); None where the run did not ask for them.
     cuda_graph: of an implementation that replays CUDA graphs, how they get their inputs; None for others.
     bytes_compulsory, flops: of the case, by part.
@@ -58,6 +60,7 @@ class Record:
     kernels: dict[str, KernelsOfPart] = field(default_factory=dict)
     measurement: Measurement | None = None
     recorded: RecordedTimeFields | None = None
+    parallel: ParallelFields | None = None
     traffic: Traffic | None = None
     cuda_graph: CudaGraphFields | None = None
     bytes_compulsory: dict[str, int] = field(default_factory=dict)

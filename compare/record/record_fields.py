@@ -149,6 +149,32 @@ class Measurement(TypedDict):
     conditions: NotRequired[list[Condition | None]]
 
 
+class RankFields(TypedDict):
+    """One GPU's median call of a case that spans several (compare.measure.rank_measurement); times in seconds.
+
+    communication: communication kernels ran. compute: other kernels ran. overlap: both ran. alone_device_time and
+    alone_compute: of the program without exchanges, null where there is none. sent_bytes: by the shapes of the
+    exchanges, null where they are not known. least_sent_bytes: what the routing makes this rank send.
+    """
+
+    device_time: float
+    busy_time: float
+    communication: float
+    compute: float
+    overlap: float
+    alone_device_time: float | None
+    alone_compute: float | None
+    sent_bytes: int | None
+    least_sent_bytes: int
+
+
+class ParallelFields(TypedDict):
+    """A case that spans several GPUs. ranks: by rank. alone_unavailable: why no program without exchanges was timed."""
+
+    ranks: list[RankFields]
+    alone_unavailable: NotRequired[str]
+
+
 class CudaGraphFields(TypedDict):
     """How the CUDA graphs that every call replays get its inputs, by name; the gradient of output y is d_y.
 

@@ -11,6 +11,7 @@ from ..base.text import number, printable
 from ..plan.paired_rounds import BASELINE, TIMER_NAMES, column_prefix, device_time_us
 from ..plan.peers import PEERS
 from ..plan.timing_modes import MAIN
+from ..record.record_fields import RankFields
 from ..spec.dtype import DTYPES
 from .record_values import RecordValues, ratio
 
@@ -118,6 +119,10 @@ def checked_on(row: Row) -> str:
 
 def _provenance(row: Row) -> str:
     return "" if row["provenance"] in (None, "compiled") else printable(row["provenance"], 40)
+
+
+def exposed_us(rank: RankFields) -> float | None:
+    return None if rank["alone_device_time"] is None else (rank["device_time"] - rank["alone_device_time"]) * 1e6
 
 
 def _checked(name: str) -> Callable[[RecordValues], Any]:
@@ -379,6 +384,19 @@ COLUMNS = (
         "peak_memory_bytes", "bytes",
         "measured peak above the inputs, the larger of forward's and backward's; empty for XLA, except in older runs",
         "memory MB", lambda v: v.peak_memory_bytes, memory,
+    ),
+    Column(
+        "exposed_us", "µs",
+        "of a case over several GPUs, on the slowest: device time minus that of the same program without exchanges",
+        "exposed µs", lambda v: v.of_slowest_rank(exposed_us),
+    ),
+    Column(
+        "communication_us", "µs", "on the slowest GPU: time in which a communication kernel ran", "communication µs",
+        lambda v: v.of_slowest_rank(lambda rank: rank["communication"] * 1e6),
+    ),
+    Column(
+        "overlap_us", "µs", "on the slowest GPU: time in which communication and other kernels ran together",
+        "overlap µs", lambda v: v.of_slowest_rank(lambda rank: rank["overlap"] * 1e6),
     ),
     Column("peak_memory_reason", "", "why the measured peak is missing", "", lambda v: v.peak_memory_reason),
     Column(

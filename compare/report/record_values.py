@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -15,7 +15,7 @@ from ..graph.analyse.roofline import Ceilings
 from ..numerics.errors import ErrorCheck
 from ..plan.paired_rounds import measured_parts
 from ..record.record import Record
-from ..record.record_fields import ErrorField, Measurement, PeakMemory
+from ..record.record_fields import ErrorField, Measurement, PeakMemory, RankFields
 from ..spec.blocks import BLOCKS
 
 _RATE_UNITS = {"GB/s": 1e9, "TFLOP/s": 1e12}
@@ -221,6 +221,11 @@ class RecordValues:
     @property
     def _peaks(self) -> Mapping[str, PeakMemory]:
         return self.measurement.get("peak_memory") or {}
+
+    def of_slowest_rank(self, value: Callable[[RankFields], float | None]) -> float | None:
+        """Return a value of the GPU whose call took longest; None for a case of one GPU."""
+        ranks = self.record.parallel["ranks"] if self.record.parallel and self.record.status == "ok" else []
+        return value(max(ranks, key=lambda rank: rank["device_time"])) if ranks else None
 
     @property
     def provenance(self) -> str | None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from .. import targets
-from ..backends import BACKENDS
+from ..backends import BACKENDS, Backend
 from ..graph import store
 from ..graph.analyse.fingerprint import fingerprint
 from ..graph.model import FusionGraph
@@ -25,10 +25,22 @@ from ..spec.implementation import Implementation
 from ..targets import recorded_times
 from ..targets.recorded_times import RecordedTime
 from ..workers.client import WORKER_FAILURES, WorkerError
+from ..workers.rank_group import rank_role
+from .parallel import worst_errors
 from .session import Session, judge, note_failure
 
-ROLES = {role for backend in BACKENDS.values() for role in (backend.target_worker, backend.cpu_check_worker) if role}
+
+def _check_queue(backend: Backend) -> str | None:
+    """Return the name of the queue of a backend's CPU checks; ranks are processes of their own."""
+    role = backend.cpu_check_worker
+    return f"{role}-ranks" if role and backend.spans_gpus else role
+
+
+QUEUES = {name for backend in BACKENDS.values() for name in (backend.target_worker, _check_queue(backend)) if name}
+RANKS_SECONDS = 120  # of a request to ranks on the CPU
+_INDUCTOR = ("inductor", "inductor-ranks")  # families whose programs are built in C++ on a CPU
 DESCRIBED = {"xla", "torch", "target"}  # the workers whose versions a run keeps
+NOT_COMPILED_RANKS = "not compiled for {target}: its processes meet through the GPUs, from the first call on"
 NOT_COMPILED = (
     "nothing to compile for {target}: eager PyTorch launches prebuilt kernels, known only on a GPU; its graph has its "
     "operations, and its numbers are checked on the CPU"
@@ -43,7 +55,7 @@ def run(plan: Plan, session: Session) -> None:
     """Write one record for each case and implementation of the plan."""
     session.begin_segment({}, None)
     times = recorded_times.read(targets.FOLDER / (session.target or ""))
-    pools = {role: ThreadPoolExecutor(max_workers=1) for role in ROLES}
+    pools = {role: ThreadPoolExecutor(max_workers=1) for role in QUEUES}
     checks = _Checks(session, pools)
     try:
         roles = {role for _, group in plan.work for i in group for role in _roles(i, session)} & DESCRIBED
@@ -73,7 +85,7 @@ def _roles(implementation: Implementation, session: Session) -> set[str]:
     if _refused(implementation, session):
         return set()
     backend = implementation.backend
-    return {role for role in (backend.target_worker, backend.cpu_check_worker) if role}
+    return {role for role in (backend.target_worker, _check_queue(backend)) if role}
 
 
 def _describe(session: Session, asked: dict[str, Future[dict[str, Any]]], *, wait: bool = False) -> None:
@@ -103,12 +115,17 @@ def _start(
         entry.status, entry.detail = "skipped", f"not here: {reason}"
         return lambda: entry
     role = implementation.backend.target_worker
-    compiling = pools[role].submit(_compile, role, case, implementation, session, entry)
+    compiling = role and pools[role].submit(_compile, role, case, implementation, session, entry)
     checking = checks.start(case, implementation)
 
     def finish() -> Record:
         session.progress.say(entry.id)
         try:
+            if not compiling:
+                entry.status, entry.detail = "skipped", NOT_COMPILED_RANKS.format(target=session.target)
+                if checking is not None:
+                    _join_check(entry, checking)
+                return entry
             compiled = compiling.result()
             graph = store.from_json(compiled["graph"])
             session.keep_graph(entry, graph)
@@ -180,13 +197,32 @@ class _Checks:
                 c for c in BLOCKS[case.block].cpu_check_cases()
                 if (c.dtype, c.direction) == (dtype, case.direction) and not implementation.unsupported(c)
             ]
-            if implementation.backend.family == "inductor":
+            if implementation.backend.family in _INDUCTOR:
                 # A C++ build of seconds each; they test the graph, which is the others' too.
                 cases = [c for c in cases if c.name == "odd"] or cases[:1]
             if not cases:
                 return None
-            self._known[key] = self._pools[role].submit(self._check, role, cases, implementation)
+            check = self._check_ranks if implementation.backend.spans_gpus else self._check
+            queue = _check_queue(implementation.backend) or role
+            self._known[key] = self._pools[queue].submit(check, role, cases, implementation)
         return self._known[key]
+
+    def _check_ranks(self, role: str, cases: list[Case], implementation: Implementation) -> dict[str, Any]:
+        """Check on CPU processes, one a rank."""
+        answers: list[dict[str, Any]] = []
+        for case in cases:
+            entry, ranks = self._session.new(case, implementation), rank_role(role, case.ranks)
+            data = self._session.check_data(case)
+            dumps = self._session.scratch / "checks" / ranks / entry.id.replace("/", "-")
+            self._session.workers.ask(
+                ranks, "prepare", id=entry.id, case=case.to_json(), implementation=implementation.name,
+                folders=[str(f) for f in data.folders], dumps=str(dumps), timeout=RANKS_SECONDS,
+            )
+            answers += self._session.workers.ask(
+                ranks, "check", id=entry.id, scales=data.scales, timeout=RANKS_SECONDS
+            )
+            self._session.workers.ask(ranks, "release", id=entry.id, timeout=RANKS_SECONDS)
+        return {"errors": worst_errors(answers), "checked": _checked(answers[-1], cases)}
 
     def _check(self, role: str, cases: list[Case], implementation: Implementation) -> dict[str, Any]:
         worst: dict[str, dict[str, Any]] = {}
@@ -205,17 +241,20 @@ class _Checks:
                 known = worst.get(error["name"])
                 if known is None or ErrorCheck(**error).severity > ErrorCheck(**known).severity:
                     worst[error["name"]] = error
-        checked = {
-            "device": outcome["device"], "backend": outcome["backend"], "dtype": cases[0].dtype,
-            "case": " and ".join(case.name for case in cases),
-        }
-        return {"errors": list(worst.values()), "checked": checked}
+        return {"errors": list(worst.values()), "checked": _checked(outcome, cases)}
+
+
+def _checked(outcome: Mapping[str, Any], cases: list[Case]) -> dict[str, Any]:
+    return {
+        "device": outcome["device"], "backend": outcome["backend"], "dtype": cases[0].dtype,
+        "case": " and ".join(case.name for case in cases),
+    }
 
 
 def _check_dtype(case: Case, role: str, implementation: Implementation) -> str:
     """Return the dtype of the CPU check: the case's own, where the CPU path computes it correctly."""
     if role == "interpreter" and case.dtype == "bfloat16":
         return "float16"  # Triton's interpreter is silently wrong in bfloat16: its dot and its additions
-    if implementation.backend.family == "inductor" and not implementation.unsupported(replace(case, dtype="float32")):
+    if implementation.backend.family in _INDUCTOR and not implementation.unsupported(replace(case, dtype="float32")):
         return "float32"  # what the cases of all dtypes share, as they do the graph
     return case.dtype

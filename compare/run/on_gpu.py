@@ -27,21 +27,20 @@ from typing import Any
 from ..base import host
 from ..measure.clock_calibration import AGREEMENT, disagreement
 from ..plan.plan import Plan
+from ..spec.blocks import BLOCKS
+from ..spec.case import Case
+from ..spec.implementation import Implementation
 from ..workers import autotune_lock
 from ..workers.client import WORKER_FAILURES
-from . import autotune_results
+from . import autotune_results, parallel
 from .batches import Group, batches, groups_of, name_of
 from .case_runner import CaseRunner
-from .session import Session
+from .session import Session, TimeIsUp
 
 CORES_PER_RUNNER = 1.5  # on the 16 cores of an H200's host, 12 runners compiled no faster than 10
 MOST_RUNNERS = 12
 KEPT_BYTES = 2 << 30  # of the GPU's memory, which a worker may keep between batches
 INDUCTOR_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"  # by default one a core, for each runner
-
-
-class TimeIsUp(Exception):
-    """The end of the time that --stop-after gives a run."""
 
 
 def environment(folder: Path) -> dict[str, str]:
@@ -58,10 +57,26 @@ def environment(folder: Path) -> dict[str, str]:
 def run(plan: Plan, session: Session, stop_after: float | None = None) -> None:
     """Write one record for each case and implementation of the plan.
 
-    Raises TimeIsUp after `stop_after` seconds, or before a batch that would probably not be prepared by then.
+    Cases that span several GPUs come last, one by one. Raises TimeIsUp after `stop_after` seconds, or before a batch
+    that would probably not be prepared by then.
     """
-    run = _Run(plan, session, stop_after)
+    deadline = None if stop_after is None else time.monotonic() + stop_after
     pending = [(case, left) for case, found in plan.work if (left := session.pending(case, found))]
+    spanning = [(case, found) for case, found in pending if BLOCKS[case.block].spans_gpus]
+    single = [(case, found) for case, found in pending if not BLOCKS[case.block].spans_gpus]
+    if single:
+        _run_single(plan, single, session, deadline)
+    else:
+        session.begin_segment({}, None)
+    if spanning:
+        parallel.run(spanning, session, timed=plan.is_timed, deadline=deadline)
+    autotune_results.join(session.folder)
+
+
+def _run_single(
+    plan: Plan, pending: Sequence[tuple[Case, Sequence[Implementation]]], session: Session, deadline: float | None
+) -> None:
+    run = _Run(plan, pending, session, deadline)
     groups = list(groups_of(pending))
     memory_bytes = run.begin(groups)
     short_of_memory: list[Group] = []
@@ -71,16 +86,17 @@ def run(plan: Plan, session: Session, stop_after: float | None = None) -> None:
         session.progress.say(f"again, alone in fresh workers: {name_of(group)} found too little GPU memory")
         run.restart_workers()
         run.work_off([group])
-    autotune_results.join(session.folder)
 
 
 class _Run:
     """The runners of one run, and its deadline."""
 
-    def __init__(self, plan: Plan, session: Session, stop_after: float | None) -> None:
+    def __init__(
+        self, plan: Plan, work: Sequence[tuple[Case, Sequence[Implementation]]], session: Session,
+        deadline: float | None,
+    ) -> None:
         self.runners: list[CaseRunner] = []
-        self._plan, self._session = plan, session
-        self._deadline = None if stop_after is None else time.monotonic() + stop_after
+        self._plan, self._work, self._session, self._deadline = plan, work, session, deadline
         self._slowest_preparation = 0.0  # seconds, of the batches so far
 
     def begin(self, groups: Sequence[Group]) -> int | None:
@@ -90,7 +106,7 @@ class _Run:
         numbers that depend on its answer.
         """
         session = self._session
-        roles = {implementation.backend.worker for case, found in self._plan.work for implementation in found}
+        roles = {implementation.backend.worker for case, found in self._work for implementation in found}
         autotune_results.join(session.folder)  # files of an earlier stretch
         session.workers.start({*roles, "reference"})
         session.progress.say("measuring this GPU's ceilings")

@@ -34,7 +34,7 @@ from ..workers.pool import WorkerPool
 from . import autotune_results, count_traffic, for_target, on_cluster, on_gpu
 from .progress import Progress
 from .ray_cluster import Cluster, ConnectionLost
-from .session import Session
+from .session import Session, TimeIsUp
 
 _SCRATCH = "xlafuse-"
 
@@ -102,7 +102,7 @@ def _execute(
             if traffic:
                 workers.stop()  # ncu's workers need the GPU's memory
                 print(count_traffic.measure(plan, folder, progress.announce), file=sys.stderr)
-    except on_gpu.TimeIsUp:
+    except TimeIsUp:
         print(f"stopped by --stop-after; every finished record is kept, and {again}", file=sys.stderr)
         return 3
     except ConnectionLost as problem:

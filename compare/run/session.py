@@ -44,6 +44,10 @@ class Data:
     scales: list[dict[str, Any]] | None = None
 
 
+class TimeIsUp(Exception):
+    """The end of the time that --stop-after gives a run."""
+
+
 class Session:
     """One run in progress. done: records of an earlier stretch of the run that stay."""
 

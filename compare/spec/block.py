@@ -31,6 +31,8 @@ class Block:
     working_bytes: memory of the plain formula between its operations, where it is far more than inputs and outputs. A
         run plans its memory by it.
     work: the unit of this block's rate, "bytes" or "flops".
+    least_sent: of a block that spans several GPUs, `least_sent(case, rank, inputs)`: the fewest bytes that a rank must
+        send to the others in one call, given its float32 slices of the inputs.
     autotuned_in_quick: directions of the main shape in which implementations that autotune for minutes belong to suite
         `quick`.
     """
@@ -53,7 +55,14 @@ class Block:
     slices: tuple[str | tuple[str, ...], ...] = ()
     working_bytes: Callable[[Sizes], int] = field(default=lambda sizes: 0)
     work: str = "bytes"
+    least_sent: Callable[[Case, int, Arrays], int] | None = None
     autotuned_in_quick: tuple[str, ...] = ()
+
+    @property
+    def spans_gpus(self) -> bool:
+        """Return whether its tensors are split over several GPUs. Only suite `parallel` has such blocks, unless named.
+        """
+        return self.least_sent is not None
 
     def tensor(self, name: str) -> Tensor:
         for tensor in self.inputs + self.outputs:
@@ -85,6 +94,8 @@ class Block:
 
     def shapes_in(self, suite: str) -> list[Shape]:
         """Return the shapes of a suite; `tour` has the main shape alone."""
+        if suite == "parallel" and not self.spans_gpus:
+            return []
         return [self.shapes[0]] if suite == "tour" else [shape for shape in self.shapes if suite in shape.suites]
 
     def cases(self, suite: str, shapes: Iterable[Shape] | None = None) -> list[Case]:
@@ -130,14 +141,18 @@ class Block:
         """Return the fewest bytes that each phase must (read, write): each used input and each output once.
 
         Backward reads the cotangents and `backward_needs`, and writes one gradient per differentiable input except
-        those of `passes_on`. A joint program reads nothing twice.
+        those of `passes_on`. A joint program reads nothing twice. A case that spans several GPUs has the bytes of
+        one, whose slices are in its own memory.
         """
 
+        def of_rank(tensor: Tensor, size: int) -> int:
+            return size // case.ranks if tensor.split else size
+
         def read(tensors: Iterable[Tensor]) -> int:
-            return sum(tensor.bytes_read(case) for tensor in tensors)
+            return sum(of_rank(tensor, tensor.bytes_read(case)) for tensor in tensors)
 
         def written(tensors: Iterable[Tensor]) -> int:
-            return sum(tensor.bytes(case) for tensor in tensors)
+            return sum(of_rank(tensor, tensor.bytes(case)) for tensor in tensors)
 
         given, outputs = read(self.inputs), written(self.outputs)
         gradients = written(t for t in self.inputs if t.differentiable and t.name not in self.passes_on)
@@ -153,8 +168,13 @@ class Block:
         return {phase: read + written for phase, (read, written) in self.compulsory_traffic(case).items()}
 
     def phase_flops(self, case: Case) -> dict[str, float]:
-        """Return the model FLOPs of each phase: the algorithm's, without what an implementation recomputes."""
-        flops = {"forward": self.flops(case.sizes), "backward": self.backward_flops(case.sizes)}
+        """Return the model FLOPs of each phase: the algorithm's, without what an implementation recomputes.
+
+        A case that spans several GPUs has the FLOPs of one; all have the same share.
+        """
+        flops = {
+            "forward": self.flops(case.sizes) / case.ranks, "backward": self.backward_flops(case.sizes) / case.ranks
+        }
         if case.direction == "joint":
             return {"forward": sum(flops.values())}
         return {phase: flops[phase] for phase in case.phases}

@@ -14,6 +14,7 @@ Sizes = Mapping[str, int]
 # one program, whose only phase is called forward.
 PHASES = {"fwd": ("forward",), "train": ("forward", "backward"), "joint": ("forward",)}
 CONTIGUOUS, TRANSPOSED = "contiguous", "transposed"  # layouts of a shape's inputs
+RANKS = "ranks"  # a key of sizes: the number of GPUs that compute the case together, a process each
 MAGNITUDE = "magnitude"  # a key of sizes: the factor on the standard deviation of `magnified` tensors
 
 
@@ -40,6 +41,11 @@ class Case:
     @property
     def phases(self) -> tuple[str, ...]:
         return PHASES[self.direction]
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of GPUs that the case spans; 1 for a case of one GPU."""
+        return self.sizes.get(RANKS, 1)
 
     @property
     def differentiates(self) -> bool:
@@ -84,7 +90,7 @@ class Shape:
     def suites(self) -> tuple[str, ...]:
         if self.edge:
             return ("check",)
-        return ("quick", "full") if self.quick else ("full",)
+        return ("quick", "full", "parallel") if self.quick else ("full", "parallel")
 
     def precisions_in(self, suite: str) -> tuple[str, ...]:
         """Return the precisions of the products in a suite; `tour` and `quick` take only the first."""

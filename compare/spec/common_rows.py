@@ -236,3 +236,54 @@ def half_precision_only(what: str) -> Callable[[Case], str | None]:
         return f"{what} takes float16 and bfloat16, not {case.dtype}" if case.dtype == "float32" else None
 
     return unsupported
+
+
+def xla_ranks(block: str, partitioned: bool = True) -> tuple[Implementation, ...]:
+    """Return the JAX programs of a block that spans several GPUs. partitioned: XLA's partitioner can split it."""
+    target = f"xlafuse.blocks.{block}:apply"
+    whole = f"xlafuse.blocks.{block}:apply_whole"
+    sharded = (
+        Implementation("xla-sharded", whole, "xla-ranks-sharded", "jax.jit with shardings: XLA adds the exchanges"),
+        Implementation(
+            "xla-windowed", whole, "xla-ranks-windowed", "the same, with products split to overlap with exchanges",
+        ),
+    )
+    return (
+        Implementation("xla", target, "xla-ranks", "jax.shard_map with explicit exchanges, XLA's default passes"),
+        Implementation(
+            "xla-in-order", target, "xla-ranks-in-order", "the same, without XLA's latency-hiding scheduler",
+        ),
+        *(sharded if partitioned else ()),
+    )
+
+
+def xla_ragged(block: str) -> Implementation:
+    return Implementation(
+        "xla-ragged", f"xlafuse.blocks.{block}:apply_ragged", "xla-ranks-ragged",
+        "jax.shard_map with ragged exchanges of no more than the routed rows",
+    )
+
+
+def torch_ranks(block: str, async_tensor_parallel: bool = True) -> tuple[Implementation, ...]:
+    """Return the PyTorch and Triton programs of a block that spans several GPUs."""
+    module = f"triton_side.parallel.{block}"
+    asynchronous = Implementation(
+        "inductor-async", f"{module}:inductor_async", "inductor-ranks-async",
+        "torch.compile with products fused with exchanges through symmetric memory",
+    )
+    return (
+        Implementation("eager", f"{module}:eager", "eager-ranks", "PyTorch and NCCL, one operation after the other"),
+        Implementation("inductor", f"{module}:inductor", "inductor-ranks", "torch.compile, default mode, and NCCL"),
+        *([asynchronous] if async_tensor_parallel else []),
+        Implementation(
+            "triton", f"{module}:triton", "triton-ranks", "hand-written Triton beside copies from other GPUs' memory"
+        ),
+        Implementation(
+            "triton-put", f"{module}:triton_put", "triton-ranks",
+            "hand-written Triton beside copies into the other GPUs' memory",
+        ),
+        Implementation(
+            "triton-in-order", f"{module}:triton_in_order", "triton-ranks",
+            "the kernels and copies of triton, one after the other",
+        ),
+    )

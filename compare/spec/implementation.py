@@ -68,7 +68,7 @@ class Implementation:
     @property
     def is_peer(self) -> bool:
         """True for kernels that neither this project nor its user wrote by hand."""
-        return self.loader is None and not self.target.startswith(_OWN_KERNELS)
+        return self.loader is None and not self.backend.hand_written and not self.target.startswith(_OWN_KERNELS)
 
     @property
     def is_stock(self) -> bool:

@@ -23,6 +23,7 @@ class Tensor:
     draw: `draw(generator, sizes)` samples other distributions with a numpy.random.Generator; None draws from the normal
         distribution, and so does a result of None.
     read: the number of elements that a phase must read, where it is fewer than all: the rows looked up in a table.
+    split: the axis that is divided among the ranks of a case that spans several GPUs; None: each rank has all of it.
     magnified: in shapes with a `magnitude`, `std` is multiplied by it, for values near the dtype's largest.
     """
 
@@ -35,9 +36,18 @@ class Tensor:
     draw: Callable[[Any, Sizes], Any] | None = None
     read: Callable[[Sizes], int] | None = None
     magnified: bool = False
+    split: str | None = None
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         return tuple(sizes[axis] for axis in self.axes)
+
+    def of_rank(self, array: Any, rank: int, ranks: int) -> Any:
+        """Return a rank's slice of the whole array: the array itself where no axis is split."""
+        if self.split is None:
+            return array
+        axis = self.axes.index(self.split)
+        size = array.shape[axis] // ranks
+        return array[(slice(None),) * axis + (slice(rank * size, (rank + 1) * size),)]
 
     def elements(self, sizes: Sizes) -> int:
         return math.prod(self.shape(sizes))

@@ -16,7 +16,8 @@ from typing import Any
 
 from ..base.paths import PACKAGE, python_path
 
-INTERPRETERS = {"xla": "XLAFUSE_XLA_PYTHON"}  # every other role runs in XLAFUSE_TORCH_PYTHON
+# Every other role runs in XLAFUSE_TORCH_PYTHON.
+INTERPRETERS = {"xla": "XLAFUSE_XLA_PYTHON", "xla-ranks": "XLAFUSE_XLA_PYTHON"}
 
 
 class WorkerError(Exception):
@@ -41,11 +42,11 @@ WORKER_FAILURES = (WorkerError, WorkerDied, WorkerTimeout)
 def interpreter(role: str) -> str:
     """Return the Python that runs `role`: XLAFUSE_XLA_PYTHON or XLAFUSE_TORCH_PYTHON, else the default.
 
-    The default is this Python. For `xla` it is the environment next to this one's, .venv-xla next to .venv, if
+    The default is this Python. For XLA's roles it is the environment next to this one's, .venv-xla next to .venv, if
     tools/setup_environment.py made it there and XLA's worker started in it.
     """
     beside = Path(f"{sys.prefix}-xla")
-    prepared = role == "xla" and (beside / "xla-worker-starts").is_file()
+    prepared = role in INTERPRETERS and (beside / "xla-worker-starts").is_file()
     default = str(beside / "bin" / "python") if prepared else sys.executable
     return os.environ.get(INTERPRETERS.get(role, "XLAFUSE_TORCH_PYTHON")) or default
 

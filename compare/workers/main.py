@@ -32,6 +32,8 @@ PROGRAMS = {
     "interpreter": ".workers.pytorch.worker",
     "target": ".workers.pytorch.target",
     "tuning": ".workers.pytorch.tuning",
+    "xla-ranks": ".workers.xla.ranks",
+    "torch-ranks": ".workers.pytorch.ranks",
 }
 
 

@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from .client import Worker, WorkerDied, WorkerError, WorkerTimeout
+from .rank_group import SUFFIX, RankGroup
 
 
 class WorkerPool:
-    """One worker per role. Requests to one role wait for each other; requests to different roles run in parallel."""
+    """One worker, or one group of ranks, per role.
+
+    Requests to one role wait for each other; requests to different roles run in parallel.
+    """
 
     def __init__(self, logs: Path, environment: dict[str, str]) -> None:
         """Create a pool that has no workers yet.
@@ -22,7 +26,7 @@ class WorkerPool:
         """
         self._logs, self._environment = logs, environment
         self._siblings: list[WorkerPool] = []
-        self._workers: dict[str, Worker] = {}
+        self._workers: dict[str, Worker | RankGroup] = {}
         self._unavailable: dict[str, WorkerError] = {}
         self._locks: dict[str, threading.RLock] = {}
         self._guard = threading.Lock()
@@ -41,6 +45,10 @@ class WorkerPool:
     def running(self) -> list[str]:
         """Return the roles that have a worker."""
         return sorted(self._workers)
+
+    def holds(self, role: str) -> bool:
+        """Return whether the role has a worker."""
+        return role in self._workers
 
     def ask(self, role: str, method: str, *, timeout: float = 900.0, **params: Any) -> Any:
         """Return a worker's answer. Raises WorkerError, WorkerDied or WorkerTimeout.
@@ -63,7 +71,7 @@ class WorkerPool:
             wanted = list(self._workers) if roles is None else roles
             leaving = [worker for role in wanted if (worker := self._workers.pop(role, None))]
         with ThreadPoolExecutor() as threads:
-            list(threads.map(Worker.stop, leaving))
+            list(threads.map(lambda worker: worker.stop(), leaving))
 
     def sibling(self) -> WorkerPool:
         """Return a new pool with the same environment and its own logs. `stop` of this pool stops it, too."""
@@ -88,7 +96,7 @@ class WorkerPool:
         with self._guard:
             return self._locks.setdefault(role, threading.RLock())
 
-    def _worker(self, role: str) -> Worker:
+    def _worker(self, role: str) -> Worker | RankGroup:
         if role in self._unavailable:
             raise self._unavailable[role]
         if role not in self._workers:
@@ -97,7 +105,8 @@ class WorkerPool:
                     if self._stopped:
                         raise WorkerDied("the run was stopped")
                     # Registered before it is ready, so that a `stop` during its start ends it.
-                    worker = self._workers[role] = Worker(role, self._logs / f"{role}.log", self._environment)
+                    kind = RankGroup if SUFFIX in role else Worker
+                    worker = self._workers[role] = kind(role, self._logs / f"{role}.log", self._environment)
                 worker.wait_ready()
             except WorkerError as problem:
                 with self._guard:

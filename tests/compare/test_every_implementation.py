@@ -41,8 +41,9 @@ BUILT_BY_INDUCTOR = {
 
 
 def rows() -> list[tuple[Case, Implementation]]:
+    one_gpu = [block for block in BLOCKS.values() if not block.spans_gpus]
     return [
-        (c, i) for b in BLOCKS.values() for c in b.cpu_check_cases() for i in b.implementations
+        (c, i) for b in one_gpu for c in b.cpu_check_cases() for i in b.implementations
         if c.direction in i.directions and not i.unsupported(c) and has_layout(c, i)
     ]
 

@@ -242,14 +242,14 @@ def choose_config(choose: Choose, *operands: torch.Tensor) -> MatmulConfig:
 
 def launch_matmul(
     a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None, *,
-    bias: torch.Tensor | None = None, b_sums: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None, b_sums: torch.Tensor | None = None, out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return a @ b (+ residual) (+ bias), contiguous.
+    """Return a @ b (+ residual) (+ bias), contiguous, written to `out` if given.
 
-    `residual` and `bias` are contiguous. `b_sums` [n] becomes the sum of b's rows, of which there may be at most
+    `residual`, `bias` and `out` are contiguous. `b_sums` [n] becomes the sum of b's rows, of which there may be at most
     `config.block_k`; c must have a row.
     """
-    c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device)
+    c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device) if out is None else out
     _launch(a, b, config, residual=residual, bias=bias, c=c, b_sums=b_sums)
     return c
 

@@ -132,6 +132,7 @@ def compile(
 ) -> Compilation:
     """Compile `function(*args)`, args being pytrees of arrays or of `jax.ShapeDtypeStruct`s.
 
+    An argument with a `jax.sharding.NamedSharding` keeps it, so that a program spans the devices of its mesh.
     matmul_precision: of fp32 products, also in the backward phase; None leaves it to the function and jax's config.
         bfloat16 and float16 products accumulate in fp32 on a GPU and compile to the same kernels either way. "ieee"
         changes their autotuning fingerprints, so replay at the precision of the recording.
@@ -228,7 +229,13 @@ def target_sharding(target: Target | None) -> jax.sharding.Sharding | None:
 
 def _structs(args: tuple[Any, ...], target: Target | None) -> tuple[Any, ...]:
     sharding = target_sharding(target)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), args)
+
+    def struct(x: Any) -> jax.ShapeDtypeStruct:
+        own = getattr(x, "sharding", None)
+        placed = own if isinstance(own, jax.sharding.NamedSharding) else sharding
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=placed)
+
+    return jax.tree.map(struct, args)
 
 
 def _precision(precision: MatmulPrecision | None) -> Any:

@@ -94,12 +94,17 @@ def configure_environment(
 
 def gpu_present() -> bool:
     """Return whether CUDA's driver is installed and sees at least one device."""
+    return gpu_count() > 0
+
+
+def gpu_count() -> int:
+    """Return the number of devices that CUDA's driver sees, 0 without a driver."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return False
+        return 0
     count = ctypes.c_int(0)
-    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
+    return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
 
 
 def find_cuda_tools() -> tuple[Path, Path] | None:

@@ -24,7 +24,9 @@ from . import (
     lm_step,
     matmul,
     matmul_fp8,
+    mlp_parallel,
     moe,
+    moe_parallel,
     rmsnorm,
     rope,
     softmax,
@@ -65,6 +67,8 @@ BLOCKS: dict[str, Block] = {
         gpt2_block.BLOCK,
         adamw.BLOCK,
         lm_step.BLOCK,
+        mlp_parallel.BLOCK,
+        moe_parallel.BLOCK,
     )
 }
 

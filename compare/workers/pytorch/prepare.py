@@ -84,7 +84,7 @@ def inductor(
             )
     program.artifacts = backend.artifact_writer.submit(captured.write, dumps)
     graph = from_inductor(captured, versions=host.installed("torch", "triton"))
-    program.graph = _finished(graph, case, implementation)
+    program.graph = finished(graph, case, implementation)
     return program
 
 
@@ -112,7 +112,7 @@ def kernels(
         recorded, name=implementation.name, compiler=implementation.backend.name,
         versions=host.installed("torch", "triton"),
     )
-    program.graph = _finished(graph, case, implementation)
+    program.graph = finished(graph, case, implementation)
     return program
 
 
@@ -175,7 +175,7 @@ def _eager_graph(
             launched[phase].append(sample.records or ())
     versions = host.installed("torch", "triton")
     graph = from_eager(recorded, name=implementation.name, kernels=launched, versions=versions)
-    return _finished(graph, case, implementation)
+    return finished(graph, case, implementation)
 
 
 def _record(
@@ -190,7 +190,7 @@ def _record(
     )
 
 
-def _finished(graph: FusionGraph, case: Case, implementation: Implementation) -> FusionGraph:
+def finished(graph: FusionGraph, case: Case, implementation: Implementation) -> FusionGraph:
     graph = as_one_phase(graph) if case.direction == "joint" else graph
     return portable_lines(replace(graph, name=implementation.name))
 

@@ -62,6 +62,7 @@ def compile_for_target(case: dict[str, Any], implementation: str, dumps: str) ->
     row = BLOCKS[spec.block].implementation(implementation)
     require(row)
     torch.set_float32_matmul_precision("high" if spec.precision == "tf32" else "highest")
+    assert row.backend.compile_for_target is not None, "its target worker is this one"
     compile_s, graph = load(row.backend.compile_for_target)(spec, row, Path(dumps))
     if spec.direction == "joint":
         graph = as_one_phase(graph)

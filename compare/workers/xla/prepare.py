@@ -64,7 +64,7 @@ def prepare(
                 case, implementation, inputs, cotangents, Path(scratch),
                 partial(compile_phase, command_buffers=command_buffers),
             )
-            again = _program(halves, Path(scratch), has_gpu=backend.has_gpu)
+            again = program_of_halves(halves, Path(scratch), has_gpu=backend.has_gpu)
         inside = sum(inside for inside, _ in (again.command_buffers or {}).values())
         if bool(inside) != (command_buffers == "all"):
             raise RuntimeError(f"{command_buffers} of its launches should be in command buffers; {inside} are")
@@ -77,8 +77,8 @@ def prepare(
             )
     except compiler.AutotuningNeeded as problem:
         raise NotAutotuned(str(problem)) from problem
-    program = _program(halves, dumps, has_gpu=backend.has_gpu)
-    program.graph = _graph(halves, dumps, name=implementation.name, target="")
+    program = program_of_halves(halves, dumps, has_gpu=backend.has_gpu)
+    program.graph = graph_of_halves(halves, dumps, name=implementation.name, target="")
     program.variants = _variants(program.command_buffers or {}, compile_with)
     return program
 
@@ -105,7 +105,7 @@ def compile_for_target(
         return compiler.compile(*args, target=device, **options)
 
     halves = _compile(case, implementation, inputs, cotangents, dumps, compile_phase)
-    graph = _graph(halves, dumps, name=implementation.name, target=target)
+    graph = graph_of_halves(halves, dumps, name=implementation.name, target=target)
     return sum(half.compile_s for half in halves.values()), graph
 
 
@@ -139,7 +139,7 @@ def _compile(
     return {"forward": forward, "backward": compiled("backward", differentiate, [residuals, cotangents])}
 
 
-def _program(halves: Halves, dumps: Path, *, has_gpu: bool) -> Program:
+def program_of_halves(halves: Halves, dumps: Path, *, has_gpu: bool) -> Program:
     """Return the compiled functions as a program, without graph and variants."""
     forward = _executable(halves["forward"])
     found = {phase: artifacts.command_buffer_launches(dumps / phase) for phase in halves} if has_gpu else {}
@@ -172,7 +172,7 @@ def _allocations(half: compiler.Compilation) -> list[int]:
     return [size for size in [*outputs, half.memory.temporaries] if size]
 
 
-def _graph(halves: Halves, dumps: Path, *, name: str, target: str) -> FusionGraph:
+def graph_of_halves(halves: Halves, dumps: Path, *, name: str, target: str) -> FusionGraph:
     versions = host.installed("jax", "jaxlib")
     forward = halves["forward"]
     if "backward" in halves:

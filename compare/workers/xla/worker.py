@@ -60,6 +60,7 @@ def compile_for_target(case: dict[str, Any], implementation: str, target: str, d
     spec = Case.from_json(case)
     row = BLOCKS[spec.block].implementation(implementation)
     require(row)
+    assert row.backend.compile_for_target is not None, "its target worker is this one"
     compile_s, graph = load(row.backend.compile_for_target)(spec, row, target, Path(dumps))
     return {"compile_s": compile_s, "graph": store.to_json(graph)}
 

@@ -57,6 +57,10 @@ SMALL = {
         "batch": 2, "sequence": 3, "width": 4, "heads": 2, "kv_heads": 1, "qkv": 8, "attended": 4, "hidden": 3,
     },
     "adamw": {"elements": 5, "step": 3},
+    "mlp_parallel": {"tokens": 4, "width": 3, "hidden": 2, "ranks": 2},
+    "moe_parallel": {
+        "tokens": 6, "width": 5, "hidden": 3, "experts": 4, "top_k": 2, "used": 3, "ranks": 2,
+    },
     "lm_step": lm_step.sizes(
         layers=2, batch=1, sequence=4, width=4, heads=2, kv_heads=1, head_dim=2, hidden=3, vocabulary=5, distinct=3,
         step=7,
@@ -91,7 +95,10 @@ def test_numpy_and_torch_evaluate_one_formula(block: Block) -> None:
         np.testing.assert_allclose(found[name].cpu().numpy(), values, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("block", [b for b in BLOCKS.values() if "train" in b.directions], ids=lambda b: b.name)
+TRAINED = [b for b in BLOCKS.values() if "train" in b.directions or b.spans_gpus]
+
+
+@pytest.mark.parametrize("block", TRAINED, ids=lambda b: b.name)
 def test_gradients_agree_with_finite_differences(block: Block) -> None:
     inputs, cotangents = drawn(block)
     found = reference.evaluate(small_case(block), as_torch(inputs), as_torch(cotangents), torch.float64)

@@ -25,9 +25,17 @@ def ids(plan: Plan) -> list[str]:
     return [case.id for case, _ in plan.work]
 
 
+def test_blocks_over_several_gpus_are_in_their_own_suite_alone() -> None:
+    assert {case.block for case, _ in resolve([], suite="parallel").work} == {"mlp_parallel", "moe_parallel"}
+    for suite in ("tour", "quick", "full", "check"):
+        assert not any(case.ranks > 1 for case, _ in resolve([], suite=suite).work)
+    assert ids(resolve(["moe_parallel"], suite="check"))
+
+
 def test_no_filter_selects_the_whole_suite() -> None:
     plan = resolve([], suite="quick")
-    assert ids(plan) == [case.id for block in BLOCKS.values() for case in block.cases("quick")]
+    one_gpu = [block for block in BLOCKS.values() if not block.spans_gpus]
+    assert ids(plan) == [case.id for block in one_gpu for case in block.cases("quick")]
     for case, found in plan.work:
         block = BLOCKS[case.block]
         assert found == tuple(i for i in block.implementations if block.takes(case, i, "quick"))

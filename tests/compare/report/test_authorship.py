@@ -170,7 +170,7 @@ def test_only_handwritten_implementations_have_kernel_lines(block) -> None:  # t
         found = lines_of(implementation)
         own_kernels = implementation.backend_name in (
             "triton", "triton-cudagraphs", "xla-triton", "cuda", "pallas", "xla-pallas"
-        )
+        ) or (implementation.backend_name, block.name) == ("triton-ranks", "moe_parallel")  # the MLP launches others'
         assert (found.kernel > 0) == own_kernels, implementation.name
         assert found.other > 0
 

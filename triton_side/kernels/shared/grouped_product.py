@@ -273,14 +273,14 @@ def _grid(slots: int, n: int, experts: int, config: MatmulConfig, device: torch.
 
 def launch_grouped_product(
     a: torch.Tensor, rows: torch.Tensor | None, b: torch.Tensor, offsets: torch.Tensor, slots: int,
-    config: MatmulConfig, second: tuple[torch.Tensor, torch.Tensor] | None = None,
+    config: MatmulConfig, second: tuple[torch.Tensor, torch.Tensor] | None = None, out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return c [slots, n] = a[rows] @ b, or a @ b without rows, group by group.
 
-    second: (a2, b2), with the strides of a and b, whose product is added.
+    second: (a2, b2), with the strides of a and b, whose product is added. out: contiguous memory for c.
     """
     experts, k, n = b.shape
-    c = torch.empty((slots, n), dtype=a.dtype, device=a.device)
+    c = torch.empty((slots, n), dtype=a.dtype, device=a.device) if out is None else out
     a2, b2 = second or (None, None)
     with device_of(a):
         if config.descriptors:

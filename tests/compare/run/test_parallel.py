@@ -1,0 +1,193 @@
+"""Cases over several GPUs: with ranks that answer from a script, and on two CPU processes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from compare.base import host
+from compare.graph import store
+from compare.graph.model import FusionGraph, Kernel
+from compare.measure import timeline
+from compare.numerics.errors import ErrorCheck
+from compare.plan.selection import resolve
+from compare.record import run_folder
+from compare.record.record import Record
+from compare.report import ranks as view
+from compare.report import rows
+from compare.run import run as run_module
+from compare.run.parallel import worst_errors
+from compare.spec.blocks import BLOCKS
+from compare.spec.case import Case
+from compare.workers.client import WorkerDied, WorkerError, WorkerTimeout
+from compare.workers.pool import WorkerPool
+from compare.workers.rank_group import rank_role
+
+
+def sample(device: float, exchange: float, both: float) -> dict[str, float]:
+    return {
+        "device_time": device, "busy_time": device, "communication": exchange, "compute": device - exchange + both,
+        "both": both,
+    }
+
+
+GRAPH = store.to_json(FusionGraph("add", "xla", (Kernel("k", "elementwise", "forward", runtime_name="k"),)))
+
+
+class Ranks:
+    """Two ranks, the second 1 µs slower. faults: (method, implementation) -> exception; it ends the ranks."""
+
+    def __init__(self, faults: dict[tuple[str, str], Exception]) -> None:
+        self.faults, self.calls, self.held = faults, Counter[tuple[str, str]](), False
+
+    def holds(self, role: str) -> bool:
+        return self.held
+
+    def start(self, roles: Any) -> None: ...
+
+    def restart(self, roles: Any = None) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def ask(self, role: str, method: str, *, timeout: float = 0, **params: Any) -> Any:
+        name = str(params.get("id", "")).rpartition("/")[2]
+        self.calls[method, name] += 1
+        if role == "reference":
+            return {"y": {"rms": 1.0, "largest": 2.0, "independent_error": 0.25}} if method == "produce" else None
+        assert role.endswith("-ranks-2")
+        if fault := self.faults.get((method, name)):
+            self.held = isinstance(fault, WorkerError)
+            raise fault
+        assert self.held or method in ("environment", "prepare", "release"), "these ranks lack the program"
+        self.held |= method == "prepare"
+        if method == "measure":
+            alone = None if ("prepare_alone", name) in self.faults else [[sample(6e-6, 0.0, 0.0)] * 2] * 5
+            return [
+                {
+                    "program": [[sample((9 + rank) * 1e-6, 4e-6, 1e-6)] * 2] * 5, "alone": alone,
+                    "records": [{"name": "k", "start": 0.0, "end": 1e-6}],
+                }
+                for rank in range(2)
+            ]
+        if method == "trace":
+            device = {"name": "k", "start": 2e-6, "end": 3e-6, "grid": None, "bytes": None}
+            return [{"returned": 5e-6, "host": [], "device": [device], "began": 1000 * rank} for rank in range(2)]
+        answers: dict[str, Any] = {
+            "environment": {"timer": "cupti", "device": "GPU"},
+            "graph": GRAPH, "prepare": {"compile_s": 0.5, "sent": 4000, "least_sent": 2000},
+            "check": {
+                "errors": [{"name": "y", "error": 0.1, "tolerance": 0.2}], "device": "GPU", "backend": "simulated",
+            },
+        }
+        return [answers.get(method)] * 2
+
+
+def run(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, pool: Ranks, names: list[str], gpus: int = 2
+) -> dict[str, Record]:
+    monkeypatch.setattr(host, "gpu_present", lambda: True)
+    monkeypatch.setattr(host, "gpu_count", lambda: gpus)
+    monkeypatch.setattr(run_module, "WorkerPool", lambda logs, environment: pool)
+    plan = resolve(["mlp_parallel"], suite="parallel", implementations=names, directions=["fwd"])
+    run_module.execute(plan, folder=folder, target=None, resume=False)
+    return {record.implementation: record for record in run_folder.read_records(folder)[0]}
+
+
+def test_a_record_has_the_times_of_both_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record = run(monkeypatch, tmp_path / "run", Ranks({}), ["xla"])["xla"]
+    assert record.status == "ok" and record.parallel is not None
+    (row,) = rows.read(tmp_path / "run").rows
+    assert row["device_time_us"] == pytest.approx(10) and row["exposed_us"] == pytest.approx(4)  # the slower rank's
+    shown = view.of([record])
+    assert [each["rank"] for each in shown] == [0, 1]
+    assert [each["device_time_us"] for each in shown] == pytest.approx([9, 10])
+    assert [each["exposed_us"] for each in shown] == pytest.approx([3, 4])
+    assert [each["compute_slowdown"] for each in shown] == pytest.approx([1, 7 / 6])
+    assert [each["link_gb_per_s"] for each in shown] == pytest.approx([1, 1])
+    assert "exposed" in view.render(shown)
+    document = timeline.load(run_folder_file(tmp_path / "run", record))
+    kernels = [event for event in document["traceEvents"] if event["name"] == "k" and event["ph"] == "X"]
+    assert sorted(event["ts"] for event in kernels) == [0, 1]  # the second rank began 1 µs later
+    assert len({event["pid"] for event in kernels}) == 2
+    merged = timeline.merge([document, document])
+    assert len({event["pid"] for event in merged["traceEvents"]}) == 4
+
+
+def run_folder_file(folder: Path, record: Record) -> Any:
+    from compare.record.run_files import recorded_file
+
+    assert record.trace is not None
+    return recorded_file(folder, record, record.trace["file"])
+
+
+def test_a_fault_costs_its_own_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    faults: Any = {
+        ("check", "xla"): WorkerTimeout("no answer within 60 s"),
+        ("prepare_alone", "xla-sharded"): WorkerError("skipped", "no program without them"),
+        ("measure", "xla-in-order"): WorkerDied("rank 1 died"),
+        ("prepare_alone", "eager"): WorkerDied("rank 0 died"),
+    }
+    pool = Ranks(faults)
+    found = run(monkeypatch, tmp_path / "run", pool, ["xla", "xla-sharded", "xla-in-order", "eager"])
+    assert {name: record.status for name, record in found.items()} == {
+        "xla": "timeout", "xla-sharded": "ok", "xla-in-order": "failed", "eager": "ok",
+    }
+    assert found["xla-sharded"].parallel is not None
+    assert found["xla-sharded"].parallel["alone_unavailable"] == "no program without them"
+    assert pool.calls["prepare", "eager"] == 2  # fresh ranks need the program again
+
+
+def test_too_few_gpus_skip_the_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = Ranks({})
+    found = run(monkeypatch, tmp_path / "run", pool, ["xla", "eager"], gpus=1)
+    assert {record.status for record in found.values()} == {"skipped"}
+    assert found["xla"].detail is not None and "2 GPUs; this machine has 1" in found["xla"].detail
+    assert not pool.calls["prepare", "xla"]
+
+
+@pytest.fixture(scope="module")
+def cpu_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
+    scratch = tmp_path_factory.mktemp("ranks")
+    pool = WorkerPool(scratch, {"CUDA_VISIBLE_DEVICES": "", "XLAFUSE_SCRATCH": str(scratch)})
+    pool.start([rank_role("xla", 2), "reference"])
+    yield pool
+    pool.stop()
+
+
+CPU_CASES = [
+    ("moe_parallel", "odd", "joint", "xla"),  # experts without a token
+    ("moe_parallel", "all-on-one", "fwd", "xla"),
+    ("mlp_parallel", "odd", "joint", "xla"),
+    ("mlp_parallel", "odd", "joint", "xla-sharded"),
+    ("mlp_parallel", "odd", "joint", "eager"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("block", "shape", "direction", "implementation"), CPU_CASES)
+def test_on_two_cpu_processes(
+    cpu_ranks: WorkerPool, tmp_path: Path, block: str, shape: str, direction: str, implementation: str
+) -> None:
+    wanted = shape, "float32", direction
+    case = next(c for c in BLOCKS[block].cases("check") if (c.name, c.dtype, c.direction) == wanted)
+    scales = check_data(cpu_ranks, case, tmp_path)
+    role = rank_role(BLOCKS[block].implementation(implementation).backend.worker, 2)
+    prepared = cpu_ranks.ask(
+        role, "prepare", id="program", case=case.to_json(), implementation=implementation,
+        folders=[str(tmp_path / "0")], dumps=str(tmp_path / "dumps"), timeout=100,
+    )
+    answers = cpu_ranks.ask(role, "check", id="program", scales=[scales], timeout=60)
+    cpu_ranks.ask(role, "release", id="program")
+    assert [one["least_sent"] >= 0 for one in prepared] == [True, True]
+    checks = [ErrorCheck(**error) for error in worst_errors(answers)]
+    expected = {"y"} | ({f"d_{t.name}" for t in BLOCKS[block].inputs} if direction == "joint" else set())
+    assert {check.name for check in checks} == expected and all(check.passes for check in checks), checks
+
+
+def check_data(pool: WorkerPool, case: Case, folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = pool.ask("reference", "produce", case=case.to_json(), seed=0, folder=str(folder / "0"))
+    return found

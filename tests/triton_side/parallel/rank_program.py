@@ -1,0 +1,140 @@
+"""One of the ranks that `test_parallel.py` starts: rank_program.py RANK COUNT FOLDER.
+
+It writes errors-RANK.json: for each case and program the largest error of each output and gradient, over the root mean
+square of the float64 reference.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from compare.spec.blocks import mlp_parallel as mlp_spec
+from compare.spec.blocks import moe as moe_spec
+from triton_side.parallel import mlp_parallel, moe_parallel
+from triton_side.parallel.ranks import Ranks
+
+SPLIT = {"moe": {"w_gate": 0, "w_up": 0, "w_down": 0}, "mlp": {"w_gate": 1, "w_up": 1, "w_down": 0}}
+# Sizes, dtype, whether there are gradients, and programs. float16 stands for 16-bit types, because Triton's interpreter
+# multiplies bfloat16 wrongly. The sizes of "tiles" are multiples of 16 bytes, as TMA and grouped_mm need.
+CASES: dict[str, tuple[tuple[int, ...], torch.dtype, bool, tuple[str, ...]]] = {
+    "mlp odd": ((10, 21, 26), torch.float32, True, ("eager", "inductor", "inductor_async", "triton_in_order")),
+    "mlp tiles": ((40, 64, 96), torch.float16, True, ("eager", "triton", "triton_put")),
+    "moe odd": ((10, 21, 13, 6, 2, 4), torch.float32, True, ("eager", "inductor", "triton_put")),
+    "moe tiles": ((24, 32, 48, 8, 2, 8), torch.float16, True, ("eager", "triton")),
+    "moe all-on-one": ((12, 16, 24, 4, 1, 1), torch.float32, False, ("eager", "triton_in_order", "triton_put")),
+    "moe one-token": ((2, 16, 24, 4, 2, 3), torch.float32, True, ("eager", "triton")),
+}
+WITHOUT_EXCHANGES = {"mlp odd": ("eager", "triton"), "moe one-token": ("eager", "triton_put")}
+
+
+def draw(sizes: Mapping[str, int], block: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Return the arrays of all ranks, rounded to the dtype; y is the cotangent."""
+    generator = np.random.default_rng(3)
+    width, hidden, tokens = sizes["width"], sizes["hidden"], sizes["tokens"]
+    shapes: dict[str, tuple[int, ...]] = {"w_gate": (width, hidden), "w_up": (width, hidden), "w_down": (hidden, width)}
+    arrays = {"x": generator.standard_normal((tokens, width))}
+    if block == "moe":
+        shapes = {name: (sizes["experts"], *shape) for name, shape in shapes.items()}
+        arrays = {"x": moe_spec.draw_x(generator, sizes), "router": moe_spec.router_weight(sizes)}
+    for name, shape in shapes.items():
+        arrays[name] = generator.standard_normal(shape) / shape[-2] ** 0.5
+    arrays["y"] = generator.standard_normal((tokens, width))
+    return {name: torch.tensor(array).to(dtype) for name, array in arrays.items()}
+
+
+def reference(arrays: Mapping[str, torch.Tensor], block: str, **parameters: int) -> dict[str, torch.Tensor]:
+    """Return y and the gradients of all ranks in float64."""
+    inputs = {name: array.double().requires_grad_() for name, array in arrays.items() if name != "y"}
+    x = inputs["x"]
+    if block == "mlp":
+        y = (torch.nn.functional.silu(x @ inputs["w_gate"]) * (x @ inputs["w_up"])) @ inputs["w_down"]
+    else:
+        chosen, weights = moe_parallel.route(x.float(), inputs["router"].float(), parameters["top_k"])
+        weights = torch.softmax((x @ inputs["router"].T).gather(1, chosen), dim=-1)
+        gate, up = (torch.einsum("tw,ewh->teh", x, inputs[name]) for name in ("w_gate", "w_up"))
+        out = torch.einsum("teh,ehw->tew", torch.nn.functional.silu(gate) * up, inputs["w_down"])
+        y = (weights[:, :, None] * out.gather(1, chosen[:, :, None].expand(-1, -1, x.shape[1]))).sum(dim=1)
+    gradients = torch.autograd.grad(y, list(inputs.values()), arrays["y"].double())
+    return {"y": y.detach(), **dict(zip(inputs, gradients, strict=True))}
+
+
+def mine(name: str, array: torch.Tensor, block: str, ranks: Ranks) -> torch.Tensor:
+    axis = 0 if name in ("x", "y") else SPLIT[block].get(name)
+    return array if axis is None else array.chunk(ranks.count, dim=axis)[ranks.rank].contiguous()
+
+
+def errors(
+    program: Callable[..., Any], arrays: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor],
+    block: str, ranks: Ranks, gradients: bool, **parameters: int,
+) -> dict[str, float]:
+    """Return the errors of this rank's output without and with gradients, and of its gradients."""
+    local = {name: mine(name, array, block, ranks) for name, array in arrays.items()}
+    dy = local.pop("y")
+    got = {"inference": program(local, ranks=ranks, **parameters)["y"]}
+    if gradients:
+        inputs = {name: tensor.clone().requires_grad_() for name, tensor in local.items()}
+        got["y"] = program(inputs, ranks=ranks, **parameters)["y"]
+        got |= zip(inputs, torch.autograd.grad(got["y"], list(inputs.values()), dy), strict=True)
+    found = {}
+    for name, value in got.items():
+        whole = expected["y" if name == "inference" else name]
+        want = mine("y" if name == "inference" else name, whole, block, ranks)
+        assert value.dtype == dy.dtype and value.shape == want.shape, (name, value.dtype, value.shape, want.shape)
+        found[name] = float((value.detach().double() - want).abs().max() / whole.square().mean().sqrt())
+    return found
+
+
+def add_cpu_kernels() -> None:
+    """Give the two operations of `inductor_async` kernels for CPUs, which PyTorch has not."""
+
+    @torch.library.impl("symm_mem::fused_all_gather_matmul", "CPU")
+    def gather(a, products, gather_dim, group, *, return_A=True):  # type: ignore[no-untyped-def]  # noqa: N803
+        rows = a.new_empty(2 * len(a), a.shape[1])
+        dist.all_gather_into_tensor(rows, a.contiguous())
+        return rows, [rows @ b for b in products]
+
+    @torch.library.impl("symm_mem::fused_matmul_reduce_scatter", "CPU")
+    def scatter(a, b, reduce_op, scatter_dim, group):  # type: ignore[no-untyped-def]
+        sums = a.new_empty(len(a) // 2, b.shape[1])
+        dist.reduce_scatter_tensor(sums, a @ b)
+        return sums
+
+
+def main(rank: int, count: int, folder: Path) -> None:
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=count, timeout=timedelta(seconds=60)
+    )
+    add_cpu_kernels()
+    # Traced by torch.compile, and then run without Inductor's C++ compiler, which takes too long for a test.
+    torch.compile = functools.partial(torch.compile, backend="aot_eager")
+    found: dict[str, dict[str, float]] = {}
+    for case, (shape, dtype, gradients, programs) in CASES.items():
+        block = case.partition(" ")[0]
+        spec, module = (mlp_spec, mlp_parallel) if block == "mlp" else (moe_spec, moe_parallel)
+        sizes = spec.sizes(*shape)
+        parameters = {"top_k": sizes["top_k"]} if block == "moe" else {}
+        arrays = draw(sizes, block, dtype)
+        expected = reference(arrays, block, **parameters)
+        for communicate, names in ((True, programs), (False, WITHOUT_EXCHANGES.get(case, ()))):
+            ranks = Ranks(rank, count, dist.group.WORLD, communicate)
+            for name in names:
+                found[f"{case} {name}{'' if communicate else ' alone'}"] = errors(
+                    getattr(module, name), arrays, expected, block, ranks, gradients, **parameters
+                )
+    (folder / f"errors-{rank}.json").write_text(json.dumps(found))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

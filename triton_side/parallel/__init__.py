@@ -1,0 +1,1 @@
+"""Blocks whose arrays are split over the GPUs of one host, a process each: one module a block."""

@@ -1,0 +1,325 @@
+"""A mixture of SwiGLU experts over ranks in Triton; exchanges with the peers overlap with products.
+
+    y[t] = sum over t's choices j of w[t, j] (silu(x[t] w_gate[e]) * (x[t] w_up[e])) w_down[e]    e: the choice's expert
+
+Tokens and experts are split over the ranks. `kernels/moe_routing.py` sorts a rank's choices by expert, so the rows for
+one rank are consecutive slots, and so are the results that come back. Copy engines move both; no kernel sorts rows
+again. A rank computes with the rows of one rank at a time:
+
+    | kernels                                       | exchange that they hide                            |
+    |-----------------------------------------------|----------------------------------------------------|
+    | copy of x into the order of the slots         | the experts' first slots, for which the host waits |
+    | gate, up, act of own rows                     | rows of the peers                                  |
+    | gate, up, act of each peer's rows             |                                                    |
+    | down of the peers' rows, in CHUNKS of experts | results of the chunk before                        |
+    | down of own rows                              | results of the last chunk                          |
+    | weighted sum                                  |                                                    |
+
+Backward likewise: own dout hides dy and the weights w; then dout, dgate, dup and dx of each peer's rows; the gradients
+of the experts' matrices hide the return of dx and dw. Formulas and dtypes are those of `kernels/moe.py`. The host
+learns the number of rows in the forward pass only.
+
+Shapes: x, y [tokens, width] of a rank; router [experts of all ranks, width]; w_gate, w_up [experts, width, hidden],
+w_down [experts, hidden, width] of a rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from triton_side.kernels import moe_routing
+from triton_side.kernels.moe import launch_combine, launch_dx, product_config
+from triton_side.kernels.moe_routing import Route
+from triton_side.kernels.shared.grouped_product import launch_gate_up, launch_grouped_product
+from triton_side.kernels.shared.launch import check_tensors, with_unit_column_stride
+from triton_side.parallel.collectives import sum_over_ranks
+from triton_side.parallel.mlp_overlapped import send_to_all
+from triton_side.parallel.moe_kernels import launch_activation_gradients, launch_block_gradients, launch_gather
+from triton_side.parallel.peer_buffers import Exchange, Incoming, PeerBuffers, aligned, bytes_of, peer_buffers
+from triton_side.parallel.ranks import Ranks
+
+CHUNKS = 2  # of experts, whose results return separately
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The rows that a rank sends and gets, known to the host.
+
+    own: the first slot of each expert of all ranks, among this rank's slots. of_block: for own rows and each peer's,
+    the first row of each of this rank's experts, from 0 in each block. offsets: the same in GPU memory, from 0 in each
+    chunk of experts; chunks: the experts' bounds. in_all: the same with all blocks one after the other.
+    """
+
+    rank: int
+    own: list[int]
+    of_block: list[list[int]]
+    first_in_peer: dict[int, int]
+    chunks: list[tuple[int, int]]
+    offsets: list[list[Tensor]]
+    whole: list[Tensor]
+    in_all: Tensor
+
+    @property
+    def experts(self) -> int:
+        return len(self.of_block[0]) - 1
+
+    def rows(self, block: int) -> int:
+        return self.of_block[block][-1]
+
+    def bounds(self, block: int) -> slice:
+        """Return where a block lies among all rows."""
+        first = sum(self.rows(before) for before in range(block))
+        return slice(first, first + self.rows(block))
+
+    def slots(self, owner: int, low: int = 0, high: int | None = None) -> slice:
+        """Return this rank's slots that go to a rank's experts low to high, of all by default."""
+        first = owner * self.experts
+        return slice(self.own[first + low], self.own[first + (self.experts if high is None else high)])
+
+
+def make_plan(buffers: PeerBuffers, exchange: Exchange, route: Route, experts: int) -> Plan:
+    """Wait for the experts' first slots of all ranks."""
+    rank = buffers.ranks.rank
+    with buffers.copying():
+        own = route.offsets.tolist()
+    firsts = [own, *(exchange.receive_on_host(peer)[0][0] for peer in buffers.peers)]
+    mine = [first[rank * experts : (rank + 1) * experts + 1] for first in firsts]
+    of_block = [[slot - slots[0] for slot in slots] for slots in mine]
+    step = -(-experts // CHUNKS)
+    chunks = [(low, min(low + step, experts)) for low in range(0, experts, step)]
+    values: list[int] = []
+    begin = 0
+    for rows in of_block:
+        values += [begin + row for row in rows]
+        begin += rows[-1]
+    for rows in of_block:
+        values += rows
+        for low, high in chunks:
+            values += [row - rows[low] for row in rows[low : high + 1]]
+    on_host = torch.tensor(values, dtype=torch.int32)
+    if buffers.on_gpu:
+        on_host = on_host.pin_memory()  # a copy from other memory would make the host wait for the kernels before
+    flat = on_host.to(buffers.device, non_blocking=True)
+    lengths = [experts + 1] * len(firsts)
+    for _ in firsts:
+        lengths += [experts + 1, *(high - low + 1 for low, high in chunks)]
+    parts = list(flat.split(lengths))
+    blocks = len(firsts)
+    rest = [parts[n : n + 1 + len(chunks)] for n in range(blocks, len(parts), 1 + len(chunks))]
+    return Plan(
+        rank, own, of_block, dict(zip(buffers.peers, (slots[0] for slots in mine[1:]), strict=True)), chunks,
+        [each[1:] for each in rest], [each[0] for each in rest],
+        flat[: blocks * (experts + 1)].view(blocks, experts + 1),
+    )
+
+
+def grouped(
+    a: Tensor, b: Tensor, offsets: Tensor, out: Tensor | None = None, second: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """Return a @ b (+ a2 @ b2) by expert; nothing is launched for no rows."""
+    slots = len(a)
+    if not slots:
+        return a.new_empty(0, b.shape[2]) if out is None else out
+    config = product_config(b, a, slots=slots, pairs=1 if second is None else 2)
+    return launch_grouped_product(a, None, b, offsets, slots, config, second, out)
+
+
+def gate_up(
+    rows: Tensor, w_gate: Tensor, w_up: Tensor, offsets: Tensor, save: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    if not len(rows):
+        none = rows.new_empty(0, w_gate.shape[2])
+        return none, none if save else None, none if save else None
+    config = product_config(w_gate, rows, slots=len(rows), accumulators=2)
+    return launch_gate_up(rows, None, w_gate, w_up, offsets, config, save)
+
+
+def sort_rows(exchange: Exchange, buffers: PeerBuffers, x: Tensor, rows: Tensor) -> Tensor:
+    """Return x in the order of the slots, where the exchange can send it from."""
+    shape = len(rows), x.shape[1]
+    out = x.new_empty(shape) if buffers.put else exchange.offer(0, shape, x.dtype)
+    launch_gather(x, rows, out)
+    return out
+
+
+def _forward(
+    buffers: PeerBuffers, x: Tensor, router: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, top_k: int,
+    save: bool,
+) -> tuple[Tensor, Route, Plan, Tensor | None, list[Tensor | None], list[Tensor | None]]:
+    """Return y, route and plan and, with `save`, x of all rows, and each block's gate and up."""
+    experts, width, rank = len(w_gate), x.shape[1], buffers.ranks.rank
+    route, _ = moe_routing.route_tokens(x, router, top_k, save)
+    firsts = send_to_all(buffers, route.offsets[None], [None] * len(buffers.peers))
+    firsts.start()
+    exchange = buffers.exchange()
+    in_slots = sort_rows(exchange, buffers, x, route.rows)
+    plan = make_plan(buffers, firsts, route, experts)
+    all_x = x.new_empty(sum(plan.rows(block) for block in range(len(plan.of_block))), width) if save else None
+
+    incoming = {}
+    for block, peer in enumerate(buffers.peers, 1):
+        at = plan.first_in_peer[peer] * width * x.element_size()
+        into = None if all_x is None else all_x[plan.bounds(block)]
+        incoming[peer] = [Incoming((plan.rows(block), width), x.dtype, at, into)]
+        if buffers.put:
+            exchange.place(peer, in_slots[plan.slots(peer)])
+    exchange.expect(incoming)
+    own_rows = in_slots[plan.slots(rank)]
+    computed = [gate_up(own_rows, w_gate, w_up, plan.whole[0], save)]
+    exchange.start()  # after the launch, because it takes the host longer
+    if all_x is not None:
+        all_x[plan.bounds(0)].copy_(own_rows)
+    for block, peer in enumerate(buffers.peers, 1):
+        (rows,) = exchange.receive(peer)
+        computed.append(gate_up(rows, w_gate, w_up, plan.whole[block], save))
+
+    out = torch.empty_like(in_slots)
+    results = []
+    for chunk, (low, high) in enumerate(plan.chunks if buffers.peers else []):
+        exchange = buffers.exchange()
+        incoming = {}
+        for block, peer in enumerate(buffers.peers, 1):
+            act = computed[block][0][plan.of_block[block][low] : plan.of_block[block][high]]
+            outbox = exchange.outbox(peer, (len(act), width), x.dtype)
+            grouped(act, w_down[low:high], plan.offsets[block][chunk], outbox)
+            into = out[plan.slots(peer, low, high)]
+            incoming[peer] = [Incoming(tuple(into.shape), x.dtype, None, into)]
+        exchange.expect(incoming).start()
+        results.append(exchange)
+    grouped(computed[0][0], w_down, plan.whole[0], out[plan.slots(rank)])
+    for exchange in results:
+        for peer in buffers.peers:
+            exchange.receive(peer)
+    gates, ups = [each[1] for each in computed], [each[2] for each in computed]
+    return launch_combine(out, route), route, plan, all_x, gates, ups
+
+
+class _MoE(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, router: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, top_k: int,
+        buffers: PeerBuffers,
+    ) -> Tensor:
+        y, route, plan, all_x, gates, ups = _forward(buffers, x, router, w_gate, w_up, w_down, top_k, save=True)
+        saved_route = (route.chosen, route.weights, route.slots, route.rows, route.offsets, route.logits)
+        ctx.save_for_backward(x, router, w_gate, w_up, w_down, all_x, *saved_route, *gates, *ups)
+        ctx.plan, ctx.buffers = plan, buffers
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, router, w_gate, w_up, w_down, all_x, *saved = ctx.saved_tensors
+        plan: Plan = ctx.plan
+        buffers: PeerBuffers = ctx.buffers
+        route = Route(*saved[:6])
+        gates, ups = saved[6 : 6 + len(plan.of_block)], saved[6 + len(plan.of_block) :]
+        width, hidden, rank = x.shape[1], w_gate.shape[2], buffers.ranks.rank
+        all_dy = torch.empty_like(all_x)
+        dgate, dup, weighted_act = (x.new_empty(len(all_x), hidden) for _ in range(3))
+
+        exchange, own_dy, weights = _exchange_gradients(buffers, plan, route, with_unit_column_stride(dy), all_dy)
+        own_dout = grouped(own_dy, w_down.mT, plan.whole[0])
+        exchange.start()
+        all_dy[plan.bounds(0)].copy_(own_dy)
+
+        def of_activations(block: int, dout: Tensor, weight: Tensor, dweights: Tensor) -> None:
+            at = plan.bounds(block)
+            launch_activation_gradients(
+                dout, gates[block], ups[block], weight, dgate[at], dup[at], weighted_act[at], dweights
+            )
+
+        def dx_of_block(block: int, out: Tensor) -> None:
+            at = plan.bounds(block)
+            grouped(dgate[at], w_gate.mT, plan.whole[block], out, second=(dup[at], w_up.mT))
+
+        dx, dweights = x.new_empty(len(route.rows), width), torch.empty_like(weights)
+        results = buffers.exchange()
+        incoming = {}
+        for block, peer in enumerate(buffers.peers, 1):
+            peer_dy, weight = exchange.receive(peer)
+            to_peer = results.outbox(peer, (len(peer_dy), width), x.dtype)
+            of_activations(
+                block, grouped(peer_dy, w_down.mT, plan.whole[block]), weight,
+                results.outbox(peer, (len(peer_dy),), torch.float32),
+            )
+            dx_of_block(block, to_peer)
+            slots = plan.slots(peer)
+            incoming[peer] = [
+                Incoming(tuple(dx[slots].shape), x.dtype, None, dx[slots]),
+                Incoming(tuple(dweights[slots].shape), torch.float32, None, dweights[slots]),
+            ]
+        results.expect(incoming).start()
+        own = plan.slots(rank)
+        of_activations(0, own_dout, weights[own], dweights[own])
+        dw_down, _ = launch_block_gradients(weighted_act, all_dy, plan.in_all)
+        dw_gate, dw_up = launch_block_gradients(all_x, dgate, plan.in_all, dup)
+        dx_of_block(0, dx[own])
+        for peer in buffers.peers:
+            results.receive(peer)
+        dlogits = moe_routing.launch_dlogits(route, dweights[route.slots.long()], dweights.new_zeros(()))
+        drouter = sum_over_ranks(moe_routing.launch_drouter(x, dlogits), buffers.ranks)
+        return launch_dx(dx, dlogits, router, route), drouter, dw_gate, dw_up, dw_down, None, None
+
+
+def _exchange_gradients(
+    buffers: PeerBuffers, plan: Plan, route: Route, dy: Tensor, all_dy: Tensor
+) -> tuple[Exchange, Tensor, Tensor]:
+    """Return an exchange, to be started, of dy's rows and the choices' weights; own rows; and weights of all slots.
+
+    The peers' rows come into all_dy.
+    """
+    exchange, width = buffers.exchange(), dy.shape[1]
+    in_slots = sort_rows(exchange, buffers, dy, route.rows)
+    weights_at = aligned(bytes_of(in_slots.shape, dy.dtype))
+    shape = (len(route.rows),)
+    weights = dy.new_empty(shape, dtype=torch.float32) if buffers.put else exchange.offer(
+        weights_at, shape, torch.float32
+    )
+    weights[route.slots.flatten().long()] = route.weights.flatten()
+    incoming: dict[int, Sequence[Incoming]] = {}
+    for block, peer in enumerate(buffers.peers, 1):
+        first, rows = plan.first_in_peer[peer], plan.rows(block)
+        incoming[peer] = [
+            Incoming((rows, width), dy.dtype, first * width * dy.element_size(), all_dy[plan.bounds(block)]),
+            Incoming((rows,), torch.float32, weights_at + first * 4),
+        ]
+        if buffers.put:
+            exchange.place(peer, in_slots[plan.slots(peer)])
+            exchange.place(peer, weights[plan.slots(peer)])
+    return exchange.expect(incoming), in_slots[plan.slots(plan.rank)], weights
+
+
+def moe(inputs: Mapping[str, Tensor], top_k: int, ranks: Ranks, *, put: bool, overlap: bool = True) -> Tensor:
+    """Return y of this rank's tokens, differentiable once; every rank calls this at the same point.
+
+    put: ranks write into their peers' memory instead of reading it. overlap: exchanges run beside kernels.
+    """
+    x, router, w_gate, w_up, w_down = (inputs[name] for name in ("x", "router", "w_gate", "w_up", "w_down"))
+    check_tensors(x=x, router=router, w_gate=w_gate, w_up=w_up, w_down=w_down)
+    (tokens, width), experts, hidden = x.shape, len(w_gate), w_gate.shape[-1]
+    up, down = [experts, width, hidden], [experts, hidden, width]
+    expected = {"router": [experts * ranks.count, width], "w_gate": up, "w_up": up, "w_down": down}
+    got = {name: list(inputs[name].shape) for name in expected}
+    if got != expected:
+        raise ValueError(
+            f"the whole router and this rank's weights must fit x {list(x.shape)}: expected {expected}, got {got}"
+        )
+    if not 1 <= top_k <= len(router):
+        raise ValueError(f"top_k must be 1 to {len(router)}, the number of experts, got {top_k}")
+    x = with_unit_column_stride(x)
+    slots = tokens * top_k
+    # The slots of a region hold all rows, and their float32 weights behind them.
+    size = aligned(bytes_of((slots, width), x.dtype)) + aligned(bytes_of((slots,), torch.float32))
+    size = max(size, bytes_of((len(router) + 1,), torch.int32))
+    buffers = peer_buffers("moe", size, ranks, x.device, put, overlap)
+    tensors = (x, router, w_gate, w_up, w_down)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return _MoE.apply(*tensors, top_k, buffers)
+    return _forward(buffers, *tensors, top_k, save=False)[0]

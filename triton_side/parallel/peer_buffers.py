@@ -1,0 +1,301 @@
+"""Memory that other ranks read and write, and exchanges through it that run while kernels compute.
+
+    exchange = buffers.exchange()
+    exchange.place(peer, rows)
+    exchange.expect({peer: [Incoming(...)]})
+    exchange.start()
+    rows, = exchange.receive(peer)
+
+A kernel may also write the rows to send, into `outbox`; `expect` says that they are complete. Kernels launched between
+`start` and `receive` run while the rows move, and kernels after `receive` see the peer's rows.
+
+Copy engines move the rows on a stream of their own, so they take no multiprocessor from the kernels. With `put`, the
+sender writes them into the receiver's memory; otherwise the receiver reads them from the sender's. A receiver computes
+with the rows of one rank while those of the next arrive.
+
+Each exchange of a rank has a number n, the same on all ranks. On its copying stream a rank
+
+1. waits for the kernels before `expect`,
+2. with `put`, writes its rows to each peer,
+3. writes n into a word of each peer's memory, and waits until each peer has written n here,
+4. otherwise, reads the rows of each peer.
+
+Each rank's memory has REGIONS regions, and exchange n uses region n mod REGIONS. A peer that has written n - 1 here has
+read what exchange n - 2 offered, because both are on its copying stream. So this rank fills a region after it has
+passed exchange n - REGIONS + 1. A peer writes into a region of this rank in exchange n after this rank's n - 1. So
+what `receive` returns with `put` is read by kernels launched before `expect` of exchange n + REGIONS - 1.
+
+On a CPU, files that all ranks map replace symmetric memory, and the same steps run one after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import shutil
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from triton_side.parallel import symmetric_memory
+from triton_side.parallel.ranks import Ranks
+from triton_side.parallel.stream_wait import wait_until_at_least
+
+REGIONS = 4
+ALIGNMENT = 256  # bytes; TMA needs 16
+WORD = 4  # bytes of a flag
+SECONDS = 60.0  # that a rank on a CPU waits for another
+NUMBERS = 1 << 16
+
+
+@dataclass(frozen=True)
+class Incoming:
+    """A tensor that a peer sends.
+
+    at: its first byte in the peer's region, if the peer offers one tensor to all; None for the peer's place for us.
+    into: contiguous memory of this rank for it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    at: int | None = None
+    into: Tensor | None = None
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def bytes_of(shape: Sequence[int], dtype: torch.dtype) -> int:
+    return math.prod(shape) * dtype.itemsize
+
+
+class _SharedFiles:
+    """Memory of ranks on one CPU: a mapped file each."""
+
+    def __init__(self, size: int, ranks: Ranks) -> None:
+        made = [tempfile.mkdtemp(prefix="peer_buffers-") if ranks.rank == 0 else None]
+        dist.broadcast_object_list(made, src=0, group=ranks.group)
+        folder = Path(str(made[0]))
+        files = [folder / str(rank) for rank in range(ranks.count)]
+        with files[ranks.rank].open("wb") as file:
+            file.truncate(size)
+        dist.barrier(group=ranks.group)
+        self.of_rank = [torch.from_file(str(file), shared=True, size=size, dtype=torch.uint8) for file in files]
+        dist.barrier(group=ranks.group)
+        if ranks.rank == 0:
+            shutil.rmtree(folder)
+
+
+class _SymmetricMemory:
+    """Memory of ranks on GPUs of one host, each with access to the others'."""
+
+    def __init__(self, size: int, ranks: Ranks) -> None:
+        self.of_rank, self.handle = symmetric_memory.symmetric_buffer(size, ranks.group)
+        self.of_rank[ranks.rank].zero_()
+        torch.cuda.synchronize()
+        dist.barrier(group=ranks.group)
+
+
+class PeerBuffers:
+    """The memory of all ranks for exchanges of at most `size` bytes for each peer.
+
+    put: senders write; otherwise receivers read. overlap: copies run beside kernels; otherwise between them.
+    """
+
+    def __init__(self, size: int, ranks: Ranks, device: torch.device, put: bool, overlap: bool) -> None:
+        self.ranks, self.put, self.on_gpu = ranks, put, device.type == "cuda"
+        self.device, self.overlap = device, overlap
+        self.peers = [(ranks.rank + step) % ranks.count for step in range(1, ranks.count)]
+        self.place_bytes = aligned(size)
+        self.region_bytes = self.place_bytes * max(1, ranks.count - 1)
+        self.flags_at = REGIONS * self.region_bytes
+        total = self.flags_at + aligned(WORD * ranks.count)
+        self.memory = (_SymmetricMemory if self.on_gpu else _SharedFiles)(total, ranks)
+        self.number = 0
+        self.over: dict[int, Any] = {}  # an event of each of the last exchanges
+        self.numbers, self.first_number = torch.empty(0), 0
+        self.stream = torch.cuda.Stream(priority=-1) if self.on_gpu and overlap else None
+
+    def exchange(self) -> Exchange:
+        """Return the next exchange. Every rank calls this at the same point."""
+        self.number += 1
+        if self.number >= self.first_number + len(self.numbers) - REGIONS:
+            self._number_on()
+        if (event := self.over.get(self.number - REGIONS + 1)) is not None:
+            torch.cuda.current_stream().wait_event(event)
+        return Exchange(self, self.number)
+
+    def place(self, owner: int, other: int) -> int:
+        """Return the first byte, in a region of rank `owner`, of the place for another rank."""
+        return ((other - owner) % self.ranks.count - 1) * self.place_bytes
+
+    def view(self, number: int, rank: int, at: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return a tensor in a rank's region for an exchange; in this rank's own if ranks do not communicate."""
+        size = bytes_of(shape, dtype)
+        if at + size > self.region_bytes:
+            raise ValueError(f"an exchange of {size} bytes at {at} exceeds the region of {self.region_bytes} bytes")
+        start = number % REGIONS * self.region_bytes + at
+        memory = self.memory.of_rank[rank if self.ranks.communicate else self.ranks.rank]
+        return memory[start : start + size].view(dtype).view(*shape)
+
+    def copying(self) -> AbstractContextManager[Any]:
+        return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+
+    def meet(self, number: int) -> None:
+        """Tell every peer an exchange's number, and wait until every peer has told it."""
+        if not self.ranks.communicate:
+            return
+        rank, own = self.ranks.rank, self.memory.of_rank[self.ranks.rank]
+        index = number - self.first_number
+        for peer in self.peers:
+            self._flags(self.memory.of_rank[peer])[rank : rank + 1].copy_(self.numbers[index : index + 1])
+        for peer in self.peers:
+            if self.on_gpu:
+                address = own.data_ptr() + self.flags_at + WORD * peer
+                wait_until_at_least(torch.cuda.current_stream().cuda_stream, address, number)
+            else:
+                self._wait_on_cpu(peer, number)
+
+    def _flags(self, memory: Tensor) -> Tensor:
+        return memory[self.flags_at : self.flags_at + WORD * self.ranks.count].view(torch.int32)
+
+    def _wait_on_cpu(self, peer: int, number: int) -> None:
+        flags, give_up = self._flags(self.memory.of_rank[self.ranks.rank]), time.monotonic() + SECONDS
+        while int(flags[peer]) < number:
+            if time.monotonic() > give_up:
+                raise TimeoutError(
+                    f"rank {self.ranks.rank} waited {SECONDS:.0f} s for exchange {number} of rank {peer}, which is "
+                    f"at {int(flags[peer])}; all ranks must call the same functions in the same order"
+                )
+            time.sleep(1e-4)
+
+    def _number_on(self) -> None:
+        """Provide the next numbers in GPU memory, from where a copy engine writes them to the peers."""
+        if self.on_gpu:
+            torch.cuda.synchronize()  # copies may still read the last ones
+        self.first_number = self.number - REGIONS  # an exchange that was opened before may start later
+        self.numbers = torch.arange(self.first_number, self.number + NUMBERS, dtype=torch.int32, device=self.device)
+        if self.on_gpu:
+            torch.cuda.synchronize()
+
+
+class Exchange:
+    """One exchange; see the module."""
+
+    def __init__(self, buffers: PeerBuffers, number: int) -> None:
+        self.buffers, self.number = buffers, number
+        self.sent: dict[int, list[Tensor]] = {peer: [] for peer in buffers.peers}
+        self.filled = dict.fromkeys(buffers.peers, 0)
+        self.incoming: Mapping[int, Sequence[Incoming]] = {}
+        self.ready: Any = None
+        self.arrived: dict[int, Any] = {}
+        self.received: dict[int, list[Tensor]] = {}
+
+    def outbox(self, peer: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return memory for a tensor to the peer, which a kernel fills before `start`."""
+        if self.buffers.put:
+            tensor = torch.empty(tuple(shape), dtype=dtype, device=self.buffers.device)
+        else:
+            at = self.buffers.place(self.buffers.ranks.rank, peer) + self.filled[peer]
+            tensor = self.buffers.view(self.number, self.buffers.ranks.rank, at, shape, dtype)
+            self.filled[peer] += aligned(bytes_of(shape, dtype))
+        self.sent[peer].append(tensor)
+        return tensor
+
+    def place(self, peer: int, tensor: Tensor) -> None:
+        """Send a contiguous tensor that exists already. It must not change before the exchange is over."""
+        if self.buffers.put:
+            self.sent[peer].append(tensor)
+        else:
+            self.outbox(peer, tensor.shape, tensor.dtype).copy_(tensor)
+
+    def offer(self, at: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return memory at a byte of this rank's region, of which each peer reads its part; only without `put`."""
+        return self.buffers.view(self.number, self.buffers.ranks.rank, at, shape, dtype)
+
+    def expect(self, incoming: Mapping[int, Sequence[Incoming]]) -> Exchange:
+        """Declare the tensors that each peer sends here, in its order, and that those to send are complete."""
+        assert set(incoming) == set(self.buffers.peers), "an exchange receives from every peer"
+        self.incoming = incoming
+        for peer in incoming:
+            self.received[peer] = self._memory_for(peer)
+        if self.buffers.stream is not None:
+            self.ready = torch.cuda.current_stream().record_event()
+        return self
+
+    def start(self) -> None:
+        """Begin to move the tensors. Exchanges start in the order in which they were opened."""
+        buffers, own, number = self.buffers, self.buffers.ranks.rank, self.number
+        if buffers.stream is not None:
+            buffers.stream.wait_event(self.ready)
+        with buffers.copying():
+            if buffers.put:
+                for peer, tensors in self.sent.items():
+                    at = buffers.place(peer, own)
+                    for tensor in tensors:
+                        buffers.view(number, peer, at, tensor.shape, tensor.dtype).copy_(tensor)
+                        at += aligned(bytes_of(tensor.shape, tensor.dtype))
+            buffers.meet(number)
+            for peer, expected in self.incoming.items():
+                if not buffers.put:
+                    at = buffers.place(peer, own)
+                    for each, tensor in zip(expected, self.received[peer], strict=True):
+                        source = at if each.at is None else each.at
+                        tensor.copy_(buffers.view(number, peer, source, each.shape, each.dtype))
+                        at += aligned(bytes_of(each.shape, each.dtype))
+                self.arrived[peer] = torch.cuda.current_stream().record_event() if buffers.on_gpu else None
+            over = torch.cuda.current_stream().record_event() if buffers.on_gpu else None
+        buffers.over[number] = over
+        buffers.over.pop(number - REGIONS, None)
+
+    def _memory_for(self, peer: int) -> list[Tensor]:
+        buffers, tensors = self.buffers, []
+        at = buffers.place(buffers.ranks.rank, peer)
+        for each in self.incoming[peer]:
+            if buffers.put:
+                tensors.append(buffers.view(self.number, buffers.ranks.rank, at, each.shape, each.dtype))
+                at += aligned(bytes_of(each.shape, each.dtype))
+            elif each.into is not None:
+                tensors.append(each.into)
+            else:
+                tensors.append(torch.empty(each.shape, dtype=each.dtype, device=buffers.device))
+        return tensors
+
+    def receive(self, peer: int) -> list[Tensor]:
+        """Make later kernels wait for the peer's tensors, and return these; those with `into` lie there."""
+        if self.arrived[peer] is not None:
+            torch.cuda.current_stream().wait_event(self.arrived[peer])
+        tensors = self.received[peer]
+        if self.buffers.put:
+            assert self.buffers.number < self.number + REGIONS - 1, "a peer may write again what this exchange received"
+            for n, each in enumerate(self.incoming[peer]):
+                if each.into is not None:
+                    each.into.copy_(tensors[n])
+                    tensors[n] = each.into
+        self.sent[peer] = []
+        return tensors
+
+    def receive_on_host(self, peer: int) -> list[Any]:
+        """Return the values of the peer's tensors as lists. The host waits for no kernel after `expect`."""
+        with self.buffers.copying():
+            return [tensor.tolist() for tensor in self.received[peer]]
+
+
+_BUFFERS: dict[tuple[Any, ...], PeerBuffers] = {}
+
+
+def peer_buffers(use: str, size: int, ranks: Ranks, device: torch.device, put: bool, overlap: bool) -> PeerBuffers:
+    """Return the buffers of one use, made at the first call for this size by all ranks together."""
+    key = (use, aligned(size), ranks.rank, ranks.count, id(ranks.group), ranks.communicate, device, put, overlap)
+    if key not in _BUFFERS:
+        _BUFFERS[key] = PeerBuffers(size, ranks, device, put, overlap)
+    return _BUFFERS[key]
