@@ -23,6 +23,7 @@ from ..numerics.errors import ErrorCheck
 from ..plan.speedup import LEAST_ROUNDS
 from ..record.record import Record
 from ..record.record_fields import ErrorField, RankFields
+from ..record.run_folder import RunFolderError
 from ..spec.case import Case
 from ..spec.implementation import Implementation
 from ..workers.client import WORKER_FAILURES
@@ -164,15 +165,20 @@ class _Record:
         entry.parallel = {"ranks": rank_fields(found, prepared)}
         if without is not None:
             entry.parallel["alone_unavailable"] = without
-        if problem := self._optional(self._graph):
-            session.progress.warn(f"{entry.id} has no graph: {problem}")
-        if self._graph_found is not None:
-            records = [DeviceRecord.from_json(one) for one in found[0]["records"]]
-            graph, left = join(self._graph_found, {"forward": records})
-            session.keep_graph(entry, graph)
-            entry.kernels["forward"]["unjoined"] = [record.name for record in left]
+        if problem := self._optional(lambda: self._graph(found[0]["records"])):
+            session.progress.warn(f"{entry.id} has no graph with times: {problem}")
         if problem := self._optional(self._trace):
             entry.trace = {"unavailable": problem}
+
+    def _keep_graph(self, graph: FusionGraph, records: list[DeviceRecord]) -> None:
+        """Keep the graph with the times of the first rank's median call."""
+        unjoined = []
+        if graph.kernels is not None:
+            graph, left = join(graph, {"forward": records})
+            unjoined = [record.name for record in left]
+        self._session.keep_graph(self._entry, graph)
+        if graph.kernels is not None:
+            self._entry.kernels["forward"]["unjoined"] = unjoined
 
     def _prepare(self, dumps: Path) -> list[dict[str, Any]]:
         entry = self._entry
@@ -181,9 +187,11 @@ class _Record:
             folders=[str(f) for f in self._data.folders], dumps=str(dumps),
         )
 
-    def _graph(self) -> None:
+    def _graph(self, records: list[dict[str, Any]]) -> None:
         found = self._ask("graph", GRAPH_SECONDS)[0]
-        self._graph_found = None if found is None else store.from_json(found)
+        if found is not None:
+            self._graph_found = store.from_json(found)
+            self._keep_graph(self._graph_found, [DeviceRecord.from_json(one) for one in records])
 
     def _trace(self) -> None:
         traces = [CallTrace.from_json(one) for one in self._ask("trace", TRACE_SECONDS)]
@@ -193,8 +201,10 @@ class _Record:
         """Do what costs no more than its own result; return why it failed, or None."""
         try:
             task()
-        except WORKER_FAILURES as problem:
-            return str(problem)
+        except RunFolderError:
+            raise
+        except Exception as problem:  # also one of this process, as of a graph that does not fit the records
+            return str(problem) if isinstance(problem, WORKER_FAILURES) else f"{type(problem).__name__}: {problem}"
         return None
 
     def _ask(self, method: str, seconds: float, **params: Any) -> list[Any]:

@@ -45,7 +45,7 @@ def eager(
     inputs, cotangents = backend.inputs(folder, case), backend.cotangents(folder, case)
     program = program_of(case, apply)
     if backend.has_gpu:
-        program.graph = _eager_graph(backend, case, implementation, apply, inputs, cotangents)
+        program.graph = eager_graph(backend, case, implementation, apply, inputs, cotangents)
     return program
 
 
@@ -102,7 +102,7 @@ def kernels(
         return program
     inputs, cotangents = backend.inputs(folder, case), backend.cotangents(folder, case)
     started = time.perf_counter()
-    recorded = _record(case, apply, inputs, cotangents)
+    recorded = record_case(case, apply, inputs, cotangents)
     backend.synchronize()
     if implementation.backend.replays_graphs:
         program = cuda_graphs.capture(program, inputs, cotangents, backend.known_clock)
@@ -149,7 +149,7 @@ def program_of(case: Case, apply: Apply) -> Program:
     return Program(joint if case.differentiates else forward, None, 0.0, None)
 
 
-def _eager_graph(
+def eager_graph(
     backend: TorchBackend, case: Case, implementation: Implementation, apply: Apply, inputs: Arrays,
     cotangents: Arrays,
 ) -> FusionGraph:
@@ -162,7 +162,7 @@ def _eager_graph(
             phases.append(phase)
             clock.lap(backend.synchronize)
 
-    record = partial(_record, case, apply, inputs, cotangents)
+    record = partial(record_case, case, apply, inputs, cotangents)
     record()  # the setup of a first call (handles, workspaces) belongs to no operation
     backend.synchronize()
     if clock is not None:
@@ -178,7 +178,7 @@ def _eager_graph(
     return finished(graph, case, implementation)
 
 
-def _record(
+def record_case(
     case: Case, apply: Apply, inputs: Arrays, cotangents: Arrays,
     after_each: Callable[[str, int], None] | None = None,
 ) -> dispatch.Recorded:

@@ -14,12 +14,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from triton_side.calls import dispatch
 from triton_side.parallel.ranks import Ranks
 
 from ...base import host
 from ...base.worker_protocol import Skip
-from ...graph.build.from_eager import from_eager
 from ...graph.build.from_inductor import from_inductor
 from ...graph.build.from_launches import from_launches
 from ...graph.model import FusionGraph
@@ -31,7 +29,7 @@ from ...spec.blocks import BLOCKS
 from ...spec.case import Case
 from ...spec.implementation import Implementation, load
 from ..rank_service import RankService, rank_of_environment
-from .prepare import finished, program_of
+from .prepare import eager_graph, finished, program_of, record_case
 from .worker import TorchBackend, set_precision
 
 EXCHANGE_SECONDS = 60  # a rank that waits longer for the others ends
@@ -63,7 +61,10 @@ class TorchRankBackend(TorchBackend):
                 **host.versions(("torch", "triton", "cupti-python"))}
 
     def clock(self) -> CuptiClock | None:
-        return CuptiClock(peer_copies=True) if self.has_gpu and not cupti_missing() else None
+        if not self.has_gpu or cupti_missing():
+            return None
+        self.known_clock = CuptiClock(peer_copies=True)
+        return self.known_clock
 
     def build(  # type: ignore[override]
         self, case: Case, implementation: Implementation, folder: Path, dumps: Path, *, communicate: bool
@@ -116,12 +117,7 @@ def eager(
 ) -> None:
     """Make the first call. The graph has the operations of a recorded call."""
     _first_call(backend, held, inputs)
-
-    def graph() -> FusionGraph:
-        recorded = _record(held.case, apply, inputs)
-        return from_eager(recorded, name=implementation.name, versions=host.installed("torch", "triton"))
-
-    held.graph = lambda: finished(graph(), held.case, implementation)
+    held.graph = partial(eager_graph, backend, held.case, implementation, apply, inputs, {})
 
 
 def inductor(
@@ -151,16 +147,11 @@ def kernels(
 
     def graph() -> FusionGraph:
         return from_launches(
-            _record(held.case, apply, inputs), name=implementation.name, compiler=implementation.backend.name,
+            record_case(held.case, apply, inputs, {}), name=implementation.name, compiler=implementation.backend.name,
             versions=host.installed("torch", "triton"),
         )
 
     held.graph = lambda: finished(graph(), held.case, implementation)
-
-
-def _record(case: Case, apply: Apply, inputs: Arrays) -> dispatch.Recorded:
-    given, cotangents = BLOCKS[case.block].separated(inputs) if case.differentiates else (inputs, {})
-    return dispatch.record_call(apply, given, train=case.differentiates, cotangents=cotangents)
 
 
 def _first_call(backend: TorchRankBackend, held: RankProgram, inputs: Arrays) -> None:

@@ -60,7 +60,7 @@ class Ranks:
             return {"y": {"rms": 1.0, "largest": 2.0, "independent_error": 0.25}} if method == "produce" else None
         assert role.endswith("-ranks-2")
         if fault := self.faults.get((method, name)):
-            self.held = isinstance(fault, WorkerError)
+            self.held = not isinstance(fault, WorkerDied | WorkerTimeout)
             raise fault
         assert self.held or method in ("environment", "prepare", "release"), "these ranks lack the program"
         self.held |= method == "prepare"
@@ -130,6 +130,7 @@ def test_a_fault_costs_its_own_record(tmp_path: Path, monkeypatch: pytest.Monkey
         ("prepare_alone", "xla-sharded"): WorkerError("skipped", "no program without them"),
         ("measure", "xla-in-order"): WorkerDied("rank 1 died"),
         ("prepare_alone", "eager"): WorkerDied("rank 0 died"),
+        ("graph", "xla-sharded"): ValueError("a graph that does not fit"),
     }
     pool = Ranks(faults)
     found = run(monkeypatch, tmp_path / "run", pool, ["xla", "xla-sharded", "xla-in-order", "eager"])
@@ -138,6 +139,8 @@ def test_a_fault_costs_its_own_record(tmp_path: Path, monkeypatch: pytest.Monkey
     }
     assert found["xla-sharded"].parallel is not None
     assert found["xla-sharded"].parallel["alone_unavailable"] == "no program without them"
+    assert found["xla-sharded"].graph is None and found["xla-sharded"].trace is not None
+    assert found["eager"].graph is not None
     assert pool.calls["prepare", "eager"] == 2  # fresh ranks need the program again
 
 
