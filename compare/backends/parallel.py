@@ -8,14 +8,17 @@ XLA_RANKS = Backend(
     name="xla-ranks", label="XLA on several GPUs", family="xla-ranks", worker="xla",
     prepare=".workers.xla.rank_programs:program_of",
     target_worker="xla", compile_for_target=".workers.xla.rank_programs:compile_for_target",
-    cpu_check_worker="xla", spans_gpus=True,
+    cpu_check_worker="xla", spans_gpus=True, gpu_only="programs over several chips are compiled for GPUs here",
 )
 # jax 0.11 schedules exchanges to overlap with other kernels by default.
 XLA_IN_ORDER = replace(
     XLA_RANKS, name="xla-ranks-in-order", options={"flags": {"xla_gpu_enable_latency_hiding_scheduler": False}},
 )
-# Only a GPU runs XLA's ragged exchange.
-XLA_RAGGED = replace(XLA_RANKS, name="xla-ranks-ragged", cpu_check_worker=None)
+# Only a GPU runs XLA's ragged exchange. Between processes, jax 0.11.2 refuses to send by NCCL without this flag.
+XLA_RAGGED = replace(
+    XLA_RANKS, name="xla-ranks-ragged", cpu_check_worker=None,
+    options={"flags": {"xla_gpu_allow_ragged_all_to_all_nccl_send_recv_fallback": True}},
+)
 # XLA's partitioner adds the exchanges to a program of whole arrays.
 XLA_SHARDED = replace(XLA_RANKS, name="xla-ranks-sharded", options={"partitioned": True})
 # It also splits a product next to an exchange into one for each rank, and exchanges while it multiplies.
@@ -29,7 +32,7 @@ XLA_WINDOWED = replace(
 EAGER_RANKS = Backend(
     name="eager-ranks", label="PyTorch on several GPUs", family="eager-ranks", worker="torch",
     prepare=".workers.pytorch.ranks:eager", target_worker=None, compile_for_target=None,
-    cpu_check_worker="torch", prebuilt=True, spans_gpus=True,
+    cpu_check_worker="torch", prebuilt=True, spans_gpus=True, gpu_only="PyTorch's code here is a GPU's",
 )
 INDUCTOR_RANKS = replace(
     EAGER_RANKS, name="inductor-ranks", label="TorchInductor on several GPUs", family="inductor-ranks",
