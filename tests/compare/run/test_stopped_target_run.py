@@ -79,5 +79,5 @@ def test_a_run_that_is_stopped_says_what_the_workers_behind_its_records_were(tmp
     records = record.read_records(tmp_path)[0]
     assert records and stopped_at not in {each.implementation for each in records}
     for each in records:
-        for role in for_target._roles(BLOCKS["vector_add"].implementation(each.implementation)):
-            assert workers[role] == {"worker": role}
+        role = BLOCKS["vector_add"].implementation(each.implementation).backend.target_worker
+        assert workers[role] == {"worker": role}
