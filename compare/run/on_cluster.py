@@ -23,10 +23,9 @@ from ..plan.plan import Plan
 from ..record import run_files, run_folder
 from ..record.record import Record
 from . import merge, shards
-from .on_gpu import TimeIsUp
 from .progress import Progress
 from .ray_cluster import Cluster, TaskLost
-from .session import stays, unfinished
+from .session import TimeIsUp, stays, unfinished
 
 PARTS_PER_SLOT = 3  # more parts lose less with a node; fewer start fewer workers
 ATTEMPTS = 3

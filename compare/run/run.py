@@ -49,9 +49,8 @@ def execute(
     cluster: run the plan on its nodes; `target` None then means their GPUs.
 
     traffic: afterwards, count the bytes that each kernel moves, under ncu. recorded: files of XLA's autotune results to
-    replay. stop_after: seconds after which a run on a GPU, or on a cluster, ends; finished
-    records stay. verbose: print a line for each
-    record, not for each block.
+    replay. stop_after: seconds after which a run on a GPU, or on a cluster, ends; finished records stay. verbose: print
+    a line for each record, not for each block.
 
     Return 0 when nothing of the plan is wrong, failed or timed out, 1 when something is, 3 when `stop_after` ended the
     run before its last record, 130 after Ctrl-C. Every finished record is on the disk by then. Raises RunFolderError

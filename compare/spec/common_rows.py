@@ -107,14 +107,18 @@ def pallas_product(block: str) -> Implementation:
     return pallas(block, unsupported)
 
 
-def pallas_rows(block: str) -> Implementation:
-    """Return a kernel over rows in Pallas. Each thread of a row's warpgroup has equal pieces of it."""
+def pallas_rows(block: str, longest: int | None = 4096) -> Implementation:
+    """Return a kernel over rows in Pallas. Each thread of a row's warpgroup has equal pieces of it.
+
+    longest: columns of a row that is summed in one warpgroup; None for an elementwise kernel.
+    """
 
     def unsupported(case: Case) -> str | None:
         columns = case.sizes["columns"]
-        if columns % 128 == 0 and columns <= 4096:
+        if columns % 128 == 0 and (longest is None or columns <= longest):
             return None
-        return f"hand-written Pallas takes rows of multiples of 128 columns, up to 4096, not {columns}"
+        bound = "" if longest is None else f", up to {longest}"
+        return f"hand-written Pallas takes rows of multiples of 128 columns{bound}, not {columns}"
 
     return pallas(block, unsupported)
 

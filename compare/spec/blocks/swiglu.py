@@ -36,6 +36,6 @@ BLOCK = Block(
     ),
     implementations=(
         *compilers("swiglu"), library("swiglu", "F.silu, then a product"), triton("swiglu"),
-        pallas_rows("swiglu"), xla_triton("swiglu"), liger("swiglu", inference_only("Liger's SwiGLU")),
+        pallas_rows("swiglu", longest=None), xla_triton("swiglu"), liger("swiglu", inference_only("Liger's SwiGLU")),
     ),
 )

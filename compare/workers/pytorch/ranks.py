@@ -142,7 +142,7 @@ def kernels(
 ) -> None:
     """Make the first call of hand-written Triton. The graph has the launches of a recorded call."""
     if not backend.has_gpu:
-        raise Skip("hand-written Triton reads and writes other GPUs' memory, which Triton's interpreter cannot")
+        raise Skip("hand-written Triton over several GPUs runs on GPUs only")
     _first_call(backend, held, inputs)
 
     def graph() -> FusionGraph:

@@ -50,6 +50,17 @@ def test_a_tpu_takes_jax_programs_alone_and_refuses_others_with_a_reason() -> No
 
 
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=lambda b: b.name)
+def test_hand_written_kernels_take_the_main_cases(block: Block) -> None:
+    main = [case for case in block.cases("full") if case.name == block.shapes[0].name]
+    refused = {
+        (i.name, case.id): reason
+        for case in main for i in block.implementations
+        if not i.is_peer and case.direction in i.directions and (reason := i.unsupported(case))
+    }
+    assert refused == {}
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=lambda b: b.name)
 def test_replays_of_graphs_stand_beside_the_calls_that_they_replay(block: Block) -> None:
     targets = {i.name: i.target for i in block.implementations}
     for implementation in block.implementations:

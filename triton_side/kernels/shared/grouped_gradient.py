@@ -69,11 +69,12 @@ def group_gradients_kernel(
     a_ptr, b_ptr, b2_ptr, rows_ptr, offsets_ptr, c_ptr, c2_ptr, experts, m, n,
     stride_ak, stride_am, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    A_GATHERED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
+    A_GATHERED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr, BLOCKS: tl.constexpr,
 ):
     """Compute c[e] = a^T b and c2[e] = a^T b2 over the slots of e, in their order.
 
-    a is gathered, or b if not A_GATHERED; without rows neither is. Without b2 there is no second product.
+    offsets [BLOCKS, experts + 1]: each expert's first slot in each block of slots, and the block's end. a is gathered,
+    or b if not A_GATHERED; without rows neither is. Without b2 there is no second product.
     """
     A_GATHERS: tl.constexpr = rows_ptr is not None and A_GATHERED
     B_GATHERS: tl.constexpr = rows_ptr is not None and not A_GATHERED
@@ -88,26 +89,29 @@ def group_gradients_kernel(
     for tile in tl.range(first, stop, step):
         expert = tile // tiles
         row, column = tile_at(tile % tiles, m, n, BLOCK_M, BLOCK_N, GROUP_M)
-        begin, end = tl.load(offsets_ptr + expert), tl.load(offsets_ptr + expert + 1)
         c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         if c2_ptr is not None:
             c2 = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
-        for slot in range(begin, end, BLOCK_K):
-            gathered = rows_in_slots(rows_ptr, slot + tl.arange(0, BLOCK_K), end)
-            x = load_group(
-                a, gathered, begin, end, slot, row, m, stride_ak, stride_am, BLOCK_K, BLOCK_M, A_GATHERS, DESCRIPTORS
-            ).T
-            y = load_group(
-                b, gathered, begin, end, slot, column, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, B_GATHERS,
-                DESCRIPTORS,
-            )
-            c = add_product(c, x, y, PRECISION)
-            if c2_ptr is not None:
-                y2 = load_group(
-                    b2, gathered, begin, end, slot, column, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, B_GATHERS,
+        for block in tl.static_range(BLOCKS):
+            first_ptr = offsets_ptr + block * (experts + 1) + expert
+            begin, end = tl.load(first_ptr), tl.load(first_ptr + 1)
+            for slot in range(begin, end, BLOCK_K):
+                gathered = rows_in_slots(rows_ptr, slot + tl.arange(0, BLOCK_K), end)
+                x = load_group(
+                    a, gathered, begin, end, slot, row, m, stride_ak, stride_am, BLOCK_K, BLOCK_M, A_GATHERS,
+                    DESCRIPTORS,
+                ).T
+                y = load_group(
+                    b, gathered, begin, end, slot, column, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, B_GATHERS,
                     DESCRIPTORS,
                 )
-                c2 = add_product(c2, x, y2, PRECISION)
+                c = add_product(c, x, y, PRECISION)
+                if c2_ptr is not None:
+                    y2 = load_group(
+                        b2, gathered, begin, end, slot, column, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, B_GATHERS,
+                        DESCRIPTORS,
+                    )
+                    c2 = add_product(c2, x, y2, PRECISION)
         matrix = tl.cast(expert, tl.int64) * m * n
         store_tile(c_ptr + matrix, c, row, column, m, n, BLOCK_M, BLOCK_N)
         if c2_ptr is not None:
@@ -120,9 +124,10 @@ def launch_group_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return a^T b and, with b2, a^T b2 over the slots of each expert: [experts, m, n].
 
-    `rows` gathers the rows of a if a_gathered, else of b; without rows neither is gathered. b2 has b's strides.
+    offsets: [experts + 1], or [blocks, experts + 1] where each block of slots has the experts in order. `rows` gathers
+    the rows of a if a_gathered, else of b; without rows neither is gathered. b2 has b's strides.
     """
-    experts, m, n = len(offsets) - 1, a.shape[1], b.shape[1]
+    experts, m, n = offsets.shape[-1] - 1, a.shape[1], b.shape[1]
     c = torch.empty((experts, m, n), dtype=a.dtype, device=a.device)
     c2 = None if b2 is None else torch.empty_like(c)
     tiles = experts * cdiv(m, config.block_m) * cdiv(n, config.block_n)
@@ -133,6 +138,7 @@ def launch_group_gradients(
             a, b, b2, rows, offsets, c, c2, experts, m, n, *a.stride(), *b.stride(),
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k, GROUP_M=config.group_m,
             A_GATHERED=a_gathered, DESCRIPTORS=config.descriptors, PRECISION=product_precision(a.dtype),
+            BLOCKS=len(offsets) if offsets.ndim == 2 else 1,
             num_warps=config.num_warps, num_stages=config.num_stages,
         )
     return c, c2

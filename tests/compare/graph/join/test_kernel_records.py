@@ -22,6 +22,7 @@ from compare.record.run_files import recorded_file
 from compare.record.run_folder import read_records
 
 RUNS = Path(__file__).parents[4] / "reports"
+SMALL = Path(__file__).parents[3] / "data" / "runs" / "h200-small"
 NVJET = "nvjet_sm90_tst_128x128_64x6_2x1_v_bz_NNT"
 
 
@@ -203,6 +204,22 @@ def test_an_eager_operation_with_other_kernels_takes_nothing() -> None:
 def test_a_graph_without_kernels_cannot_be_joined() -> None:
     with pytest.raises(ValueError, match="from_eager"):
         join(FusionGraph("eager", "eager", None), {})
+
+
+def test_all_records_of_a_run_on_an_h200_are_joined() -> None:
+    """The graphs before a join, and CUPTI's records of one call of each."""
+    joined_records: Counter[str] = Counter()
+    for run in read_records(SMALL)[0]:
+        joined, left = join(_before_a_join(_graph(SMALL, run)), _ran(run))
+        idle = [k for k in joined.kernels or () if k.device_time_us is None]
+        assert all(k.kind == "copy" and k.bytes_written == 0 for k in idle), (run.id, [k.name for k in idle])
+        assert left == (), (run.id, [r.name for r in left])
+        joined_records[run.implementation] += sum(map(len, _ran(run).values()))
+    assert set(joined_records) >= {
+        "xla", "xla-unfused", "xla-remat", "xla-cudnn", "inductor", "inductor-max", "triton", "cuda", "eager",
+        "library", "sdpa-flash", "sdpa-cudnn",
+    }
+    assert joined_records.total() > 800
 
 
 def test_records_of_every_block_are_joined() -> None:
