@@ -20,6 +20,8 @@ from ..base.usage import UsageError
 
 REQUIREMENT = "ray[client]==2.60.0"
 REACH_S = 10  # for a TCP connection to the address; Ray itself gives up after 30 s
+CONNECTS = 3  # attempts
+CLIENT_PROCESS_FAILED = "Initialization failure from server"  # of Ray 2.60, now and then: its process is gone at once
 ANSWER_S = 90  # for all nodes to start a process each and say their versions
 CORES = 4  # of a task that compiles for a target: XLA, Inductor and Triton's compile and check side by side
 
@@ -101,7 +103,7 @@ def connected(address: str, *, gpu: bool) -> Iterator[Cluster]:
     import ray
 
     try:
-        ray.init(address, log_to_driver=False, logging_level="ERROR")
+        _connect(address)
     except Exception as problem:  # Ray raises ConnectionError, RuntimeError, ValueError or an ImportError of its own
         here = f"Python {platform.python_version()} and Ray {ray.__version__}"
         raise UsageError(
@@ -112,6 +114,20 @@ def connected(address: str, *, gpu: bool) -> Iterator[Cluster]:
         yield _cluster(address, gpu)
     finally:
         ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    """Connect; try again where the process that the cluster starts for this client did not come up in time."""
+    import ray
+
+    for attempt in range(1, CONNECTS + 1):
+        try:
+            ray.init(address, log_to_driver=False, logging_level="ERROR")
+            return
+        except ConnectionError as problem:
+            if attempt == CONNECTS or CLIENT_PROCESS_FAILED not in str(problem):
+                raise
+            ray.shutdown()
 
 
 def _require_reachable(address: str) -> None:

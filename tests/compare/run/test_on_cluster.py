@@ -235,6 +235,37 @@ def test_without_ray_the_command_that_installs_it_is_named(monkeypatch: pytest.M
             pass
 
 
+@pytest.mark.parametrize(("failures", "attempts"), [(["slow"] * 2, 3), (["slow"] * 9, 3), (["other"], 1)])
+def test_a_client_process_that_does_not_start_is_tried_again(
+    failures: list[str], attempts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only a failure of the process that the cluster starts for a client may be gone the next time."""
+    texts = {"slow": "Initialization failure from server:\nStarting Ray client server failed", "other": "a mismatch"}
+    waiting, tried = list(failures), list[str]()
+
+    class Ray:
+        __version__ = "2.60.0"
+
+        @staticmethod
+        def init(address: str, **options: Any) -> None:
+            tried.append(address)
+            if waiting:
+                raise ConnectionAbortedError(texts[waiting.pop()])
+
+        @staticmethod
+        def shutdown() -> None: ...
+
+    monkeypatch.setitem(sys.modules, "ray", Ray)
+    monkeypatch.setattr(host, "missing", lambda requirements: None)
+    monkeypatch.setattr(ray_cluster, "_cluster", lambda address, gpu: "connected")
+    connects = len(failures) < attempts and "other" not in failures
+    with listening() as address:
+        with contextlib.nullcontext() if connects else pytest.raises(UsageError, match="does not connect"):
+            with ray_cluster.connected(address, gpu=False) as found:
+                assert str(found) == "connected"
+    assert len(tried) == attempts
+
+
 # A cluster of two nodes. ---------------------------------------------------------------------------------------------
 
 QUICK_TO_MISS_A_NODE = {
