@@ -151,6 +151,7 @@ def _announce(
             smem[4].index(4 * i + 1).store(gl.full([1], first, gl.int32, layout))
             smem[4].index(4 * i + 2).store(gl.full([1], length, gl.int32, layout))
             smem[4].index(4 * i + 3).store(gl.full([1], slot, gl.int32, layout))
+        thread_barrier()  # all threads of the warp store the numbers, and the first one tells the consumers
         mbarrier.expect(full, q_descriptor.block_type.nbytes, pred=more)
         row = first + (q_tile * CONSUMERS + part) * ROWS
         tma.async_copy_global_to_shared(
