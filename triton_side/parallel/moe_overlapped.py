@@ -8,16 +8,18 @@ again. A rank computes with the rows of one rank at a time:
 
     | kernels                                       | exchange that they hide                            |
     |-----------------------------------------------|----------------------------------------------------|
-    | copy of x into the order of the slots         | the experts' first slots, for which the host waits |
-    | gate, up, act of own rows                     | rows of the peers                                  |
+    | copy of x into the order of the slots         |                                                    |
+    | gate, up, act of own rows                     | the experts' first slots, then rows of the peers   |
     | gate, up, act of each peer's rows             |                                                    |
     | down of the peers' rows, in CHUNKS of experts | results of the chunk before                        |
     | down of own rows                              | results of the last chunk                          |
     | weighted sum                                  |                                                    |
 
 Backward likewise: own dout hides dy and the weights w; then dout, dgate, dup and dx of each peer's rows; the gradients
-of the experts' matrices hide the return of dx and dw. Formulas and dtypes are those of `kernels/moe.py`. The host
-learns the number of rows in the forward pass only.
+of the experts' matrices hide the return of dx and dw. Formulas and dtypes are those of `kernels/moe.py`.
+
+The host must know how many rows to move. It learns this once, in the forward pass, while the GPU computes with the own
+rows. That product is launched before, so its results have room for all slots.
 
 Shapes: x, y [tokens, width] of a rank; router [experts of all ranks, width]; w_gate, w_up [experts, width, hidden],
 w_down [experts, hidden, width] of a rank.
@@ -131,12 +133,13 @@ def grouped(
 
 
 def gate_up(
-    rows: Tensor, w_gate: Tensor, w_up: Tensor, offsets: Tensor, save: bool
+    rows: Tensor, w_gate: Tensor, w_up: Tensor, offsets: Tensor, save: bool, likely: int
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return act, gate and up of the rows that belong to an expert, which are `likely` so many."""
     if not len(rows):
         none = rows.new_empty(0, w_gate.shape[2])
         return none, none if save else None, none if save else None
-    config = product_config(w_gate, rows, slots=len(rows), accumulators=2)
+    config = product_config(w_gate, rows, slots=likely, accumulators=2)
     return launch_gate_up(rows, None, w_gate, w_up, offsets, config, save)
 
 
@@ -156,10 +159,16 @@ def _forward(
     experts, width, rank = len(w_gate), x.shape[1], buffers.ranks.rank
     route, _ = moe_routing.route_tokens(x, router, top_k, save)
     firsts = send_to_all(buffers, route.offsets[None], [None] * len(buffers.peers))
-    firsts.start()
     exchange = buffers.exchange()
     in_slots = sort_rows(exchange, buffers, x, route.rows)
+    exchange.complete()
+    own_firsts = route.offsets[rank * experts : (rank + 1) * experts + 1]
+    likely = -(-len(in_slots) // buffers.ranks.count)
+    act, gate, up = gate_up(in_slots, w_gate, w_up, own_firsts, save, likely)
+    firsts.start()
     plan = make_plan(buffers, firsts, route, experts)
+    own = plan.slots(rank)
+    computed = [(act[own], None if gate is None else gate[own], None if up is None else up[own])]
     all_x = x.new_empty(sum(plan.rows(block) for block in range(len(plan.of_block))), width) if save else None
 
     incoming = {}
@@ -169,15 +178,12 @@ def _forward(
         incoming[peer] = [Incoming((plan.rows(block), width), x.dtype, at, into)]
         if buffers.put:
             exchange.place(peer, in_slots[plan.slots(peer)])
-    exchange.expect(incoming)
-    own_rows = in_slots[plan.slots(rank)]
-    computed = [gate_up(own_rows, w_gate, w_up, plan.whole[0], save)]
-    exchange.start()  # after the launch, because it takes the host longer
+    exchange.expect(incoming).start()
     if all_x is not None:
-        all_x[plan.bounds(0)].copy_(own_rows)
+        all_x[plan.bounds(0)].copy_(in_slots[own])
     for block, peer in enumerate(buffers.peers, 1):
         (rows,) = exchange.receive(peer)
-        computed.append(gate_up(rows, w_gate, w_up, plan.whole[block], save))
+        computed.append(gate_up(rows, w_gate, w_up, plan.whole[block], save, len(rows)))
 
     out = torch.empty_like(in_slots)
     results = []
@@ -192,7 +198,7 @@ def _forward(
             incoming[peer] = [Incoming(tuple(into.shape), x.dtype, None, into)]
         exchange.expect(incoming).start()
         results.append(exchange)
-    grouped(computed[0][0], w_down, plan.whole[0], out[plan.slots(rank)])
+    grouped(computed[0][0], w_down, plan.whole[0], out[own])
     for exchange in results:
         for peer in buffers.peers:
             exchange.receive(peer)

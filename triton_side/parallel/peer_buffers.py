@@ -6,8 +6,9 @@
     exchange.start()
     rows, = exchange.receive(peer)
 
-A kernel may also write the rows to send, into `outbox`; `expect` says that they are complete. Kernels launched between
-`start` and `receive` run while the rows move, and kernels after `receive` see the peer's rows.
+A kernel may also write the rows to send, into `outbox`. `complete` says that all rows to send are there; `expect` says
+so, too, if `complete` has not. Kernels launched between `complete` and `receive` run while the rows move, and kernels
+after `receive` see the peer's rows.
 
 Copy engines move the rows on a stream of their own, so they take no multiprocessor from the kernels. With `put`, the
 sender writes them into the receiver's memory; otherwise the receiver reads them from the sender's. A receiver computes
@@ -15,7 +16,7 @@ with the rows of one rank while those of the next arrive.
 
 Each exchange of a rank has a number n, the same on all ranks. On its copying stream a rank
 
-1. waits for the kernels before `expect`,
+1. waits for the kernels before `complete`,
 2. with `put`, writes its rows to each peer,
 3. writes n into a word of each peer's memory, and waits until each peer has written n here,
 4. otherwise, reads the rows of each peer.
@@ -23,7 +24,7 @@ Each exchange of a rank has a number n, the same on all ranks. On its copying st
 Each rank's memory has REGIONS regions, and exchange n uses region n mod REGIONS. A peer that has written n - 1 here has
 read what exchange n - 2 offered, because both are on its copying stream. So this rank fills a region after it has
 passed exchange n - REGIONS + 1. A peer writes into a region of this rank in exchange n after this rank's n - 1. So
-what `receive` returns with `put` is read by kernels launched before `expect` of exchange n + REGIONS - 1.
+what `receive` returns with `put` is read by kernels launched before `complete` of exchange n + REGIONS - 1.
 
 On a CPU, files that all ranks map replace symmetric memory, and the same steps run one after the other.
 """
@@ -222,14 +223,19 @@ class Exchange:
         """Return memory at a byte of this rank's region, of which each peer reads its part; only without `put`."""
         return self.buffers.view(self.number, self.buffers.ranks.rank, at, shape, dtype)
 
+    def complete(self) -> None:
+        """Declare that kernels launched before fill all tensors to send."""
+        if self.buffers.stream is not None:
+            self.ready = torch.cuda.current_stream().record_event()
+
     def expect(self, incoming: Mapping[int, Sequence[Incoming]]) -> Exchange:
-        """Declare the tensors that each peer sends here, in its order, and that those to send are complete."""
+        """Declare the tensors that each peer sends here, in its order."""
         assert set(incoming) == set(self.buffers.peers), "an exchange receives from every peer"
         self.incoming = incoming
         for peer in incoming:
             self.received[peer] = self._memory_for(peer)
-        if self.buffers.stream is not None:
-            self.ready = torch.cuda.current_stream().record_event()
+        if self.ready is None:
+            self.complete()
         return self
 
     def start(self) -> None:

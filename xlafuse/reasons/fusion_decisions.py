@@ -295,6 +295,10 @@ def _operand(holds: Mapping[str, _Held], text: str) -> _Held:
 
 
 def _started(module: Module, kernel: Instruction) -> str:
+    """Return the kernel that an asynchronous start runs. Its computation may return one array of the kernel's tuple."""
     called = kernel.called("calls", "to_apply") if kernel.opcode == "async-start" else []
     inside = module.computations.get(called[0]) if called else None
-    return inside.root.name if inside is not None and inside.root is not None else kernel.name
+    root = inside.root if inside is not None else None
+    while inside is not None and root is not None and root.opcode == "get-tuple-element":
+        root = inside.instructions.get(root.operands[0].partition("#")[0])
+    return root.name if root is not None else kernel.name

@@ -73,7 +73,8 @@ def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str
     if len(phases) == 2:
         known = same or {}
         passed, visible = _passed_on(forward, backward)
-        passed = {taken: known.get(given, given) for taken, given in passed.items()}
+        merged = between or {}  # two units may keep one array: the later one's name is gone
+        passed = {taken: known.get(given, given) for taken, given in passed.items() if taken not in merged}
         read_on = set(known.values())
         visible = [name for name in visible if name not in known and name not in read_on]
         joined = join_phases(phases[0], phases[1], passed, outputs=visible)

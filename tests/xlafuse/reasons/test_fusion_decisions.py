@@ -221,6 +221,26 @@ def test_an_ambiguous_match_names_no_kernel() -> None:
     assert (decision.producer, decision.consumer, decision.log_producer) == ("", "", "mul.1.0")
 
 
+def test_an_asynchronous_product_with_a_workspace_is_the_producer() -> None:
+    """Its computation returns one array of the library call, which replaced the log's product."""
+    x, product = "f32[8,8]", "dot(p, p), lhs_contracting_dims={1}, rhs_contracting_dims={0}"
+    before = (
+        f"HloModule m\nENTRY e {{\n  p = {x} parameter(0)\n  dot.1.0 = {x} {product}\n"
+        f"  neg.2.0 = {x} negate(dot.1.0)\n  ROOT t = ({x}) tuple(neg.2.0)\n}}\n"
+    )
+    after = (
+        f"HloModule m\n\nasync {{\n  q = {x} parameter(0)\n"
+        f'  call.1 = ({x}, s8[64]) custom-call(q, q), custom_call_target="__cublas$gemm"\n'
+        f"  ROOT part = {x} get-tuple-element(call.1), index=0\n}}\n\n"
+        f"ENTRY e {{\n  p = {x} parameter(0)\n  start = (({x}), {x}) async-start(p), calls=async\n"
+        f"  done = {x} async-done(start), calls=async\n  neg.2.1 = {x} negate(done)\n"
+        f"  ROOT t = ({x}) tuple(neg.2.1)\n}}\n"
+    )
+    log = FusionLog([Ineligible("dot.1.0", "the producer is not fusible")], before)
+    decisions = fusion_decisions.join_decisions(parse(after), log)
+    assert [(one.producer, one.consumer) for one in decisions] == [("call.1", "neg.2.1")]
+
+
 def test_without_a_log_there_are_no_decisions(tmp_path: Path) -> None:
     hlo = "HloModule m\n\nENTRY %e () -> f32[] {\n  ROOT %c = f32[] constant(1)\n}\n"
     (tmp_path / "optimized.hlo.txt").write_text(hlo)

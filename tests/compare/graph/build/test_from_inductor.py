@@ -510,6 +510,28 @@ def test_gradients_pass_between_units_in_reverse():
     assert [text.split()[0] for text in unknown.unparsed] == ["forward", "backward"]
 
 
+def test_an_array_that_backward_reads_in_two_units_is_one_buffer():
+    torch = pytest.importorskip("torch")
+    from triton_side.inductor import compiler
+
+    def cut(x, w):
+        weights = torch.softmax(x, 1)
+        torch._dynamo.graph_break()
+        return torch.sin(weights @ w)
+
+    torch.compiler.reset()
+    inputs = [torch.randn(8, 8, requires_grad=True) for _ in range(2)]
+    with compiler.capture() as captured:
+        compiler.compile(cut, fullgraph=False)(*inputs).sum().backward()
+    graph = from_inductor(captured)
+    assert graph.unparsed == ()
+    written = next(access.buffer for k in graph.kernels or () for access in k.outputs or () if k.phase == "forward")
+    readers = [
+        k for k in graph.kernels or () if k.phase == "backward" and written in {a.buffer for a in k.inputs or ()}
+    ]
+    assert len(readers) >= 2  # of the product's gradient, and of softmax's
+
+
 def _cotangents(graph: FusionGraph) -> set[str]:
     return {buffer.name for buffer in graph.buffers if buffer.role == "input" and "tangents" in buffer.name}
 
