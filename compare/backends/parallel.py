@@ -14,10 +14,10 @@ XLA_RANKS = Backend(
 XLA_IN_ORDER = replace(
     XLA_RANKS, name="xla-ranks-in-order", options={"flags": {"xla_gpu_enable_latency_hiding_scheduler": False}},
 )
-# Only a GPU runs XLA's ragged exchange. Between processes, jax 0.11.2 refuses to send by NCCL without this flag.
+# Only a GPU runs XLA's ragged exchange. Between processes, jax 0.11.2 needs to be told how many GPUs NVLink joins.
 XLA_RAGGED = replace(
     XLA_RANKS, name="xla-ranks-ragged", cpu_check_worker=None,
-    options={"flags": {"xla_gpu_allow_ragged_all_to_all_nccl_send_recv_fallback": True}},
+    options={"ranks_flag": "xla_gpu_unsupported_override_fast_interconnect_slice_size"},
 )
 # XLA's partitioner adds the exchanges to a program of whole arrays.
 XLA_SHARDED = replace(XLA_RANKS, name="xla-ranks-sharded", options={"partitioned": True})

@@ -165,6 +165,17 @@ def test_the_cases_launch_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launched == written
 
 
+def test_only_cases_with_one_of_the_texts_are_launched(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    chosen = [name for name, _ in sanitize.cases("cpu", ["cuda gelu", "kernels rope"])]
+    assert {name.rpartition(" ")[0].split(" ")[1] for name in chosen} == {"gelu", "rope"}
+    assert all(name.startswith(("cuda gelu", "kernels rope")) for name in chosen)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    assert sanitize.main(["--case", "jelu", "--sanitizer", fake_sanitizer(tmp_path, "")]) == 2
+    assert "'jelu'" in capsys.readouterr().err
+
+
 def test_cases_of_equal_shapes_differ_in_their_names() -> None:
     names = [name for name, _ in sanitize.cases("cpu")]
     assert len(names) > 100 and len(set(names)) == len(names)
@@ -250,7 +261,7 @@ def test_no_case_starts_after_the_time_is_over(
 
         return name, call
 
-    monkeypatch.setattr(sanitize, "cases", lambda device: iter([case("a"), case("b"), case("c"), case("d")]))
+    monkeypatch.setattr(sanitize, "cases", lambda device, only: iter([case("a"), case("b"), case("c"), case("d")]))
     monkeypatch.setattr(sanitize.time, "time", lambda: now[0])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     sanitize.launch_all(None, count=3)
@@ -269,8 +280,8 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     names = dict.fromkeys(case for entry in CASED for case in entry.cases)
-    monkeypatch.setattr(sanitize, "cases", lambda device: iter([(name, lambda: None) for name in names]))
-    monkeypatch.setattr(sanitize, "_launched", lambda limit: CASED)
+    monkeypatch.setattr(sanitize, "cases", lambda device, only: iter([(name, lambda: None) for name in names]))
+    monkeypatch.setattr(sanitize, "_launched", lambda limit, only: CASED)
 
 
 def test_the_summary_is_written_after_each_tool_and_after_an_interrupt(
@@ -279,7 +290,9 @@ def test_the_summary_is_written_after_each_tool_and_after_an_interrupt(
     out = tmp_path / "reports" / "sanitize.md"
     limits: list[float] = []
 
-    def run_tool(sanitizer: str, tool: str, launched: list[Launched], limit: float, begin_for: float) -> Outcome:
+    def run_tool(
+        sanitizer: str, tool: str, launched: list[Launched], limit: float, begin_for: float, only: list[str]
+    ) -> Outcome:
         limits.extend([limit, begin_for])
         if tool == "racecheck":
             assert "- memcheck: 0 errors" in out.read_text()
@@ -306,6 +319,6 @@ def test_exit_status_is_0_only_if_every_case_was_checked(
     reached.pop(0)
     assert sanitize.main(["--sanitizer", sanitizer]) == 1
     assert "gelu_forward_kernel | Triton | 2 | 0 | 0, 1 of 2 cases" in capsys.readouterr().out
-    monkeypatch.setattr(sanitize, "_launched", lambda limit: CASED[:1])
+    monkeypatch.setattr(sanitize, "_launched", lambda limit, only: CASED[:1])
     assert sanitize.main(["--sanitizer", sanitizer]) == 1
     assert "2 of 3 cases were compiled in time (--limit); not: softmax bf16" in capsys.readouterr().out

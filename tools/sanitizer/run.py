@@ -35,7 +35,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
@@ -51,6 +51,7 @@ TOOLS = ("memcheck", "racecheck")
 WHEEL = "nvidia-cuda-sanitizer-api"
 PADDING = 4096  # bytes after every allocation
 PRINTED = 1000  # reports that a tool prints before it only counts
+BARRIERS = 64  # mbarriers of a block that racecheck follows; of Triton's kernels it would follow none
 COMPILE_SHARE = 0.5  # of the limit, for the launches without a tool: they compile, which takes longest
 START_SHARE = 0.75  # of a tool's time: later it starts no case, because the last case takes time, too
 PROCESSES = 8  # for each GPU, that compile or run under a tool at the same time
@@ -65,8 +66,10 @@ Shapes = dict[str, "tuple[int, ...] | torch.Tensor"]  # shapes of random inputs,
 Call = Callable[[], object]
 
 
-def cases(device: str) -> Iterator[tuple[str, Call]]:
+def cases(device: str, only: Sequence[str] = ()) -> Iterator[tuple[str, Call]]:
     """Yield names and calls that together launch every hand-written kernel, forward and backward.
+
+    only: texts of which a case's name must contain one.
 
     bfloat16 takes every path of an operation, float32 only the first, because the tools are slow. Each case launches a
     kernel and has its own name, so the names tell which cases were reached.
@@ -81,7 +84,9 @@ def cases(device: str) -> Iterator[tuple[str, Call]]:
                 )
                 given = "".join(f"{name}={value} " for name, value in attributes.items())
                 apply = importlib.import_module(f"triton_side.{module}").apply
-                yield f"{folder} {block} {sizes} {given}{dtype}", _training(apply, shapes, dtype, device, **attributes)
+                name = f"{folder} {block} {sizes} {given}{dtype}"
+                if not only or any(text in name for text in only):
+                    yield name, _training(apply, shapes, dtype, device, **attributes)
 
 
 def _operations() -> list[tuple[str, list[Shapes], dict[str, Any]]]:
@@ -259,7 +264,8 @@ def _training(
 
 
 def launch_all(
-    record: Path | None, count: int | None = None, until: float | None = None, start: int = 0, step: int = 1
+    record: Path | None, count: int | None = None, until: float | None = None, start: int = 0, step: int = 1,
+    only: Sequence[str] = (),
 ) -> None:
     """Run every `step`-th of the first `count` cases, from number `start` on, and print their names.
 
@@ -271,7 +277,7 @@ def launch_all(
 
     def begun() -> Iterator[Call]:
         nonlocal case
-        for case, call in islice(cases("cuda"), start, count, step):
+        for case, call in islice(cases("cuda", only), start, count, step):
             if until is not None and time.time() > until:
                 return
             print(case, flush=True)
@@ -331,7 +337,8 @@ def find_sanitizer() -> str:
 
 
 def run_tool(
-    sanitizer: str, tool: str, launched: list[Launched], limit: float, begin_for: float | None = None
+    sanitizer: str, tool: str, launched: list[Launched], limit: float, begin_for: float | None = None,
+    only: Sequence[str] = (),
 ) -> Outcome:
     """Run the recorded cases under `tool`, in several processes at the same time.
 
@@ -342,7 +349,7 @@ def run_tool(
     with ThreadPoolExecutor(jobs) as threads:
         outcomes = list(
             threads.map(
-                lambda start: _run_share(sanitizer, tool, launched, limit, until, start, jobs), range(jobs)
+                lambda start: _run_share(sanitizer, tool, launched, limit, until, start, jobs, only), range(jobs)
             )
         )
     return joined(outcomes)
@@ -353,7 +360,8 @@ def _cases_of(launched: list[Launched]) -> set[str]:
 
 
 def _run_share(
-    sanitizer: str, tool: str, launched: list[Launched], limit: float, until: float, start: int, step: int
+    sanitizer: str, tool: str, launched: list[Launched], limit: float, until: float, start: int, step: int,
+    only: Sequence[str],
 ) -> Outcome:
     """Run every `step`-th case, from number `start` on, in one process of `run_tool`."""
     names = _cases_of(launched)
@@ -363,8 +371,8 @@ def _run_share(
             sanitizer, "--tool", tool, "--report-api-errors", "no", "--print-limit", str(PRINTED),
             "--show-backtrace", "no", "--destroy-on-device-error", "kernel",
             "--launch-timeout", "60", "--target-processes", "application-only", "--log-file", str(log),
-            *(("--padding", str(PADDING)) if tool == "memcheck" else ()),
-            sys.executable, "-m", "tools.sanitizer.run", "--launch", "--count", str(len(names)),
+            *(("--padding", str(PADDING)) if tool == "memcheck" else ("--num-cuda-barriers", str(BARRIERS))),
+            *_launching(only), "--count", str(len(names)),
             "--start", str(start), "--step", str(step), "--until", str(until),
         ]
         status, output = _run(command, limit, start)
@@ -424,24 +432,29 @@ def version_of(sanitizer: str) -> str:
 
 
 def check(
-    tools: tuple[str, ...], limit: float, sanitizer: str | None = None, write: Callable[[str], None] | None = None
+    tools: tuple[str, ...], limit: float, sanitizer: str | None = None, write: Callable[[str], None] | None = None,
+    only: Sequence[str] = (),
 ) -> tuple[str, bool]:
     """Return the summary, and whether everything ran without an error.
 
     limit: seconds for everything. write: called with the summary after each tool, so that a later failure loses none of
-    it. A KeyboardInterrupt stops the tools; the summary is still returned.
+    it. only: as in `cases`. A KeyboardInterrupt stops the tools; the summary is still returned.
 
     Raises:
-        CannotCheck: no GPU, no compute-sanitizer, the cases fail without a tool, or the tool refuses the device.
+        CannotCheck: no GPU, no compute-sanitizer, no such case, the cases fail without a tool, or the tool refuses the
+            device.
     """
     end = time.monotonic() + limit
     sanitizer = sanitizer or find_sanitizer()
     if not torch.cuda.is_available():
         raise CannotCheck("compute-sanitizer checks kernels as they run, and no NVIDIA GPU is visible to PyTorch")
-    every = [name for name, _ in cases("cuda")]
-    launched = _launched(limit)
+    every = [name for name, _ in cases("cuda", only)]
+    if not every:
+        raise CannotCheck(f"no case has {' or '.join(map(repr, only))} in its name, such as {next(cases('cuda'))[0]!r}")
+    launched = _launched(limit, only)
     recorded = _cases_of(launched)
-    environment = (
+    environment = "" if not only else f"Only cases with {' or '.join(map(repr, only))} in their names. "
+    environment += (
         f"compute-sanitizer {version_of(sanitizer)}, {torch.cuda.get_device_name()}, torch {torch.__version__}, "
         f"triton {importlib.metadata.version('triton')}"
     )
@@ -452,7 +465,8 @@ def check(
     for number, tool in enumerate(tools):
         left = max(0.0, end - time.monotonic())
         try:
-            outcomes.append(run_tool(sanitizer, tool, launched, left, START_SHARE * left / (len(tools) - number)))
+            begin_for = START_SHARE * left / (len(tools) - number)
+            outcomes.append(run_tool(sanitizer, tool, launched, left, begin_for, only))
         except KeyboardInterrupt:
             outcomes += [Outcome(each, (), None, 0, f"{each} was stopped by a signal") for each in tools[number:]]
             break
@@ -464,18 +478,21 @@ def check(
     return summary(launched, outcomes, environment), clean
 
 
-def _launched(limit: float) -> list[Launched]:
+def _launching(only: Sequence[str]) -> list[str]:
+    """Return the command that launches the cases in a process of its own."""
+    return [
+        sys.executable, "-m", "tools.sanitizer.run", "--launch", *(part for text in only for part in ("--case", text))
+    ]
+
+
+def _launched(limit: float, only: Sequence[str]) -> list[Launched]:
     """Return what the cases launch without a tool, within their share of the limit. Raises CannotCheck if they fail."""
     until = str(time.time() + COMPILE_SHARE * limit)
-    _compile_in_parallel(until, limit)
+    _compile_in_parallel(until, limit, only)
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder, "launched.json")
         status, output = _run(
-            [
-                sys.executable, "-m", "tools.sanitizer.run", "--launch", "--record", str(record),
-                "--until", until,
-            ],
-            limit,
+            [*_launching(only), "--record", str(record), "--until", until], limit,
         )
         if status != 0:
             how = f"did not end in {limit:.0f} s" if status is None else f"ended with status {status}"
@@ -486,10 +503,10 @@ def _launched(limit: float) -> list[Launched]:
     return launched
 
 
-def _compile_in_parallel(until: str, limit: float) -> None:
+def _compile_in_parallel(until: str, limit: float, only: Sequence[str]) -> None:
     """Compile every Triton kernel into Triton's cache, in parallel. Failures are ignored; they recur in later runs."""
     jobs = _processes()
-    command = [sys.executable, "-m", "tools.sanitizer.run", "--launch", "--until", until, "--step", str(jobs)]
+    command = [*_launching(only), "--until", until, "--step", str(jobs)]
     with ThreadPoolExecutor(jobs) as threads:
         list(threads.map(lambda start: _run([*command, "--start", str(start)], limit, start), range(jobs)))
 
@@ -503,6 +520,10 @@ def main(arguments: list[str] | None = None) -> int:
         "--limit", type=float, default=600.0, metavar="SECONDS",
         help="time for everything (default: 600); the summary lists the cases that were not reached",
     )
+    parser.add_argument(
+        "--case", action="append", default=[], metavar="TEXT",
+        help="only cases with TEXT in their names, such as 'kernels attention'; may be repeated",
+    )
     parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
@@ -511,7 +532,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--step", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.launch:
-        launch_all(options.record, options.count, options.until, options.start, options.step)
+        launch_all(options.record, options.count, options.until, options.start, options.step, options.case)
         return 0
 
     def write(text: str) -> None:
@@ -520,7 +541,7 @@ def main(arguments: list[str] | None = None) -> int:
             options.out.write_text(text)
 
     try:
-        text, clean = check(tuple(options.tool or TOOLS), options.limit, options.sanitizer, write)
+        text, clean = check(tuple(options.tool or TOOLS), options.limit, options.sanitizer, write, options.case)
     except CannotCheck as problem:
         print(f"sanitize: {problem}", file=sys.stderr)
         return 2

@@ -38,11 +38,12 @@ def _is_dense(kernel: Kernel) -> bool:
 
 
 def _groups(graph: FusionGraph, kernel: Kernel) -> int | None:
-    """Return the length of the integer vector (the groups' sizes) that is also a dimension of an operand."""
+    """Return the length of the integer vector (the groups' sizes) that is also a dimension of rows and weights."""
     lengths = {
         math.prod(buffer.shape) for buffer in graph.buffers
         if buffer.dtype in ("s32", "s64", "u32", "u64") and math.prod(buffer.shape) in buffer.shape
     }
-    operands = [graph.buffer[access.buffer].shape for access in kernel.inputs or ()]
-    found = {size for shape in operands if len(shape) >= _WEIGHTS for size in shape} & lengths
+    shapes = [graph.buffer[access.buffer].shape for access in kernel.inputs or ()]
+    operands = [shape for shape in shapes if len(shape) >= _WEIGHTS]
+    found = lengths.intersection(*operands) if operands else set()
     return found.pop() if len(found) == 1 else None

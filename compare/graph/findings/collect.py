@@ -44,7 +44,7 @@ def findings(graphs: Mapping[str, FusionGraph], ceilings: Ceilings | None = None
         rate = ceilings.bandwidth(1, 1) / 1e6
         found.sort(key=lambda one: -(one.bytes or (one.us or 0.0) * rate))
         found = [*above_roofline(views, ceilings), *found]
-        found = [one if one.us is not None else replace(one, us=one.bytes / rate) for one in found]
+        found = [one if one.us is not None or not one.bytes else replace(one, us=one.bytes / rate) for one in found]
     found.sort(key=lambda one: one.graphs[0] in NEVER_LEADING)
     return [replace(one, text=printable(one.text, LONGEST)) for one in found]
 

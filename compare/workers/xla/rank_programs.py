@@ -28,6 +28,13 @@ def spec_of(tensor: Tensor) -> PartitionSpec:
     return parallel.spec(tensor.axes, tensor.split)
 
 
+def flags_of(case: Case, implementation: Implementation) -> dict[str, Any]:
+    """Return XLA's flags for the implementation; `ranks_flag` names one whose value is the number of ranks."""
+    options = implementation.backend.options
+    named = options.get("ranks_flag")
+    return {**options.get("flags", {}), **({named: case.ranks} if named else {})}
+
+
 def program_of(
     case: Case, implementation: Implementation, mesh: Mesh, communicate: bool = True
 ) -> Callable[[Arrays], Arrays]:
@@ -78,7 +85,7 @@ def compile_for_target(
     compiled = compiler.compile(
         program_of(case, implementation, mesh), [inputs], target=described, dump_to=dumps / "forward",
         matmul_precision="tf32" if case.precision == "tf32" else "ieee",
-        options=implementation.backend.options.get("flags", {}),
+        options=flags_of(case, implementation),
     )
     graph = one_gpu.graph_of_halves({"forward": compiled}, dumps, name=implementation.name, target=target)
     return compiled.compile_s, graph

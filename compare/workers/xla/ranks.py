@@ -29,7 +29,7 @@ from ...spec.case import Case
 from ...spec.implementation import Implementation
 from ..rank_service import RankService, rank_of_environment
 from . import prepare as one_gpu
-from .rank_programs import program_of, spec_of
+from .rank_programs import flags_of, program_of, spec_of
 
 
 def methods() -> dict[str, Callable[..., Any]]:
@@ -64,13 +64,12 @@ class XlaRankBackend(XlaBackend):
         self, case: Case, implementation: Implementation, folder: Path, dumps: Path, *, communicate: bool
     ) -> RankProgram:
         inputs = self.inputs(folder, case)
-        options = implementation.backend.options
-        if not communicate and options.get("partitioned"):
+        if not communicate and implementation.backend.options.get("partitioned"):
             raise Skip("XLA's partitioner adds its exchanges, so there is no program without them")
         compiled = compiler.compile(
             program_of(case, implementation, self.mesh, communicate), [inputs],
             matmul_precision="tf32" if case.precision == "tf32" else "ieee", dump_to=dumps / "forward",
-            options=options.get("flags", {}),
+            options=flags_of(case, implementation),
         )
         halves = {"forward": compiled}
         program = one_gpu.program_of_halves(halves, dumps, has_gpu=self.has_gpu)

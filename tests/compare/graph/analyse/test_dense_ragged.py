@@ -1,5 +1,7 @@
 """Ragged products that XLA computes densely."""
 
+from dataclasses import replace
+
 import pytest
 
 from compare.graph.analyse.dense_ragged import dense_ragged_products
@@ -53,8 +55,17 @@ def test_the_finding_prices_the_superfluous_flops(ceilings: Ceilings) -> None:
     assert found.us == pytest.approx(flops * 7 / 8 / ceilings.rate("bf16") * 1e6)
 
 
-def test_groups_of_unknown_number_give_no_factor() -> None:
-    assert dense_ragged_products(_graph(DENSE, sizes=5)) == {1: None}
+def test_groups_of_unknown_number_give_no_factor_and_no_price(ceilings: Ceilings) -> None:
+    graph = _graph(DENSE, sizes=5)
+    assert dense_ragged_products(graph) == {1: None}
+    (found,) = [each for each in findings({"xla": graph}, ceilings) if each.kind == "dense ragged product"]
+    assert found.us is None
+
+
+def test_an_integer_for_each_row_is_not_the_number_of_groups() -> None:
+    graph = _graph(DENSE)
+    rows = replace(graph.buffers[0], name="order", shape=(ROWS,), dtype="s32")
+    assert dense_ragged_products(replace(graph, buffers=(*graph.buffers, rows))) == {1: GROUPS}
 
 
 @pytest.mark.parametrize(("product", "op"), [(DENSE, "dot_general"), (GROUPED, "ragged_dot_general")])
