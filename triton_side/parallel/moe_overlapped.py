@@ -19,7 +19,7 @@ Backward likewise: own dout hides dy and the weights w; then dout, dgate, dup an
 of the experts' matrices hide the return of dx and dw. Formulas and dtypes are those of `kernels/moe.py`.
 
 The host must know how many rows to move. It learns this once, in the forward pass, while the GPU computes with the own
-rows. That product is launched before, so its results have room for all slots.
+rows. Arrays of these rows' results have room for all slots, because the product is launched before the host knows.
 
 Shapes: x, y [tokens, width] of a rank; router [experts of all ranks, width]; w_gate, w_up [experts, width, hidden],
 w_down [experts, hidden, width] of a rank.
