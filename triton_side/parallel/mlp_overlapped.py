@@ -42,9 +42,9 @@ def product(a: Tensor, b: Tensor, residual: Tensor | None = None, out: Tensor | 
     return launch_matmul(a, b, choose_config(matmul_config, a, b), residual, out=out)
 
 
-def send_to_all(buffers: PeerBuffers, rows: Tensor, into: Sequence[Tensor | None]) -> Exchange:
-    """Return an exchange, to be started, of these rows for as many of each peer, into[n] those of the n-th peer."""
-    exchange = buffers.exchange()
+def send_to_all(exchange: Exchange, rows: Tensor, into: Sequence[Tensor | None]) -> Exchange:
+    """Return the exchange, to be started, of these rows for as many of each peer, into[n] those of the n-th peer."""
+    buffers = exchange.buffers
     if buffers.put:
         for peer in buffers.peers:
             exchange.place(peer, rows)
@@ -79,7 +79,7 @@ def _forward(
     all_x = x.new_empty(ranks, tokens, width) if save else None
     all_gate = x.new_empty(ranks if save else 1, tokens, hidden)
     all_up = torch.empty_like(all_gate)
-    exchange = send_to_all(buffers, x, [None] * (ranks - 1) if all_x is None else list(all_x[1:]))
+    exchange = send_to_all(buffers.exchange(), x, [None] * (ranks - 1) if all_x is None else list(all_x[1:]))
     own_gate = product(x, w_gate, out=all_gate[0])
     exchange.start()  # after the launch, because it takes the host longer
     results = buffers.exchange() if ranks > 1 else None
@@ -122,7 +122,7 @@ class _Mlp(torch.autograd.Function):
                 dact, gate[n], up[n], dgate[n], dup[n], act[n],
             )
 
-        exchange = send_to_all(buffers, dy, list(all_dy[1:]))
+        exchange = send_to_all(buffers.exchange(), dy, list(all_dy[1:]))
         own_dact = product(dy, w_down.T)
         exchange.start()
         results = buffers.exchange() if buffers.peers else None

@@ -6,6 +6,8 @@ offsets [blocks, experts + 1] has each expert's first row in each block, and the
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -54,6 +56,11 @@ def launch_block_gradients(
     return none, None if b2 is None else none.clone()
 
 
+@cache
+def _numbers(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, dtype=torch.int32, device=device)
+
+
 def launch_activation_gradients(
     dout: Tensor, gate: Tensor, up: Tensor, weights: Tensor, dgate: Tensor, dup: Tensor, weighted_act: Tensor,
     dweights: Tensor,
@@ -62,7 +69,7 @@ def launch_activation_gradients(
     rows, hidden = dout.shape
     if not rows:
         return
-    own_row = torch.arange(rows, dtype=torch.int32, device=dout.device)
+    own_row = _numbers(next_power_of_2(rows), dout.device)
     with device_of(dout):
         moe_activation_gradients_kernel[(rows,)](
             dout, gate, up, own_row, weights, dgate, dup, weighted_act, dweights, hidden,

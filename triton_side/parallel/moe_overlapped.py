@@ -15,8 +15,9 @@ again. A rank computes with the rows of one rank at a time:
     | down of own rows                              | results of the last chunk                          |
     | weighted sum                                  |                                                    |
 
-Backward likewise: own dout hides dy and the weights w; then dout, dgate, dup and dx of each peer's rows; the gradients
-of the experts' matrices hide the return of dx and dw. Formulas and dtypes are those of `kernels/moe.py`.
+The peers get the weights of their rows with the results of the first chunk. Backward likewise: own dout hides dy; then
+dout, dgate, dup and dx of each peer's rows; the gradients of the experts' matrices hide the return of dx and dw.
+Formulas and dtypes are those of `kernels/moe.py`.
 
 The host must know how many rows to move. It learns this once, in the forward pass, while the GPU computes with the own
 rows. Arrays of these rows' results have room for all slots, because the product is launched before the host knows.
@@ -85,12 +86,9 @@ class Plan:
         return slice(self.own[first + low], self.own[first + (self.experts if high is None else high)])
 
 
-def make_plan(buffers: PeerBuffers, exchange: Exchange, route: Route, experts: int) -> Plan:
-    """Wait for the experts' first slots of all ranks."""
-    rank = buffers.ranks.rank
-    with buffers.copying():
-        own = route.offsets.tolist()
-    firsts = [own, *(exchange.receive_on_host(peer)[0][0] for peer in buffers.peers)]
+def make_plan(buffers: PeerBuffers, firsts: Sequence[Sequence[int]], experts: int) -> Plan:
+    """Return the plan from the first slots of all experts, this rank's and then each peer's."""
+    rank, own = buffers.ranks.rank, list(firsts[0])
     mine = [first[rank * experts : (rank + 1) * experts + 1] for first in firsts]
     of_block = [[slot - slots[0] for slot in slots] for slots in mine]
     step = -(-experts // CHUNKS)
@@ -104,10 +102,10 @@ def make_plan(buffers: PeerBuffers, exchange: Exchange, route: Route, experts: i
         values += rows
         for low, high in chunks:
             values += [row - rows[low] for row in rows[low : high + 1]]
-    on_host = torch.tensor(values, dtype=torch.int32)
-    if buffers.on_gpu:
-        on_host = on_host.pin_memory()  # a copy from other memory would make the host wait for the kernels before
-    flat = on_host.to(buffers.device, non_blocking=True)
+    # The host has waited for the GPU since it last wrote here, so the copy of that time is over.
+    (on_host,) = buffers.on_host("plan", 1, len(values))
+    on_host.numpy()[:] = values
+    flat = on_host.to(buffers.device, non_blocking=True, copy=True)
     lengths = [experts + 1] * len(firsts)
     for _ in firsts:
         lengths += [experts + 1, *(high - low + 1 for low, high in chunks)]
@@ -151,34 +149,45 @@ def sort_rows(exchange: Exchange, buffers: PeerBuffers, x: Tensor, rows: Tensor)
     return out
 
 
+@dataclass(frozen=True)
+class Saved:
+    """Tensors for the backward pass besides the inputs, x of all rows, and the route's.
+
+    gates, ups: by block, as in `Plan`. slots [tokens, top_k]: the route's, in int64. weights: of this rank's slots, and
+    of each peer's rows.
+    """
+
+    gates: list[Tensor]
+    ups: list[Tensor]
+    slots: Tensor
+    weights: list[Tensor]
+
+
 def _forward(
     buffers: PeerBuffers, x: Tensor, router: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, top_k: int,
     save: bool,
-) -> tuple[Tensor, Route, Plan, Tensor | None, list[Tensor | None], list[Tensor | None]]:
-    """Return y, route and plan and, with `save`, x of all rows, and each block's gate and up."""
+) -> tuple[Tensor, Route, Plan, Tensor | None, Saved | None]:
+    """Return y, route and plan and, with `save`, x of all rows, and what else the backward pass needs."""
     experts, width, rank = len(w_gate), x.shape[1], buffers.ranks.rank
+    blocks = 1 + len(buffers.peers)
     route, _ = moe_routing.route_tokens(x, router, top_k, save)
-    firsts = send_to_all(buffers, route.offsets[None], [None] * len(buffers.peers))
-    exchange = buffers.exchange()
+    of_firsts, exchange = buffers.exchange(), buffers.exchange()
     in_slots = sort_rows(exchange, buffers, x, route.rows)
     exchange.complete()
+    firsts = buffers.on_host("firsts", blocks, len(route.offsets))
+    firsts[0].copy_(route.offsets, non_blocking=True)
+    send_to_all(of_firsts, route.offsets[None], [row[None] for row in firsts[1:]])
     own_firsts = route.offsets[rank * experts : (rank + 1) * experts + 1]
-    likely = -(-len(in_slots) // buffers.ranks.count)
-    act, gate, up = gate_up(in_slots, w_gate, w_up, own_firsts, save, likely)
-    firsts.start()
-    plan = make_plan(buffers, firsts, route, experts)
+    act, gate, up = gate_up(in_slots, w_gate, w_up, own_firsts, save, -(-len(in_slots) // blocks))
+    of_firsts.start()
+    of_firsts.wait_on_host()
+    plan = make_plan(buffers, [first.tolist() for first in firsts], experts)
     own = plan.slots(rank)
     computed = [(act[own], None if gate is None else gate[own], None if up is None else up[own])]
-    all_x = x.new_empty(sum(plan.rows(block) for block in range(len(plan.of_block))), width) if save else None
+    all_x = x.new_empty(sum(plan.rows(block) for block in range(blocks)), width) if save else None
 
-    incoming = {}
-    for block, peer in enumerate(buffers.peers, 1):
-        at = plan.first_in_peer[peer] * width * x.element_size()
-        into = None if all_x is None else all_x[plan.bounds(block)]
-        incoming[peer] = [Incoming((plan.rows(block), width), x.dtype, at, into)]
-        if buffers.put:
-            exchange.place(peer, in_slots[plan.slots(peer)])
-    exchange.expect(incoming).start()
+    _exchange_rows(exchange, plan, in_slots, all_x)
+    slots, weights = _weights_by_slot(route) if save else (None, None)
     if all_x is not None:
         all_x[plan.bounds(0)].copy_(in_slots[own])
     for block, peer in enumerate(buffers.peers, 1):
@@ -196,14 +205,30 @@ def _forward(
             grouped(act, w_down[low:high], plan.offsets[block][chunk], outbox)
             into = out[plan.slots(peer, low, high)]
             incoming[peer] = [Incoming(tuple(into.shape), x.dtype, None, into)]
+            if weights is not None and chunk == 0:
+                exchange.place(peer, weights[plan.slots(peer)])
+                of_peer = weights.new_empty(plan.rows(block))
+                incoming[peer].append(Incoming(tuple(of_peer.shape), torch.float32, None, of_peer))
         exchange.expect(incoming).start()
         results.append(exchange)
     grouped(computed[0][0], w_down, plan.whole[0], out[own])
     for exchange in results:
         for peer in buffers.peers:
             exchange.receive(peer)
-    gates, ups = [each[1] for each in computed], [each[2] for each in computed]
-    return launch_combine(out, route), route, plan, all_x, gates, ups
+    y = launch_combine(out, route)
+    if weights is None or slots is None:
+        return y, route, plan, None, None
+    gates, ups = [gate for _, gate, _ in computed if gate is not None], [up for _, _, up in computed if up is not None]
+    of_peers = [results[0].received[peer][1] for peer in buffers.peers]
+    return y, route, plan, all_x, Saved(gates, ups, slots, [weights, *of_peers])
+
+
+def _weights_by_slot(route: Route) -> tuple[Tensor, Tensor]:
+    """Return the slots of the choices in int64, and the weight of the choice in each slot."""
+    slots = route.slots.long()
+    weights = torch.empty_like(route.weights.flatten())
+    weights[slots.flatten()] = route.weights.flatten()
+    return slots, weights
 
 
 class _MoE(torch.autograd.Function):
@@ -212,28 +237,34 @@ class _MoE(torch.autograd.Function):
         ctx: Any, x: Tensor, router: Tensor, w_gate: Tensor, w_up: Tensor, w_down: Tensor, top_k: int,
         buffers: PeerBuffers,
     ) -> Tensor:
-        y, route, plan, all_x, gates, ups = _forward(buffers, x, router, w_gate, w_up, w_down, top_k, save=True)
-        saved_route = (route.chosen, route.weights, route.slots, route.rows, route.offsets, route.logits)
-        ctx.save_for_backward(x, router, w_gate, w_up, w_down, all_x, *saved_route, *gates, *ups)
+        y, route, plan, all_x, saved = _forward(buffers, x, router, w_gate, w_up, w_down, top_k, save=True)
+        assert saved is not None
+        of_route = (route.chosen, route.weights, route.slots, route.rows, route.offsets, route.logits)
+        ctx.save_for_backward(
+            x, router, w_gate, w_up, w_down, all_x, *of_route, saved.slots, *saved.gates, *saved.ups, *saved.weights
+        )
         ctx.plan, ctx.buffers = plan, buffers
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, router, w_gate, w_up, w_down, all_x, *saved = ctx.saved_tensors
+        x, router, w_gate, w_up, w_down, all_x, *rest = ctx.saved_tensors
         plan: Plan = ctx.plan
         buffers: PeerBuffers = ctx.buffers
-        route = Route(*saved[:6])
-        gates, ups = saved[6 : 6 + len(plan.of_block)], saved[6 + len(plan.of_block) :]
-        width, hidden, rank = x.shape[1], w_gate.shape[2], buffers.ranks.rank
-        all_dy = torch.empty_like(all_x)
-        dgate, dup, weighted_act = (x.new_empty(len(all_x), hidden) for _ in range(3))
+        width, hidden, own, blocks = x.shape[1], w_gate.shape[2], plan.slots(plan.rank), len(plan.of_block)
+        route, slots = Route(*rest[:6]), rest[6]
+        gates, ups, weights = (rest[7 + n * blocks : 7 + (n + 1) * blocks] for n in range(3))
 
-        exchange, own_dy, weights = _exchange_gradients(buffers, plan, route, with_unit_column_stride(dy), all_dy)
+        exchange = buffers.exchange()
+        in_slots = sort_rows(exchange, buffers, with_unit_column_stride(dy), route.rows)
+        exchange.complete()
+        own_dy = in_slots[own]
         own_dout = grouped(own_dy, w_down.mT, plan.whole[0])
-        exchange.start()
+        all_dy = torch.empty_like(all_x)
+        _exchange_rows(exchange, plan, in_slots, all_dy)
         all_dy[plan.bounds(0)].copy_(own_dy)
+        dgate, dup, weighted_act = (x.new_empty(len(all_x), hidden) for _ in range(3))
 
         def of_activations(block: int, dout: Tensor, weight: Tensor, dweights: Tensor) -> None:
             at = plan.bounds(block)
@@ -245,61 +276,44 @@ class _MoE(torch.autograd.Function):
             at = plan.bounds(block)
             grouped(dgate[at], w_gate.mT, plan.whole[block], out, second=(dup[at], w_up.mT))
 
-        dx, dweights = x.new_empty(len(route.rows), width), torch.empty_like(weights)
+        dx, dweights = x.new_empty(len(route.rows), width), torch.empty_like(weights[0])
         results = buffers.exchange()
         incoming = {}
         for block, peer in enumerate(buffers.peers, 1):
-            peer_dy, weight = exchange.receive(peer)
+            (peer_dy,) = exchange.receive(peer)
             to_peer = results.outbox(peer, (len(peer_dy), width), x.dtype)
             of_activations(
-                block, grouped(peer_dy, w_down.mT, plan.whole[block]), weight,
+                block, grouped(peer_dy, w_down.mT, plan.whole[block]), weights[block],
                 results.outbox(peer, (len(peer_dy),), torch.float32),
             )
             dx_of_block(block, to_peer)
-            slots = plan.slots(peer)
+            theirs = plan.slots(peer)
             incoming[peer] = [
-                Incoming(tuple(dx[slots].shape), x.dtype, None, dx[slots]),
-                Incoming(tuple(dweights[slots].shape), torch.float32, None, dweights[slots]),
+                Incoming(tuple(dx[theirs].shape), x.dtype, None, dx[theirs]),
+                Incoming(tuple(dweights[theirs].shape), torch.float32, None, dweights[theirs]),
             ]
         results.expect(incoming).start()
-        own = plan.slots(rank)
-        of_activations(0, own_dout, weights[own], dweights[own])
+        of_activations(0, own_dout, weights[0][own], dweights[own])
         dw_down, _ = launch_block_gradients(weighted_act, all_dy, plan.in_all)
         dw_gate, dw_up = launch_block_gradients(all_x, dgate, plan.in_all, dup)
         dx_of_block(0, dx[own])
         for peer in buffers.peers:
             results.receive(peer)
-        dlogits = moe_routing.launch_dlogits(route, dweights[route.slots.long()], dweights.new_zeros(()))
+        dlogits = moe_routing.launch_dlogits(route, dweights[slots], dweights.new_zeros(()))
         drouter = sum_over_ranks(moe_routing.launch_drouter(x, dlogits), buffers.ranks)
         return launch_dx(dx, dlogits, router, route), drouter, dw_gate, dw_up, dw_down, None, None
 
 
-def _exchange_gradients(
-    buffers: PeerBuffers, plan: Plan, route: Route, dy: Tensor, all_dy: Tensor
-) -> tuple[Exchange, Tensor, Tensor]:
-    """Return an exchange, to be started, of dy's rows and the choices' weights; own rows; and weights of all slots.
-
-    The peers' rows come into all_dy.
-    """
-    exchange, width = buffers.exchange(), dy.shape[1]
-    in_slots = sort_rows(exchange, buffers, dy, route.rows)
-    weights_at = aligned(bytes_of(in_slots.shape, dy.dtype))
-    shape = (len(route.rows),)
-    weights = dy.new_empty(shape, dtype=torch.float32) if buffers.put else exchange.offer(
-        weights_at, shape, torch.float32
-    )
-    weights[route.slots.flatten().long()] = route.weights.flatten()
-    incoming: dict[int, Sequence[Incoming]] = {}
-    for block, peer in enumerate(buffers.peers, 1):
-        first, rows = plan.first_in_peer[peer], plan.rows(block)
-        incoming[peer] = [
-            Incoming((rows, width), dy.dtype, first * width * dy.element_size(), all_dy[plan.bounds(block)]),
-            Incoming((rows,), torch.float32, weights_at + first * 4),
-        ]
-        if buffers.put:
+def _exchange_rows(exchange: Exchange, plan: Plan, in_slots: Tensor, into: Tensor | None) -> None:
+    """Start to move rows in the order of the slots to their experts. into: all rows, if the peers' shall lie there."""
+    width, incoming = in_slots.shape[1], {}
+    for block, peer in enumerate(exchange.buffers.peers, 1):
+        at = plan.first_in_peer[peer] * width * in_slots.element_size()
+        place = None if into is None else into[plan.bounds(block)]
+        incoming[peer] = [Incoming((plan.rows(block), width), in_slots.dtype, at, place)]
+        if exchange.buffers.put:
             exchange.place(peer, in_slots[plan.slots(peer)])
-            exchange.place(peer, weights[plan.slots(peer)])
-    return exchange.expect(incoming), in_slots[plan.slots(plan.rank)], weights
+    exchange.expect(incoming).start()
 
 
 def moe(inputs: Mapping[str, Tensor], top_k: int, ranks: Ranks, *, put: bool, overlap: bool = True) -> Tensor:

@@ -19,25 +19,23 @@ Each exchange of a rank has a number n, the same on all ranks. On its copying st
 1. waits for the kernels before `complete`,
 2. with `put`, writes its rows to each peer,
 3. writes n into a word of each peer's memory, and waits until each peer has written n here,
-4. otherwise, reads the rows of each peer.
+4. otherwise, reads the rows of each peer; with `put`, it copies those that have a place of their own.
 
 Each rank's memory has REGIONS regions, and exchange n uses region n mod REGIONS. A peer that has written n - 1 here has
 read what exchange n - 2 offered, because both are on its copying stream. So this rank fills a region after it has
 passed exchange n - REGIONS + 1. A peer writes into a region of this rank in exchange n after this rank's n - 1. So
-what `receive` returns with `put` is read by kernels launched before `complete` of exchange n + REGIONS - 1.
+with `put`, rows that lie in the region are read by kernels launched before `complete` of exchange n + REGIONS - 1.
 
 On a CPU, files that all ranks map replace symmetric memory, and the same steps run one after the other.
 """
 
 from __future__ import annotations
 
-import contextlib
 import math
 import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,8 +45,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from triton_side.parallel import symmetric_memory
+from triton_side.parallel.copies import copy, wait_until_at_least
 from triton_side.parallel.ranks import Ranks
-from triton_side.parallel.stream_wait import wait_until_at_least
 
 REGIONS = 4
 ALIGNMENT = 256  # bytes; TMA needs 16
@@ -62,7 +60,7 @@ class Incoming:
     """A tensor that a peer sends.
 
     at: its first byte in the peer's region, if the peer offers one tensor to all; None for the peer's place for us.
-    into: contiguous memory of this rank for it.
+    into: contiguous memory of this rank for it, also of its host.
     """
 
     shape: tuple[int, ...]
@@ -121,6 +119,8 @@ class PeerBuffers:
         self.flags_at = REGIONS * self.region_bytes
         total = self.flags_at + aligned(WORD * ranks.count)
         self.memory = (_SymmetricMemory if self.on_gpu else _SharedFiles)(total, ranks)
+        self._base = [memory.data_ptr() for memory in self.memory.of_rank]
+        self._on_host: dict[tuple[str, int, int], list[Tensor]] = {}
         self.number = 0
         self.over: dict[int, Any] = {}  # an event of each of the last exchanges
         self.numbers, self.first_number = torch.empty(0), 0
@@ -139,38 +139,51 @@ class PeerBuffers:
         """Return the first byte, in a region of rank `owner`, of the place for another rank."""
         return ((other - owner) % self.ranks.count - 1) * self.place_bytes
 
-    def view(self, number: int, rank: int, at: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return a tensor in a rank's region for an exchange; in this rank's own if ranks do not communicate."""
-        size = bytes_of(shape, dtype)
+    def address(self, number: int, rank: int, at: int, size: int) -> int:
+        """Return the address of bytes in a rank's region for an exchange; if ranks do not communicate, in its own."""
         if at + size > self.region_bytes:
             raise ValueError(f"an exchange of {size} bytes at {at} exceeds the region of {self.region_bytes} bytes")
-        start = number % REGIONS * self.region_bytes + at
-        memory = self.memory.of_rank[rank if self.ranks.communicate else self.ranks.rank]
-        return memory[start : start + size].view(dtype).view(*shape)
+        return self._base[rank if self.ranks.communicate else self.ranks.rank] + self._offset(number, at)
 
-    def copying(self) -> AbstractContextManager[Any]:
-        return contextlib.nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
+    def view(self, number: int, at: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return a tensor in this rank's own region for an exchange."""
+        size = bytes_of(shape, dtype)
+        self.address(number, self.ranks.rank, at, size)
+        start = self._offset(number, at)
+        return self.memory.of_rank[self.ranks.rank][start : start + size].view(dtype).view(*shape)
 
-    def meet(self, number: int) -> None:
+    def _offset(self, number: int, at: int) -> int:
+        return number % REGIONS * self.region_bytes + at
+
+    def on_host(self, use: str, rows: int, columns: int) -> list[Tensor]:
+        """Return rows of int32 in the host's memory, the same ones for each call of one use."""
+        key = use, rows, columns
+        if key not in self._on_host:
+            memory = torch.empty(rows, columns, dtype=torch.int32, pin_memory=self.on_gpu)
+            self._on_host[key] = list(memory)
+        return self._on_host[key]
+
+    def copying_stream(self) -> Any:
+        """Return the stream that copies: one of its own, or the current one to copy between kernels; None on a CPU."""
+        return self.stream or (torch.cuda.current_stream() if self.on_gpu else None)
+
+    def meet(self, number: int, stream: int | None) -> None:
         """Tell every peer an exchange's number, and wait until every peer has told it."""
         if not self.ranks.communicate:
             return
-        rank, own = self.ranks.rank, self.memory.of_rank[self.ranks.rank]
-        index = number - self.first_number
+        rank, said = self.ranks.rank, self.numbers.data_ptr() + WORD * (number - self.first_number)
         for peer in self.peers:
-            self._flags(self.memory.of_rank[peer])[rank : rank + 1].copy_(self.numbers[index : index + 1])
+            copy(stream, self._base[peer] + self.flags_at + WORD * rank, said, WORD)
         for peer in self.peers:
-            if self.on_gpu:
-                address = own.data_ptr() + self.flags_at + WORD * peer
-                wait_until_at_least(torch.cuda.current_stream().cuda_stream, address, number)
-            else:
+            if stream is None:
                 self._wait_on_cpu(peer, number)
-
-    def _flags(self, memory: Tensor) -> Tensor:
-        return memory[self.flags_at : self.flags_at + WORD * self.ranks.count].view(torch.int32)
+            else:
+                wait_until_at_least(stream, self._base[rank] + self.flags_at + WORD * peer, number)
 
     def _wait_on_cpu(self, peer: int, number: int) -> None:
-        flags, give_up = self._flags(self.memory.of_rank[self.ranks.rank]), time.monotonic() + SECONDS
+        memory = self.memory.of_rank[self.ranks.rank]
+        flags = memory[self.flags_at : self.flags_at + WORD * self.ranks.count].view(torch.int32)
+        give_up = time.monotonic() + SECONDS
         while int(flags[peer]) < number:
             if time.monotonic() > give_up:
                 raise TimeoutError(
@@ -207,7 +220,7 @@ class Exchange:
             tensor = torch.empty(tuple(shape), dtype=dtype, device=self.buffers.device)
         else:
             at = self.buffers.place(self.buffers.ranks.rank, peer) + self.filled[peer]
-            tensor = self.buffers.view(self.number, self.buffers.ranks.rank, at, shape, dtype)
+            tensor = self.buffers.view(self.number, at, shape, dtype)
             self.filled[peer] += aligned(bytes_of(shape, dtype))
         self.sent[peer].append(tensor)
         return tensor
@@ -221,10 +234,13 @@ class Exchange:
 
     def offer(self, at: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return memory at a byte of this rank's region, of which each peer reads its part; only without `put`."""
-        return self.buffers.view(self.number, self.buffers.ranks.rank, at, shape, dtype)
+        return self.buffers.view(self.number, at, shape, dtype)
 
     def complete(self) -> None:
-        """Declare that kernels launched before fill all tensors to send."""
+        """Declare that kernels launched before fill all tensors to send.
+
+        Memory that later kernels use stays allocated until `expect`, which may reuse what is free for incoming tensors.
+        """
         if self.buffers.stream is not None:
             self.ready = torch.cuda.current_stream().record_event()
 
@@ -241,25 +257,29 @@ class Exchange:
     def start(self) -> None:
         """Begin to move the tensors. Exchanges start in the order in which they were opened."""
         buffers, own, number = self.buffers, self.buffers.ranks.rank, self.number
-        if buffers.stream is not None:
-            buffers.stream.wait_event(self.ready)
-        with buffers.copying():
-            if buffers.put:
-                for peer, tensors in self.sent.items():
-                    at = buffers.place(peer, own)
-                    for tensor in tensors:
-                        buffers.view(number, peer, at, tensor.shape, tensor.dtype).copy_(tensor)
-                        at += aligned(bytes_of(tensor.shape, tensor.dtype))
-            buffers.meet(number)
-            for peer, expected in self.incoming.items():
-                if not buffers.put:
-                    at = buffers.place(peer, own)
-                    for each, tensor in zip(expected, self.received[peer], strict=True):
-                        source = at if each.at is None else each.at
-                        tensor.copy_(buffers.view(number, peer, source, each.shape, each.dtype))
-                        at += aligned(bytes_of(each.shape, each.dtype))
-                self.arrived[peer] = torch.cuda.current_stream().record_event() if buffers.on_gpu else None
-            over = torch.cuda.current_stream().record_event() if buffers.on_gpu else None
+        copying = buffers.copying_stream()
+        if self.ready is not None:
+            copying.wait_event(self.ready)
+        stream = None if copying is None else copying.cuda_stream
+        if buffers.put:
+            for peer, tensors in self.sent.items():
+                at = buffers.place(peer, own)
+                for tensor in tensors:
+                    copy(stream, buffers.address(number, peer, at, tensor.nbytes), tensor.data_ptr(), tensor.nbytes)
+                    at += aligned(tensor.nbytes)
+        buffers.meet(number, stream)
+        over = None
+        for peer, expected in self.incoming.items():
+            owner, at = (own, buffers.place(own, peer)) if buffers.put else (peer, buffers.place(peer, own))
+            for each, tensor in zip(expected, self.received[peer], strict=True):
+                if not buffers.put or each.into is not None:
+                    first = at if buffers.put or each.at is None else each.at
+                    source = buffers.address(number, owner, first, tensor.nbytes)
+                    copy(stream, tensor.data_ptr(), source, tensor.nbytes)
+                at += aligned(tensor.nbytes)
+            over = self.arrived[peer] = None if copying is None else copying.record_event()
+        if over is None and copying is not None:
+            over = copying.record_event()
         buffers.over[number] = over
         buffers.over.pop(number - REGIONS, None)
 
@@ -267,33 +287,28 @@ class Exchange:
         buffers, tensors = self.buffers, []
         at = buffers.place(buffers.ranks.rank, peer)
         for each in self.incoming[peer]:
-            if buffers.put:
-                tensors.append(buffers.view(self.number, buffers.ranks.rank, at, each.shape, each.dtype))
-                at += aligned(bytes_of(each.shape, each.dtype))
-            elif each.into is not None:
+            if each.into is not None:
                 tensors.append(each.into)
+            elif buffers.put:
+                tensors.append(buffers.view(self.number, at, each.shape, each.dtype))
             else:
                 tensors.append(torch.empty(each.shape, dtype=each.dtype, device=buffers.device))
+            at += aligned(tensors[-1].nbytes)
         return tensors
 
     def receive(self, peer: int) -> list[Tensor]:
         """Make later kernels wait for the peer's tensors, and return these; those with `into` lie there."""
         if self.arrived[peer] is not None:
             torch.cuda.current_stream().wait_event(self.arrived[peer])
-        tensors = self.received[peer]
         if self.buffers.put:
             assert self.buffers.number < self.number + REGIONS - 1, "a peer may write again what this exchange received"
-            for n, each in enumerate(self.incoming[peer]):
-                if each.into is not None:
-                    each.into.copy_(tensors[n])
-                    tensors[n] = each.into
         self.sent[peer] = []
-        return tensors
+        return self.received[peer]
 
-    def receive_on_host(self, peer: int) -> list[Any]:
-        """Return the values of the peer's tensors as lists. The host waits for no kernel after `expect`."""
-        with self.buffers.copying():
-            return [tensor.tolist() for tensor in self.received[peer]]
+    def wait_on_host(self) -> None:
+        """Wait until all tensors are there, and kernels before `complete` have ended."""
+        if (over := self.buffers.over[self.number]) is not None:
+            over.synchronize()
 
 
 _BUFFERS: dict[tuple[Any, ...], PeerBuffers] = {}
