@@ -2,12 +2,18 @@
 
 import importlib.util
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from compare import targets
+from compare.graph import store
+from compare.record.run_files import recorded_file
+from compare.record.run_folder import read_records
 from xlafuse.blocks import softmax
 from xlafuse.compile import _jax_private, compiler, directions, environment
 from xlafuse.dumps import artifacts, dump_folder
@@ -62,3 +68,20 @@ def test_without_libtpu_the_command_that_installs_it(monkeypatch: pytest.MonkeyP
 def test_a_tpu_has_no_choices_to_replay() -> None:
     with pytest.raises(ValueError, match="one chip without autotuning results"):
         compiler.Target("v5e:1x1", products="triton", platform="tpu")
+
+
+def test_a_run_for_a_tpu_compiles_xlas_programs_and_skips_the_others(
+    compiled: tuple[compiler.Compilation, Path], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "xlafuse", "run", "softmax", "--direction", "fwd", "--target", "tpu-v5e"]
+    done = subprocess.run([*command, "--out", str(tmp_path / "run")], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    records, warnings = read_records(tmp_path / "run")
+    assert not warnings
+    of_xla = [record for record in records if record.implementation == "xla"]
+    assert of_xla and {record.status for record in of_xla} == {"compiled"}
+    assert {"skipped"} == {r.status for r in records if r.implementation in ("inductor", "triton", "cuda")}
+    for record in of_xla:
+        assert record.graph is not None
+        graph = store.load(recorded_file(tmp_path / "run", record, record.graph))
+        assert targets.is_tpu(graph.target) and graph.kernels
