@@ -24,7 +24,7 @@ from ..palette import colours
 from ..run_results import CaseResults, Run
 from ..strongest_findings import span, strongest
 from . import embed, views
-from .content import about, case, charts, kernels, libraries, overview, records
+from .content import about, case, charts, kernels, libraries, overview, ranks, records
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -80,8 +80,14 @@ def document(run: Run, packages: libraries.Libraries, files: Path | None) -> str
 
 def _case(shown: CaseResults, palette: Mapping[str, str]) -> dict[str, Any]:
     bars = kernels.bars(shown)
-    html = render("case.html", **case.values(shown), drawn_kernels=bool(bars))
-    return {"html": html, "charts": case.chart_specs(shown, palette, bars), "bars": bars}
+    calls = ranks.calls(shown)
+    html = render(
+        "case.html", **case.values(shown), drawn_kernels=bool(bars), ranks=ranks.table(shown), rank_calls=calls
+    )
+    specs = case.chart_specs(shown, palette, bars)
+    if calls.bars:
+        specs["ranks"] = charts.ranks(calls.bars)
+    return {"html": html, "charts": specs, "bars": bars}
 
 
 def _front(run: Run, title: str) -> Markup:
