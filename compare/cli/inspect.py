@@ -49,6 +49,7 @@ class ViewOptions:
     every: bool = False
     as_json: bool = False
     target: str | None = None
+    html: Path | None = None
 
     def views(self) -> list[str]:
         views = {"--kernel": self.kernel, "--stage": self.stage, "--why": self.why, "--dot": self.dot,
@@ -85,6 +86,10 @@ class ViewOptions:
     "--dump", type=click.Path(path_type=Path), metavar="PATH",
     help="For a profile: the compilers' files of its programs, if they are not beside it.",
 )
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Write graphs side by side to FILE as a page for a browser.",
+)
 @click.option("--strict", is_flag=True, help="Exit with 1 where a part of a selected graph could not be read.")
 @json_option
 @click.pass_context
@@ -105,7 +110,7 @@ def command(
     \b
       xlafuse inspect runs/mine --block softmax -i xla,inductor
       xlafuse inspect runs/mine --block softmax --align xla inductor
-      xlafuse inspect runs/tpu runs/gpu --block softmax -i xla
+      xlafuse inspect runs/tpu runs/gpu -i xla --html both.html
       xlafuse inspect /tmp/xla_dump --module jit_step --why
       xlafuse inspect module.hlo.pb --json
       xlafuse inspect trace.json.gz --dump /tmp/torch_trace
@@ -139,6 +144,8 @@ def inspect(
         paths, align = [Path(align[0]), Path(align[1])], None
     if not paths:
         raise UsageError("nothing to inspect; name a run folder, a folder or archive of dumps, or one file")
+    if options.html is not None:
+        _check_html(paths, options, side_by_side=align is not None or len(paths) > 1)
     if (align or len(paths) > 1) and views:
         raise UsageError(f"{views[0]} shows one graph at a time; it does not go with several side by side")
     if len(paths) == 1 and has_profile(paths[0]):
@@ -183,6 +190,14 @@ def inspect(
     else:
         _show_graphs(sources, options)
     return sources
+
+
+def _check_html(paths: Sequence[Path], options: ViewOptions, *, side_by_side: bool) -> None:
+    if not side_by_side:
+        raise UsageError(f"--html is for graphs side by side; `xlafuse report {paths[0]} --html FILE` shows one path")
+    if options.as_json or options.target is not None:
+        other = "--json" if options.as_json else "--target"
+        raise UsageError(f"--html prices each graph by its own device and prints no JSON; leave {other} out")
 
 
 def _show_profile(opened: OpenedProfile, options: ViewOptions, module: str | None) -> list[GraphSource]:
@@ -237,6 +252,9 @@ def _records(opened: Contents, filters: Mapping[str, list[str]]) -> list[GraphSo
 def _show_aligned(sources: Sequence[GraphSource], options: ViewOptions) -> None:
     """Show graphs of any origin by one list of stages."""
     found = aligned.labelled(sources)
+    if options.html is not None:
+        _write_page({" and ".join(found.graphs): found}, options.html)
+        return
     if options.as_json:
         echo_json(found.to_json())
         return
@@ -256,6 +274,9 @@ def _show_cases(cases: Mapping[str, aligned.SideBySide], options: ViewOptions) -
     """Show each case of runs with its graphs side by side."""
     from ..graph.render import text_view
 
+    if options.html is not None:
+        _write_page(cases, options.html)
+        return
     if options.as_json:
         echo_json([{"case": case, **found.to_json()} for case, found in cases.items()])
         return
@@ -264,6 +285,15 @@ def _show_cases(cases: Mapping[str, aligned.SideBySide], options: ViewOptions) -
         for view in found.views(target=options.target, every=options.every, ablations=True):
             emit(view)
         emit(text_view.plain(""))
+
+
+def _write_page(cases: Mapping[str, aligned.SideBySide], out: Path) -> None:
+    from ..graph import formats
+    from ..report.page import page
+
+    names = dict.fromkeys(source.path.resolve().name for found in cases.values() for source in found.sources)
+    page.write_side_by_side(" and ".join(names), cases, out)
+    click.echo(f"{out}: {formats.count(len(cases), 'case')} side by side; open it in a browser")
 
 
 # One graph after the other.

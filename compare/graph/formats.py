@@ -98,6 +98,7 @@ def runtime(text: str, width: int = 60) -> str:
             word = text[match.end() : position]
             if nested:
                 outer = word
+                nested = text.startswith("_ZN")  # without N, the name has one word, and its parameters follow
             elif not telling and _TELLING.fullmatch(word) and word not in _GENERIC:
                 telling = word
     return name(" ".join(filter(None, ("" if outer == "Kernel2" else outer, telling))) or text, width)

@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from .clock import PEER_COPY, DeviceRecord
+from ..backends import Backend
+from .clock import COPY, PEER_COPY, DeviceRecord
 
 Interval = tuple[float, float]
 
@@ -31,8 +32,13 @@ class Overlap:
     both: float
 
 
+def own_exchanges(backend: Backend) -> tuple[str, ...]:
+    """Return prefixes of the names of all that only moves data between GPUs in this backend's programs."""
+    return (COPY,) if backend.options.get("copies_exchange") else ()
+
+
 def is_communication(name: str, own: Sequence[str] = ()) -> bool:
-    """Return whether a kernel or copy exchanges data with other GPUs. own: prefixes of such hand-written kernels."""
+    """Return whether a kernel or copy exchanges data with other GPUs. own: see `own_exchanges`."""
     if name.startswith(tuple(own)):
         return True
     return name == PEER_COPY or (not name.startswith(_OF_INDUCTOR) and bool(_EXCHANGES.search(name)))

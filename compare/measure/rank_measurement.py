@@ -66,9 +66,9 @@ class RankProgram:
     """A compiled case on this rank.
 
     alone: the program without exchanges; None where there is none. graph: makes the fusion graph, on all ranks at once,
-    because it may call the program; None where there is none. exchanges: prefixes of the names of hand-written
-    kernels that only move data between GPUs. sent: the bytes that this rank sends in a call, by the shapes of its
-    exchanges; None where they are not known.
+    because it may call the program; None where there is none. exchanges: prefixes of the names of all that only
+    moves data between GPUs (overlap.own_exchanges). sent: the bytes that this rank sends in a call, by the shapes of
+    its exchanges; None where they are not known.
     """
 
     case: Case

@@ -97,6 +97,15 @@ def of_ranks(traces: Sequence[CallTrace], graph: FusionGraph | None, *, name: st
     return merge(documents)
 
 
+def launches_of_ranks(document: Document) -> list[list[Event]]:
+    """Return the kernels, copies and memsets of each rank of a document that `of_ranks` made."""
+    found: dict[int, list[Event]] = {pid: [] for pid in sorted({event["pid"] for event in document["traceEvents"]})}
+    for event in document["traceEvents"]:
+        if event["ph"] == "X" and isinstance(event["args"].get("runtime_name"), str):
+            found[event["pid"]].append(event)
+    return list(found.values())
+
+
 def _first(trace: CallTrace) -> float:
     """Return when a call's first launch or kernel began, in seconds since the call began."""
     records: list[HostRecord | TracedRecord] = [*trace.host, *trace.device]
@@ -145,6 +154,8 @@ def _checked(event: Event) -> Event:
         raise ValueError(f"an event of phase {event['ph']!r} called {event['name']!r}")
     if not all(isinstance(number, int | float) for number in numbers):
         raise TypeError(f"an event with numbers {numbers}")
+    if event["ph"] == "X" and not ({"ts", "dur"} <= event.keys() and isinstance(event["args"], dict)):
+        raise TypeError(f"a span {event['name']!r} without its time or arguments")
     return event
 
 

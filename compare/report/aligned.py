@@ -20,10 +20,10 @@ MOST_FINDINGS = 8
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Graphs by the names that head their columns. first: the source whose device prices bytes of all of them."""
+    """Graphs by the names that head their columns. sources: theirs, in order; the first's device prices all bytes."""
 
     graphs: Mapping[str, FusionGraph]
-    first: GraphSource
+    sources: Sequence[GraphSource]
 
     def to_json(self) -> dict[str, Any]:
         from ..graph.analyse.align import align
@@ -50,7 +50,7 @@ class SideBySide:
                 yield text_view.plain("")
                 yield align_view.ablation(fused, unfused, ablation(*pair))
         one_device = target is not None or len({graph.target for graph in graphs}) == 1
-        ceilings = self.first.ceilings_for(graphs[0], target)[0] if one_device else None
+        ceilings = self.sources[0].ceilings_for(graphs[0], target)[0] if one_device else None
         if sentences := findings(self.graphs, ceilings):
             yield text_view.plain("")
             yield text_view.titled("what stands out", map(str, sentences if every else sentences[:MOST_FINDINGS]))
@@ -63,7 +63,7 @@ def labelled(sources: Sequence[GraphSource]) -> SideBySide:
     if len(set(names)) < len(names):
         one_file = len({each.path for each in sources}) == 1
         names = unique(each.name if one_file else each.path.name.split(".")[0] for each in sources)
-    return SideBySide(dict(zip(names, graphs, strict=True)), sources[0])
+    return SideBySide(dict(zip(names, graphs, strict=True)), sources)
 
 
 def unique(names: Iterable[str]) -> list[str]:
@@ -107,7 +107,7 @@ def of_two_runs(
             where = [run.path.name for run in runs]
         names = unique(f"{i} {place}" for (_, i), place in zip((a, b), where, strict=True))
         title = a[0] if align else f"{a[0]}/{a[1]}"
-        result[title] = SideBySide(dict(zip(names, graphs, strict=True)), first[a])
+        result[title] = SideBySide(dict(zip(names, graphs, strict=True)), (first[a], second[b]))
     return result
 
 
@@ -123,7 +123,7 @@ def by_case(opened: Contents, sources: Iterable[GraphSource], names: Sequence[st
     for case, found in cases.items():
         kept = {name: found[name] for name in wanted if name in found and found[name].read is not None}
         if len(kept) > 1:
-            result[case] = SideBySide({name: each.graph() for name, each in kept.items()}, next(iter(kept.values())))
+            result[case] = SideBySide({name: each.graph() for name, each in kept.items()}, list(kept.values()))
     if not result:
         raise UsageError(f"{opened.path}: no case has graphs of several of {', '.join(wanted)}")
     return result

@@ -81,6 +81,9 @@ COLUMNS = (
 )
 
 
+SHOWN = tuple(column for column in COLUMNS if column.name == "implementation" or column not in COLUMNS[: len(IDENTITY)])
+
+
 def of(records: Iterable[Record]) -> list[Row]:
     """Return a row for each GPU of each record that has its times."""
     return [
@@ -92,8 +95,7 @@ def of(records: Iterable[Record]) -> list[Row]:
 
 def render(rows: list[Row], *, markdown: bool = False) -> str:
     """Return a table of each case and direction."""
-    shown = [column for column in COLUMNS if column.name == "implementation" or column not in COLUMNS[: len(IDENTITY)]]
-    return grouped(rows, lambda rows: shown, LEGEND, markdown=markdown)
+    return grouped(rows, lambda rows: SHOWN, LEGEND, markdown=markdown)
 
 
 def link_gb_per_s(fields: RankFields) -> float | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from ..spec.blocks import REPLAYS, UNFUSED
 from ..spec.case import Case
 from ..spec.dtype import DTYPES
 from . import roofline, rows
+from .aligned import SideBySide
 from .columns import BY_NAME, Row
 
 # These implementations run without fusion on purpose, so findings and missed fusions leave them out.
@@ -119,13 +120,18 @@ class CaseResults:
                 found[result.name] = paired_rounds.compare_rounds(result.rounds, best.rounds)
         return found
 
+    @property
+    def ceilings(self) -> Ceilings | None:
+        """The ceilings of the device or target; None where no one device has all graphs."""
+        devices = {result.ceilings_of: result.ceilings for result in reversed(self.results) if result.ceilings}
+        return next(iter(devices.values())) if len(devices) == 1 else None
+
     @cached_property
     def findings(self) -> list[Finding]:
         """The findings in the graphs, with times if the ceilings of the device or target are known."""
         results = self.with_own_kernels
         graphs = {result.name: result.graph for result in results if result.graph is not None}
-        ceilings = next((result.ceilings for result in results if result.ceilings is not None), None)
-        return findings(graphs, ceilings) if graphs else []
+        return findings(graphs, self.ceilings) if graphs else []
 
     @property
     def with_own_kernels(self) -> list[Result]:
@@ -143,10 +149,10 @@ class CaseResults:
 class Run:
     """The cases of a path, and warnings about unreadable files and records.
 
-    run: the data of run.json; None for a path without records.
+    name: of the path. run: the data of run.json; None for a path without records.
     """
 
-    path: Path
+    name: str
     run: dict[str, Any] | None
     cases: tuple[CaseResults, ...]
     warnings: tuple[str, ...]
@@ -191,7 +197,8 @@ def _read_run(folder: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
         CaseResults(number, case.id, case.block, _label(case), case, tuple(results))
         for number, (case, results) in enumerate(cases.values())
     )
-    return Run(folder, run, listed, tuple(dict.fromkeys([*warnings, *opened.warnings, *read_rows.warnings])))
+    warnings = list(dict.fromkeys([*warnings, *opened.warnings, *read_rows.warnings]))
+    return Run(folder.resolve().name, run, listed, tuple(warnings))
 
 
 def _label(case: Case) -> str:
@@ -237,7 +244,27 @@ def _read_graphs(path: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
         )
         for number, (name, members) in enumerate(groups)
     )
-    return Run(path, None, cases, tuple(warnings))
+    return Run(path.resolve().name, None, cases, tuple(warnings))
+
+
+def side_by_side(name: str, found: Mapping[str, SideBySide]) -> Run:
+    """Return cases of graphs alone, without their records' times: those of several runs are not comparable."""
+    cases = []
+    for number, (title, shown) in enumerate(found.items()):
+        results = []
+        for label, graph, source in zip(shown.graphs, shown.graphs.values(), shown.sources, strict=True):
+            record = source.record and replace(source.record, implementation=label, parallel=None)
+            named = replace(source, name=label, read=partial(_given, graph), record=record)
+            result = _result_of_graph(title, named, alone=False)
+            if source.ceilings is not None:  # of the run's device, which another run need not have
+                result = replace(result, ceilings_of=f"the device of {source.path}")
+            results.append(result)
+        cases.append(CaseResults(number, title, title, "", None, tuple(results)))
+    return Run(name, None, tuple(cases), ())
+
+
+def _given(graph: FusionGraph) -> FusionGraph:
+    return graph
 
 
 def _contents(path: Path) -> graph_sources.Contents:

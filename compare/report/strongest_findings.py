@@ -68,7 +68,7 @@ def _ranked(found: Iterable[StrongFinding]) -> list[StrongFinding]:
 def of_case(case: CaseResults) -> Iterator[StrongFinding]:
     """Yield the findings of a case that are worth a known time; all of them where no device is known."""
     results = {result.name: result for result in case.results}
-    unpriced = all(result.ceilings is None for result in case.results)
+    unpriced = case.ceilings is None
     for finding in case.findings:
         subject = _FindingInRun(finding, results[finding.graphs[0]], [results[name] for name in finding.graphs[1:]])
         at_stake = subject.at_stake_us

@@ -21,8 +21,6 @@ from triton_side.parallel import mlp_overlapped, symmetric_memory
 from triton_side.parallel.collectives import all_gather, reduce_scatter
 from triton_side.parallel.ranks import Ranks
 
-COMMUNICATION: tuple[str, ...] = ()  # copy engines move the rows of the Triton programs
-
 
 def eager(inputs: Mapping[str, Tensor], *, ranks: Ranks) -> dict[str, Tensor]:
     with stage("gather"):

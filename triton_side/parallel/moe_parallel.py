@@ -23,7 +23,6 @@ from triton_side.parallel import moe_overlapped
 from triton_side.parallel.collectives import all_to_all, whole
 from triton_side.parallel.ranks import Ranks
 
-COMMUNICATION: tuple[str, ...] = ()  # copy engines move the rows of the Triton programs
 ROW_BYTES = 16  # grouped_mm takes rows of a multiple of this
 
 

@@ -18,13 +18,14 @@ from ...base.text import number, printable
 from ...graph import formats
 from ...record.run_folder import RunFolderError
 from .. import run_results
+from ..aligned import SideBySide
 from ..columns import mega, percent
 from ..overall import overall
 from ..palette import colours
 from ..run_results import CaseResults, Run
 from ..strongest_findings import span, strongest
 from . import embed, views
-from .content import about, case, charts, kernels, libraries, overview, records
+from .content import about, case, charts, kernels, libraries, overview, ranks, records
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -42,19 +43,29 @@ def write(folder: Path, out: Path, wanted: Mapping[str, Iterable[str]], *, files
     """
     packages = libraries.read()
     run = run_results.read(folder, wanted)
+    _save(run, packages, out, files=files)
+    return run
+
+
+def write_side_by_side(name: str, found: Mapping[str, SideBySide], out: Path) -> None:
+    """Write a page of graphs side by side, by the title of each case. Raises as `write`."""
+    packages = libraries.read()
+    _save(run_results.side_by_side(name, found), packages, out, files=False)
+
+
+def _save(run: Run, packages: libraries.Libraries, out: Path, *, files: bool) -> None:
     regular = out.is_file() or not out.exists()
     text = document(run, packages, out.with_name(f"{out.stem}-files") if files and regular else None)
     try:
         atomic_write.write(out, text.encode(errors="replace"))
     except OSError as problem:
         raise RunFolderError(f"{out}: cannot be written: {problem.strerror}") from problem
-    return run
 
 
 def document(run: Run, packages: libraries.Libraries, files: Path | None) -> str:
     """Return the report as HTML. files: the folder for texts that are too large for it."""
     palette = colours(result.name for result in run.results)
-    title = printable(f"{run.path.resolve().name}: fusion report", 200)
+    title = printable(f"{run.name}: fusion report", 200)
     elements = [
         embed.element("settings", {
             "colours": palette, "cases": [c.id for c in run.cases],
@@ -80,8 +91,12 @@ def document(run: Run, packages: libraries.Libraries, files: Path | None) -> str
 
 def _case(shown: CaseResults, palette: Mapping[str, str]) -> dict[str, Any]:
     bars = kernels.bars(shown)
-    html = render("case.html", **case.values(shown), drawn_kernels=bool(bars))
-    return {"html": html, "charts": case.chart_specs(shown, palette, bars), "bars": bars}
+    calls = ranks.calls(shown)
+    html = render("case.html", **case.values(shown), drawn_kernels=bool(bars), rank_calls=calls)
+    specs = case.chart_specs(shown, palette, bars)
+    if calls.bars:
+        specs["ranks"] = charts.ranks(calls.bars)
+    return {"html": html, "charts": specs, "bars": bars}
 
 
 def _front(run: Run, title: str) -> Markup:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -21,7 +20,8 @@ from ...base.worker_protocol import Skip
 from ...graph.build.from_inductor import from_inductor
 from ...graph.build.from_launches import from_launches
 from ...graph.model import FusionGraph
-from ...measure.clock import COPY, CuptiClock, cupti_missing
+from ...measure.clock import CuptiClock, cupti_missing
+from ...measure.overlap import own_exchanges
 from ...measure.rank_measurement import Rank, RankProgram
 from ...measure.worker_backend import Arrays
 from ...numerics import input_arrays
@@ -73,10 +73,7 @@ class TorchRankBackend(TorchBackend):
         ranks = Ranks(self.rank.number, self.rank.count, dist.group.WORLD, communicate)
         function = implementation.load()
         apply = partial(function, ranks=ranks, **BLOCKS[case.block].attributes_of(case))
-        exchanges = tuple(getattr(importlib.import_module(function.__module__), "COMMUNICATION", ()))
-        if implementation.backend.options.get("copies_exchange"):
-            exchanges += (COPY,)
-        held = RankProgram(case, program_of(case, apply), [folder], exchanges)
+        held = RankProgram(case, program_of(case, apply), [folder], own_exchanges(implementation.backend))
         prepare: Callable[..., None] = load(implementation.backend.prepare)
         prepare(self, held, implementation, apply, self.inputs(folder, case), dumps)
         return held

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ....base.text import printable
@@ -17,7 +17,7 @@ from ...columns import BASELINE, Row, checked_on, marks, marks_explained, memory
 from ...missed_fusions import price
 from ...record_values import product_rate
 from ...run_results import BASELINES, CaseResults, Result
-from . import charts, choices, kernels
+from . import charts, choices, kernels, ranks
 from .overview import level_of, mark_of
 
 MOST_MISSED = 40  # fusions in the table of a case
@@ -34,7 +34,7 @@ def values(case: CaseResults) -> dict[str, Any]:
         "selection": _selection(case), "block": printable(case.block, 100),
         "label": case.label, "summary": block.summary if block else "", "timed": case.timed,
         "sizes": ", ".join(f"{printable(str(k), 40)} {v}" for k, v in (case.case.sizes if case.case else {}).items()),
-        "choices": choices.choices(case), "results": results,
+        "choices": choices.choices(case), "ranks": ranks.table(case), "results": results,
         "marks": marks_explained([result.row for result in case.results]),
         "some_unknown": priced and (
             any(line["unknown_roofline"] or line["unknown_recoverable"] for line in results)
@@ -52,7 +52,7 @@ def values(case: CaseResults) -> dict[str, Any]:
         "notes": [note for result in case.ranked for note in _notes(result)],
         "remarks": [reason for result in case.ranked for reason in _remarks(result)],
         "some_planned": any(result.row["peak_memory_planned_bytes"] is not None for result in case.results),
-        "ceilings_of": next((r.ceilings_of for r in case.results if r.ceilings_of), ""), "priced_by": priced_by,
+        "ceilings_of": _joined(r.ceilings_of for r in case.results), "priced_by": priced_by,
     }
 
 
@@ -143,11 +143,12 @@ def _missed(case: CaseResults) -> tuple[list[dict[str, Any]], int, str]:
     The second value is the number of those left out, the third the GPU whose ceilings price them.
     """
     found: list[dict[str, Any]] = []
-    whose = ""
+    devices = []
     for result in case.with_own_kernels:
         if result.graph is None:
             continue
         ceilings, whose = price(result.graph, result.ceilings, result.ceilings_of)
+        devices.append(whose)
         places = {kernel.name: kernels.where(kernel) for kernel in result.graph.kernels or ()}
         for one in missed_fusions.ranked(result.graph, ceilings):
             reason, saved = one.reason, one.price
@@ -161,7 +162,11 @@ def _missed(case: CaseResults) -> tuple[list[dict[str, Any]], int, str]:
                 "line": formats.place(reason.line) if reason.line else "",
             })
     found.sort(key=lambda one: (one["us"] or 0.0, one["bytes"]), reverse=True)
-    return found[:MOST_MISSED], max(0, len(found) - MOST_MISSED), whose
+    return found[:MOST_MISSED], max(0, len(found) - MOST_MISSED), _joined(devices)
+
+
+def _joined(devices: Iterable[str]) -> str:
+    return " and ".join(dict.fromkeys(filter(None, devices)))
 
 
 def _numerics(result: Result) -> list[dict[str, Any]]:

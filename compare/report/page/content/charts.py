@@ -22,6 +22,8 @@ KINDS = {
     "other": "#8c8c8c",
 }
 _QUIET, _LOUD, _THIRD = "#7a8fb8", "#e0862f", "#b79a20"
+ROWS_OF_RANK = {"communication": _LOUD, "compute": KINDS["gemm"]}
+_SEPARATOR = " / "  # between an implementation and a row of a GPU
 _BAR = 22  # pixels for each row of bars
 _US = {"type": "quantitative", "axis": {"title": "µs"}}
 _LOG = {"type": "log", "nice": False}
@@ -122,6 +124,56 @@ def kernels(names: Sequence[str], longest: float, until: float) -> Spec:
     slider = {"input": "range", "min": 1, "max": ceil(longest), "step": 1, "name": "axis until, µs "}
     params = [{"name": "until", "value": ceil(until), "bind": slider}]
     return _spec([], [{"mark": mark, "encoding": encoding}], height=_BAR * len(names), params=params)
+
+
+def ranks(values: Values) -> Spec:
+    """Draw one call of each implementation, with two rows for each GPU: communication and computation.
+
+    All rows have one time axis; a slider moves its end. values: as ranks.calls makes them, µs.
+    """
+    rows: dict[str, None] = {}
+    ends: dict[str, float] = {}
+    for value in values:
+        name, rank = value["implementation"], value["rank"]
+        rows |= dict.fromkeys((name, *(f"{name}{_SEPARATOR}rank {rank} {kind}" for kind in ROWS_OF_RANK)))
+        ends[name] = max(ends.get(name, 0.0), value["end"])
+    row = f"datum.implementation + '{_SEPARATOR}rank ' + datum.rank + ' ' + datum.kind"
+    bar = [{"calculate": row, "as": "row"}, {"calculate": "datum.end - datum.start", "as": "took"}]
+    y = {
+        "field": "row", "type": "nominal", "scale": {"domain": list(rows)},
+        "axis": {
+            "title": None, "ticks": False, "domain": False,
+            "labelExpr": f"split(datum.value, '{_SEPARATOR}')[1] || datum.value",
+            "labelFontWeight": {
+                "condition": {"test": f"indexof(datum.value, '{_SEPARATOR}') < 0", "value": "bold"}, "value": "normal"
+            },
+        },
+    }
+    x = {**_US, "scale": {"domainMin": 0, "domainMax": {"expr": "untilOfRanks"}, "nice": False}}
+    encoding = {
+        "y": y, "x": {"field": "start", **x}, "x2": {"field": "end"},
+        "color": _colour("kind", ROWS_OF_RANK, orient="top"),
+        # An outline in the bar's own colour separates neighbours and makes kernels of less than a pixel visible.
+        "stroke": {
+            "condition": {"test": "datum.kind === 'communication'", "value": ROWS_OF_RANK["communication"]},
+            "value": ROWS_OF_RANK["compute"],
+        },
+        "tooltip": [
+            *_tooltip("implementation", "rank", "kernel"),
+            {"field": "start", "format": ",.1f", "title": "start, µs"},
+            {"field": "took", "format": ",.4r", "title": "duration, µs"},
+        ],
+    }
+    mark = {
+        "type": "bar", "clip": True, "height": {"band": 0.75}, "fillOpacity": 0.65, "strokeWidth": 0.75,
+        "cursor": "pointer",
+    }
+    slider = {"input": "range", "min": 1, "max": ceil(max(ends.values())), "step": 1, "name": "axis until, µs "}
+    until = min(max(ends.values()), 6 * min(ends.values()))
+    params = [{"name": "untilOfRanks", "value": ceil(until), "bind": slider}]
+    return _spec(
+        values, [{"transform": bar, "mark": mark, "encoding": encoding}], height=16 * len(rows), params=params
+    )
 
 
 def roofline(values: Values, ceilings: Ceilings, rate: float | None, palette: Mapping[str, str]) -> Spec:

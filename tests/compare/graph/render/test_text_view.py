@@ -151,6 +151,7 @@ def test_flops(count: float, text: str) -> None:
          "FusedOptimizerTensorListMetadata<4>, at::native::(anonymous namespace)::FusedAdamMathFunctor<float, 4> >()",
          "multi_tensor_apply_kernel FusedAdamMathFunctor"),
         ("void cudnn::fusion::convert_dq_to_16bits<true>(void const*)", "convert_dq_to_16bits"),
+        ("_Z31ncclDevKernel_AllGather_RING_LL24ncclDevKernelArgsStorageILm4096EE", "ncclDevKernel_AllGather_RING_LL"),
         ("nvjet_tst_128x256", "nvjet_tst_128x256"), ("_Z9999999999", "_Z9999999999"), ("_Z", "_Z"),
     ],
 )

@@ -1,0 +1,117 @@
+"""The GPUs of a case that spans several: the page's table, and all of them on one time axis."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from compare.base.paths import PROJECT
+from compare.cli import main
+from compare.report import ranks, run_results
+from compare.report.page import page
+from compare.report.page.content import ranks as ranks_view
+
+RUN = PROJECT / "reports" / "h200-x2"
+CASE = "mlp_parallel/llama-8b/bf16/fwd"
+WANTED = {"block": ["mlp_parallel"], "direction": ["fwd"]}
+BARS = """[...document.querySelectorAll('[data-chart="ranks"] .mark-rect path')]
+  .filter((path) => path.__data__?.datum?.kernel)
+  .map((path) => ({ ...path.__data__.datum, box: path.getBBox(), left: path.getBoundingClientRect().left }))
+  .map(({ implementation, rank, kind, start, end, took, left, box }) =>
+    ({ implementation, rank, kind, start, took, left, width: box.width }))"""
+
+
+@pytest.fixture(scope="module")
+def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("ranks") / "page.html"
+    page.write(RUN, out, WANTED, files=False)
+    return out
+
+
+def case_of(run: Path, **wanted: str) -> run_results.CaseResults:
+    return run_results.read(run, {name: [value] for name, value in wanted.items()}).cases[0]
+
+
+def test_the_table_has_the_numbers_of_the_command(of_ranks: Path, embedded: Any, tables: Any) -> None:
+    options = ["--ranks", "--json", "--block", "mlp_parallel", "--direction", "fwd"]
+    asked = CliRunner().invoke(main.cli, ["report", str(RUN), *options])
+    assert asked.exit_code == 0, asked.output
+    rows = json.loads(asked.output)
+    head, *lines = next(t for t in tables(embedded(of_ranks, "case", 0)["html"]) if "exposed µs" in t[0])
+    assert head == [column.header for column in ranks.SHOWN]
+    expected = {(row["implementation"], row["rank"]): [column.text(row) for column in ranks.SHOWN] for row in rows}
+    assert len(rows) == len(lines) == 20
+    assert {(line[0], int(line[1])): line for line in lines} == expected
+    assert any(line[head.index("overlapped")] == "100%" for line in lines)
+
+
+def test_all_ranks_are_drawn_on_one_scale(of_ranks: Path, visit: Any, ready: Any) -> None:
+    with visit(of_ranks, f"#/case/{CASE}") as it:
+        ready(it)
+        bars = it.evaluate(BARS)
+        kinds = ("communication", "compute")
+        drawn = {(bar["implementation"], bar["rank"], bar["kind"]) for bar in bars}
+        names = {bar["implementation"] for bar in bars}
+        assert names >= {"xla", "inductor-async", "triton", "triton-put", "eager"}
+        assert drawn == {(name, rank, kind) for name in names for rank in (0, 1) for kind in kinds}
+        assert min(bar["start"] for bar in bars) == 0
+        first = next(bar for bar in bars if bar["start"] == 0)
+        last = max(bars, key=lambda bar: bar["start"])
+        pixels = (last["left"] - first["left"]) / last["start"]
+        for bar in bars:
+            assert bar["left"] - first["left"] == pytest.approx(bar["start"] * pixels, abs=1)
+            assert bar["width"] == pytest.approx(bar["took"] * pixels, abs=1)
+        assert it.locator("#c-ranks", has_text="No timeline of xla-windowed").count() == 1
+        exchange = it.locator('[data-chart="ranks"] [aria-label*="ncclDevKernel_AllGather"]').first
+        exchange.hover()
+        tip = it.locator("#vg-tooltip-element").inner_text()
+        assert re.search(r"start, µs\s+[\d.,]+\s+duration, µs\s+[\d.,]+", tip) and "ncclDevKernel_AllGather" in tip
+        for theme in ("dark", "light"):
+            it.locator("#theme").click()
+            it.wait_for_function("theme => document.documentElement.dataset.theme === theme", arg=theme)
+            it.wait_for_selector('[data-chart="ranks"] svg')
+            assert len(it.evaluate(BARS)) == len(bars)
+
+
+def test_the_kinds_are_those_of_the_measurement() -> None:
+    """A copy counts by its name at run time, also where the graph names it after its operation."""
+    bars = ranks_view.calls(case_of(RUN, block="mlp_parallel", direction="fwd")).bars
+    copies = {(b["implementation"], b["kernel"], b["kind"]) for b in bars if "[memcpy" in b["kernel"]}
+    assert ("triton", "aten.copy_.default: [memcpy]", "communication") in copies
+    assert ("triton", "[memcpy peer]", "communication") in copies
+    assert ("inductor-async", "[memcpy]", "communication") in copies
+    bars = ranks_view.calls(case_of(RUN, block="moe_parallel", direction="fwd")).bars
+    copies = {(b["implementation"], b["kernel"], b["kind"]) for b in bars if "[memcpy]" in b["kernel"]}
+    assert ("xla", "copy.9: [memcpy]", "compute") in copies
+    assert ("eager", "aten.sort.stable: [memcpy]", "compute") in copies
+
+
+@pytest.mark.parametrize("content", [None, b"no archive"], ids=["missing", "damaged"])
+def test_without_timelines_the_table_stands_alone(
+    content: bytes | None, tmp_path: Path, embedded: Any, tables: Any
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(RUN, run, ignore=shutil.ignore_patterns("timelines.zip", "artifacts.zip", "report.html"))
+    if content is not None:
+        (run / "timelines.zip").write_bytes(content)
+    page.write(run, tmp_path / "page.html", WANTED, files=False)
+    shown = embedded(tmp_path / "page.html", "case", 0)
+    assert any("exposed µs" in table[0] for table in tables(shown["html"]))
+    assert "ranks" not in shown["charts"] and 'data-chart="ranks"' not in shown["html"]
+
+
+def test_a_case_of_one_gpu_has_no_ranks(report: Path, embedded: Any) -> None:
+    shown = embedded(report, "case", 0)
+    assert "c-ranks" not in shown["html"] and "ranks" not in shown["charts"]
+
+
+def test_the_committed_page_has_the_ranks(embedded: Any) -> None:
+    for number in range(4):
+        shown = embedded(RUN / "report.html", "case", number)
+        assert 'data-chart="ranks"' in shown["html"] and shown["charts"]["ranks"]["data"]["values"]
