@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
-# Names of records of copies. CUPTI may report a copy through memory that another GPU shares as one within a GPU.
-COPY, PEER_COPY = "[memcpy]", "[memcpy peer]"
+from ..base.exchange_kernels import PEER_COPY
+
+# The name of records of copies. CUPTI may report a copy through memory that another GPU shares as one within a GPU.
+COPY = "[memcpy]"
 
 
 @dataclass(frozen=True)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ..backends import Backend
-from .clock import COPY, PEER_COPY, DeviceRecord
+from ..base.exchange_kernels import moves_between_gpus
+from .clock import COPY, DeviceRecord
 
 Interval = tuple[float, float]
-
-# Kernels of NCCL and NVSHMEM, and those of XLA and PyTorch that read or write another GPU's memory. Inductor names its
-# own kernels after the operations in them ("triton_poi_fused_all_gather_..."), so those are none.
-_EXCHANGES = re.compile(
-    r"nccl|nvshmem|multimem|(ragged_?)?all_?to_?all|all_?gather|all_?reduce|reduce_?scatter", re.IGNORECASE
-)
-_OF_INDUCTOR = "triton_"
-
 
 @dataclass(frozen=True)
 class Overlap:
@@ -39,9 +31,7 @@ def own_exchanges(backend: Backend) -> tuple[str, ...]:
 
 def is_communication(name: str, own: Sequence[str] = ()) -> bool:
     """Return whether a kernel or copy exchanges data with other GPUs. own: see `own_exchanges`."""
-    if name.startswith(tuple(own)):
-        return True
-    return name == PEER_COPY or (not name.startswith(_OF_INDUCTOR) and bool(_EXCHANGES.search(name)))
+    return name.startswith(tuple(own)) or moves_between_gpus(name)
 
 
 def overlap(records: Iterable[DeviceRecord], own: Sequence[str] = ()) -> Overlap:

@@ -39,7 +39,9 @@ from triton_side.calls.flops import grouped_product_flops
 from triton_side.calls.launches import Launch, Storages, TensorArgument, record_launches
 from triton_side.calls.stages import preparing
 
-Kind = Literal["elementwise", "reduction", "gemm", "attention", "copy", "scatter", "library", "memset"]
+Kind = Literal[
+    "elementwise", "reduction", "gemm", "attention", "copy", "scatter", "collective", "library", "memset"
+]
 Call = Callable[[Any], Mapping[str, torch.Tensor]]
 
 _TORCH = str(Path(torch.__file__).parent)
@@ -68,7 +70,7 @@ _FILLS = {"zero_", "zeros", "zeros_like", "new_zeros", "fill_", "ones", "ones_li
 _TO_HOST = {"_local_scalar_dense", "equal"}  # they return no tensor
 _ALLOCATIONS = {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "empty_permuted"}
 # In-place operations that do not read the old values.
-_OVERWRITES = {"copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_"}
+_OVERWRITES = {"exchange", "copy_", "zero_", "fill_", "normal_", "uniform_", "random_", "bernoulli_"}
 _WINDOWS = ("window_size_left", "window_size_right", "window_size")  # arguments of attention with a window
 # FLOPs per element of the largest tensor, as the blocks count them. Other pointwise operations and reductions have 1.
 _FLOPS_PER_ELEMENT = {
@@ -252,6 +254,8 @@ class _Recorder(TorchDispatchMode):
         results = _unique([*written, *_tensors(result)])
         given = _unique(_tensors([args, kwargs]))
         name = function._schema.name.partition("::")[2]
+        if name == "wait_tensor":  # it launches nothing
+            return result
         if name not in _TO_HOST and self._launches_nothing(name, given, written, results):
             return result
         kind = _kind(function, name)
@@ -350,6 +354,8 @@ def _written(function: Any, args: Any, kwargs: Mapping[str, Any]) -> list[torch.
 
 
 def _kind(function: Any, name: str) -> Kind:
+    if function.namespace == "_c10d_functional" or name == "exchange":
+        return "collective"
     if name in _GEMMS:
         return "gemm"
     if "attention" in name:

@@ -44,6 +44,7 @@ from triton_side.inductor.graph import (
     kind_of,
     part_viewed,
     without_views,
+    without_waits,
 )
 from triton_side.inductor.output_code import (
     USERS_OWN,
@@ -101,7 +102,7 @@ class Graph:
         workspaces = [call.announcement.workspace for call in self._calls]
         memory = {**loaded.memory} | {workspace.name: workspace for workspace in workspaces if workspace is not None}
         calls = [self._plain_call(kernel, call) for kernel, call in zip(self.kernels, self._calls, strict=True)]
-        return without_views(CompiledGraph(
+        return without_views(without_waits(CompiledGraph(
             part=self.part,
             unit=self.unit,
             calls=drop_foreign_operations(calls, memory),
@@ -111,7 +112,7 @@ class Graph:
             refusals=self.refusals,
             unparsed=self.unparsed,
             storages={name: number for name, number in self._storages_of.items() if name in memory},
-        ))
+        )))
 
     def _plain_call(self, kernel: Kernel, call: _Call) -> Call:
         return Call(

@@ -42,6 +42,7 @@ from triton_side.inductor.graph import (
     kind_of,
     part_viewed,
     without_views,
+    without_waits,
 )
 from triton_side.inductor.ir_text import SIZES, FxText, IrNode, memory, read_fx, read_ir, replaced
 from triton_side.inductor.output_code import USERS_OWN, EmittedCall, EmittedCode, read_code
@@ -412,7 +413,7 @@ class _Graph:
         calls = [self._call(index, call, scratch) for index, call in enumerate(self.code.calls)]
         used = {buffer for call in self.code.calls for buffer in (*call.reads, *call.writes)}
         unknown = sorted(name for name in used if name not in self.memory)
-        return without_views(CompiledGraph(
+        return without_views(without_waits(CompiledGraph(
             part=self.code.part,
             unit=unit,
             calls=drop_foreign_operations(calls, self.memory),
@@ -425,7 +426,7 @@ class _Graph:
                 *self._unknown_effects(),
                 *(f"{name}: its shape and dtype are not in the dump" for name in unknown),
             ),
-        ))
+        )))
 
     def _unknown_effects(self) -> Iterator[str]:
         """Yield a sentence for each user's Triton kernel of which the dump does not say what it reads and writes."""

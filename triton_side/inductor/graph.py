@@ -14,7 +14,9 @@ from typing import Literal
 from triton_side.calls.flops import Shape, grouped_product_flops
 
 Part = Literal["forward", "backward"]
-Kind = Literal["elementwise", "reduction", "gemm", "attention", "copy", "scatter", "library", "custom"]
+Kind = Literal[
+    "elementwise", "reduction", "gemm", "attention", "copy", "scatter", "collective", "library", "custom"
+]
 Provenance = Literal["compiled", "device", "replayed", "not autotuned", ""]
 
 # torch's dtype -> (HLO's name, bytes)
@@ -191,6 +193,26 @@ def part_viewed(whole: Memory, size: int, viewed: Mapping[str, int]) -> int:
     return min(size, viewed[whole.name] * (whole.bytes // elements))
 
 
+def without_waits(graph: CompiledGraph) -> CompiledGraph:
+    """Return the graph without its waits for exchanges between GPUs, which launch nothing.
+
+    Inductor gives the wait's operation to the exchange, too; the exchange gets its own.
+    """
+    calls = []
+    for call in graph.calls:
+        _, functional, name = call.kernel.name.partition(f"{EXCHANGES}.")
+        own = f"{EXCHANGES}.{name.partition('.')[0]}"
+        if not functional:
+            calls.append(call)
+        elif own != WAIT:
+            of_exchange = [
+                tuple(replace(node, op=own) if node.op == WAIT else node for node in nodes)
+                for nodes in (call.sources, call.nodes)
+            ]
+            calls.append(replace(call, sources=of_exchange[0], nodes=of_exchange[1]))
+    return replace(graph, calls=tuple(calls))
+
+
 def without_views(graph: CompiledGraph) -> CompiledGraph:
     """Return the graph without its calls of PyTorch's views, which launch nothing. Other calls use the viewed buffers.
 
@@ -313,6 +335,8 @@ SCATTER = {
     "aten.scatter", "aten.scatter_add", "aten.scatter_reduce", "aten.index_put", "aten._unsafe_index_put",
     "aten.index_add",
 }
+EXCHANGES = "_c10d_functional"  # the namespace of operations between GPUs
+WAIT = f"{EXCHANGES}.wait_tensor"
 # Operations whose result shares their operand's memory, whatever the operand.
 VIEWS = {
     "aten._conj", "aten._neg_view", "aten.view_as_real", "aten.view_as_complex", "aten.alias", "aten.detach",
@@ -355,7 +379,7 @@ def kind_of(
     if before & SCATTER:
         return "scatter"
     if is_extern:
-        return "library"
+        return "collective" if f"{EXCHANGES}." in name else "library"
     if is_reduction:
         return "reduction"
     if before <= MOVEMENT:

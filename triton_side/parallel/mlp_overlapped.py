@@ -29,17 +29,39 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from triton_side.calls.declare import Computed, computing, forward, gradient
 from triton_side.kernels.matmul import choose_config, launch_matmul, matmul_config
 from triton_side.kernels.shared import gated_unit
 from triton_side.kernels.shared.launch import FlatConfig, check_tensors, launch_elementwise
 from triton_side.kernels.swiglu import swiglu_forward_kernel
-from triton_side.kernels.swiglu_mlp import activation_gradients_kernel
+from triton_side.kernels.swiglu_mlp import (
+    ACT,
+    DACT,
+    DDOWN_WEIGHT,
+    DGATE_WEIGHT,
+    DH_OF_GATE,
+    DH_OF_UP,
+    DUP_WEIGHT,
+    GATE,
+    UP,
+    activation_gradients_kernel,
+)
 from triton_side.parallel.peer_buffers import Exchange, Incoming, PeerBuffers, bytes_of, peer_buffers
 from triton_side.parallel.ranks import Ranks
 
+DOWN, SUM, SUM_OF_DX = (forward("dot", "down"),), forward("add", "scatter"), gradient("add", "gather")
 
-def product(a: Tensor, b: Tensor, residual: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-    return launch_matmul(a, b, choose_config(matmul_config, a, b), residual, out=out)
+
+def product(
+    a: Tensor, b: Tensor, operations: tuple[Computed, ...], residual: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    with computing(*operations):
+        return launch_matmul(a, b, choose_config(matmul_config, a, b), residual, out=out)
+
+
+def activated(gate: Tensor, up: Tensor) -> Tensor:
+    with computing(*ACT, y_ptr="act"):
+        return gated_unit.forward(swiglu_forward_kernel, gate, up)
 
 
 def send_to_all(exchange: Exchange, rows: Tensor, into: Sequence[Tensor | None]) -> Exchange:
@@ -79,22 +101,22 @@ def _forward(
     all_x = x.new_empty(ranks, tokens, width) if save else None
     all_gate = x.new_empty(ranks if save else 1, tokens, hidden)
     all_up = torch.empty_like(all_gate)
-    exchange = send_to_all(buffers.exchange(), x, [None] * (ranks - 1) if all_x is None else list(all_x[1:]))
-    own_gate = product(x, w_gate, out=all_gate[0])
+    exchange = send_to_all(buffers.exchange("gather"), x, [None] * (ranks - 1) if all_x is None else list(all_x[1:]))
+    own_gate = product(x, w_gate, GATE, out=all_gate[0])
     exchange.start()  # after the launch, because it takes the host longer
-    results = buffers.exchange() if ranks > 1 else None
+    results = buffers.exchange("scatter") if ranks > 1 else None
     for n, peer in enumerate(buffers.peers, 1):
         (peer_x,) = exchange.receive(peer)
-        gate = product(peer_x, w_gate, out=all_gate[n] if save else None)
-        up = product(peer_x, w_up, out=all_up[n] if save else None)
+        gate = product(peer_x, w_gate, GATE, out=all_gate[n] if save else None)
+        up = product(peer_x, w_up, UP, out=all_up[n] if save else None)
         assert results is not None
-        product(gated_unit.forward(swiglu_forward_kernel, gate, up), w_down, out=results.outbox(peer, x.shape, x.dtype))
+        product(activated(gate, up), w_down, DOWN, out=results.outbox(peer, x.shape, x.dtype))
     if results is not None:
         start_results(buffers, results, x)
     if all_x is not None:
         all_x[0].copy_(x)
-    act = gated_unit.forward(swiglu_forward_kernel, own_gate, product(x, w_up, out=all_up[0]))
-    y = product(act, w_down, None if results is None else received_sum(results, buffers.peers))
+    act = activated(own_gate, product(x, w_up, UP, out=all_up[0]))
+    y = product(act, w_down, (*DOWN, SUM), None if results is None else received_sum(results, buffers.peers))
     return (y, all_x, all_gate, all_up) if save else (y, None, None, None)
 
 
@@ -122,25 +144,27 @@ class _Mlp(torch.autograd.Function):
                 dact, gate[n], up[n], dgate[n], dup[n], act[n],
             )
 
-        exchange = send_to_all(buffers.exchange(), dy, list(all_dy[1:]))
-        own_dact = product(dy, w_down.T)
+        exchange = send_to_all(buffers.exchange("scatter"), dy, list(all_dy[1:]))
+        own_dact = product(dy, w_down.T, DACT)
         exchange.start()
-        results = buffers.exchange() if buffers.peers else None
+        results = buffers.exchange("gather") if buffers.peers else None
         for n, peer in enumerate(buffers.peers, 1):
             (peer_dy,) = exchange.receive(peer)
-            activation_gradients(n, product(peer_dy, w_down.T))
+            activation_gradients(n, product(peer_dy, w_down.T, DACT))
             assert results is not None
-            of_gate = product(dgate[n], w_gate.T)
-            product(dup[n], w_up.T, of_gate, results.outbox(peer, dy.shape, dy.dtype))
+            of_gate = product(dgate[n], w_gate.T, DH_OF_GATE)
+            product(dup[n], w_up.T, DH_OF_UP, of_gate, results.outbox(peer, dy.shape, dy.dtype))
         if results is not None:
             start_results(buffers, results, dy)
         activation_gradients(0, own_dact)
         all_dy[0].copy_(dy)
         rows = all_x.flatten(0, 1).T
-        dw_down = product(act.flatten(0, 1).T, all_dy.flatten(0, 1))
-        dw_gate, dw_up = product(rows, dgate.flatten(0, 1)), product(rows, dup.flatten(0, 1))
-        dx = product(dgate[0], w_gate.T, None if results is None else received_sum(results, buffers.peers))
-        return product(dup[0], w_up.T, dx), dw_gate, dw_up, dw_down, None
+        dw_down = product(act.flatten(0, 1).T, all_dy.flatten(0, 1), DDOWN_WEIGHT)
+        dw_gate = product(rows, dgate.flatten(0, 1), DGATE_WEIGHT)
+        dw_up = product(rows, dup.flatten(0, 1), DUP_WEIGHT)
+        others = None if results is None else received_sum(results, buffers.peers)
+        dx = product(dgate[0], w_gate.T, (*DH_OF_GATE, SUM_OF_DX), others)
+        return product(dup[0], w_up.T, DH_OF_UP, dx), dw_gate, dw_up, dw_down, None
 
 
 def mlp(inputs: Mapping[str, Tensor], ranks: Ranks, *, put: bool, overlap: bool = True) -> Tensor:

@@ -36,8 +36,22 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from triton_side.calls.declare import computing
+from triton_side.calls.stages import stage
 from triton_side.kernels import moe_routing
-from triton_side.kernels.moe import launch_combine, launch_dx, product_config
+from triton_side.kernels.moe import (
+    DDOWN,
+    DGATE_UP,
+    DOUT,
+    DOWN,
+    DX_OF_EXPERTS,
+    GATE_UP,
+    GATHER_DY,
+    GATHER_X,
+    launch_combine,
+    launch_dx,
+    product_config,
+)
 from triton_side.kernels.moe_routing import Route
 from triton_side.kernels.shared.grouped_product import launch_gate_up, launch_grouped_product
 from triton_side.kernels.shared.launch import check_tensors, with_unit_column_stride
@@ -138,7 +152,8 @@ def gate_up(
         none = rows.new_empty(0, w_gate.shape[2])
         return none, none if save else None, none if save else None
     config = product_config(w_gate, rows, slots=likely, accumulators=2)
-    return launch_gate_up(rows, None, w_gate, w_up, offsets, config, save)
+    with computing(*GATE_UP):
+        return launch_gate_up(rows, None, w_gate, w_up, offsets, config, save)
 
 
 def sort_rows(exchange: Exchange, buffers: PeerBuffers, x: Tensor, rows: Tensor) -> Tensor:
@@ -171,8 +186,9 @@ def _forward(
     experts, width, rank = len(w_gate), x.shape[1], buffers.ranks.rank
     blocks = 1 + len(buffers.peers)
     route, _ = moe_routing.route_tokens(x, router, top_k, save)
-    of_firsts, exchange = buffers.exchange(), buffers.exchange()
-    in_slots = sort_rows(exchange, buffers, x, route.rows)
+    of_firsts, exchange = buffers.exchange("dispatch"), buffers.exchange("dispatch")
+    with computing(GATHER_X):
+        in_slots = sort_rows(exchange, buffers, x, route.rows)
     exchange.complete()
     firsts = buffers.on_host("firsts", blocks, len(route.offsets))
     firsts[0].copy_(route.offsets, non_blocking=True)
@@ -197,12 +213,13 @@ def _forward(
     out = torch.empty_like(in_slots)
     results = []
     for chunk, (low, high) in enumerate(plan.chunks if buffers.peers else []):
-        exchange = buffers.exchange()
+        exchange = buffers.exchange("combine")
         incoming = {}
         for block, peer in enumerate(buffers.peers, 1):
             act = computed[block][0][plan.of_block[block][low] : plan.of_block[block][high]]
             outbox = exchange.outbox(peer, (len(act), width), x.dtype)
-            grouped(act, w_down[low:high], plan.offsets[block][chunk], outbox)
+            with computing(*DOWN):
+                grouped(act, w_down[low:high], plan.offsets[block][chunk], outbox)
             into = out[plan.slots(peer, low, high)]
             incoming[peer] = [Incoming(tuple(into.shape), x.dtype, None, into)]
             if weights is not None and chunk == 0:
@@ -211,7 +228,8 @@ def _forward(
                 incoming[peer].append(Incoming(tuple(of_peer.shape), torch.float32, None, of_peer))
         exchange.expect(incoming).start()
         results.append(exchange)
-    grouped(computed[0][0], w_down, plan.whole[0], out[own])
+    with computing(*DOWN):
+        grouped(computed[0][0], w_down, plan.whole[0], out[own])
     for exchange in results:
         for peer in buffers.peers:
             exchange.receive(peer)
@@ -256,11 +274,17 @@ class _MoE(torch.autograd.Function):
         route, slots = Route(*rest[:6]), rest[6]
         gates, ups, weights = (rest[7 + n * blocks : 7 + (n + 1) * blocks] for n in range(3))
 
-        exchange = buffers.exchange()
-        in_slots = sort_rows(exchange, buffers, with_unit_column_stride(dy), route.rows)
+        exchange = buffers.exchange("combine")
+        with computing(GATHER_DY):
+            in_slots = sort_rows(exchange, buffers, with_unit_column_stride(dy), route.rows)
         exchange.complete()
+
+        def dout_of(rows: Tensor, block: int) -> Tensor:
+            with computing(*DOUT):
+                return grouped(rows, w_down.mT, plan.whole[block])
+
         own_dy = in_slots[own]
-        own_dout = grouped(own_dy, w_down.mT, plan.whole[0])
+        own_dout = dout_of(own_dy, 0)
         all_dy = torch.empty_like(all_x)
         _exchange_rows(exchange, plan, in_slots, all_dy)
         all_dy[plan.bounds(0)].copy_(own_dy)
@@ -274,16 +298,17 @@ class _MoE(torch.autograd.Function):
 
         def dx_of_block(block: int, out: Tensor) -> None:
             at = plan.bounds(block)
-            grouped(dgate[at], w_gate.mT, plan.whole[block], out, second=(dup[at], w_up.mT))
+            with computing(*DX_OF_EXPERTS):
+                grouped(dgate[at], w_gate.mT, plan.whole[block], out, second=(dup[at], w_up.mT))
 
         dx, dweights = x.new_empty(len(route.rows), width), torch.empty_like(weights[0])
-        results = buffers.exchange()
+        results = buffers.exchange("dispatch")
         incoming = {}
         for block, peer in enumerate(buffers.peers, 1):
             (peer_dy,) = exchange.receive(peer)
             to_peer = results.outbox(peer, (len(peer_dy), width), x.dtype)
             of_activations(
-                block, grouped(peer_dy, w_down.mT, plan.whole[block]), weights[block],
+                block, dout_of(peer_dy, block), weights[block],
                 results.outbox(peer, (len(peer_dy),), torch.float32),
             )
             dx_of_block(block, to_peer)
@@ -294,13 +319,17 @@ class _MoE(torch.autograd.Function):
             ]
         results.expect(incoming).start()
         of_activations(0, own_dout, weights[0][own], dweights[own])
-        dw_down, _ = launch_block_gradients(weighted_act, all_dy, plan.in_all)
-        dw_gate, dw_up = launch_block_gradients(all_x, dgate, plan.in_all, dup)
+        with computing(*DDOWN):
+            dw_down, _ = launch_block_gradients(weighted_act, all_dy, plan.in_all)
+        with computing(*DGATE_UP):
+            dw_gate, dw_up = launch_block_gradients(all_x, dgate, plan.in_all, dup)
         dx_of_block(0, dx[own])
         for peer in buffers.peers:
             results.receive(peer)
         dlogits = moe_routing.launch_dlogits(route, dweights[slots], dweights.new_zeros(()))
-        drouter = sum_over_ranks(moe_routing.launch_drouter(x, dlogits), buffers.ranks)
+        drouter = moe_routing.launch_drouter(x, dlogits)
+        with stage("router"):
+            drouter = sum_over_ranks(drouter, buffers.ranks)
         return launch_dx(dx, dlogits, router, route), drouter, dw_gate, dw_up, dw_down, None, None
 
 

@@ -1,6 +1,6 @@
 """Memory that other ranks read and write, and exchanges through it that run while kernels compute.
 
-    exchange = buffers.exchange()
+    exchange = buffers.exchange("gather")
     exchange.place(peer, rows)
     exchange.expect({peer: [Incoming(...)]})
     exchange.start()
@@ -31,6 +31,7 @@ On a CPU, files that all ranks map replace symmetric memory, and the same steps 
 
 from __future__ import annotations
 
+import contextlib
 import math
 import shutil
 import tempfile
@@ -44,6 +45,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from triton_side.calls.stages import recording, stage
 from triton_side.parallel import symmetric_memory
 from triton_side.parallel.copies import copy, wait_until_at_least
 from triton_side.parallel.ranks import Ranks
@@ -53,6 +55,12 @@ ALIGNMENT = 256  # bytes; TMA needs 16
 WORD = 4  # bytes of a flag
 SECONDS = 60.0  # that a rank on a CPU waits for another
 NUMBERS = 1 << 16
+
+
+@torch.library.custom_op("xlafuse::exchange", mutates_args=("to",))
+def recorded_copy(to: Tensor, of: Tensor) -> None:
+    """Copy as an operation of PyTorch, which triton_side.calls.dispatch records as a kernel of kind "collective"."""
+    to.copy_(of, non_blocking=True)
 
 
 @dataclass(frozen=True)
@@ -126,14 +134,14 @@ class PeerBuffers:
         self.numbers, self.first_number = torch.empty(0), 0
         self.stream = torch.cuda.Stream(priority=-1) if self.on_gpu and overlap else None
 
-    def exchange(self) -> Exchange:
-        """Return the next exchange. Every rank calls this at the same point."""
+    def exchange(self, stage: str) -> Exchange:
+        """Return the next exchange, of a stage of the block. Every rank calls this at the same point."""
         self.number += 1
         if self.number >= self.first_number + len(self.numbers) - REGIONS:
             self._number_on()
         if (event := self.over.get(self.number - REGIONS + 1)) is not None:
             torch.cuda.current_stream().wait_event(event)
-        return Exchange(self, self.number)
+        return Exchange(self, self.number, stage)
 
     def place(self, owner: int, other: int) -> int:
         """Return the first byte, in a region of rank `owner`, of the place for another rank."""
@@ -147,10 +155,25 @@ class PeerBuffers:
 
     def view(self, number: int, at: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return a tensor in this rank's own region for an exchange."""
+        return self._view(number, self.ranks.rank, at, shape, dtype)
+
+    def _view(self, number: int, rank: int, at: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         size = bytes_of(shape, dtype)
-        self.address(number, self.ranks.rank, at, size)
+        self.address(number, rank, at, size)
         start = self._offset(number, at)
-        return self.memory.of_rank[self.ranks.rank][start : start + size].view(dtype).view(*shape)
+        return self.memory.of_rank[rank][start : start + size].view(dtype).view(*shape)
+
+    def move(self, copying: Any, tensor: Tensor, number: int, rank: int, at: int, *, send: bool = False) -> None:
+        """Copy bytes of a rank's region for an exchange to a contiguous tensor, or the other way, on a stream."""
+        address = self.address(number, rank, at, tensor.nbytes)
+        if recording():
+            owner = rank if self.ranks.communicate else self.ranks.rank
+            region = self._view(number, owner, at, tensor.shape, tensor.dtype)
+            with contextlib.nullcontext() if copying is None else torch.cuda.stream(copying):
+                recorded_copy(*((region, tensor) if send else (tensor, region)))
+            return
+        to, of = (address, tensor.data_ptr()) if send else (tensor.data_ptr(), address)
+        copy(None if copying is None else copying.cuda_stream, to, of, tensor.nbytes)
 
     def _offset(self, number: int, at: int) -> int:
         return number % REGIONS * self.region_bytes + at
@@ -205,8 +228,8 @@ class PeerBuffers:
 class Exchange:
     """One exchange; see the module."""
 
-    def __init__(self, buffers: PeerBuffers, number: int) -> None:
-        self.buffers, self.number = buffers, number
+    def __init__(self, buffers: PeerBuffers, number: int, stage: str) -> None:
+        self.buffers, self.number, self.stage = buffers, number, stage
         self.sent: dict[int, list[Tensor]] = {peer: [] for peer in buffers.peers}
         self.filled = dict.fromkeys(buffers.peers, 0)
         self.incoming: Mapping[int, Sequence[Incoming]] = {}
@@ -256,26 +279,27 @@ class Exchange:
 
     def start(self) -> None:
         """Begin to move the tensors. Exchanges start in the order in which they were opened."""
+        with stage(self.stage):
+            self._start(self.buffers.copying_stream())
+
+    def _start(self, copying: Any) -> None:
         buffers, own, number = self.buffers, self.buffers.ranks.rank, self.number
-        copying = buffers.copying_stream()
         if self.ready is not None:
             copying.wait_event(self.ready)
-        stream = None if copying is None else copying.cuda_stream
         if buffers.put:
             for peer, tensors in self.sent.items():
                 at = buffers.place(peer, own)
                 for tensor in tensors:
-                    copy(stream, buffers.address(number, peer, at, tensor.nbytes), tensor.data_ptr(), tensor.nbytes)
+                    buffers.move(copying, tensor, number, peer, at, send=True)
                     at += aligned(tensor.nbytes)
-        buffers.meet(number, stream)
+        buffers.meet(number, None if copying is None else copying.cuda_stream)
         over = None
         for peer, expected in self.incoming.items():
             owner, at = (own, buffers.place(own, peer)) if buffers.put else (peer, buffers.place(peer, own))
             for each, tensor in zip(expected, self.received[peer], strict=True):
                 if not buffers.put or each.into is not None:
                     first = at if buffers.put or each.at is None else each.at
-                    source = buffers.address(number, owner, first, tensor.nbytes)
-                    copy(stream, tensor.data_ptr(), source, tensor.nbytes)
+                    buffers.move(copying, tensor, number, owner, first)
                 at += aligned(tensor.nbytes)
             over = self.arrived[peer] = None if copying is None else copying.record_event()
         if over is None and copying is not None:

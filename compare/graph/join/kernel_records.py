@@ -23,6 +23,7 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from ...backends import worker_of
+from ...base.exchange_kernels import PEER_COPY, moves_between_gpus
 from ..model import FusionGraph, Kernel
 from .sequence_alignment import Fit, Slot, align_sequences
 
@@ -49,7 +50,7 @@ ANY_NUMBER = re.compile(r"\baten\.(sort|topk)\b|\bcub_sort")
 
 
 class Record(Protocol):
-    """One kernel, copy or memset that the GPU ran; times in seconds. It may also have a `grid`."""
+    """One kernel, copy or memset that the GPU ran; times in seconds. It may also have a `grid` or `bytes`."""
 
     @property
     def name(self) -> str: ...
@@ -89,11 +90,31 @@ def assign(
         if graph.compiler == "eager":
             found, rest = _side_by_side({index: _all_launches(graph.kernels[index]) for index in indices}, ran)
         else:
-            found, rest = _align(graph, _slots(graph.kernels, indices), ran)
+            found, rest = [], []
+            for some, records_of_some in _with_exchanges_apart(graph.kernels, indices, ran):
+                pairs, others = _align(graph, _slots(graph.kernels, some), records_of_some)
+                found += pairs
+                rest += others
         leftover += rest
         for index, record in found:
             joined.setdefault(index, []).append(record)
     return joined, tuple(leftover)
+
+
+def _with_exchanges_apart(
+    kernels: Sequence[Kernel], indices: Sequence[int], ran: Sequence[Record]
+) -> Iterator[tuple[Sequence[int], Sequence[Record]]]:
+    """Yield kernels and records of computation, and those of exchanges between GPUs, which run beside them.
+
+    Each keeps its order, but an exchange may start before a kernel that was launched earlier.
+    """
+    exchanges = [index for index in indices if kernels[index].kind == "collective"]
+    if not exchanges:
+        yield indices, ran
+        return
+    computing = [record for record in ran if not moves_between_gpus(record.name)]
+    yield [index for index in indices if index not in exchanges], computing
+    yield exchanges, [record for record in ran if moves_between_gpus(record.name)]
 
 
 def _all_launches(kernel: Kernel) -> Counter[str]:
@@ -241,11 +262,12 @@ class _RecordKey(NamedTuple):
 
     name: str
     grid: tuple[int, ...] | None
+    bytes: int | None = None  # of a copy
 
     @classmethod
     def of(cls, record: Record) -> _RecordKey:
         grid = getattr(record, "grid", None)
-        return cls(record.name, None if grid is None else tuple(grid))
+        return cls(record.name, None if grid is None else tuple(grid), getattr(record, "bytes", None))
 
 
 _Profile = tuple[int | None, int | None, str]  # bytes read and written, kind
@@ -274,7 +296,7 @@ class _Fits:
         """Return the cost of taking the record for the kernel itself; None if it cannot be that."""
         name = key.name
         if kernel.runtime_name is None:
-            return self._library(kernel, name)
+            return self._library(kernel, key)
         if name == kernel.runtime_name:
             return 0.0 if _same_grid(kernel, key) else None
         if (name == MEMCPY and _copies(kernel)) or (name == MEMSET and kernel.kind == "memset"):
@@ -286,9 +308,13 @@ class _Fits:
             return 1.0 if any(_may_be_equal(mine, other) for other in self._named[name]) else None
         return 2.0 if XLA.search(name) else None
 
-    def _library(self, kernel: Kernel, name: str) -> float | None:
+    def _library(self, kernel: Kernel, key: _RecordKey) -> float | None:
+        name = key.name
         if name in self._named:
             return None
+        if kernel.kind == "collective":
+            moves = key.bytes in (None, kernel.bytes_written) if name == PEER_COPY else moves_between_gpus(name)
+            return 0.0 if moves else None
         if name in (MEMCPY, MEMSET):
             return 0.0 if _moves(kernel) else None
         if AFTER.search(name) or BEFORE.search(name):

@@ -1,7 +1,8 @@
 """One of the ranks that `test_parallel.py` starts: rank_program.py RANK COUNT FOLDER.
 
 It writes errors-RANK.json: for each case and program the largest error of each output and gradient, over the root mean
-square of the float64 reference.
+square of the float64 reference. exchanges-RANK.json has the exchanges of a recorded training step, by program: phase,
+stage and bytes.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 from compare.spec.blocks import mlp_parallel as mlp_spec
 from compare.spec.blocks import moe as moe_spec
+from triton_side.calls import dispatch
 from triton_side.parallel import mlp_parallel, moe_parallel
 from triton_side.parallel.ranks import Ranks
 
@@ -34,6 +36,7 @@ CASES: dict[str, tuple[tuple[int, ...], torch.dtype, bool, tuple[str, ...]]] = {
     "moe all-on-one": ((12, 16, 24, 4, 1, 1), torch.float32, False, ("eager", "triton_in_order", "triton_put")),
     "moe one-token": ((2, 16, 24, 4, 2, 3), torch.float32, True, ("eager", "triton")),
 }
+RECORDED = {"mlp tiles": ("triton", "triton_put"), "moe tiles": ("triton",), "moe odd": ("triton_put",)}
 WITHOUT_EXCHANGES = {"mlp odd": ("eager", "triton"), "moe one-token": ("eager", "triton_put")}
 
 
@@ -94,6 +97,21 @@ def errors(
     return found
 
 
+def exchanges(
+    program: Callable[..., Any], arrays: Mapping[str, torch.Tensor], block: str, ranks: Ranks, **parameters: int
+) -> list[tuple[str, str, int]]:
+    local = {name: mine(name, array, block, ranks) for name, array in arrays.items()}
+    dy = local.pop("y")
+    inputs = {name: tensor.clone().requires_grad_() for name, tensor in local.items()}
+    call = functools.partial(program, ranks=ranks, **parameters)
+    recorded = dispatch.record_call(call, inputs, train=True, cotangents={"y": dy})
+    return [
+        (phase, event.stage, sum(tensor.bytes for tensor in event.writes))
+        for phase, events in recorded.parts.items() for event in events
+        if isinstance(event, dispatch.Operation) and event.kind == "collective"
+    ]
+
+
 def add_cpu_kernels() -> None:
     """Give the two operations of `inductor_async` kernels for CPUs, which PyTorch has not."""
 
@@ -118,6 +136,7 @@ def main(rank: int, count: int, folder: Path) -> None:
     # Traced by torch.compile, and then run without Inductor's C++ compiler, which takes too long for a test.
     torch.compile = functools.partial(torch.compile, backend="aot_eager")
     found: dict[str, dict[str, float]] = {}
+    moved: dict[str, list[tuple[str, str, int]]] = {}
     for case, (shape, dtype, gradients, programs) in CASES.items():
         block = case.partition(" ")[0]
         spec, module = (mlp_spec, mlp_parallel) if block == "mlp" else (moe_spec, moe_parallel)
@@ -131,7 +150,11 @@ def main(rank: int, count: int, folder: Path) -> None:
                 found[f"{case} {name}{'' if communicate else ' alone'}"] = errors(
                     getattr(module, name), arrays, expected, block, ranks, gradients, **parameters
                 )
+        for name in RECORDED.get(case, ()):
+            ranks = Ranks(rank, count, dist.group.WORLD)
+            moved[f"{case} {name}"] = exchanges(getattr(module, name), arrays, block, ranks, **parameters)
     (folder / f"errors-{rank}.json").write_text(json.dumps(found))
+    (folder / f"exchanges-{rank}.json").write_text(json.dumps(moved))
     dist.barrier()
     dist.destroy_process_group()
 

@@ -20,8 +20,8 @@ EXACT, ROUNDED = 2e-5, 3e-2  # over the root mean square: float32, and float16 a
 
 
 @pytest.fixture(scope="module")
-def errors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, dict[str, float]]]]:
-    """Return each rank's errors, by case and program, then by output or gradient."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Return the folder with what both ranks write."""
     folder = tmp_path_factory.mktemp("ranks")
     environment = os.environ | {"PYTHONPATH": str(ROOT), "TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
     ranks = [
@@ -37,7 +37,13 @@ def errors(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, 
     finally:
         for rank in ranks:
             rank.kill()
-    yield [json.loads((folder / f"errors-{rank}.json").read_text()) for rank in range(2)]
+    yield folder
+
+
+@pytest.fixture
+def errors(folder: Path) -> list[dict[str, dict[str, float]]]:
+    """Return each rank's errors, by case and program, then by output or gradient."""
+    return [json.loads((folder / f"errors-{rank}.json").read_text()) for rank in range(2)]
 
 
 def test_outputs_and_gradients_are_those_of_the_float64_reference(errors: list[dict[str, dict[str, float]]]) -> None:
@@ -58,3 +64,18 @@ def test_programs_run_without_exchanges(errors: list[dict[str, dict[str, float]]
         assert len(alone) == 4
         for name, found in alone.items():
             assert all(error < 1e3 for error in found.values()) and max(found.values()) > 0.1, name
+
+
+def test_a_recorded_step_has_the_exchanges_with_their_stages(folder: Path) -> None:
+    """mlp: as many rows as a rank has. moe: the experts' first slots, then rows and weights."""
+    for rank in range(2):
+        found = json.loads((folder / f"exchanges-{rank}.json").read_text())
+        of_mlp = [["forward", "gather"], ["forward", "scatter"], ["backward", "scatter"], ["backward", "gather"]]
+        rows = 20 * 64 * 2  # tokens x width x bytes
+        assert found["mlp tiles triton"] == [[*step, rows] for step in of_mlp]
+        assert [step for step in of_mlp if [*step, rows] in found["mlp tiles triton_put"]] == of_mlp
+        of_moe = [["forward", "dispatch"], ["forward", "combine"], ["backward", "combine"], ["backward", "dispatch"]]
+        for program in ("moe tiles triton", "moe odd triton_put"):
+            steps = [step for *step, _ in found[program]]
+            assert list(dict.fromkeys(map(tuple, steps))) == [*map(tuple, of_moe), ("backward", "router")]
+        assert found["moe tiles triton"][0] == ["forward", "dispatch", (8 + 1) * 4]

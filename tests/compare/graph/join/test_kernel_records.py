@@ -69,6 +69,30 @@ def test_a_planted_kernel_is_left_over_wherever_it_runs(at: int) -> None:
         del ran[at]
 
 
+def test_exchanges_are_joined_beside_the_kernels_that_they_run_with() -> None:
+    """Copies are known by their bytes; those of 4 are signals. NCCL's kernel starts after a later kernel."""
+
+    def copy(size: int, start: float) -> DeviceRecord:
+        return DeviceRecord("[memcpy peer]", start, start + size * 1e-6, bytes=size)
+
+    def ran(name: str, start: float) -> DeviceRecord:
+        return DeviceRecord(name, start, start + 5e-6)
+
+    g = graph(
+        library("gather", "collective", size=64), kernel("gate"), library("scatter", "collective", size=32),
+        kernel("down"), compiler="triton",
+    )
+    joined, left = join(g, {"forward": [
+        ran("gate", 0), copy(4, 1e-6), copy(64, 2e-6), ran("down", 3e-6), copy(4, 4e-6), copy(32, 5e-6)
+    ]})
+    assert times(joined) == [64, 5, 32, 5] and [record.bytes for record in left] == [4, 4]  # type: ignore[attr-defined]
+    of_nccl, left = join(
+        graph(kernel("a"), library("all_gather", "collective"), kernel("b"), compiler="xla"),
+        {"forward": [ran("a", 0), ran("b", 1e-6), ran("_Z31ncclDevKernel_AllGather_RING_LL", 2e-6)]},
+    )
+    assert times(of_nccl) == [5, 5, 5] and left == ()
+
+
 def test_a_memset_without_a_library_call_is_left_over() -> None:
     _, left = join(graph(kernel("a"), kernel("c")), {"forward": [record("a"), record("[memset]"), record("c")]})
     assert [r.name for r in left] == ["[memset]"]
