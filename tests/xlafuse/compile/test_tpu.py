@@ -74,7 +74,10 @@ def test_a_run_for_a_tpu_compiles_xlas_programs_and_skips_the_others(
     compiled: tuple[compiler.Compilation, Path], tmp_path: Path
 ) -> None:
     command = [sys.executable, "-m", "xlafuse", "run", "softmax", "--direction", "fwd", "--target", "tpu-v5e"]
-    done = subprocess.run([*command, "--out", str(tmp_path / "run")], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [*command, "--out", str(tmp_path / "run")], capture_output=True, text=True, timeout=300,
+        env=os.environ | {"XLAFUSE_XLA_PYTHON": sys.executable},  # the one that has libtpu
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     records, warnings = read_records(tmp_path / "run")
     assert not warnings
