@@ -14,6 +14,7 @@ from tabulate import tabulate
 from compare.base.paths import PROJECT
 from compare.base.text import number
 from compare.plan.peers import is_a
+from compare.record import run_folder
 from compare.report import at_a_glance, authorship, block_list, columns, peers, ranks, roofline, rows
 from compare.report.columns import Column, Row
 from compare.report.profile_view import ProfileView
@@ -29,6 +30,8 @@ COLUMNS = {
 TOUR = PROJECT / "tests" / "data" / "runs" / "tour"
 CAPTURES = PROJECT / "tests" / "data" / "profiles"  # of training steps on an H200
 RUN = PROJECT / "reports" / "h200"
+OVER_GPUS = PROJECT / "reports" / "h200-x2"
+RANK_COLUMNS = ("device_time_us", "exposed_us", "communication_us", "overlap_share", "sent_bytes", "least_sent_bytes")
 LAUNCH_BOUND = 1.05  # device time over the time in which kernels ran: launches cost 5% from there on
 BEHIND, AHEAD = 0.95, 1.2  # the best other time over Triton's: the cases that the table of wins and losses shows
 
@@ -119,6 +122,25 @@ def _columns(of: Iterable[Column]) -> str:
     return "\n".join(["| column | unit | meaning |", "|---|---|---|", *lines])
 
 
+def over_gpus(direction: str) -> list[list[str]]:
+    """Return a line for each implementation of OVER_GPUS, the fastest of a block first; values by rank."""
+    by_record: dict[tuple[str, str], list[Row]] = {}
+    records, _ = run_folder.read_records(OVER_GPUS)
+    for row in ranks.of(record for record in records if record.case.direction == direction):
+        by_record.setdefault((row["block"], row["implementation"]), []).append(row)
+    slowest = {key: max(row["device_time_us"] for row in of_ranks) for key, of_ranks in by_record.items()}
+    shown = [column for column in ranks.COLUMNS if column.name in RANK_COLUMNS]
+    return [
+        [f"`{block}`", f"`{name}`", *(", ".join(filter(None, map(column.text, of_ranks))) for column in shown)]
+        for (block, name), of_ranks in sorted(by_record.items(), key=lambda one: (one[0][0], slowest[one[0]]))
+    ]
+
+
+def _over_gpus(direction: str) -> str:
+    headers = [column.header for column in ranks.COLUMNS if column.name in RANK_COLUMNS]
+    return _markdown(["block", "implementation", *headers], over_gpus(direction))
+
+
 def _tour() -> str:
     return f"```\n{at_a_glance.render(rows.read(TOUR).rows, 'H200')}\n```"
 
@@ -157,6 +179,8 @@ TABLES: dict[str, Callable[[], str]] = {
     ),
     "rmsnorm in pallas": lambda: side_by_side.python(PROJECT / "xlafuse/pallas/rmsnorm.py", "rmsnorm_kernel"),
     "rmsnorm in cuda": lambda: side_by_side.cuda(PROJECT / "triton_side/cuda/rmsnorm.cu", "rmsnorm_forward"),
+    "over gpus fwd": partial(_over_gpus, "fwd"),
+    "over gpus joint": partial(_over_gpus, "joint"),
     "blocks": lambda: block_list.as_markdown(list(BLOCKS.values())),
     **{name: partial(_columns, of) for name, of in COLUMNS.items()},
 }

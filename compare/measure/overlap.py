@@ -11,6 +11,7 @@ from .clock import COPY, DeviceRecord
 
 Interval = tuple[float, float]
 
+
 @dataclass(frozen=True)
 class Overlap:
     """Seconds of one call on one GPU. Each is the length of a union of intervals.

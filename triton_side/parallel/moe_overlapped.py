@@ -100,10 +100,10 @@ class Plan:
         return slice(self.own[first + low], self.own[first + (self.experts if high is None else high)])
 
 
-def make_plan(buffers: PeerBuffers, firsts: Sequence[Sequence[int]], experts: int) -> Plan:
+def make_plan(buffers: PeerBuffers, first_slots: Sequence[Sequence[int]], experts: int) -> Plan:
     """Return the plan from the first slots of all experts, this rank's and then each peer's."""
-    rank, own = buffers.ranks.rank, list(firsts[0])
-    mine = [first[rank * experts : (rank + 1) * experts + 1] for first in firsts]
+    rank, own = buffers.ranks.rank, list(first_slots[0])
+    mine = [first[rank * experts : (rank + 1) * experts + 1] for first in first_slots]
     of_block = [[slot - slots[0] for slot in slots] for slots in mine]
     step = -(-experts // CHUNKS)
     chunks = [(low, min(low + step, experts)) for low in range(0, experts, step)]
@@ -120,11 +120,11 @@ def make_plan(buffers: PeerBuffers, firsts: Sequence[Sequence[int]], experts: in
     (on_host,) = buffers.on_host("plan", 1, len(values))
     on_host.numpy()[:] = values
     flat = on_host.to(buffers.device, non_blocking=True, copy=True)
-    lengths = [experts + 1] * len(firsts)
-    for _ in firsts:
+    lengths = [experts + 1] * len(first_slots)
+    for _ in first_slots:
         lengths += [experts + 1, *(high - low + 1 for low, high in chunks)]
     parts = list(flat.split(lengths))
-    blocks = len(firsts)
+    blocks = len(first_slots)
     rest = [parts[n : n + 1 + len(chunks)] for n in range(blocks, len(parts), 1 + len(chunks))]
     return Plan(
         rank, own, of_block, dict(zip(buffers.peers, (slots[0] for slots in mine[1:]), strict=True)), chunks,
@@ -145,13 +145,13 @@ def grouped(
 
 
 def gate_up(
-    rows: Tensor, w_gate: Tensor, w_up: Tensor, offsets: Tensor, save: bool, likely: int
+    rows: Tensor, w_gate: Tensor, w_up: Tensor, offsets: Tensor, save: bool, estimate: int
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return act, gate and up of the rows that belong to an expert, which are `likely` so many."""
+    """Return act, gate and up of the rows that belong to an expert. estimate: the number of these rows."""
     if not len(rows):
         none = rows.new_empty(0, w_gate.shape[2])
         return none, none if save else None, none if save else None
-    config = product_config(w_gate, rows, slots=likely, accumulators=2)
+    config = product_config(w_gate, rows, slots=estimate, accumulators=2)
     with computing(*GATE_UP):
         return launch_gate_up(rows, None, w_gate, w_up, offsets, config, save)
 
@@ -186,18 +186,18 @@ def _forward(
     experts, width, rank = len(w_gate), x.shape[1], buffers.ranks.rank
     blocks = 1 + len(buffers.peers)
     route, _ = moe_routing.route_tokens(x, router, top_k, save)
-    of_firsts, exchange = buffers.exchange("dispatch"), buffers.exchange("dispatch")
+    slots_exchange, exchange = buffers.exchange("dispatch"), buffers.exchange("dispatch")
     with computing(GATHER_X):
         in_slots = sort_rows(exchange, buffers, x, route.rows)
     exchange.complete()
-    firsts = buffers.on_host("firsts", blocks, len(route.offsets))
-    firsts[0].copy_(route.offsets, non_blocking=True)
-    send_to_all(of_firsts, route.offsets[None], [row[None] for row in firsts[1:]])
-    own_firsts = route.offsets[rank * experts : (rank + 1) * experts + 1]
-    act, gate, up = gate_up(in_slots, w_gate, w_up, own_firsts, save, -(-len(in_slots) // blocks))
-    of_firsts.start()
-    of_firsts.wait_on_host()
-    plan = make_plan(buffers, [first.tolist() for first in firsts], experts)
+    first_slots = buffers.on_host("first slots", blocks, len(route.offsets))
+    first_slots[0].copy_(route.offsets, non_blocking=True)
+    send_to_all(slots_exchange, route.offsets[None], [row[None] for row in first_slots[1:]])
+    own_first_slots = route.offsets[rank * experts : (rank + 1) * experts + 1]
+    act, gate, up = gate_up(in_slots, w_gate, w_up, own_first_slots, save, -(-len(in_slots) // blocks))
+    slots_exchange.start()
+    slots_exchange.wait_on_host()
+    plan = make_plan(buffers, [first.tolist() for first in first_slots], experts)
     own = plan.slots(rank)
     computed = [(act[own], None if gate is None else gate[own], None if up is None else up[own])]
     all_x = x.new_empty(sum(plan.rows(block) for block in range(blocks)), width) if save else None

@@ -151,32 +151,25 @@ class PeerBuffers:
         """Return the address of bytes in a rank's region for an exchange; if ranks do not communicate, in its own."""
         if at + size > self.region_bytes:
             raise ValueError(f"an exchange of {size} bytes at {at} exceeds the region of {self.region_bytes} bytes")
-        return self._base[rank if self.ranks.communicate else self.ranks.rank] + self._offset(number, at)
+        owner = rank if self.ranks.communicate else self.ranks.rank
+        return self._base[owner] + number % REGIONS * self.region_bytes + at
 
-    def view(self, number: int, at: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return a tensor in this rank's own region for an exchange."""
-        return self._view(number, self.ranks.rank, at, shape, dtype)
-
-    def _view(self, number: int, rank: int, at: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        size = bytes_of(shape, dtype)
-        self.address(number, rank, at, size)
-        start = self._offset(number, at)
-        return self.memory.of_rank[rank][start : start + size].view(dtype).view(*shape)
+    def view(self, number: int, rank: int, at: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return the bytes at `address` as a tensor."""
+        owner, size = rank if self.ranks.communicate else self.ranks.rank, bytes_of(shape, dtype)
+        start = self.address(number, owner, at, size) - self._base[owner]
+        return self.memory.of_rank[owner][start : start + size].view(dtype).view(*shape)
 
     def move(self, copying: Any, tensor: Tensor, number: int, rank: int, at: int, *, send: bool = False) -> None:
         """Copy bytes of a rank's region for an exchange to a contiguous tensor, or the other way, on a stream."""
         address = self.address(number, rank, at, tensor.nbytes)
         if recording():
-            owner = rank if self.ranks.communicate else self.ranks.rank
-            region = self._view(number, owner, at, tensor.shape, tensor.dtype)
+            region = self.view(number, rank, at, tensor.shape, tensor.dtype)
             with contextlib.nullcontext() if copying is None else torch.cuda.stream(copying):
                 recorded_copy(*((region, tensor) if send else (tensor, region)))
             return
         to, of = (address, tensor.data_ptr()) if send else (tensor.data_ptr(), address)
         copy(None if copying is None else copying.cuda_stream, to, of, tensor.nbytes)
-
-    def _offset(self, number: int, at: int) -> int:
-        return number % REGIONS * self.region_bytes + at
 
     def on_host(self, use: str, rows: int, columns: int) -> list[Tensor]:
         """Return rows of int32 in the host's memory, the same ones for each call of one use."""
@@ -242,8 +235,9 @@ class Exchange:
         if self.buffers.put:
             tensor = torch.empty(tuple(shape), dtype=dtype, device=self.buffers.device)
         else:
-            at = self.buffers.place(self.buffers.ranks.rank, peer) + self.filled[peer]
-            tensor = self.buffers.view(self.number, at, shape, dtype)
+            own = self.buffers.ranks.rank
+            at = self.buffers.place(own, peer) + self.filled[peer]
+            tensor = self.buffers.view(self.number, own, at, shape, dtype)
             self.filled[peer] += aligned(bytes_of(shape, dtype))
         self.sent[peer].append(tensor)
         return tensor
@@ -257,7 +251,7 @@ class Exchange:
 
     def offer(self, at: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """Return memory at a byte of this rank's region, of which each peer reads its part; only without `put`."""
-        return self.buffers.view(self.number, at, shape, dtype)
+        return self.buffers.view(self.number, self.buffers.ranks.rank, at, shape, dtype)
 
     def complete(self) -> None:
         """Declare that kernels launched before fill all tensors to send.
@@ -314,7 +308,7 @@ class Exchange:
             if each.into is not None:
                 tensors.append(each.into)
             elif buffers.put:
-                tensors.append(buffers.view(self.number, at, each.shape, each.dtype))
+                tensors.append(buffers.view(self.number, buffers.ranks.rank, at, each.shape, each.dtype))
             else:
                 tensors.append(torch.empty(each.shape, dtype=each.dtype, device=buffers.device))
             at += aligned(tensors[-1].nbytes)
