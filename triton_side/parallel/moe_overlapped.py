@@ -200,7 +200,7 @@ def _forward(
     plan = make_plan(buffers, [first.tolist() for first in first_slots], experts)
     own = plan.slots(rank)
     computed = [(act[own], None if gate is None else gate[own], None if up is None else up[own])]
-    all_x = x.new_empty(sum(plan.rows(block) for block in range(blocks)), width) if save else None
+    all_x = buffers.allocate((sum(plan.rows(block) for block in range(blocks)), width), x.dtype) if save else None
 
     _exchange_rows(exchange, plan, in_slots, all_x)
     slots, weights = _weights_by_slot(route) if save else (None, None)
@@ -285,7 +285,7 @@ class _MoE(torch.autograd.Function):
 
         own_dy = in_slots[own]
         own_dout = dout_of(own_dy, 0)
-        all_dy = torch.empty_like(all_x)
+        all_dy = buffers.allocate(all_x.shape, all_x.dtype)
         _exchange_rows(exchange, plan, in_slots, all_dy)
         all_dy[plan.bounds(0)].copy_(own_dy)
         dgate, dup, weighted_act = (x.new_empty(len(all_x), hidden) for _ in range(3))

@@ -68,7 +68,7 @@ class Incoming:
     """A tensor that a peer sends.
 
     at: its first byte in the peer's region, if the peer offers one tensor to all; None for the peer's place for us.
-    into: contiguous memory of this rank for it, also of its host.
+    into: contiguous memory of this rank for it, also of its host. It was allocated before `complete`, or by `allocate`.
     """
 
     shape: tuple[int, ...]
@@ -171,6 +171,20 @@ class PeerBuffers:
         to, of = (address, tensor.data_ptr()) if send else (tensor.data_ptr(), address)
         copy(None if copying is None else copying.cuda_stream, to, of, tensor.nbytes)
 
+    def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """Return memory for tensors that arrive. The copying stream may write to it at once.
+
+        Memory of the current stream would do so only after the kernels that were launched before.
+        """
+        if self.stream is None:
+            return torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        current = torch.cuda.current_stream()
+        with torch.cuda.stream(self.stream):
+            tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        current.wait_stream(self.stream)
+        tensor.record_stream(current)
+        return tensor
+
     def on_host(self, use: str, rows: int, columns: int) -> list[Tensor]:
         """Return rows of int32 in the host's memory, the same ones for each call of one use."""
         key = use, rows, columns
@@ -254,10 +268,7 @@ class Exchange:
         return self.buffers.view(self.number, self.buffers.ranks.rank, at, shape, dtype)
 
     def complete(self) -> None:
-        """Declare that kernels launched before fill all tensors to send.
-
-        Memory that later kernels use stays allocated until `expect`, which may reuse what is free for incoming tensors.
-        """
+        """Declare that kernels launched before fill all tensors to send."""
         if self.buffers.stream is not None:
             self.ready = torch.cuda.current_stream().record_event()
 
@@ -310,7 +321,7 @@ class Exchange:
             elif buffers.put:
                 tensors.append(buffers.view(self.number, buffers.ranks.rank, at, each.shape, each.dtype))
             else:
-                tensors.append(torch.empty(each.shape, dtype=each.dtype, device=buffers.device))
+                tensors.append(buffers.allocate(each.shape, each.dtype))
             at += aligned(tensors[-1].nbytes)
         return tensors
 
