@@ -103,11 +103,21 @@ def fake_sanitizer(folder: Path, log: str, status: int = 0, sleep: int = 0) -> s
     return str(path)
 
 
+# A tool that prints the names of its cases, as launch_all does.
+PRINTS_ITS_CASES = """\
+#!/bin/sh
+while [ $# -gt 0 ]; do [ "$1" = --log-file ] && log=$2; [ "$1" = --launch ] && names=$2; shift; done
+cat {folder}/written > "$log"
+sed -e 's/^\\["//' -e 's/"\\]$//' -e 's/", "/\\n/g' "$names"
+"""
+
+
 def test_a_tool_that_is_too_slow_or_crashes_names_the_case(tmp_path: Path) -> None:
     slow = sanitize.run_tool(fake_sanitizer(tmp_path, "", sleep=30), "memcheck", KERNELS, 0.5)
     assert slow.errors is None and slow.failure == "memcheck was stopped after 0 s (--limit), in: kernels gelu"
     died = sanitize.run_tool(fake_sanitizer(tmp_path, MEMCHECK, status=1), "memcheck", KERNELS, 10)
     assert died.errors == 5 and died.failure and "status 1, later kernels were not checked" in died.failure
+    assert slow.checked == died.checked == frozenset()
     fine = sanitize.run_tool(fake_sanitizer(tmp_path, MEMCHECK), "memcheck", KERNELS, 10)
     assert fine.errors == 5 and fine.failure is None
 
@@ -168,10 +178,17 @@ def test_the_cases_launch_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_cases_with_one_of_the_texts_are_launched(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    chosen = [name for name, _ in sanitize.cases("cpu", ["cuda gelu", "kernels rope"])]
-    assert {name.rpartition(" ")[0].split(" ")[1] for name in chosen} == {"gelu", "rope"}
-    assert all(name.startswith(("cuda gelu", "kernels rope")) for name in chosen)
+    chosen: list[str] = []
+
+    def launched(limit: float, names: list[str]) -> list[Launched]:
+        chosen.extend(names)
+        return CASED
+
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(sanitize, "_launched", launched)
+    sanitize.main(["--case", "cuda gelu", "--case", "kernels rope", "--sanitizer", fake_sanitizer(tmp_path, "")])
+    assert {tuple(name.split(" ")[:2]) for name in chosen} == {("cuda", "gelu"), ("kernels", "rope")}
     assert sanitize.main(["--case", "jelu", "--sanitizer", fake_sanitizer(tmp_path, "")]) == 2
     assert "'jelu'" in capsys.readouterr().err
 
@@ -194,20 +211,20 @@ CASED = [
 ]
 
 
-def test_the_summary_lists_cases_that_were_not_reached(tmp_path: Path) -> None:
+def test_the_summary_lists_cases_that_were_not_checked(tmp_path: Path) -> None:
     outcome = sanitize.run_tool(fake_sanitizer(tmp_path, "========= ERROR SUMMARY: 0 errors\n"), "memcheck", CASED, 60)
-    assert outcome.failure is None and outcome.reached == frozenset()  # the fake tool printed no case's name
-    outcome = replace(outcome, reached=frozenset({"gelu bf16"}))
+    assert outcome.failure is None and outcome.checked == frozenset()  # the fake tool printed no case's name
+    outcome = replace(outcome, checked=frozenset({"gelu bf16"}))
     text = summary(CASED, [outcome], "")
     assert "| gelu_forward_kernel | Triton | 2 | 0 | 0, 1 of 2 cases |" in text
-    assert "| softmax_forward_kernel | Triton | 1 | 16 | not reached |" in text
-    assert "memcheck: 2 cases were not reached (--limit): gelu fp32, softmax bf16" in text
-    assert "it reached all" not in text
+    assert "| softmax_forward_kernel | Triton | 1 | 16 | not checked |" in text
+    assert "memcheck: 2 cases were not checked: gelu fp32, softmax bf16" in text
+    assert "it checked all" not in text
     every = frozenset({"gelu bf16", "gelu fp32", "softmax bf16"})
-    for reached, failure in ((every, None), (every, "it died")):
-        text = summary(CASED, [replace(outcome, reached=reached, failure=failure)], "")
-        assert ("memcheck: 0 errors; it reached all 3 cases that were compiled" in text) == (failure is None)
-        assert "not reached" not in text
+    for failure in (None, "it died"):
+        text = summary(CASED, [replace(outcome, checked=every, failure=failure)], "")
+        assert ("memcheck: 0 errors; it checked all 3 cases that were compiled" in text) == (failure is None)
+        assert "not checked" not in text
 
 
 def test_parallel_processes_reach_every_case(
@@ -216,36 +233,28 @@ def test_parallel_processes_reach_every_case(
     names = [name for name, _ in sanitize.cases("cpu")]
     launched = [Launched("kernel", "Triton", ["kernel"], 1, 0, names)]
     path = Path(fake_sanitizer(tmp_path, "========= ERROR SUMMARY: 0 errors\n"))
-    (tmp_path / "names").write_text("".join(f"{name}\n" for name in names))
-    path.write_text(  # prints every step-th of the first `count` names, as launch_all does
-        "#!/bin/sh\n"
-        'while [ $# -gt 0 ]; do case $1 in --log-file) log=$2;; --start) start=$2;; --step) step=$2;;'
-        " --count) count=$2;; esac; shift; done\n"
-        f'cat {tmp_path}/written > "$log"\n'
-        f"head -n $count {tmp_path}/names | awk -v s=$start -v n=$step '(NR - 1 - s) % n == 0 && NR > s'\n"
-    )
+    path.write_text(PRINTS_ITS_CASES.format(folder=tmp_path))
     outcome = sanitize.run_tool(str(path), "memcheck", launched, 60)
-    assert f"it reached all {len(names)} cases" in summary(launched, [outcome], "")
+    assert f"it checked all {len(names)} cases" in summary(launched, [outcome], "")
 
 
 def test_the_outcomes_of_parallel_processes_are_combined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sanitize.os, "cpu_count", lambda: 2)
     path = Path(fake_sanitizer(tmp_path, MEMCHECK))
-    names = "case $start in 0) echo gelu bf16; echo softmax bf16;; 1) echo gelu fp32;; esac"
-    path.write_text(
-        "#!/bin/sh\n"
-        'while [ $# -gt 0 ]; do [ "$1" = --log-file ] && log=$2; [ "$1" = --start ] && start=$2; shift; done\n'
-        f'cat {tmp_path}/written > "$log"; {names}\n'
-    )
+    path.write_text(PRINTS_ITS_CASES.format(folder=tmp_path))
     outcome = sanitize.run_tool(str(path), "memcheck", CASED, 10)
-    assert outcome.reached == {"gelu bf16", "gelu fp32", "softmax bf16"} and outcome.failure is None
+    assert outcome.checked == {"gelu bf16", "gelu fp32", "softmax bf16"} and outcome.failure is None
     assert outcome.errors == 10 and len(outcome.reports) == 2 * len(parse("memcheck", MEMCHECK, CASED).reports)
 
 
-def test_a_process_without_a_summary_makes_the_tool_fail() -> None:
-    said = [Outcome("memcheck", (), 0, 0, None, frozenset({"a"})), Outcome("memcheck", (), None, 0, "it died", None)]
-    whole = sanitizer_log.joined(said)
-    assert whole.errors is None and whole.failure == "it died" and whole.reached is None
+def test_a_process_without_a_summary_costs_its_own_cases() -> None:
+    said = [
+        Outcome("memcheck", (), 0, 0, None, frozenset({"gelu bf16", "softmax bf16"})),
+        Outcome("memcheck", (), None, 0, "it died", frozenset()),
+    ]
+    text = summary(CASED, [sanitizer_log.joined(said)], "")
+    assert "| gelu_forward_kernel | Triton | 2 | 0 | 0, 1 of 2 cases |" in text
+    assert "- **it died**" in text and "1 cases were not checked: gelu fp32" in text and "it checked all" not in text
 
 
 def test_no_case_starts_after_the_time_is_over(
@@ -261,18 +270,14 @@ def test_no_case_starts_after_the_time_is_over(
 
         return name, call
 
-    monkeypatch.setattr(sanitize, "cases", lambda device, only: iter([case("a"), case("b"), case("c"), case("d")]))
+    monkeypatch.setattr(sanitize, "cases", lambda device: iter([case("a"), case("b"), case("c"), case("d")]))
     monkeypatch.setattr(sanitize.time, "time", lambda: now[0])
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    sanitize.launch_all(None, count=3)
-    assert made == ["a", "b", "c"]
+    sanitize.launch_all(["a", "c"])
+    assert made == ["a", "c"]
     made.clear()
-    sanitize.launch_all(None, until=now[0] + 15)
-    assert made == ["a", "b"] and capsys.readouterr().out.split() == ["a", "b", "c", "a", "b"]
-    made.clear()
-    for start in range(3):  # three parallel processes
-        sanitize.launch_all(None, start=start, step=3)
-    assert made == ["a", "d", "b", "c"]
+    sanitize.launch_all(["a", "b", "c", "d"], until=now[0] + 15)
+    assert made == ["a", "b"] and capsys.readouterr().out.split() == ["a", "c", "a", "b"]
 
 
 @pytest.fixture
@@ -280,8 +285,8 @@ def on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a GPU")
     names = dict.fromkeys(case for entry in CASED for case in entry.cases)
-    monkeypatch.setattr(sanitize, "cases", lambda device, only: iter([(name, lambda: None) for name in names]))
-    monkeypatch.setattr(sanitize, "_launched", lambda limit, only: CASED)
+    monkeypatch.setattr(sanitize, "cases", lambda device: iter([(name, lambda: None) for name in names]))
+    monkeypatch.setattr(sanitize, "_launched", lambda limit, names: CASED)
 
 
 def test_the_summary_is_written_after_each_tool_and_after_an_interrupt(
@@ -290,9 +295,7 @@ def test_the_summary_is_written_after_each_tool_and_after_an_interrupt(
     out = tmp_path / "reports" / "sanitize.md"
     limits: list[float] = []
 
-    def run_tool(
-        sanitizer: str, tool: str, launched: list[Launched], limit: float, begin_for: float, only: list[str]
-    ) -> Outcome:
+    def run_tool(sanitizer: str, tool: str, launched: list[Launched], limit: float, begin_for: float) -> Outcome:
         limits.extend([limit, begin_for])
         if tool == "racecheck":
             assert "- memcheck: 0 errors" in out.read_text()
@@ -310,15 +313,15 @@ def test_exit_status_is_0_only_if_every_case_was_checked(
     monkeypatch: pytest.MonkeyPatch, on_a_gpu: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     every = {"gelu bf16", "gelu fp32", "softmax bf16"}
-    reached = [every, every - {"gelu fp32"}]
+    checked = [every, every - {"gelu fp32"}]
     monkeypatch.setattr(
-        sanitize, "run_tool", lambda sanitizer, tool, *rest: Outcome(tool, (), 0, 0, None, frozenset(reached[0]))
+        sanitize, "run_tool", lambda sanitizer, tool, *rest: Outcome(tool, (), 0, 0, None, frozenset(checked[0]))
     )
     sanitizer = fake_sanitizer(tmp_path, "")
     assert sanitize.main(["--sanitizer", sanitizer]) == 0
-    reached.pop(0)
+    checked.pop(0)
     assert sanitize.main(["--sanitizer", sanitizer]) == 1
     assert "gelu_forward_kernel | Triton | 2 | 0 | 0, 1 of 2 cases" in capsys.readouterr().out
-    monkeypatch.setattr(sanitize, "_launched", lambda limit, only: CASED[:1])
+    monkeypatch.setattr(sanitize, "_launched", lambda limit, names: CASED[:1])
     assert sanitize.main(["--sanitizer", sanitizer]) == 1
     assert "2 of 3 cases were compiled in time (--limit); not: softmax bf16" in capsys.readouterr().out

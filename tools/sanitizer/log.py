@@ -38,7 +38,7 @@ class Outcome:
     """The result of one tool.
 
     errors, warnings: the tool's own counts; errors is None if it printed no summary.
-    failure: why it did not check every launch. reached: the cases that were started; None means all.
+    failure: why it did not check every launch. checked: the cases that were checked, None if they are not known.
     """
 
     tool: str
@@ -46,7 +46,7 @@ class Outcome:
     errors: int | None
     warnings: int
     failure: str | None = None
-    reached: frozenset[str] | None = None
+    checked: frozenset[str] | None = None
 
     def count(self, kernel: str | None, warnings: bool) -> int:
         return sum(report.kernel == kernel and report.warning == warnings for report in self.reports)
@@ -60,15 +60,14 @@ class Outcome:
 
 def joined(outcomes: list[Outcome]) -> Outcome:
     """Combine the outcomes of one tool's processes, each of which had a share of the cases."""
-    errors = [outcome.errors for outcome in outcomes]
-    reached = [outcome.reached for outcome in outcomes]
+    errors = [outcome.errors for outcome in outcomes if outcome.errors is not None]
     return Outcome(
         outcomes[0].tool,
         tuple(report for outcome in outcomes for report in outcome.reports),
-        None if None in errors else sum(filter(None, errors)),
+        sum(errors) if errors else None,
         sum(outcome.warnings for outcome in outcomes),
         "; ".join(dict.fromkeys(outcome.failure for outcome in outcomes if outcome.failure)) or None,
-        None if None in reached else frozenset().union(*filter(None, reached)),
+        frozenset().union(*(outcome.checked or () for outcome in outcomes)),
     )
 
 
@@ -139,12 +138,12 @@ def summary(launched: list[Launched], outcomes: list[Outcome], environment: str)
             lines.append(f"- **{outcome.failure}**")
         left = _left(launched, outcome)
         if left:
-            lines.append(f"- **{outcome.tool}: {len(left)} cases were not reached (--limit): {', '.join(left)}**")
+            lines.append(f"- **{outcome.tool}: {len(left)} cases were not checked: {', '.join(left)}**")
         if outcome.errors is None:
             continue
         warnings = f", {outcome.warnings} warnings" if outcome.tool == "racecheck" else ""
         other = f", {outcome.unattributed} of them in other kernels or not printed" if outcome.unattributed else ""
-        whole = "" if left or outcome.failure else f"; it reached all {every} cases that were compiled"
+        whole = "" if left or outcome.failure else f"; it checked all {every} cases that were compiled"
         lines.append(f"- {outcome.tool}: {outcome.errors} errors{other}{warnings}{whole}")
     reports = _first_reports(outcomes)
     return "\n".join([*lines, *(["", "## Reports", "", *reports] if reports else [])]) + "\n"
@@ -152,22 +151,22 @@ def summary(launched: list[Launched], outcomes: list[Outcome], environment: str)
 
 def _cell(entry: Launched, outcome: Outcome) -> str:
     errors, warnings = (outcome.count(entry.kernel, kind) for kind in (False, True))
-    if outcome.failure and not errors:
+    if outcome.failure and outcome.checked is None and not errors:
         return "not fully checked"
     if outcome.tool == "racecheck" and entry.shared_bytes == 0:
         return "no shared memory"
     left = len(_left([entry], outcome))
     if left == len(entry.cases) and left and not errors:
-        return "not reached"
+        return "not checked"
     part = f", {len(entry.cases) - left} of {len(entry.cases)} cases" if left else ""
     return f"{errors} ({warnings} warnings){part}" if warnings else f"{errors}{part}"
 
 
 def _left(launched: list[Launched], outcome: Outcome) -> list[str]:
-    """Return the cases of these kernels that a tool did not reach, each once."""
-    if outcome.reached is None:
+    """Return the cases of these kernels that a tool did not check, each once."""
+    if outcome.checked is None:
         return []
-    return [case for case in dict.fromkeys(c for entry in launched for c in entry.cases) if case not in outcome.reached]
+    return [case for case in dict.fromkeys(c for entry in launched for c in entry.cases) if case not in outcome.checked]
 
 
 def _first_reports(outcomes: list[Outcome]) -> list[str]:

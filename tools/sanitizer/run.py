@@ -4,7 +4,7 @@
 
 Each kernel is launched, forward and backward, on small odd shapes: once without a tool, which records the launches and
 fills Triton's cache, and once under each tool. `--limit` covers all of it. When time is up, a process ends after its
-current case. The summary is rewritten after each tool, and lists the cases that were not reached.
+current case. The summary is rewritten after each tool, and lists the cases that were not checked.
 
 Exit status: 0 without errors; 1 with errors, or if not everything was checked; 2 if nothing could be checked (no GPU,
 no compute-sanitizer, or one that refuses the device).
@@ -18,7 +18,8 @@ Use the newest version, whatever the driver's. According to its release notes:
 - before 2026.4, memcheck reported cp.async with zero-fill (a masked load that Triton pipelines);
 - from 2026.2 on, memcheck follows TMA loads.
 racecheck also reports threads that write equal sums in a Triton reduction across warps (triton-lang/triton issue 7264,
-open).
+open). Version 2026.4 follows an mbarrier only for the threads that arrive there. In Triton one thread arrives, after a
+barrier of all, and racecheck reports what the others did in shared memory before.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +51,6 @@ TOOLS = ("memcheck", "racecheck")
 WHEEL = "nvidia-cuda-sanitizer-api"
 PADDING = 4096  # bytes after every allocation
 PRINTED = 1000  # reports that a tool prints before it only counts
-BARRIERS = 64  # mbarriers of a block that racecheck follows; of Triton's kernels it would follow none
 COMPILE_SHARE = 0.5  # of the limit, for the launches without a tool: they compile, which takes longest
 START_SHARE = 0.75  # of a tool's time: later it starts no case, because the last case takes time, too
 PROCESSES = 8  # for each GPU, that compile or run under a tool at the same time
@@ -66,13 +65,11 @@ Shapes = dict[str, "tuple[int, ...] | torch.Tensor"]  # shapes of random inputs,
 Call = Callable[[], object]
 
 
-def cases(device: str, only: Sequence[str] = ()) -> Iterator[tuple[str, Call]]:
+def cases(device: str) -> Iterator[tuple[str, Call]]:
     """Yield names and calls that together launch every hand-written kernel, forward and backward.
 
-    only: texts of which a case's name must contain one.
-
     bfloat16 takes every path of an operation, float32 only the first, because the tools are slow. Each case launches a
-    kernel and has its own name, so the names tell which cases were reached.
+    kernel and has its own name, so the names tell which cases were checked.
     """
     for dtype in (torch.bfloat16, torch.float32):
         paths = slice(None) if dtype == torch.bfloat16 else slice(1)
@@ -85,8 +82,7 @@ def cases(device: str, only: Sequence[str] = ()) -> Iterator[tuple[str, Call]]:
                 given = "".join(f"{name}={value} " for name, value in attributes.items())
                 apply = importlib.import_module(f"triton_side.{module}").apply
                 name = f"{folder} {block} {sizes} {given}{dtype}"
-                if not only or any(text in name for text in only):
-                    yield name, _training(apply, shapes, dtype, device, **attributes)
+                yield name, _training(apply, shapes, dtype, device, **attributes)
 
 
 def _operations() -> list[tuple[str, list[Shapes], dict[str, Any]]]:
@@ -263,11 +259,8 @@ def _training(
     return call
 
 
-def launch_all(
-    record: Path | None, count: int | None = None, until: float | None = None, start: int = 0, step: int = 1,
-    only: Sequence[str] = (),
-) -> None:
-    """Run every `step`-th of the first `count` cases, from number `start` on, and print their names.
+def launch_all(names: Sequence[str], record: Path | None = None, until: float | None = None) -> None:
+    """Run the cases of these names, and print each name before its case.
 
     until: start no case after this time.time(). record: write the launches to this file, as JSON.
     """
@@ -277,7 +270,9 @@ def launch_all(
 
     def begun() -> Iterator[Call]:
         nonlocal case
-        for case, call in islice(cases("cuda", only), start, count, step):
+        for case, call in cases("cuda"):
+            if case not in names:
+                continue
             if until is not None and time.time() > until:
                 return
             print(case, flush=True)
@@ -337,55 +332,54 @@ def find_sanitizer() -> str:
 
 
 def run_tool(
-    sanitizer: str, tool: str, launched: list[Launched], limit: float, begin_for: float | None = None,
-    only: Sequence[str] = (),
+    sanitizer: str, tool: str, launched: list[Launched], limit: float, begin_for: float | None = None
 ) -> Outcome:
     """Run the recorded cases under `tool`, in several processes at the same time.
 
     begin_for: start no case after so many seconds. limit: kill the tool after so many seconds, without its summary.
     """
     until = time.time() + (limit if begin_for is None else begin_for)
-    jobs = min(_processes(), max(1, len(_cases_of(launched))))
+    names = _cases_of(launched)
+    jobs = min(_processes(), max(1, len(names)))
     with ThreadPoolExecutor(jobs) as threads:
         outcomes = list(
             threads.map(
-                lambda start: _run_share(sanitizer, tool, launched, limit, until, start, jobs, only), range(jobs)
+                lambda number: _run_share(sanitizer, tool, launched, names[number::jobs], limit, until, number),
+                range(jobs),
             )
         )
     return joined(outcomes)
 
 
-def _cases_of(launched: list[Launched]) -> set[str]:
-    return {case for entry in launched for case in entry.cases}
+def _cases_of(launched: list[Launched]) -> list[str]:
+    return list(dict.fromkeys(case for entry in launched for case in entry.cases))
 
 
 def _run_share(
-    sanitizer: str, tool: str, launched: list[Launched], limit: float, until: float, start: int, step: int,
-    only: Sequence[str],
+    sanitizer: str, tool: str, launched: list[Launched], names: Sequence[str], limit: float, until: float, number: int
 ) -> Outcome:
-    """Run every `step`-th case, from number `start` on, in one process of `run_tool`."""
-    names = _cases_of(launched)
+    """Run cases in one process of `run_tool`. If it fails, it has checked none of them."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
         command = [
             sanitizer, "--tool", tool, "--report-api-errors", "no", "--print-limit", str(PRINTED),
             "--show-backtrace", "no", "--destroy-on-device-error", "kernel",
             "--launch-timeout", "60", "--target-processes", "application-only", "--log-file", str(log),
-            *(("--padding", str(PADDING)) if tool == "memcheck" else ("--num-cuda-barriers", str(BARRIERS))),
-            *_launching(only), "--count", str(len(names)),
-            "--start", str(start), "--step", str(step), "--until", str(until),
+            *(("--padding", str(PADDING)) if tool == "memcheck" else ()),
+            *_launching(names, Path(folder)), "--until", str(until),
         ]
-        status, output = _run(command, limit, start)
+        status, output = _run(command, limit, number)
         text = log.read_text(errors="replace") if log.is_file() else ""
     if "Device not supported" in text + output:
         raise CannotCheck(f"{tool} refuses this device ('Device not supported'), as on some virtualised GPUs")
-    outcome = replace(parse(tool, text, launched), reached=frozenset(names & set(output.splitlines())))
+    outcome = parse(tool, text, launched)
+    failure = outcome.failure
     if status is None:
-        return replace(outcome, failure=f"{tool} was stopped after {limit:.0f} s (--limit), in: {end_of(output, 1)}")
-    if status != 0 and outcome.errors is not None:
+        failure = f"{tool} was stopped after {limit:.0f} s (--limit), in: {end_of(output, 1)}"
+    elif status != 0 and outcome.errors is not None:
         failure = f"{tool}: the launches ended with status {status}, later kernels were not checked: {end_of(output)}"
-        return replace(outcome, failure=failure)
-    return outcome
+    checked = set() if failure else {*names} & {*output.splitlines()}
+    return replace(outcome, failure=failure, checked=frozenset(checked))
 
 
 def _gpus() -> list[str]:
@@ -438,7 +432,8 @@ def check(
     """Return the summary, and whether everything ran without an error.
 
     limit: seconds for everything. write: called with the summary after each tool, so that a later failure loses none of
-    it. only: as in `cases`. A KeyboardInterrupt stops the tools; the summary is still returned.
+    it. only: texts of which a case's name must contain one. A KeyboardInterrupt stops the tools; the summary is still
+    returned.
 
     Raises:
         CannotCheck: no GPU, no compute-sanitizer, no such case, the cases fail without a tool, or the tool refuses the
@@ -448,11 +443,11 @@ def check(
     sanitizer = sanitizer or find_sanitizer()
     if not torch.cuda.is_available():
         raise CannotCheck("compute-sanitizer checks kernels as they run, and no NVIDIA GPU is visible to PyTorch")
-    every = [name for name, _ in cases("cuda", only)]
+    every = [name for name, _ in cases("cuda") if not only or any(text in name for text in only)]
     if not every:
         raise CannotCheck(f"no case has {' or '.join(map(repr, only))} in its name, such as {next(cases('cuda'))[0]!r}")
-    launched = _launched(limit, only)
-    recorded = _cases_of(launched)
+    launched = _launched(limit, every)
+    recorded = set(_cases_of(launched))
     environment = "" if not only else f"Only cases with {' or '.join(map(repr, only))} in their names. "
     environment += (
         f"compute-sanitizer {version_of(sanitizer)}, {torch.cuda.get_device_name()}, torch {torch.__version__}, "
@@ -466,34 +461,32 @@ def check(
         left = max(0.0, end - time.monotonic())
         try:
             begin_for = START_SHARE * left / (len(tools) - number)
-            outcomes.append(run_tool(sanitizer, tool, launched, left, begin_for, only))
+            outcomes.append(run_tool(sanitizer, tool, launched, left, begin_for))
         except KeyboardInterrupt:
             outcomes += [Outcome(each, (), None, 0, f"{each} was stopped by a signal") for each in tools[number:]]
             break
         if write:
             write(summary(launched, outcomes, environment))
     clean = len(recorded) == len(every) and all(
-        outcome.errors == 0 and not outcome.failure and outcome.reached == recorded for outcome in outcomes
+        outcome.errors == 0 and not outcome.failure and outcome.checked == recorded for outcome in outcomes
     )
     return summary(launched, outcomes, environment), clean
 
 
-def _launching(only: Sequence[str]) -> list[str]:
-    """Return the command that launches the cases in a process of its own."""
-    return [
-        sys.executable, "-m", "tools.sanitizer.run", "--launch", *(part for text in only for part in ("--case", text))
-    ]
+def _launching(names: Sequence[str], folder: Path) -> list[str]:
+    """Return the command that launches these cases in a process of its own, which reads their names from the folder."""
+    file = folder / "names.json"
+    file.write_text(json.dumps(names))
+    return [sys.executable, "-m", "tools.sanitizer.run", "--launch", str(file)]
 
 
-def _launched(limit: float, only: Sequence[str]) -> list[Launched]:
+def _launched(limit: float, names: Sequence[str]) -> list[Launched]:
     """Return what the cases launch without a tool, within their share of the limit. Raises CannotCheck if they fail."""
     until = str(time.time() + COMPILE_SHARE * limit)
-    _compile_in_parallel(until, limit, only)
+    _compile_in_parallel(names, until, limit)
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder, "launched.json")
-        status, output = _run(
-            [*_launching(only), "--record", str(record), "--until", until], limit,
-        )
+        status, output = _run([*_launching(names, Path(folder)), "--record", str(record), "--until", until], limit)
         if status != 0:
             how = f"did not end in {limit:.0f} s" if status is None else f"ended with status {status}"
             raise CannotCheck(f"the launches fail without a tool, too: {how}: {end_of(output)}")
@@ -503,12 +496,16 @@ def _launched(limit: float, only: Sequence[str]) -> list[Launched]:
     return launched
 
 
-def _compile_in_parallel(until: str, limit: float, only: Sequence[str]) -> None:
+def _compile_in_parallel(names: Sequence[str], until: str, limit: float) -> None:
     """Compile every Triton kernel into Triton's cache, in parallel. Failures are ignored; they recur in later runs."""
     jobs = _processes()
-    command = [*_launching(only), "--until", until, "--step", str(jobs)]
+
+    def compile_share(number: int) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            _run([*_launching(names[number::jobs], Path(folder)), "--until", until], limit, number)
+
     with ThreadPoolExecutor(jobs) as threads:
-        list(threads.map(lambda start: _run([*command, "--start", str(start)], limit, start), range(jobs)))
+        list(threads.map(compile_share, range(jobs)))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -518,21 +515,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--sanitizer", metavar="PATH", help="the compute-sanitizer to use, instead of looking for one")
     parser.add_argument(
         "--limit", type=float, default=600.0, metavar="SECONDS",
-        help="time for everything (default: 600); the summary lists the cases that were not reached",
+        help="time for everything (default: 600); the summary lists the cases that were not checked",
     )
     parser.add_argument(
         "--case", action="append", default=[], metavar="TEXT",
         help="only cases with TEXT in their names, such as 'kernels attention'; may be repeated",
     )
-    parser.add_argument("--launch", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--launch", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--record", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--count", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--until", type=float, help=argparse.SUPPRESS)
-    parser.add_argument("--start", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--step", type=int, default=1, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.launch:
-        launch_all(options.record, options.count, options.until, options.start, options.step, options.case)
+        launch_all(json.loads(options.launch.read_text()), options.record, options.until)
         return 0
 
     def write(text: str) -> None:
