@@ -52,6 +52,7 @@ _NAMES = {
     "torch._inductor.graph": (
         "GraphLowering._compile_to_module_lines", "GraphLowering.get_numel", "GraphLowering.get_dtype",
     ),
+    "torch._inductor.dependencies": ("WeakDep",),
     "torch._inductor.virtualized": ("V",),
     "torch._inductor.ir": ("Layout", "MultiOutput", "MultiOutputLayout", "NonOwningLayout"),
     "torch._inductor.codegen.common": ("InplacedBuffer.other_names",),
@@ -118,6 +119,7 @@ from torch._inductor.codegen.common import InplacedBuffer  # noqa: E402
 from torch._inductor.codegen.simd import SIMDScheduling  # noqa: E402
 from torch._inductor.codegen.triton import TritonKernel as TritonCodegen  # noqa: E402
 from torch._inductor.compile_fx import compile_fx  # noqa: E402, F401
+from torch._inductor.dependencies import WeakDep  # noqa: E402
 from torch._inductor.fx_passes import joint_graph, pad_mm  # noqa: E402
 from torch._inductor.graph import GraphLowering  # noqa: E402
 from torch._inductor.runtime import triton_helpers  # noqa: E402
@@ -620,6 +622,8 @@ def _accesses(groups: Sequence[Any], reads: bool) -> Mapping[str, int] | None:
     total: dict[str, int] = {}
     # A fused kernel may read what it wrote, by another index: that is no input. A mutation has its own name here.
     written = {dependency.name for group in groups for dependency in group.read_writes.writes}
+    # Inductor also notes buffers whose kernels come before, without access to them.
+    accessed = {d.name for group in groups for d in group.read_writes.reads if not isinstance(d, WeakDep)} | written
     for group in groups:
         if isinstance(group, SchedulerNode) and group.is_template():
             # Inductor counts a single template as a loop over its output, and cuts larger operands to that size.
@@ -628,7 +632,7 @@ def _accesses(groups: Sequence[Any], reads: bool) -> Mapping[str, int] | None:
         else:
             sizes = _sizes(group, reads)
         for buffer, size in sizes.items():
-            if reads and buffer in written:
+            if buffer not in accessed or (reads and buffer in written):
                 continue
             real = _owner(buffer)
             parts = {name: _size(name) for name in _results_of(real)}

@@ -211,25 +211,10 @@ def _forward(
         computed.append(gate_up(rows, w_gate, w_up, plan.whole[block], save, len(rows)))
 
     out = torch.empty_like(in_slots)
-    results = []
-    for chunk, (low, high) in enumerate(plan.chunks if buffers.peers else []):
-        exchange = buffers.exchange("combine")
-        incoming = {}
-        for block, peer in enumerate(buffers.peers, 1):
-            act = computed[block][0][plan.of_block[block][low] : plan.of_block[block][high]]
-            outbox = exchange.outbox(peer, (len(act), width), x.dtype)
-            with computing(*DOWN):
-                grouped(act, w_down[low:high], plan.offsets[block][chunk], outbox)
-            into = out[plan.slots(peer, low, high)]
-            incoming[peer] = [Incoming(tuple(into.shape), x.dtype, None, into)]
-            if weights is not None and chunk == 0:
-                exchange.place(peer, weights[plan.slots(peer)])
-                of_peer = weights.new_empty(plan.rows(block))
-                incoming[peer].append(Incoming(tuple(of_peer.shape), torch.float32, None, of_peer))
-        exchange.expect(incoming).start()
-        results.append(exchange)
+    acts = [act for act, _, _ in computed]
+    results = [_send_results(buffers, plan, chunk, acts, w_down, out, weights) for chunk in range(len(plan.chunks))]
     with computing(*DOWN):
-        grouped(computed[0][0], w_down, plan.whole[0], out[own])
+        grouped(acts[0], w_down, plan.whole[0], out[own])
     for exchange in results:
         for peer in buffers.peers:
             exchange.receive(peer)
@@ -239,6 +224,31 @@ def _forward(
     gates, ups = [gate for _, gate, _ in computed if gate is not None], [up for _, _, up in computed if up is not None]
     of_peers = [results[0].received[peer][1] for peer in buffers.peers]
     return y, route, plan, all_x, Saved(gates, ups, slots, [weights, *of_peers])
+
+
+def _send_results(
+    buffers: PeerBuffers, plan: Plan, chunk: int, acts: Sequence[Tensor], w_down: Tensor, out: Tensor,
+    weights: Tensor | None,
+) -> Exchange:
+    """Start to return the results of the peers' rows by a chunk of experts, and with the first one to send the weights.
+
+    out: the peers' results for this rank's slots. weights: of this rank's slots.
+    """
+    low, high = plan.chunks[chunk]
+    exchange, incoming = buffers.exchange("combine"), {}
+    for block, peer in enumerate(buffers.peers, 1):
+        act = acts[block][plan.of_block[block][low] : plan.of_block[block][high]]
+        outbox = exchange.outbox(peer, (len(act), out.shape[1]), out.dtype)
+        with computing(*DOWN):
+            grouped(act, w_down[low:high], plan.offsets[block][chunk], outbox)
+        into = out[plan.slots(peer, low, high)]
+        incoming[peer] = [Incoming(tuple(into.shape), out.dtype, None, into)]
+        if weights is not None and chunk == 0:
+            exchange.place(peer, weights[plan.slots(peer)])
+            of_peer = weights.new_empty(plan.rows(block))
+            incoming[peer].append(Incoming(tuple(of_peer.shape), torch.float32, None, of_peer))
+    exchange.expect(incoming).start()
+    return exchange
 
 
 def _weights_by_slot(route: Route) -> tuple[Tensor, Tensor]:

@@ -225,7 +225,9 @@ def test_a_fused_kernel_reads_what_it_gathers():
 
 def test_a_fused_kernels_reads_of_its_own_results_are_no_inputs(monkeypatch):
     class Group:
-        read_writes = SimpleNamespace(reads=[], writes=[SimpleNamespace(name="buf1")])
+        read_writes = SimpleNamespace(
+            reads=[SimpleNamespace(name=name) for name in ("buf0", "buf1")], writes=[SimpleNamespace(name="buf1")]
+        )
 
         def get_read_write_buffer_accesses(self, include_reads, include_writes):
             return {"buf0": 64, "buf1": 4} if include_reads else {"buf1": 4}
@@ -235,6 +237,20 @@ def test_a_fused_kernels_reads_of_its_own_results_are_no_inputs(monkeypatch):
     monkeypatch.setattr(private, "V", SimpleNamespace(graph=graph))
     assert private._accesses([Group()], reads=True) == {"buf0": 64}
     assert private._accesses([Group()], reads=False) == {"buf1": 4}
+
+
+def test_a_kernel_that_only_follows_another_one_does_not_read_its_result():
+    """Inductor notes that x is changed after the product, which reads it."""
+
+    def step(x, weight):
+        product = x @ weight
+        x.add_(1.0)
+        return product
+
+    with torch.no_grad(), compiler.capture() as captured:
+        compiler.compile(step)(torch.randn(64, 32), torch.randn(32, 32))
+    product, add = captured.kernels
+    assert [access.name for access in add.inputs] == [access.name for access in add.outputs] == [product.inputs[0].name]
 
 
 def test_a_capture_without_a_compile_is_an_error():
