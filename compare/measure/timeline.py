@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base import atomic_write
+from ..base.exchange_kernels import PEER_COPY
 from ..graph.join.kernel_records import MEMCPY, MEMSET, assign, main_name
 from ..graph.model import FusionGraph, Kernel
 from ..graph.store import Readable
@@ -29,7 +30,7 @@ Document = dict[str, Any]
 
 _PARTS, _HOST, _STREAMS = 1, 2, 500  # the first thread numbers of each kind, in the order shown
 _THREADS = 1000  # offset between two processes, so that no thread number repeats
-_CATEGORIES = {MEMCPY: "gpu_memcpy", MEMSET: "gpu_memset"}
+_CATEGORIES = {MEMCPY: "gpu_memcpy", PEER_COPY: "gpu_memcpy", MEMSET: "gpu_memset"}
 _ORDER = {"M": 0, "X": 1, "s": 2, "f": 3}
 
 

@@ -1,4 +1,4 @@
-"""What racecheck makes of mbarriers: `docs/faults.md` names this limit of its version 2026.4."""
+"""Hazards that racecheck reports around mbarriers; `docs/faults.md` names this limit of its version 2026.4."""
 
 import subprocess
 import sys

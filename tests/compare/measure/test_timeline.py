@@ -130,6 +130,17 @@ def test_helpers_of_an_eager_operation_have_none_of_its_bytes() -> None:
     assert spans(events, "kernel")["aten.mm"]["args"]["flops"] == 2000.0
 
 
+def test_copies_within_a_gpu_and_between_two_are_no_kernels() -> None:
+    copies = [
+        TracedRecord(name, at * 1e-6, (at + 1) * 1e-6, None, 64, 7, 1)
+        for at, name in enumerate(("[memcpy]", "[memcpy peer]"), 9)
+    ]
+    trace = replace(FORWARD, device=(*copies, *FORWARD.device[1:]))
+    events = validate(timeline.of_call({"forward": trace}, None, name="x"))
+    assert set(spans(events, "gpu_memcpy")) == {"[memcpy]", "[memcpy peer]"}
+    assert set(spans(events, "kernel")) == {"nvjet_sm90_tst", "triton_red_fused_0"}
+
+
 def test_backward_follows_forward_and_a_graph_launch_has_an_arrow_to_each_kernel() -> None:
     events = validate(timeline.of_call({"forward": FORWARD, "backward": BACKWARD}, None, name="x"))
     parts = spans(events, "part")
