@@ -38,12 +38,9 @@ INDUCTOR_RANKS = replace(
     EAGER_RANKS, name="inductor-ranks", label="TorchInductor on several GPUs", family="inductor-ranks",
     prepare=".workers.pytorch.ranks:inductor", prebuilt=False, requires=("triton", "g++"),
 )
-# Copy engines move the data of the programs below between GPUs, and these programs make no other copies of weight.
-INDUCTOR_ASYNC = replace(
-    INDUCTOR_RANKS, name="inductor-ranks-async", cpu_check_worker=None, options={"copies_exchange": True}
-)
+INDUCTOR_ASYNC = replace(INDUCTOR_RANKS, name="inductor-ranks-async", cpu_check_worker=None)
 TRITON_RANKS = replace(
     EAGER_RANKS, name="triton-ranks", label="Triton on several GPUs", family="triton-ranks",
     prepare=".workers.pytorch.ranks:kernels", prebuilt=False, hand_written=True, cpu_check_worker=None,
-    options={"copies_exchange": True}, requires=("triton",),
+    requires=("triton",),
 )

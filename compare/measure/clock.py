@@ -16,9 +16,6 @@ from typing import Any, NamedTuple, Protocol, Self
 
 from ..base.exchange_kernels import PEER_COPY
 
-# The name of records of copies. CUPTI may report a copy through memory that another GPU shares as one within a GPU.
-COPY = "[memcpy]"
-
 
 @dataclass(frozen=True)
 class DeviceRecord:
@@ -206,7 +203,7 @@ class CuptiClock:
         self._cupti = cupti
         kinds = cupti.ActivityKind
         self._kinds: tuple[Any, ...] = (kinds.CONCURRENT_KERNEL, kinds.MEMCPY, kinds.MEMSET)
-        self._labels = {int(kinds.MEMCPY): COPY, int(kinds.MEMSET): "[memset]"}
+        self._labels = {int(kinds.MEMCPY): "[memcpy]", int(kinds.MEMSET): "[memset]"}
         if peer_copies:
             self._kinds = (*self._kinds, kinds.MEMCPY2)
             self._labels[int(kinds.MEMCPY2)] = PEER_COPY

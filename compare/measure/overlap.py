@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ..backends import Backend
 from ..base.exchange_kernels import moves_between_gpus
-from .clock import COPY, DeviceRecord
+from .clock import DeviceRecord
 
 Interval = tuple[float, float]
 
@@ -16,7 +15,7 @@ Interval = tuple[float, float]
 class Overlap:
     """Seconds of one call on one GPU. Each is the length of a union of intervals.
 
-    communication: a communication kernel or a copy from another GPU ran. compute: any other kernel, copy or memset ran.
+    communication: a communication kernel or a copy between two GPUs ran. compute: any other kernel, copy or memset ran.
     both: the intersection of the two.
     """
 
@@ -25,22 +24,12 @@ class Overlap:
     both: float
 
 
-def own_exchanges(backend: Backend) -> tuple[str, ...]:
-    """Return prefixes of the names of all that only moves data between GPUs in this backend's programs."""
-    return (COPY,) if backend.options.get("copies_exchange") else ()
-
-
-def is_communication(name: str, own: Sequence[str] = ()) -> bool:
-    """Return whether a kernel or copy exchanges data with other GPUs. own: see `own_exchanges`."""
-    return name.startswith(tuple(own)) or moves_between_gpus(name)
-
-
-def overlap(records: Iterable[DeviceRecord], own: Sequence[str] = ()) -> Overlap:
-    """Return the times of one call's records. own: as in `is_communication`."""
+def overlap(records: Iterable[DeviceRecord]) -> Overlap:
+    """Return the times of one call's records."""
     exchanging: list[Interval] = []
     computing: list[Interval] = []
     for record in records:
-        (exchanging if is_communication(record.name, own) else computing).append((record.start, record.end))
+        (exchanging if moves_between_gpus(record.name) else computing).append((record.start, record.end))
     exchanges, computes = union(exchanging), union(computing)
     return Overlap(_length(exchanges), _length(computes), _length(_intersection(exchanges, computes)))
 

@@ -66,15 +66,13 @@ class RankProgram:
     """A compiled case on this rank.
 
     alone: the program without exchanges; None where there is none. graph: makes the fusion graph, on all ranks at once,
-    because it may call the program; None where there is none. exchanges: prefixes of the names of all that only
-    moves data between GPUs (overlap.own_exchanges). sent: the bytes that this rank sends in a call, by the shapes of
-    its exchanges; None where they are not known.
+    because it may call the program; None where there is none. sent: the bytes that this rank sends in a call, by the
+    shapes of its exchanges; None where they are not known.
     """
 
     case: Case
     program: Program
     folders: list[Path]
-    exchanges: tuple[str, ...] = ()
     alone: Program | None = None
     sent: int | None = None
     graph: Callable[[], FusionGraph] | None = None
@@ -110,7 +108,7 @@ def measure(backend: RankBackend, rank: Rank, measured: RankProgram, clock: Cupt
         folder = measured.folders[number % len(measured.folders)]
         for name, program in programs.items():
             samples = _round(backend, rank, program, measured.case, folder, clock)
-            found[name].append([_summary(sample, measured.exchanges) for sample in samples])
+            found[name].append([_summary(sample) for sample in samples])
             if name == "program":
                 records = _records(samples)
     return {"program": found["program"], "alone": found.get("alone"), "records": records}
@@ -225,8 +223,8 @@ def _meeting(backend: RankBackend, rank: Rank) -> Callable[..., None]:
     return synchronize
 
 
-def _summary(sample: Sample, exchanges: tuple[str, ...]) -> dict[str, float]:
-    times = asdict(overlap(sample.records or (), exchanges))
+def _summary(sample: Sample) -> dict[str, float]:
+    times = asdict(overlap(sample.records or ()))
     return {"device_time": sample.device_time, "busy_time": sample.busy_time or 0.0, **times}
 
 

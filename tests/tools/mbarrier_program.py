@@ -19,7 +19,7 @@ __device__ void arrive(unsigned barrier) {
 __device__ void wait(unsigned barrier, int phase) {
   asm volatile("{\n .reg .pred complete;\n waitLoop:\n"
                " mbarrier.try_wait.parity.shared::cta.b64 complete, [%0], %1;\n"
-               " @!complete bra.uni waitLoop;\n}\n" :: "r"(barrier), "r"(phase) : "memory");
+               " @!complete bra waitLoop;\n}\n" :: "r"(barrier), "r"(phase) : "memory");
 }
 extern "C" __global__ void tell(int *sums) {
   __shared__ unsigned long long barriers[2];

@@ -19,6 +19,8 @@ def test_racecheck_follows_an_mbarrier_only_for_the_threads_that_arrive(arriving
         sanitizer = sanitize.find_sanitizer()
     except sanitize.CannotCheck as problem:
         pytest.skip(str(problem))
+    if not (version := sanitize.version_of(sanitizer)).startswith("2026.4"):
+        pytest.skip(f"compute-sanitizer {version} may follow mbarriers in another way")
     done = subprocess.run(
         [sanitizer, "--tool", "racecheck", sys.executable, str(PROGRAM), arriving],
         capture_output=True, text=True, timeout=120, check=True,

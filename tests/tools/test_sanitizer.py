@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import stat
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -163,7 +167,7 @@ def test_the_cases_launch_every_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
         launched |= before
     written = {
         name
-        for path in PACKAGE.glob("kernels/**/*.py")
+        for path in (*PACKAGE.glob("kernels/**/*.py"), *PACKAGE.glob("parallel/*.py"))
         if path.parent.name != "hopper"  # no interpreter runs Gluon
         for name in re.findall(r"^def (\w+_kernel)\(", path.read_text(), re.MULTILINE)
     } | {
@@ -255,6 +259,27 @@ def test_a_process_without_a_summary_costs_its_own_cases() -> None:
     text = summary(CASED, [sanitizer_log.joined(said)], "")
     assert "| gelu_forward_kernel | Triton | 2 | 0 | 0, 1 of 2 cases |" in text
     assert "- **it died**" in text and "1 cases were not checked: gelu fp32" in text and "it checked all" not in text
+
+
+def test_the_errors_of_a_process_without_a_summary_count() -> None:
+    died = replace(parse("racecheck", RACE, KERNELS), checked=frozenset())
+    whole = sanitizer_log.joined([parse("racecheck", RACECHECK, KERNELS), died])
+    assert died.errors is None and whole.errors == 2 and whole.unattributed == 0
+    foreign = Outcome("racecheck", (), 3, 0, None, frozenset())
+    assert sanitizer_log.joined([foreign, died]).unattributed == 3
+
+
+def test_an_interrupt_ends_the_tools(tmp_path: Path) -> None:
+    def interrupt() -> None:
+        while not sanitize._RUNNING:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    began = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        sanitize.run_tool(fake_sanitizer(tmp_path, "", sleep=30), "memcheck", CASED, 60)
+    assert time.monotonic() - began < 15
 
 
 def test_no_case_starts_after_the_time_is_over(

@@ -37,7 +37,8 @@ class Report:
 class Outcome:
     """The result of one tool.
 
-    errors, warnings: the tool's own counts; errors is None if it printed no summary.
+    errors, warnings: the tool's own counts; errors is None if it printed no summary. Of several processes, those
+    without a summary count with the errors that they printed.
     failure: why it did not check every launch. checked: the cases that were checked, None if they are not known.
     """
 
@@ -60,11 +61,14 @@ class Outcome:
 
 def joined(outcomes: list[Outcome]) -> Outcome:
     """Combine the outcomes of one tool's processes, each of which had a share of the cases."""
-    errors = [outcome.errors for outcome in outcomes if outcome.errors is not None]
+    errors = [
+        sum(not report.warning for report in outcome.reports) if outcome.errors is None else outcome.errors
+        for outcome in outcomes
+    ]
     return Outcome(
         outcomes[0].tool,
         tuple(report for outcome in outcomes for report in outcome.reports),
-        sum(errors) if errors else None,
+        None if all(outcome.errors is None for outcome in outcomes) else sum(errors),
         sum(outcome.warnings for outcome in outcomes),
         "; ".join(dict.fromkeys(outcome.failure for outcome in outcomes if outcome.failure)) or None,
         frozenset().union(*(outcome.checked or () for outcome in outcomes)),

@@ -25,6 +25,7 @@ barrier of all, and racecheck reports what the others did in shared memory befor
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import importlib.metadata
 import json
@@ -39,13 +40,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from tools.sanitizer.log import Launched, Outcome, end_of, joined, parse, summary
 from triton_side.blocks.cross_entropy import IGNORED
+from triton_side.parallel.moe_kernels import launch_gather
 
 TOOLS = ("memcheck", "racecheck")
 WHEEL = "nvidia-cuda-sanitizer-api"
@@ -60,6 +63,9 @@ EPS = 1e-6
 class CannotCheck(RuntimeError):
     """Nothing could be checked; the message says why and what to do."""
 
+
+Result = TypeVar("Result")
+_RUNNING: set[subprocess.Popen[str]] = set()  # of all threads
 
 Shapes = dict[str, "tuple[int, ...] | torch.Tensor"]  # shapes of random inputs, or given inputs
 Call = Callable[[], object]
@@ -83,6 +89,12 @@ def cases(device: str) -> Iterator[tuple[str, Call]]:
                 apply = importlib.import_module(f"triton_side.{module}").apply
                 name = f"{folder} {block} {sizes} {given}{dtype}"
                 yield name, _training(apply, shapes, dtype, device, **attributes)
+    yield "parallel gather 37x131 torch.float32", partial(_gather, device)
+
+
+def _gather(device: str) -> None:
+    x, rows = torch.randn(37, 131, device=device), torch.arange(36, -1, -1, dtype=torch.int32, device=device)
+    launch_gather(x, rows, torch.empty_like(x))
 
 
 def _operations() -> list[tuple[str, list[Shapes], dict[str, Any]]]:
@@ -341,14 +353,11 @@ def run_tool(
     until = time.time() + (limit if begin_for is None else begin_for)
     names = _cases_of(launched)
     jobs = min(_processes(), max(1, len(names)))
-    with ThreadPoolExecutor(jobs) as threads:
-        outcomes = list(
-            threads.map(
-                lambda number: _run_share(sanitizer, tool, launched, names[number::jobs], limit, until, number),
-                range(jobs),
-            )
+    return joined(
+        _in_parallel(
+            lambda number: _run_share(sanitizer, tool, launched, names[number::jobs], limit, until, number), jobs
         )
-    return joined(outcomes)
+    )
 
 
 def _cases_of(launched: list[Launched]) -> list[str]:
@@ -382,6 +391,18 @@ def _run_share(
     return replace(outcome, failure=failure, checked=frozenset(checked))
 
 
+def _in_parallel(run: Callable[[int], Result], jobs: int) -> list[Result]:
+    """Return the results of run(0) to run(jobs - 1), each in a thread. An exception ends their processes."""
+    with ThreadPoolExecutor(jobs) as threads:
+        try:
+            return list(threads.map(run, range(jobs)))
+        except BaseException:
+            for process in list(_RUNNING):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+            raise
+
+
 def _gpus() -> list[str]:
     """Return the visible GPUs, as CUDA_VISIBLE_DEVICES names them."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -405,6 +426,7 @@ def _run(command: list[str], limit: float, number: int = 0) -> tuple[int | None,
         command, env=environment, text=True, errors="replace", stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         start_new_session=True,
     )
+    _RUNNING.add(process)
     try:
         output, _ = process.communicate(timeout=limit)
         return process.returncode, output
@@ -416,6 +438,8 @@ def _run(command: list[str], limit: float, number: int = 0) -> tuple[int | None,
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         raise
+    finally:
+        _RUNNING.discard(process)
 
 
 def version_of(sanitizer: str) -> str:
@@ -482,11 +506,12 @@ def _launching(names: Sequence[str], folder: Path) -> list[str]:
 
 def _launched(limit: float, names: Sequence[str]) -> list[Launched]:
     """Return what the cases launch without a tool, within their share of the limit. Raises CannotCheck if they fail."""
-    until = str(time.time() + COMPILE_SHARE * limit)
+    end, until = time.monotonic() + limit, str(time.time() + COMPILE_SHARE * limit)
     _compile_in_parallel(names, until, limit)
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder, "launched.json")
-        status, output = _run([*_launching(names, Path(folder)), "--record", str(record), "--until", until], limit)
+        command = [*_launching(names, Path(folder)), "--record", str(record), "--until", until]
+        status, output = _run(command, end - time.monotonic())
         if status != 0:
             how = f"did not end in {limit:.0f} s" if status is None else f"ended with status {status}"
             raise CannotCheck(f"the launches fail without a tool, too: {how}: {end_of(output)}")
@@ -504,8 +529,7 @@ def _compile_in_parallel(names: Sequence[str], until: str, limit: float) -> None
         with tempfile.TemporaryDirectory() as folder:
             _run([*_launching(names[number::jobs], Path(folder)), "--until", until], limit, number)
 
-    with ThreadPoolExecutor(jobs) as threads:
-        list(threads.map(compile_share, range(jobs)))
+    _in_parallel(compile_share, jobs)
 
 
 def main(arguments: list[str] | None = None) -> int:

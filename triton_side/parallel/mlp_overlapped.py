@@ -69,7 +69,7 @@ def send_to_all(exchange: Exchange, rows: Tensor, into: Sequence[Tensor | None])
     buffers = exchange.buffers
     if buffers.put:
         for peer in buffers.peers:
-            exchange.place(peer, rows)
+            exchange.send(peer, rows)
     else:
         exchange.offer(0, rows.shape, rows.dtype).copy_(rows)
     return exchange.expect({
@@ -170,7 +170,8 @@ class _Mlp(torch.autograd.Function):
 def mlp(inputs: Mapping[str, Tensor], ranks: Ranks, *, put: bool, overlap: bool = True) -> Tensor:
     """Return this rank's rows of the result, differentiable once; every rank calls this at the same point.
 
-    put: ranks write into their peers' memory instead of reading it. overlap: exchanges run beside kernels.
+    put: ranks write into their peers' memory instead of reading it. overlap: exchanges run at the same
+    time as kernels.
     """
     x, w_gate, w_up, w_down = (inputs[name] for name in ("x", "w_gate", "w_up", "w_down"))
     check_tensors(x=x, w_gate=w_gate, w_up=w_up, w_down=w_down)

@@ -68,9 +68,11 @@ CHUNKS = 2  # of experts, whose results return separately
 class Plan:
     """The rows that a rank sends and gets, known to the host.
 
-    own: the first slot of each expert of all ranks, among this rank's slots. of_block: for own rows and each peer's,
-    the first row of each of this rank's experts, from 0 in each block. offsets: the same in GPU memory, from 0 in each
-    chunk of experts; chunks: the experts' bounds. in_all: the same with all blocks one after the other.
+    own: the first slot of each expert of all ranks, among this rank's slots. A block is the rows of one rank, this
+    one's and then each peer's. of_block: for each block the first row of each of this rank's experts, from 0.
+    first_in_peer: the first slot, among a peer's, of its rows for this rank. chunks: bounds of the experts whose
+    results return together. In GPU memory, whole: of_block; offsets: the same for each chunk, from 0; in_all: of_block
+    with all blocks one after the other.
     """
 
     rank: int
@@ -244,7 +246,7 @@ def _send_results(
         into = out[plan.slots(peer, low, high)]
         incoming[peer] = [Incoming(tuple(into.shape), out.dtype, None, into)]
         if weights is not None and chunk == 0:
-            exchange.place(peer, weights[plan.slots(peer)])
+            exchange.send(peer, weights[plan.slots(peer)])
             of_peer = weights.new_empty(plan.rows(block))
             incoming[peer].append(Incoming(tuple(of_peer.shape), torch.float32, None, of_peer))
     exchange.expect(incoming).start()
@@ -351,14 +353,15 @@ def _exchange_rows(exchange: Exchange, plan: Plan, in_slots: Tensor, into: Tenso
         place = None if into is None else into[plan.bounds(block)]
         incoming[peer] = [Incoming((plan.rows(block), width), in_slots.dtype, at, place)]
         if exchange.buffers.put:
-            exchange.place(peer, in_slots[plan.slots(peer)])
+            exchange.send(peer, in_slots[plan.slots(peer)])
     exchange.expect(incoming).start()
 
 
 def moe(inputs: Mapping[str, Tensor], top_k: int, ranks: Ranks, *, put: bool, overlap: bool = True) -> Tensor:
     """Return y of this rank's tokens, differentiable once; every rank calls this at the same point.
 
-    put: ranks write into their peers' memory instead of reading it. overlap: exchanges run beside kernels.
+    put: ranks write into their peers' memory instead of reading it. overlap: exchanges run at the same
+    time as kernels.
     """
     x, router, w_gate, w_up, w_down = (inputs[name] for name in ("x", "router", "w_gate", "w_up", "w_down"))
     check_tensors(x=x, router=router, w_gate=w_gate, w_up=w_up, w_down=w_down)

@@ -1,7 +1,7 @@
 """Memory that other ranks read and write, and exchanges through it that run while kernels compute.
 
     exchange = buffers.exchange("gather")
-    exchange.place(peer, rows)
+    exchange.send(peer, rows)
     exchange.expect({peer: [Incoming(...)]})
     exchange.start()
     rows, = exchange.receive(peer)
@@ -19,12 +19,12 @@ Each exchange of a rank has a number n, the same on all ranks. On its copying st
 1. waits for the kernels before `complete`,
 2. with `put`, writes its rows to each peer,
 3. writes n into a word of each peer's memory, and waits until each peer has written n here,
-4. otherwise, reads the rows of each peer; with `put`, it copies those that have a place of their own.
+4. without `put`, reads the rows of each peer; with `put`, copies those with `into` out of the region.
 
 Each rank's memory has REGIONS regions, and exchange n uses region n mod REGIONS. A peer that has written n - 1 here has
 read what exchange n - 2 offered, because both are on its copying stream. So this rank fills a region after it has
 passed exchange n - REGIONS + 1. A peer writes into a region of this rank in exchange n after this rank's n - 1. So
-with `put`, rows that lie in the region are read by kernels launched before `complete` of exchange n + REGIONS - 1.
+with `put`, rows that lie in the region must be read by kernels launched before `complete` of exchange n + REGIONS - 1.
 
 On a CPU, files that all ranks map replace symmetric memory, and the same steps run one after the other.
 """
@@ -54,7 +54,7 @@ REGIONS = 4
 ALIGNMENT = 256  # bytes; TMA needs 16
 WORD = 4  # bytes of a flag
 SECONDS = 60.0  # that a rank on a CPU waits for another
-NUMBERS = 1 << 16
+NUMBERS = 1 << 16  # of exchanges, written to GPU memory at once
 
 
 @torch.library.custom_op("xlafuse::exchange", mutates_args=("to",))
@@ -115,7 +115,8 @@ class _SymmetricMemory:
 class PeerBuffers:
     """The memory of all ranks for exchanges of at most `size` bytes for each peer.
 
-    put: senders write; otherwise receivers read. overlap: copies run beside kernels; otherwise between them.
+    put: senders write; otherwise receivers read. overlap: copies run at the same time as kernels; otherwise between
+    them.
     """
 
     def __init__(self, size: int, ranks: Ranks, device: torch.device, put: bool, overlap: bool) -> None:
@@ -130,20 +131,27 @@ class PeerBuffers:
         self._base = [memory.data_ptr() for memory in self.memory.of_rank]
         self._on_host: dict[tuple[str, int, int], list[Tensor]] = {}
         self.number = 0
-        self.over: dict[int, Any] = {}  # an event of each of the last exchanges
+        self.done_events: dict[int, Any] = {}  # of the last exchanges
         self.numbers, self.first_number = torch.empty(0), 0
         self.stream = torch.cuda.Stream(priority=-1) if self.on_gpu and overlap else None
 
     def exchange(self, stage: str) -> Exchange:
-        """Return the next exchange, of a stage of the block. Every rank calls this at the same point."""
+        """Return the next exchange, of a stage of the block. Every rank calls this at the same point.
+
+        Raises:
+            RuntimeError: the exchange that used the region before has not started.
+        """
         self.number += 1
         if self.number >= self.first_number + len(self.numbers) - REGIONS:
-            self._number_on()
-        if (event := self.over.get(self.number - REGIONS + 1)) is not None:
+            self._refill_numbers()
+        passed = self.number - REGIONS + 1
+        if passed > 0 and passed not in self.done_events:
+            raise RuntimeError(f"exchange {passed} was opened but not started, so the memory of the next one is in use")
+        if (event := self.done_events.get(passed)) is not None:
             torch.cuda.current_stream().wait_event(event)
         return Exchange(self, self.number, stage)
 
-    def place(self, owner: int, other: int) -> int:
+    def offset_of(self, owner: int, other: int) -> int:
         """Return the first byte, in a region of rank `owner`, of the place for another rank."""
         return ((other - owner) % self.ranks.count - 1) * self.place_bytes
 
@@ -172,9 +180,10 @@ class PeerBuffers:
         copy(None if copying is None else copying.cuda_stream, to, of, tensor.nbytes)
 
     def allocate(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return memory for tensors that arrive. The copying stream may write to it at once.
+        """Return memory for tensors that arrive, which the copying stream may write at once.
 
-        Memory of the current stream would do so only after the kernels that were launched before.
+        It is that stream's: memory of the current one could be written only after all kernels launched so far. The
+        current stream waits for copies that were queued before, so callers allocate before they start these.
         """
         if self.stream is None:
             return torch.empty(tuple(shape), dtype=dtype, device=self.device)
@@ -201,9 +210,9 @@ class PeerBuffers:
         """Tell every peer an exchange's number, and wait until every peer has told it."""
         if not self.ranks.communicate:
             return
-        rank, said = self.ranks.rank, self.numbers.data_ptr() + WORD * (number - self.first_number)
+        rank, number_address = self.ranks.rank, self.numbers.data_ptr() + WORD * (number - self.first_number)
         for peer in self.peers:
-            copy(stream, self._base[peer] + self.flags_at + WORD * rank, said, WORD)
+            copy(stream, self._base[peer] + self.flags_at + WORD * rank, number_address, WORD)
         for peer in self.peers:
             if stream is None:
                 self._wait_on_cpu(peer, number)
@@ -222,7 +231,7 @@ class PeerBuffers:
                 )
             time.sleep(1e-4)
 
-    def _number_on(self) -> None:
+    def _refill_numbers(self) -> None:
         """Provide the next numbers in GPU memory, from where a copy engine writes them to the peers."""
         if self.on_gpu:
             torch.cuda.synchronize()  # copies may still read the last ones
@@ -250,13 +259,13 @@ class Exchange:
             tensor = torch.empty(tuple(shape), dtype=dtype, device=self.buffers.device)
         else:
             own = self.buffers.ranks.rank
-            at = self.buffers.place(own, peer) + self.filled[peer]
+            at = self.buffers.offset_of(own, peer) + self.filled[peer]
             tensor = self.buffers.view(self.number, own, at, shape, dtype)
             self.filled[peer] += aligned(bytes_of(shape, dtype))
         self.sent[peer].append(tensor)
         return tensor
 
-    def place(self, peer: int, tensor: Tensor) -> None:
+    def send(self, peer: int, tensor: Tensor) -> None:
         """Send a contiguous tensor that exists already. It must not change before the exchange is over."""
         if self.buffers.put:
             self.sent[peer].append(tensor)
@@ -293,14 +302,14 @@ class Exchange:
             copying.wait_event(self.ready)
         if buffers.put:
             for peer, tensors in self.sent.items():
-                at = buffers.place(peer, own)
+                at = buffers.offset_of(peer, own)
                 for tensor in tensors:
                     buffers.move(copying, tensor, number, peer, at, send=True)
                     at += aligned(tensor.nbytes)
         buffers.meet(number, None if copying is None else copying.cuda_stream)
         over = None
         for peer, expected in self.incoming.items():
-            owner, at = (own, buffers.place(own, peer)) if buffers.put else (peer, buffers.place(peer, own))
+            owner, at = (own, buffers.offset_of(own, peer)) if buffers.put else (peer, buffers.offset_of(peer, own))
             for each, tensor in zip(expected, self.received[peer], strict=True):
                 if not buffers.put or each.into is not None:
                     first = at if buffers.put or each.at is None else each.at
@@ -309,12 +318,12 @@ class Exchange:
             over = self.arrived[peer] = None if copying is None else copying.record_event()
         if over is None and copying is not None:
             over = copying.record_event()
-        buffers.over[number] = over
-        buffers.over.pop(number - REGIONS, None)
+        buffers.done_events[number] = over
+        buffers.done_events.pop(number - REGIONS, None)
 
     def _memory_for(self, peer: int) -> list[Tensor]:
         buffers, tensors = self.buffers, []
-        at = buffers.place(buffers.ranks.rank, peer)
+        at = buffers.offset_of(buffers.ranks.rank, peer)
         for each in self.incoming[peer]:
             if each.into is not None:
                 tensors.append(each.into)
@@ -336,7 +345,7 @@ class Exchange:
 
     def wait_on_host(self) -> None:
         """Wait until all tensors are there, and kernels before `complete` have ended."""
-        if (over := self.buffers.over[self.number]) is not None:
+        if (over := self.buffers.done_events[self.number]) is not None:
             over.synchronize()
 
 

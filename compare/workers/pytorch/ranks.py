@@ -21,7 +21,6 @@ from ...graph.build.from_inductor import from_inductor
 from ...graph.build.from_launches import from_launches
 from ...graph.model import FusionGraph
 from ...measure.clock import CuptiClock, cupti_missing
-from ...measure.overlap import own_exchanges
 from ...measure.rank_measurement import Rank, RankProgram
 from ...measure.worker_backend import Arrays
 from ...numerics import input_arrays
@@ -73,7 +72,7 @@ class TorchRankBackend(TorchBackend):
         ranks = Ranks(self.rank.number, self.rank.count, dist.group.WORLD, communicate)
         function = implementation.load()
         apply = partial(function, ranks=ranks, **BLOCKS[case.block].attributes_of(case))
-        held = RankProgram(case, program_of(case, apply), [folder], own_exchanges(implementation.backend))
+        held = RankProgram(case, program_of(case, apply), [folder])
         prepare: Callable[..., None] = load(implementation.backend.prepare)
         prepare(self, held, implementation, apply, self.inputs(folder, case), dumps)
         return held

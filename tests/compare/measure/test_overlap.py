@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from compare.base.exchange_kernels import moves_between_gpus
 from compare.measure.clock import DeviceRecord
-from compare.measure.overlap import Overlap, is_communication, overlap, union
+from compare.measure.overlap import Overlap, overlap, union
 
 
 def record(name: str, start: float, end: float) -> DeviceRecord:
@@ -20,11 +21,11 @@ def record(name: str, start: float, end: float) -> DeviceRecord:
         ("[memcpy peer]", True), ("[memcpy]", False),
         ("void stream_executor::gpu::RaggedAllToAllKernel<long>", True),
         ("gemm_fusion_dot_3", False), ("nvjet_hsh_256x128", False), ("input_reduce_fusion", False),
-        ("triton_poi_fused_all_gather_into_tensor_mm_0", False), ("put_rows_kernel", True),
+        ("triton_poi_fused_all_gather_into_tensor_mm_0", False),
     ],
 )
 def test_kernels_that_exchange_data(name: str, exchanges: bool) -> None:
-    assert is_communication(name, own=("put_rows",)) == exchanges
+    assert moves_between_gpus(name) == exchanges
 
 
 def test_overlap_is_the_time_in_which_both_kinds_run() -> None:

@@ -14,7 +14,7 @@ from triton_side.parallel.ranks import Ranks  # noqa: E402
 
 
 @pytest.mark.gpu
-def test_kernels_launched_before_do_not_delay_what_fills_new_memory(tmp_path: Path) -> None:
+def test_new_memory_is_filled_before_the_copy_and_without_waiting_for_kernels(tmp_path: Path) -> None:
     dist.init_process_group("nccl", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     try:
         buffers = PeerBuffers(1024, Ranks(0, 1, dist.group.WORLD), torch.device("cuda"), put=False, overlap=True)
@@ -26,6 +26,8 @@ def test_kernels_launched_before_do_not_delay_what_fills_new_memory(tmp_path: Pa
             memory = buffers.allocate(arrived.shape, arrived.dtype)
         with torch.cuda.stream(copying):
             memory.copy_(arrived)
+        copying.synchronize()
+        assert not torch.cuda.current_stream().query()
         torch.cuda.synchronize()
         assert torch.equal(memory, arrived)
     finally:

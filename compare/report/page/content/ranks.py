@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from ....base.exchange_kernels import moves_between_gpus
 from ....base.text import printable
 from ....graph import formats
 from ....measure import timeline
-from ....measure.overlap import is_communication, own_exchanges
 from ....record.record import Record
 from ....record.run_files import recorded_file
-from ....spec.blocks import BLOCKS
 from ... import ranks
 from ...run_results import CaseResults, Result
 
@@ -66,7 +65,6 @@ def _launches(result: Result, record: Record) -> list[list[timeline.Event]]:
 def _bars(result: Result, record: Record, launches: Sequence[Sequence[timeline.Event]]) -> Iterator[dict[str, Any]]:
     """Yield a bar for each launch, in order of rank and time. Time 0 is the start of the first kernel of any rank."""
     named = {kernel.name: index for index, kernel in enumerate((result.graph and result.graph.kernels) or ())}
-    own = _own_exchanges(record)
     first = min((event["ts"] for events in launches for event in events), default=0.0)
     for rank, events in enumerate(launches):
         for event in sorted(events, key=lambda event: event["ts"]):
@@ -74,17 +72,10 @@ def _bars(result: Result, record: Record, launches: Sequence[Sequence[timeline.E
             start = event["ts"] - first
             yield {
                 "implementation": result.name, "rank": rank,
-                "kind": "communication" if is_communication(at_run_time, own) else "compute",
+                "kind": "communication" if moves_between_gpus(at_run_time) else "compute",
                 "kernel": _name(event["name"], at_run_time), "start": round(start, 3),
                 "end": round(start + event["dur"], 3), "index": named.get(event["name"]),
             }
-
-
-def _own_exchanges(record: Record) -> tuple[str, ...]:
-    """Return the prefixes with which the record was measured; none of a block or implementation without an entry."""
-    block = BLOCKS.get(record.case.block)
-    known = () if block is None else block.implementations
-    return next((own_exchanges(each.backend) for each in known if each.name == record.implementation), ())
 
 
 def _name(in_graph: str, at_run_time: str) -> str:
