@@ -37,8 +37,8 @@ class Report:
 class Outcome:
     """The result of one tool.
 
-    errors, warnings: the tool's own counts; errors is None if it printed no summary. Of several processes, those
-    without a summary count with the errors that they printed.
+    errors, warnings: the tool's own counts; errors is None if it printed no summary. A process without a summary
+    adds the errors that it printed to those of the others.
     failure: why it did not check every launch. checked: the cases that were checked, None if they are not known.
     """
 
