@@ -17,7 +17,7 @@ def reference(xp, inputs):  # type: ignore[no-untyped-def]
 
 BLOCK = Block(
     name="gelu",
-    summary="GELU, tanh form, written out operation by operation",
+    summary="GELU in its tanh form",
     inputs=(Tensor("x", ("rows", "columns"), std=2.0, magnified=True),),
     outputs=(Tensor("y", ("rows", "columns")),),
     reference=reference,
