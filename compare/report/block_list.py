@@ -73,8 +73,9 @@ def _block_text(block: Block) -> str:
     )
     lines.append(f"  directions: {', '.join(block.directions)}")
     for suite in SUITES:
-        lines.append(f"  cases of suite {suite}:")
-        lines += [f"    {_shape_text(shape, block, suite)}" for shape in block.shapes_in(suite)]
+        if shapes := block.shapes_in(suite):
+            lines.append(f"  cases of suite {suite}:")
+            lines += [f"    {_shape_text(shape, block, suite)}" for shape in shapes]
     lines.append("  implementations:")
     width = max(len(i.name) for i in block.implementations)
     for i in block.implementations:

@@ -181,6 +181,11 @@ def test_list_names_all_blocks_cases_and_implementations() -> None:
     assert xlafuse("list", "--markdown", "--json").exit_code == 2
 
 
+def test_a_suite_without_cases_is_not_listed() -> None:
+    assert "suite parallel" not in xlafuse("list", "moe").stdout
+    assert "suite parallel:\n    mixtral-thin" in xlafuse("list", "moe_parallel").stdout
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_and_option_has_help(name: str) -> None:
     assert name in xlafuse("--help").stdout
