@@ -11,8 +11,11 @@ from pathlib import Path
 from rich.console import Console
 from tabulate import tabulate
 
+from compare.base.exchange_kernels import PEER_COPY
 from compare.base.paths import PROJECT
 from compare.base.text import number
+from compare.measure.clock import DeviceRecord
+from compare.measure.overlap import overlap
 from compare.plan.peers import is_a
 from compare.record import run_folder
 from compare.report import at_a_glance, authorship, block_list, columns, peers, ranks, roofline, rows
@@ -141,6 +144,32 @@ def _over_gpus(direction: str) -> str:
     return _markdown(["block", "implementation", *headers], over_gpus(direction))
 
 
+def calls_over_gpus() -> list[list[str]]:
+    """Return a line for each implementation of OVER_GPUS whose exchanges are copies, of rank 0's median call.
+
+    For each direction it has the share of the exchanges' time in which another kernel ran, and the time in which
+    nothing ran.
+    """
+    lines: dict[tuple[str, str], list[str]] = {}
+    records, _ = run_folder.read_records(OVER_GPUS)
+    for record in records:
+        found = [DeviceRecord.from_json(each) for part in record.times.values() for each in part["records"] or ()]
+        times = overlap(found)
+        if any(each.name == PEER_COPY for each in found):
+            span = max(each.end for each in found) - min(each.start for each in found)
+            idle = span - (times.communication + times.compute - times.both)
+            lines.setdefault((record.case.block, record.implementation), []).extend((
+                f"{times.both / times.communication:.0%} of {number(times.communication * 1e6)} µs",
+                number(idle * 1e6),
+            ))
+    return [[f"`{block}`", f"`{name}`", *cells] for (block, name), cells in lines.items()]
+
+
+def _calls_over_gpus() -> str:
+    headers = ["inference: hidden", "nothing runs, µs", "training step: hidden", "nothing runs, µs"]
+    return _markdown(["block", "implementation", *headers], calls_over_gpus())
+
+
 def _tour() -> str:
     return f"```\n{at_a_glance.render(rows.read(TOUR).rows, 'H200')}\n```"
 
@@ -181,6 +210,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rmsnorm in cuda": lambda: side_by_side.cuda(PROJECT / "triton_side/cuda/rmsnorm.cu", "rmsnorm_forward"),
     "over gpus fwd": partial(_over_gpus, "fwd"),
     "over gpus joint": partial(_over_gpus, "joint"),
+    "calls over gpus": _calls_over_gpus,
     "blocks": lambda: block_list.as_markdown(list(BLOCKS.values())),
     **{name: partial(_columns, of) for name, of in COLUMNS.items()},
 }

@@ -112,7 +112,7 @@ PRINTS_ITS_CASES = """\
 #!/bin/sh
 while [ $# -gt 0 ]; do [ "$1" = --log-file ] && log=$2; [ "$1" = --launch ] && names=$2; shift; done
 cat {folder}/written > "$log"
-sed -e 's/^\\["//' -e 's/"\\]$//' -e 's/", "/\\n/g' "$names"
+python3 -c 'import json, sys; print(*json.load(open(sys.argv[1])), sep="\\n")' "$names"
 """
 
 

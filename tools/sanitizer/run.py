@@ -65,7 +65,7 @@ class CannotCheck(RuntimeError):
 
 
 Result = TypeVar("Result")
-_RUNNING: set[subprocess.Popen[str]] = set()  # of all threads
+_RUNNING: set[subprocess.Popen[str]] = set()  # the processes of all threads
 
 Shapes = dict[str, "tuple[int, ...] | torch.Tensor"]  # shapes of random inputs, or given inputs
 Call = Callable[[], object]
@@ -397,9 +397,8 @@ def _in_parallel(run: Callable[[int], Result], jobs: int) -> list[Result]:
         try:
             return list(threads.map(run, range(jobs)))
         except BaseException:
-            for process in list(_RUNNING):
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)
+            for process in list(_RUNNING):  # a signal reaches the main thread only
+                _kill(process)
             raise
 
 
@@ -431,15 +430,20 @@ def _run(command: list[str], limit: float, number: int = 0) -> tuple[int | None,
         output, _ = process.communicate(timeout=limit)
         return process.returncode, output
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
+        _kill(process)
         output, _ = process.communicate()
         return None, output
     except KeyboardInterrupt:
-        os.killpg(process.pid, signal.SIGKILL)
+        _kill(process)
         process.wait()
         raise
     finally:
         _RUNNING.discard(process)
+
+
+def _kill(process: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def version_of(sanitizer: str) -> str:
