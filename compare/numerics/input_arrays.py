@@ -22,7 +22,7 @@ BITS = {"bfloat16": "int16", "float8_e4m3fn": "uint8"}
 
 
 def draw(case: Case, tensor: Tensor, seed: int) -> NDArray[Any]:
-    """Return the values of `tensor`: from its own `draw`, else normal float32 ones.
+    """Return the values of `tensor`, row by row: from its own `draw`, else normal float32 ones.
 
     Case sizes, tensor name and seed determine them on any machine. They are not yet rounded to the tensor's dtype, and
     never zeros, because a GPU multiplies zeros visibly faster. Raises ValueError where `draw` returns another shape.
@@ -34,7 +34,7 @@ def draw(case: Case, tensor: Tensor, seed: int) -> NDArray[Any]:
     shape = tensor.shape(case.sizes)
     made = tensor.draw(generator(0), case.sizes) if tensor.draw is not None else None
     if made is not None:
-        drawn = np.asarray(made)
+        drawn = np.asarray(made, order="C")  # PyTorch keeps strides, and only the case's layout may choose them
         if drawn.shape != shape:
             raise ValueError(f"{case.id}: {tensor.name} was drawn in shape {drawn.shape}, expected {shape}")
         return drawn

@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from compare.numerics import reference  # noqa: E402
+from compare.spec.block import Block  # noqa: E402
 from compare.spec.blocks import BLOCKS  # noqa: E402
 from compare.spec.case import Case  # noqa: E402
 from compare.workers.pytorch.worker import TorchBackend  # noqa: E402
@@ -27,6 +28,14 @@ def test_inputs_have_the_case_s_layout_and_the_drawn_values(layout: str, strides
     again, _ = reference.store_inputs(case, 1, tmp_path / "1")
     second = backend.inputs(tmp_path / "1", case)
     assert second["a"] is given["a"] and torch.equal(second["a"], again["a"].to(given["a"].device))
+
+
+@pytest.mark.parametrize("block", BLOCKS.values(), ids=lambda block: block.name)
+def test_drawn_inputs_are_contiguous(block: Block, tmp_path: Path) -> None:
+    """The rows of moe's router came from a transposed matrix, and PyTorch's programs read it column by column."""
+    case = next(case for case in block.cases("check") if case.layout == "contiguous")
+    drawn, cotangents = reference.store_inputs(case, 0, tmp_path / "0")
+    assert [name for name, tensor in (drawn | cotangents).items() if not tensor.is_contiguous()] == []
 
 
 def test_a_vector_has_one_layout(tmp_path: Path) -> None:

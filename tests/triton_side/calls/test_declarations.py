@@ -530,7 +530,8 @@ def test_the_mixture_computes_only_chosen_experts_and_names_its_intermediates() 
     names = {part: [n for event in events for n in event["names"]] for part, events in parts.items()}
     few = recorded()["moe, few tokens"]["forward"]
     assert sum(operation["op"] == "sort" for event in few for operation in event["operations"]) == 2  # top_k and slots
-    assert len(few) == len(parts["forward"]) - 1
+    assert len(few) == len(parts["forward"]) - 2
+    assert all("x_in_slots" not in event["names"] for event in few)
     assert names["forward"][-6:] == ["x_in_slots", "gate", "up", "act", "out", "y"]
     assert names["backward"] == [
         "dy_in_slots", "dout", "dgate", "dup", "weighted_act", "dweights", "dw_down", "x_in_slots", "dw_gate", "dw_up",
