@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 
 from . import atomic_write
@@ -30,17 +30,17 @@ def join_some(names: Iterable[str], most: int | None) -> str:
 
 def one_of(
     kind: str, name: str, possible: Iterable[str], shown: Iterable[str] | None = None, *, most: int | None = None,
-    where: str = "",
+    where: str = "", elsewhere: Container[str] = (),
 ) -> str:
     """Return `name` if it is possible. Raises UsageError with near matches and the possible names.
 
     shown: names to list instead. most: how many to list. where: what was searched ("among these records"), if the name
-    may exist elsewhere.
+    may exist elsewhere. elsewhere: names that exist, but not here; they have no near matches.
     """
     possible = list(possible)
     if name in possible:
         return name
-    near = difflib.get_close_matches(name, possible, n=3, cutoff=0.5)
+    near = [] if name in elsewhere else difflib.get_close_matches(name, possible, n=3, cutoff=0.5)
     meant = f"; did you mean {' or '.join(near)}?" if near else ";"
     what = f"{kind} {name!r} {where}".rstrip()
     raise UsageError(f"no {what}{meant} {kind}s: {join_some(shown or possible, most) or 'none'}")

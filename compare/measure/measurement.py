@@ -24,7 +24,7 @@ from .profiler_marks import bounded
 from .warm_up import Timed, untimed, warm_up
 from .worker_backend import Arrays, Extent, Peak, Program, WorkerBackend
 
-_LEAST_SAMPLES, _MOST_SAMPLES = 3, 100  # calls
+_LEAST_SAMPLES, _MOST_SAMPLES = 4, 100  # calls; the first does not count (compare.plan.paired_rounds)
 _LEAST_WALL_CALLS, _MOST_WALL_CALLS = 2, 200
 
 

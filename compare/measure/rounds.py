@@ -11,7 +11,7 @@ from .warm_up import Timed, warm_up
 
 ROUNDS = 5
 _SECONDS = 0.02  # of timed calls, for each program in each round
-_LEAST_CALLS, _MOST_CALLS = 5, 100
+_LEAST_CALLS, _MOST_CALLS = 5, 100  # that count
 
 Round = dict[str, Any]  # median "device_us" and "busy_us" of a call, and "launches" of its last one
 
@@ -41,9 +41,9 @@ def _round(
 
     clock.start()
     warm = warm_up(clock, call, 1)
-    for _ in range(max(_LEAST_CALLS, min(_MOST_CALLS, int(_SECONDS / warm.seconds_a_call)))):
+    for _ in range(1 + max(_LEAST_CALLS, min(_MOST_CALLS, int(_SECONDS / warm.seconds_a_call)))):
         call(clock.time)
-    samples = clock.collect()
+    samples = clock.collect()[1:]  # the first call has CUPTI's wait for a buffer (compare.plan.paired_rounds)
     if any(sample.records == () for sample in samples):
         raise RuntimeError(f"the {clock.name} clock saw no device work in a timed call")
     busy = [sample.busy_time for sample in samples if sample.busy_time is not None]

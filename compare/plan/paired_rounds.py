@@ -39,11 +39,29 @@ class Rounds:
 
 
 def measured_parts(record: Record, mode: str = MAIN) -> dict[str, TimesOfPart]:
-    """Return the times of each part; empty for a record that is not `ok`, or was not timed in the mode."""
+    """Return the times of each part that count; empty for a record that is not `ok`, or was not timed in the mode."""
     if record.status != "ok" or record.measurement is None:
         return {}
     found: Any = record.measurement.get("modes", {}).get(mode, {})
-    return record.times if mode == MAIN or "same_as" in found else found.get("parts", {})
+    parts = record.times if mode == MAIN or "same_as" in found else found.get("parts", {})
+    return {name: _without_first_calls(times) for name, times in parts.items()}
+
+
+def _without_first_calls(times: TimesOfPart) -> TimesOfPart:
+    """Leave out the first call of each round that has three or more.
+
+    Before it CUPTI was asked for its records. After that it gives each thread a new buffer at the thread's next launch.
+    The thread waits for it, about 1 ms: PyTorch's backward phase, whose launches come from a thread of its own, has a
+    gap of that length behind its first kernel. Programs that are launched as a whole have none.
+    """
+    busy = times["busy_time"]
+    return {
+        **times, "device_time": _later(times["device_time"]), "busy_time": None if busy is None else _later(busy),
+    }
+
+
+def _later(rounds: list[list[float]]) -> list[list[float]]:
+    return [samples[1:] if len(samples) > 2 else samples for samples in rounds]
 
 
 def rounds_of(record: Record) -> Rounds:
@@ -64,7 +82,7 @@ def _round_times(record: Record, mode: str) -> list[float]:
 
 
 def device_time_us(record: Record, mode: str = MAIN) -> float | None:
-    """Return the device time of a call: each part's median over all samples, added; None where a part was not timed."""
+    """Return the device time of a call: each part's median over the calls that count, added; None without a part."""
     parts = measured_parts(record, mode)
     if not all(part in parts for part in record.case.phases):
         return None

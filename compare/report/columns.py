@@ -187,12 +187,13 @@ COLUMNS = (
     ),
     Column(
         "device_time_us", "µs",
-        "device time of a call from a cold L2: median of all samples of all rounds; of train, forward plus backward",
+        "device time of a call from a cold L2: median over all rounds, without the first call of each; of train, "
+        "forward plus backward",
         "time µs", lambda v: v.device_time_us, _time,
     ),
     Column(
         "device_time_us_spread", "µs",
-        "half the interquartile range of a call's device time over all samples of all rounds: noise within a round and "
+        "half the interquartile range of a call's device time over the same calls: noise within a round and "
         "drift between rounds; empty below four samples",
         "±", lambda v: v.spread_us, lambda row: number(row["device_time_us_spread"], 2),
     ),

@@ -14,6 +14,7 @@ from ..plan import paired_rounds, peers
 from ..record.record import Record, record_id
 from ..record.run_files import recorded_file
 from ..record.run_folder import read_records, read_run
+from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 from . import columns
 from .columns import Row
@@ -89,7 +90,8 @@ def only(rows: list[Row], **wanted: Iterable[str]) -> list[Row]:
     """Return the rows whose fields have one of the wanted names. Raises UsageError for a name that no row has."""
     for field, names in wanted.items():
         present = list(dict.fromkeys(row[field] for row in rows))
-        names = [one_of(field, name, present, where="among these records") for name in names]
+        known = BLOCKS if field == "block" else ()
+        names = [one_of(field, name, present, where="among these records", elsewhere=known) for name in names]
         rows = [row for row in rows if not names or row[field] in names]
     return rows
 

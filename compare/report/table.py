@@ -11,7 +11,7 @@ from ..spec.dtype import DTYPES
 from .columns import BY_NAME, Column, Row, marks_explained
 
 LEGEND = (
-    "time: device time of a call from a cold L2 cache, median of all samples ± half their interquartile range.",
+    "time: device time of a call from a cold L2 cache, median ± half the interquartile range of its calls.",
     "launch gap: share of the time in which nothing ran.",
     "compared with xla: paired rounds, 95% interval; depends on the timer: two timers name opposite winners.",
     "warm: from a warm L2. graph: all launches replayed from CUDA graphs. no graph: each kernel launched by itself.",

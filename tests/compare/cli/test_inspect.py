@@ -90,8 +90,8 @@ def test_a_measured_call_is_shown_next_to_the_sum_of_its_kernels(run: Path) -> N
     assert "a call takes" not in inspect(run, "-i", "xla").stdout
     unseen = {"busy_time": None, "launches": None}
     parts = {
-        "forward": {"device_time": [[500e-6, 501e-6, 502e-6]], **unseen},
-        "backward": {"device_time": [[800e-6, 799e-6, 801e-6]], **unseen},
+        "forward": {"device_time": [[700e-6, 500e-6, 501e-6, 502e-6]], **unseen},
+        "backward": {"device_time": [[2e-3, 800e-6, 799e-6, 801e-6]], **unseen},
     }
     measurement: Any = {"timer": "cuda-events", "parts": parts}
     run_folder.append(run, Record(CASE, "xla", "xla", "ok", graph="graphs/xla.json.gz", measurement=measurement))

@@ -58,7 +58,7 @@ def row_of(record: Record, ceilings: dict[str, Any]) -> dict[str, Any]:
 def test_time_is_the_median_of_all_samples_of_all_rounds() -> None:
     case = case_of("softmax", "gpt2-scores")
     subject = measured(case)
-    subject.measurement["parts"]["forward"] = timed([[1e-6, 2e-6, 9e-6], [3e-6, 4e-6]])
+    subject.measurement["parts"]["forward"] = timed([[5e-3, 1e-6, 2e-6, 9e-6], [3e-6, 4e-6]])  # 5 ms: a first call
     row = row_of(subject, SEGMENTS)
     assert row["device_time_us"] == row["forward_us"] == pytest.approx(3.0)
     assert row["device_time_us_spread"] == pytest.approx(1.0)  # quartiles of 1 2 3 4 9 are 2 and 4
@@ -71,8 +71,8 @@ def test_train_time_is_the_sum_of_its_parts_and_the_spread_is_that_of_whole_call
     case = case_of("softmax", "gpt2-scores", "train")
     subject = measured(case)
     subject.measurement["parts"] = {
-        "forward": timed([[1e-6, 2e-6, 3e-6, 4e-6]], launches=2),
-        "backward": timed([[4e-6, 3e-6, 2e-6, 1e-6]], launches=3),
+        "forward": timed([[9e-6, 1e-6, 2e-6, 3e-6, 4e-6]], launches=2),
+        "backward": timed([[1e-3, 4e-6, 3e-6, 2e-6, 1e-6]], launches=3),
     }
     row = row_of(subject, SEGMENTS)
     assert (row["forward_us"], row["backward_us"]) == (pytest.approx(2.5), pytest.approx(2.5))
@@ -338,3 +338,5 @@ def test_an_unknown_block_is_refused() -> None:
     assert rows.only(found, block=[]) == rows.only(found, block=["gelu"]) == found
     with pytest.raises(UsageError, match="no block 'gelo' among these records; did you mean gelu"):
         rows.only(found, block=["gelo"])
+    with pytest.raises(UsageError, match="no block 'geglu' among these records; blocks: gelu$"):
+        rows.only(found, block=["geglu"])  # a block that there is, but not here
