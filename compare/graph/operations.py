@@ -128,6 +128,31 @@ def is_product(kernel: Kernel) -> bool:
     return kernel.kind == "gemm"
 
 
+# Names that say nothing of the kind of work, or of a kind that is none of the others.
+_KEPT = frozenset("sort top_k scatter mpmd_map pallas_call".split())
+
+
+def kind_by_operations(kernel: Kernel) -> str:
+    """Return the kind of a kernel. For kind "custom" (hand-written kernels, XLA's custom calls) its operations decide.
+
+    Several products with an exponential or a softmax are an attention. Sorts, scatters and kernels that name no
+    operation stay "custom".
+    """
+    if kernel.kind != "custom" or not kernel.source_ops:
+        return kernel.kind
+    found = tokens(kernel)
+    several = sum(name in PRODUCTS for name in found) > 1
+    if "attention" in found or (several and not {"exp", "softmax"}.isdisjoint(found)):
+        return "attention"
+    if is_product(kernel):
+        return "gemm"
+    if not (REDUCTIONS | {"softmax"}).isdisjoint(found):
+        return "reduction"
+    if not _KEPT.isdisjoint(found):
+        return kernel.kind
+    return "copy" if MOVEMENT.issuperset(found) else "elementwise"
+
+
 def may_multiply(kernel: Kernel) -> bool:
     """Return whether the kernel computes a product or an attention, or may do so without saying it."""
     return is_product(kernel) or kernel.kind in ("attention", "library", "custom")

@@ -89,15 +89,19 @@ class Ceilings:
         return [(at, min(bandwidth * at, rate or bandwidth * at)) for at in corners]
 
 
-def product_dtype(graph: FusionGraph, kernel: Kernel) -> str:
-    """Return the dtype of the largest array that the kernel reads; "" where it reads none."""
-    read = [graph.buffer[access.buffer] for access in kernel.inputs or () if access.buffer in graph.buffer]
-    return max(read, key=lambda buffer: buffer.bytes).dtype if read else ""
+def product_rate(graph: FusionGraph, kernel: Kernel, ceilings: Ceilings) -> float | None:
+    """Return the FLOP per second of products of the fastest dtype that the kernel reads; None where none was measured.
+
+    A float32 array beside 16-bit ones may be a sum, no operand. A roofline time must not be longer than what is
+    possible.
+    """
+    dtypes = {graph.buffer[access.buffer].dtype for access in kernel.inputs or () if access.buffer in graph.buffer}
+    return max(filter(None, map(ceilings.rate, dtypes)), default=None)
 
 
 def product_time_us(graph: FusionGraph, kernel: Kernel, flops: float, ceilings: Ceilings | None) -> float | None:
     """Return the time of FLOPs at the rate of the kernel's products; None without that rate."""
-    rate = None if ceilings is None else ceilings.rate(product_dtype(graph, kernel))
+    rate = None if ceilings is None else product_rate(graph, kernel, ceilings)
     return None if rate is None else flops / rate * 1e6
 
 
@@ -128,14 +132,14 @@ class RooflinePoint:
 def roofline_point(graph: FusionGraph, kernel: Kernel, ceilings: Ceilings) -> RooflinePoint | None:
     """Return where the kernel lies on the roofline.
 
-    None where its bytes or launches are unknown, or the FLOPs of a product or an attention, which would decide.
+    None where its bytes or launches are unknown, or the FLOPs of a kernel that may compute products: they would decide.
     """
     read, written, launches = kernel.bytes_read, kernel.bytes_written, kernel.launches
     if read is None or written is None or launches is None:
         return None
-    if kernel.flops is None and (kernel.kind == "attention" or is_product(kernel)):
+    if kernel.flops is None and (kernel.kind in ("attention", "custom") or is_product(kernel)):
         return None
-    rate = ceilings.rate(product_dtype(graph, kernel))
+    rate = product_rate(graph, kernel, ceilings)
     memory = (read + written) / ceilings.bandwidth(read, written) * 1e6
     compute = kernel.flops / rate * 1e6 if kernel.flops and rate else 0.0
     bound: Bound = "memory" if memory >= compute else "compute"

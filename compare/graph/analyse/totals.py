@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..model import PHASES, Access, FusionGraph, Kernel, Phase, SourceOp
 from ..operations import MOVEMENT, PRODUCTS, REDUCTIONS, is_product, may_multiply, token, tokens
-from .roofline import Ceilings, product_dtype, recoverable_us, roofline_time_us
+from .roofline import Ceilings, product_rate, recoverable_us, roofline_time_us
 
 
 @dataclass(frozen=True)
@@ -316,7 +316,7 @@ def _block_roofline_time(
     for phase, (read, written) in own.items():
         kernels = [kernel for kernel in graph.kernels or () if kernel.phase == phase]
         heaviest = max(kernels, key=lambda k: (may_multiply(k), (k.flops or 0.0) * (k.launches or 1)))
-        rate = ceilings.rate(product_dtype(graph, heaviest))
+        rate = product_rate(graph, heaviest, ceilings)
         memory = compulsory.get(phase, read + written) / ceilings.bandwidth(read, written)
         seconds += max(memory, flops[phase] / rate if rate else 0.0)
     return seconds * 1e6

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from compare.graph.model import Kernel, SourceOp
-from compare.graph.operations import summarized, tokens
+from compare.graph.operations import kind_by_operations, summarized, tokens
 
 FUSION = {"opcode": "fusion", "opcodes": ["broadcast", "dot"]}
 TRANSPOSING = {"opcode": "fusion", "opcodes": ["transpose", "dot"]}
@@ -29,6 +29,29 @@ def test_a_product_named_by_the_transpose_of_its_result(facts: dict[str, Any], n
     ops = tuple(SourceOp(name) for name in named.split())
     assert tokens(Kernel("k", "gemm", source_ops=ops, facts=facts)) == expected.split()
     assert "dot" not in tokens(Kernel("k", "elementwise", source_ops=(SourceOp("transpose"),), facts=facts))
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [
+        ("dot mul reduce_max exp reduce_sum dot div", "attention"),
+        ("dot sort reduce_max exp reduce_sum div", "gemm"),  # a router
+        ("dot dot logistic mul", "gemm"),
+        ("mul reduce_sum rsqrt mul", "reduction"),
+        ("logistic mul mul", "elementwise"),
+        ("gather", "copy"),
+        ("iota sort", "custom"),
+        ("top_k", "custom"),
+        ("scatter", "custom"),
+        ("mpmd_map", "custom"),
+        ("", "custom"),
+    ],
+)
+def test_the_work_of_a_hand_written_kernel_is_that_of_its_operations(named: str, expected: str) -> None:
+    ops = tuple(SourceOp(name) for name in named.split())
+    assert kind_by_operations(Kernel("k", "custom", source_ops=ops)) == expected
+    assert kind_by_operations(Kernel("k", "reduction", source_ops=ops)) == "reduction"
+    assert kind_by_operations(Kernel("k", "library", source_ops=ops)) == "library"
 
 
 @pytest.mark.parametrize(

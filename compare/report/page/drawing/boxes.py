@@ -11,6 +11,7 @@ from ....graph.analyse.align import phase_of
 from ....graph.analyse.roofline import recoverable_us, roofline_point
 from ....graph.analyse.totals import declared_bytes
 from ....graph.model import Access, FusionGraph, Kernel
+from ....graph.operations import kind_by_operations
 from ....graph.render import text_view
 from ....sources.graph_sources import GraphSource
 from .bands import Band, belongs
@@ -35,7 +36,8 @@ def costs(
         "spilled": _size(facts.get("spills_bytes")), "grid": facts.get("grid"), "configuration": facts.get("config"),
     }
     return {
-        "name": formats.name(kernel.name, 200), "kind": kernel.kind, "phase": kernel.phase,
+        "name": formats.name(kernel.name, 200), "kind": kernel.kind, "work": kind_by_operations(kernel),
+        "phase": kernel.phase,
         "time": formats.number_of_us(took), "time_share": formats.share(took, time),
         "roofline_time": formats.number_of_us(roofline_us), "bound": point.bound if point else "",
         "recoverable": formats.number_of_us(recoverable_us(took, roofline_us)),

@@ -22,7 +22,7 @@ xlafuse.drawn = (() => {
 
   const count = (many, one) => `${many.toLocaleString("en")} ${one}${many === 1 ? "" : "s"}`;
 
-  const kindOf = (kernel) => KINDS[kernel.kind] || "other";
+  const kindOf = (kernel) => KINDS[kernel.work] || "other";
 
   // Return one layout of the data: grouped bands merged, buffers and reasons by name instead of position.
   function resolved(data, layout) {

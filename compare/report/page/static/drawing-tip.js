@@ -52,7 +52,8 @@ Object.assign(xlafuse.drawn, (() => {
     body.append(make("p", "dr-tip-name", `${unit.order + 1}. ${kernel.name}`));
     const list = make("dl");
     const times = kernel.launches === "1" ? "" : `, ${kernel.launches} launches`;
-    line(list, "kind", `${kernel.kind}, ${kernel.phase}${times}`);
+    const kind = kernel.work === kernel.kind ? kernel.kind : `${kernel.kind}, ${kernel.work}`;
+    line(list, "kind", `${kind}, ${kernel.phase}${times}`);
     line(list, "time", kernel.time ? kernel.time + (kernel.time_share ? `, ${kernel.time_share} of ${column.name}'s` : "") : "not measured");
     line(list, "roofline time", kernel.roofline_time && `${kernel.roofline_time} µs, ${kernel.bound}-bound`);
     line(list, "bytes", kernel.bytes + (kernel.bytes_share ? `, ${kernel.bytes_share} of ${column.name}'s` : ""));

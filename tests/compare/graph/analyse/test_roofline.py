@@ -60,8 +60,9 @@ def test_bandwidth_is_interpolated_between_measured_mixes() -> None:
     [
         kernel(None, 1e6), kernel(MEGA, None, "gemm"), kernel(MEGA, None, "attention"),
         kernel(MEGA, 1.0, launches=None), kernel(MEGA, None, "custom", source_ops=(SourceOp("dot"), SourceOp("exp"))),
+        kernel(MEGA, None, "custom"),
     ],
-    ids=["bytes", "product", "attention", "launches", "hand-written product"],
+    ids=["bytes", "product", "attention", "launches", "hand-written product", "hand-written, unknown"],
 )
 def test_unknown_bytes_or_flops_have_no_roofline_point(subject: Kernel) -> None:
     assert placed(subject) is None and roofline_time_us(graph(subject), subject, CEILINGS) is None
@@ -70,6 +71,16 @@ def test_unknown_bytes_or_flops_have_no_roofline_point(subject: Kernel) -> None:
 def test_an_elementwise_kernel_without_flops_is_bound_by_its_bytes() -> None:
     found = placed(kernel(4 * MEGA, None))
     assert (found.roofline_time_us, found.bound, found.intensity) == (pytest.approx(4), "memory", None)
+
+
+def test_a_float32_sum_beside_16_bit_operands_does_not_set_the_rate() -> None:
+    """As in attention backward, which adds to a float32 dq: at the float32 rate its roofline was 12 times its time."""
+    ceilings = Ceilings({0.5: 1e12}, {"bfloat16": 1e14, "float32-ieee": 1e13})
+    inputs = (Access("x", MEGA), Access("dq", 4 * MEGA))
+    subject = Kernel("k", "custom", inputs=inputs, outputs=(Access("dq", 4 * MEGA),), flops=1e10)
+    buffers = (Buffer("x", (1,), "bf16", MEGA, "input"), Buffer("dq", (1,), "f32", 4 * MEGA, "intermediate"))
+    found = roofline_point(FusionGraph("g", "triton", (subject,), buffers=buffers), subject, ceilings)
+    assert found is not None and found.compute_us == pytest.approx(100)
 
 
 def test_ceilings_have_the_time_of_a_launch() -> None:

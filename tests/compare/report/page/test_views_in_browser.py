@@ -105,6 +105,13 @@ def test_boxes_cover_their_stages(page: Any) -> None:
     assert max(widths) > 8 and min(widths) < 5
 
 
+def test_a_hand_written_kernel_has_the_colour_of_its_work(page: Any) -> None:
+    colour = "e => getComputedStyle(e).borderLeftColor"
+    of_xla = [box(page, "xla", index) for index in range(8)]
+    reduction = next(each for each in of_xla if "reduction" in each.get_attribute("aria-label"))
+    assert box(page, "triton", 0).evaluate(colour) == reduction.evaluate(colour)
+
+
 def test_the_tip_has_bytes_flops_time_and_lines(page: Any, train: list[GraphSource]) -> None:
     xla = next(each for each in train if each.record and each.record.implementation == "xla")
     first = (xla.graph().kernels or ())[0]
