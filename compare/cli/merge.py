@@ -13,7 +13,10 @@ from .terminal import warn
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option("--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new folder.")
 @click.option("--partial", is_flag=True, help="Merge even where shards of `run --shard` are missing.")
-def command(runs: tuple[Path, ...], out: Path, partial: bool) -> None:
+@click.option(
+    "--later", is_flag=True, help="Take a case that several runs have from the last RUN named: it was done again."
+)
+def command(runs: tuple[Path, ...], out: Path, partial: bool, later: bool) -> None:
     """Join the runs of several GPUs or machines. All records of a case come from one of them.
 
     \b
@@ -23,7 +26,7 @@ def command(runs: tuple[Path, ...], out: Path, partial: bool) -> None:
     """
     from ..run.merge import merge
 
-    count, missing = merge(runs, out, partial=partial, warn=warn)
+    count, missing = merge(runs, out, partial=partial, later=later, warn=warn)
     click.echo(f"{count} records in {out}; xlafuse report {out} shows them")
     if missing:
         click.echo(f"{missing} planned records are missing: xlafuse run --out {out} --resume makes them", err=True)

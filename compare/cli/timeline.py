@@ -61,17 +61,28 @@ def merge(run: Path, filters: Mapping[str, list[str]], out: Path) -> int:
     if not selected:
         raise UsageError(f"{run}: these filters leave no record")
     without = [f"{record.id}: no timeline: {_why_none(record)}" for record in selected if _file(record) is None]
-    if len(without) == len(selected):
-        raise UsageError(f"{run}: {without[0]}")
-    warn(without)
+    found, left_out = [], []
     try:
-        files = [recorded_file(run, record, _file(record)) for record in selected if _file(record) is not None]
-        timeline.save(timeline.merge([timeline.load(file) for file in files]), out)
+        for record in selected:
+            if (name := _file(record)) is not None:
+                try:
+                    found.append(timeline.load(recorded_file(run, record, name)))
+                except timeline.TimelineMissing:
+                    left_out.append(record.id)
+        if left_out:
+            kept = sorted({record.implementation for record in selected} - {name.split("/")[-1] for name in left_out})
+            there = f"; here it has those of {', '.join(kept)}" if kept else ""
+            several = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+            without.append(f"{left_out[0]}{several}: no timeline: this run was kept without some{there}")
+        if not found:
+            raise UsageError(f"{run}: {without[-1]}")
+        warn(without)
+        timeline.save(timeline.merge(found), out)
     except ValueError as problem:  # includes TimelineError
         raise UsageError(str(problem)) from None
     except OSError as problem:
         raise UsageError(f"{out}: cannot be written: {problem.strerror}") from None
-    return len(files)
+    return len(found)
 
 
 def _file(record: Record) -> Any:

@@ -38,6 +38,10 @@ class TimelineError(ValueError):
     """A file that holds no timeline; the message names it."""
 
 
+class TimelineMissing(TimelineError):
+    """A file that does not exist."""
+
+
 def of_call(traces: Mapping[str, CallTrace], graph: FusionGraph | None, *, name: str) -> Document:
     """Return the timeline of one call. traces: by phase, in order.
 
@@ -138,13 +142,16 @@ def save(document: Document, path: Path) -> None:
 
 
 def load(file: Readable) -> Document:
-    """Read a saved document. Raises TimelineError, with the file, for another file or an unreadable one."""
+    """Read a saved document. Raises TimelineError, with the file, for another file or an unreadable one.
+
+    The error is TimelineMissing for a file that does not exist.
+    """
     try:
         raw = file.read_bytes()
         document = json.loads(gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw)
         return _document([_checked(event) for event in document["traceEvents"]], document["otherData"]["records"])
     except FileNotFoundError:
-        raise TimelineError(f"{file}: missing; a run may be kept without its timelines") from None
+        raise TimelineMissing(f"{file}: missing; a run may be kept without its timelines") from None
     except (AttributeError, EOFError, KeyError, OSError, RecursionError, TypeError, ValueError, zlib.error) as problem:
         raise TimelineError(f"{file}: not a timeline: {type(problem).__name__}: {problem}") from None
 

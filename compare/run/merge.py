@@ -3,6 +3,7 @@
 A suite too long for one GPU runs on several at once, each with a shard of its own (`CUDA_VISIBLE_DEVICES=1 xlafuse run
 --shard 2/4 --out shard2`). All records of a case come from one run and keep its segment, with its ceilings and clocks,
 so no ratio compares numbers of two GPUs. A run that was stopped may be followed by another one with its other cases.
+With `later`, a run may also do cases again; they come from the run named last.
 """
 
 from __future__ import annotations
@@ -41,15 +42,18 @@ class _Run:
 
 
 def merge(
-    folders: Sequence[Path], out: Path, *, partial: bool = False, warn: Warn = lambda lines: None
+    folders: Sequence[Path], out: Path, *, partial: bool = False, later: bool = False,
+    warn: Warn = lambda lines: None,
 ) -> tuple[int, int]:
     """Write the records of all runs, their files and their target packs into `out`, a new folder.
 
     The merged runs stay as they are. Return the number of records, and the number of planned records that are missing,
     as after a run that was stopped. warn gets the lines that cannot be read, where no planned record is missing.
 
-    Raises UsageError where the runs differ in kind, share a case, or are one folder, and, unless `partial`, where a
-    shard is missing. Raises RunFolderError where a run cannot be read or `out` cannot be written.
+    later: take a case that several runs have from the last of them in `folders`, with all its records.
+
+    Raises UsageError where the runs differ in kind, share a case (unless `later`), or are one folder, and, unless
+    `partial`, where a shard is missing. Raises RunFolderError where a run cannot be read or `out` cannot be written.
     """
     if out.exists():
         raise UsageError(f"{str(out)!r} exists already: name another --out")
@@ -63,6 +67,8 @@ def merge(
                     f"{run.folder} has {name} {run.json.get(name)!r} and {runs[0].folder} "
                     f"{runs[0].json.get(name)!r}: only runs with the same {name} can be merged"
                 )
+    if later:
+        runs = _without_repeated(runs)
     plan = _plan(runs, _owners(runs))
     missing = _planned(plan) - {record.id for run in runs for record in run.records}
     for run in runs:
@@ -93,6 +99,15 @@ def _read(folder: Path) -> _Run:
     return _Run(folder, run, *run_folder.read_records(folder))
 
 
+def _without_repeated(runs: Sequence[_Run]) -> list[_Run]:
+    """Return the runs without the records of cases that a later run has, too."""
+    last = {record.case.id: number for number, run in enumerate(runs) for record in run.records}
+    return [
+        replace(run, records=[record for record in run.records if last[record.case.id] == number])
+        for number, run in enumerate(runs)
+    ]
+
+
 def _owners(runs: Iterable[_Run]) -> dict[str, _Run]:
     """Return the run that has each case's records. Raises UsageError where two runs have records of one case."""
     owners: dict[str, _Run] = {}
@@ -100,7 +115,8 @@ def _owners(runs: Iterable[_Run]) -> dict[str, _Run]:
         for record in run.records:
             if (owner := owners.setdefault(record.case.id, run)) is not run:
                 raise UsageError(
-                    f"{owner.folder} and {run.folder} both have case {record.case.id}: its numbers are of two segments"
+                    f"{owner.folder} and {run.folder} both have case {record.case.id}: its numbers are of two "
+                    "segments; --later takes each case from the last run that has it"
                 )
     return owners
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ..base.text import printable
-from ..base.usage import UsageError, one_of
+from ..base.usage import UsageError, join_some, one_of
 from ..record.record import Record
-from ..record.run_files import RunFile, recorded_file
+from ..record.run_files import RunFile, archived, recorded_file
 from ..record.run_folder import read_records, read_run
 from . import xplane
 
@@ -66,7 +66,7 @@ def export(run: Path, record_id: str, out: Path) -> Exported:
         archive = recorded_file(run, record, record.dumps)
         packed = archive.read_bytes()
     except FileNotFoundError:
-        raise UsageError(f"{archive}: missing; the artifacts of some records are left out for their size") from None
+        raise UsageError(f"{archive}: missing; {_kept_in(run, record)}") from None
     except (OSError, ValueError) as problem:
         raise UsageError(str(problem)) from None
     contents = _read(archive, packed)
@@ -80,6 +80,19 @@ def export(run: Path, record_id: str, out: Path) -> Exported:
         files[f"{XPROF}/{record.id.replace('/', '-')}/xlafuse.xplane.pb"] = xplane.space(protos)
     _write(out, files)
     return Exported(record, out, tuple(sorted(files)), tuple(prefix for prefix, _ in modules.values()))
+
+
+def _kept_in(run: Path, record: Record) -> str:
+    """Return a sentence about the archives that the run was kept with, those of the record's block first."""
+    there = {file.name for file in archived(run, "dumps")}
+    records = [
+        one for one in read_records(run)[0] if one.dumps and (one.dumps in there or (run / one.dumps).is_file())
+    ]
+    records.sort(key=lambda one: (one.case.block != record.case.block, one.case.id != record.case.id))
+    if not records:
+        return "this run was kept without compiler artifacts"
+    named = join_some([one.id for one in records], 3)
+    return f"this run was kept with the artifacts of {len(records)} records: {named}"
 
 
 def _record(run: Path, record_id: str) -> Record:

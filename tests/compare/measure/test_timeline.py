@@ -250,11 +250,14 @@ def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
     assert result.exit_code == 2 and "xla.json.gz" in result.output
 
 
-def test_a_removed_timeline_is_missing(tmp_path: Path) -> None:
-    run = a_run(tmp_path / "run")
+def test_a_removed_timeline_is_left_out(tmp_path: Path) -> None:
+    run, out = a_run(tmp_path / "run"), tmp_path / "x.json"
     (run / "traces" / "xla.json.gz").unlink()
-    result = xlafuse(run, "-o", tmp_path / "x.json")
-    assert result.exit_code == 2 and "xla.json.gz: missing; a run may be kept without its timelines" in result.output
+    alone = xlafuse(run, "-i", "xla", "-o", out)
+    assert alone.exit_code == 2 and "xla: no timeline: this run was kept without" in alone.output and not out.exists()
+    result = xlafuse(run, "-o", out)
+    assert result.exit_code == 0 and "xla: no timeline: this run was kept without" in result.output
+    assert timeline.load(out)["otherData"]["records"] == ["softmax/inductor"]
 
 
 def test_no_file_outside_the_run_is_read(tmp_path: Path) -> None:

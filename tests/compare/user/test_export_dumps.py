@@ -158,3 +158,6 @@ def test_errors(tmp_path: Path) -> None:
     result = dumps(bare, "--record", id, "--out", tmp_path / "out")
     assert result.exit_code == 2 and "no compiler artifacts were kept" in result.stderr
     assert dumps(folder, "--record", id, "--out", tmp_path / "out").exit_code == 0
+    next((folder / "dumps").iterdir()).unlink()
+    gone = dumps(folder, "--record", id, "--out", tmp_path / "none")
+    assert gone.exit_code == 2 and "this run was kept without compiler artifacts" in gone.stderr
