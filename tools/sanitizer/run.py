@@ -218,6 +218,8 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, Any]]]:
     updates: list[Shapes] = [{"param": (1021,), "gradient": (1021,), **moments}]
     optimizer = {"rate": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "decay": 1e-2}
     return [
+        # First, because racecheck takes longest for them, and a process takes its cases in this order.
+        ("kernels.attention", long, {}), ("kernels.attention", long, {"causal": 1, "window": 150}),
         ("kernels.vector_add", flat, {}), ("cuda.vector_add", flat, {}), ("kernels.adamw", updates, optimizer),
         ("kernels.gelu", rows, {}), ("cuda.gelu", rows, {}),
         ("kernels.swiglu", gated, {}), ("kernels.geglu", gated, {}),
@@ -234,7 +236,6 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, Any]]]:
         ("kernels.rope", rotated, {"theta": 500000.0}), ("kernels.attention", heads, {}),
         ("kernels.attention", few, {}),
         ("kernels.attention", shared, {"causal": 1, "window": 19}), ("kernels.attention", shared, {"causal": 0}),
-        ("kernels.attention", long, {}), ("kernels.attention", long, {"causal": 1, "window": 150}),
         ("kernels.attention", heads, {"kernels": "portable"}), ("kernels.attention", shared, {"kernels": "portable"}),
         ("kernels.attention_bias", under_bias, {}), ("kernels.attention_packed", packed, {"longest": 39}),
         ("kernels.decode_attention", decoded, {}), ("kernels.decode_attention_paged", decoded_from_pages, {}),
