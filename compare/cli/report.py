@@ -149,7 +149,7 @@ def _findings(run: Path, form: str, filters: Filters) -> str:
 
 
 def _worth(finding: StrongFinding) -> str:
-    return "" if finding.at_stake_us is None else f": worth up to {formats.microseconds(finding.at_stake_us)}"
+    return "" if finding.at_stake_us is None else f": worth up to {formats.span(finding.at_stake_us)}"
 
 
 def _draw(file: Path, view: str, run: Path, every: list[Row], selected: list[Row]) -> str:

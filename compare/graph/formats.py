@@ -57,6 +57,11 @@ def microseconds(value: float | None) -> str:
     return UNKNOWN if value is None else f"{number(value)} µs"
 
 
+def span(us: float) -> str:
+    """Return a time in µs or ms."""
+    return f"{number(us / 1e3)} ms" if us >= 1e3 else microseconds(us)
+
+
 def count(many: int, one: str, more: str | None = None) -> str:
     return f"{many:,} {one if many == 1 else more or one + 's'}"
 

@@ -16,7 +16,7 @@ from ..graph.findings.view import display_name
 from ..plan.speedup import TIE
 from ..spec.block import MAIN_IMPLEMENTATIONS
 from .matrix import counts
-from .run_results import Result, Run
+from .run_results import BASELINES, CaseResults, Result, Run
 
 LEAST_SHARE = 0.5  # of the cases; an implementation of fewer is no candidate for the overall winner
 MOST_RIVALS = 3
@@ -81,12 +81,21 @@ def _of_times(run: Run) -> str:
     if found[0].ratio < 1 + TIE:
         start, subject = f"{name} and {display_name(found[0].other)} tie overall, within {TIE:.0%}", name
     timed = [case for case in run.cases if case.timed]
-    wins = sum(any(case.best(r) is r for r in case.results if r.name == winner) for case in timed)
+    ahead = [_ahead(case, r) for case in timed for r in case.results if r.name == winner and r.time_us]
+    wins = sum(each > 1 + TIE for each in ahead)
+    close = sum(each >= 1 / (1 + TIE) for each in ahead) - wins
+    tied = f", and within {TIE:.0%} of the fastest other in {close} more" if close else ""
     return (
         f"{start}. By geometric means of device times {subject} is "
         f"{_listed(found, '{ratio} times as fast as {other}', 'ran')}. "
-        f"{name} is the fastest of all in {wins} of {formats.count(len(timed), 'case')}."
+        f"{name} is the fastest of all in {wins} of {formats.count(len(timed), 'case')}{tied}."
     )
+
+
+def _ahead(case: CaseResults, result: Result) -> float:
+    """Return the time of the fastest other implementation over this one's; infinity without another."""
+    others = [each for each in case.comparable(result) if each is not result and each.name not in BASELINES]
+    return min((each.time_us or math.inf for each in others), default=math.inf) / (result.time_us or math.inf)
 
 
 def _of_bytes(run: Run) -> str:

@@ -10,6 +10,7 @@ from ..base.text import number
 from ..plan.peers import PEERS, TIMES, is_own
 from ..spec.blocks import BLOCKS
 from .columns import IDENTITY, Column, Row
+from .rows import id_of
 from .table import explained, table
 
 FASTEST = "fastest of them"
@@ -79,6 +80,6 @@ def _summary(rows: Sequence[Row], kind: str, suffix: str) -> Row:
         "peers": "stock" if kind == "stock_peer" else "all", "time": NAMES[suffix],
         "cases": len(rows), "geometric_mean": math.exp(math.fsum(math.log(row[ratio]) for row in rows) / len(rows)),
         "slower": sum(row[ratio] < 1 for row in rows), "worst": worst[ratio],
-        "worst_case": "/".join(str(worst[name]) for name in ("block", "case", "dtype", "direction")),
+        "worst_case": id_of(worst).rpartition("/")[0],
         "worst_peer": worst[f"best_{kind}{suffix}"],
     }

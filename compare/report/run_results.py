@@ -30,6 +30,7 @@ from ..spec.dtype import DTYPES
 from . import roofline, rows
 from .aligned import SideBySide
 from .columns import BY_NAME, Row
+from .launch_gaps import launch_gaps
 
 # These implementations run without fusion on purpose, so findings and missed fusions leave them out.
 BASELINES = frozenset(UNFUSED.values())
@@ -128,10 +129,11 @@ class CaseResults:
 
     @cached_property
     def findings(self) -> list[Finding]:
-        """The findings in the graphs, with times if the ceilings of the device or target are known."""
+        """The findings in the times and in the graphs, these with times if the ceilings of the device are known."""
         results = self.with_own_kernels
         graphs = {result.name: result.graph for result in results if result.graph is not None}
-        return findings(graphs, self.ceilings) if graphs else []
+        gaps = list(launch_gaps([result for result in results if result.name in graphs], self.results))
+        return gaps + findings(graphs, self.ceilings) if graphs else []
 
     @property
     def with_own_kernels(self) -> list[Result]:

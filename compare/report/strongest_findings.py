@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .. import targets
-from ..base.text import number, printable
+from ..base.text import printable
 from ..graph import formats
 from ..graph.analyse.causes import cause
 from ..graph.analyse.split_k import passed_on
@@ -137,14 +137,17 @@ class _FindingInRun:
                 text = self._kept_more()
             case "above roofline":
                 text = self.finding.text
+            case "launch gaps":
+                return self.finding.text
             case "kept on chip" if self.call_us is not None and self.kernels_us is not None:
-                text = f"{self.finding.text} These kernels take {span(self.kernels_us)}."
+                text = f"{self.finding.text} These kernels take {formats.span(self.kernels_us)}."
             case _:
                 text = f"{self.finding.text} {self._priced()}".rstrip()
         if self.call_us is None:
             return text
-        faster = f", {display_name(self.fastest.name)} {span(self.fastest.time_us or 0.0)}" if self.fastest else ""
-        return f"{text} {self.name} takes {span(self.call_us)}{faster}."
+        best = self.fastest
+        faster = f", {display_name(best.name)} {formats.span(best.time_us or 0.0)}" if best else ""
+        return f"{text} {self.name} takes {formats.span(self.call_us)}{faster}."
 
     def _priced(self) -> str:
         """ "At memory bandwidth, that takes 8.39 µs."; "" where the bandwidth is not known. """
@@ -154,7 +157,7 @@ class _FindingInRun:
         sheet = targets.is_tpu(self.graph.target)  # nothing was measured
         bandwidth = "At the data sheet's memory bandwidth" if sheet else "At memory bandwidth"
         start = "At the rate of matrix products, the extra FLOPs take" if flops else f"{bandwidth}, that takes"
-        return f"{start} {span(self.finding.us)}."
+        return f"{start} {formats.span(self.finding.us)}."
 
     def _kept_more(self) -> str:
         """ "XLA keeps 11.8 GB for the backward pass; Triton keeps 1.05 MB. The largest array is 4.29 GB of scores
@@ -186,8 +189,3 @@ def _kept(graph: FusionGraph, saved: bool) -> list[Buffer]:
     if saved:
         return sorted(graph.saved, key=lambda buffer: -buffer.bytes)
     return [buffer for buffer in passed_on(graph) if buffer.role == "intermediate"]
-
-
-def span(us: float) -> str:
-    """Return a time in µs or ms."""
-    return f"{number(us / 1e3)} ms" if us >= 1e3 else formats.microseconds(us)

@@ -10,7 +10,7 @@ from .. import formats
 
 FindingKind = Literal[
     "above roofline", "copy", "duplicate", "recomputed", "inside a product", "kept on chip", "largest", "missed",
-    "saved", "intermediates", "more FLOPs", "dense ragged product",
+    "saved", "intermediates", "more FLOPs", "dense ragged product", "launch gaps",
 ]
 
 
@@ -21,7 +21,8 @@ class Finding:
     graphs: names of the graphs in the sentence; the first is the one that it is about.
     bytes: the traffic behind the finding.
     us: the cost in microseconds; None without ceilings. "above roofline": the time above the roofline time. "more
-        FLOPs" and "dense ragged product": the extra FLOPs over the rate of products. Otherwise the measured time of the
+        FLOPs" and "dense ragged product": the extra FLOPs over the rate of products. "launch gaps": the time in which
+        nothing ran. Otherwise the measured time of the
         kernels if the finding is about whole kernels, else `bytes` over the bandwidth.
     kernels: launch indices, by graph.
     buffers: (graph, buffer) pairs whose traffic is counted in `bytes`; of "missed", the one with most of it.

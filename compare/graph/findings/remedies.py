@@ -19,5 +19,6 @@ REMEDIES: dict[FindingKind, str] = {
     "missed": "see the compiler's reason under missed fusions; rewriting the producer or the consumer may remove it",
     "saved": "recompute it in backward (jax.checkpoint, torch.utils.checkpoint), or use a call that saves less",
     "dense ragged product": "use a grouped product (Pallas's megablox, a kernel in Triton), which skips other groups",
+    "launch gaps": "replay the launches as a CUDA graph (torch.compile's mode reduce-overhead, torch.cuda.graph)",
     "more FLOPs": "use an implementation that skips the masked or unused part of the product",
 }

@@ -23,7 +23,7 @@ from ..columns import mega, percent
 from ..overall import overall
 from ..palette import colours
 from ..run_results import CaseResults, Run
-from ..strongest_findings import span, strongest
+from ..strongest_findings import strongest
 from . import embed, views
 from .content import about, case, charts, kernels, libraries, overview, ranks, records
 
@@ -130,7 +130,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        number=number, mega=mega, percent=percent, us=formats.number_of_us, span=span, href=overview.href,
+        number=number, mega=mega, percent=percent, us=formats.number_of_us, span=formats.span, href=overview.href,
         size=formats.size, digits=lambda value: "" if value is None else f"{value:.3g}",
     )
     return environment

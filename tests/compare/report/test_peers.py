@@ -118,7 +118,7 @@ def test_the_summary_is_the_geometric_mean_and_the_worst_of_realistic_cases() ->
     assert stock["cases"] == 2 and stock["slower"] == 1
     assert stock["geometric_mean"] == pytest.approx(math.sqrt(0.8 * 2.0))
     assert (stock["worst"], stock["worst_case"], stock["worst_peer"]) == (
-        pytest.approx(0.8), "softmax/gpt2-scores/bfloat16/fwd", "xla"
+        pytest.approx(0.8), "softmax/gpt2-scores/bf16/fwd", "xla"
     )
     assert found["all", "device time", peers.FASTEST, "all"]["worst_peer"] == "quack"
     assert found["stock", "kernels alone", "triton", "all"]["geometric_mean"] == pytest.approx(math.sqrt(1.0 * 1.8))

@@ -96,6 +96,19 @@ def test_a_replay_of_graphs_repeats_no_finding(tmp_path: Path) -> None:
     assert once and chosen(tmp_path / "again", times | {"triton-cudagraphs": 75.0}, graphs) == once
 
 
+def test_time_in_which_nothing_runs(tmp_path: Path) -> None:
+    """The kernels run for 60 of 90 µs; a replay as a CUDA graph, without gaps, is named beside them."""
+    run_folder.create(tmp_path, {"segments": [{"id": "s1", "environment": {}, "ceilings": CEILINGS}]})
+    for name, busy in (("xla", 80.0), ("triton", 60.0), ("triton-cudagraphs", 64.0)):
+        store.save(APART, tmp_path / f"{name}.json")
+        each = member(name, 90.0 if name == "triton" else busy)
+        each.measurement["parts"]["forward"]["busy_time"] = [[busy * 1e-6] * 5] * 5  # type: ignore[index]
+        run_folder.append(tmp_path, each)
+    (found,) = [f for f in strongest_findings.strongest(run_results.read(tmp_path, {})) if f.kind == "launch gaps"]
+    assert found.implementation == "triton" and found.at_stake_us == pytest.approx(30.0)
+    assert found.headline == "Triton waits for launches in 30.0 µs of 90.0 µs; triton-cudagraphs takes 64.0 µs."
+
+
 @pytest.fixture(scope="module")
 def blocks() -> run_results.Run:
     """Return the committed run of all blocks."""
@@ -111,7 +124,7 @@ def test_a_committed_run(blocks: run_results.Run) -> None:
     assert len({one.block for one in found}) == len(found)
     longest = max(time for time in times.values() if time is not None)
     assert all(0 < us < longest for us in at_stake)
-    assert all(re.search(r"B|FLOP", one.headline) and re.search(r"[µm]s", one.headline) for one in found)
+    assert all(re.search(r"B|FLOP|launches", one.headline) and re.search(r"[µm]s", one.headline) for one in found)
 
 
 def test_more_flops_than_necessary(tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from ....spec.blocks import BLOCKS
 from ....spec.implementation import Implementation
 from ...overall import kernels_and_bytes
 from ...run_results import BASELINES, CaseResults, Result
-from ...strongest_findings import span
 
 # A framework, its worker, and the implementation that a user has without a choice.
 _FRAMEWORKS = (("JAX", "xla", "xla"), ("PyTorch", "torch", "inductor"))
@@ -39,7 +38,7 @@ def _fastest(case: CaseResults) -> str:
     judged = {display_name(each.name): case.judged.get(each.name) for each in case.comparable(best)}
     ties = [name for name, comparison in judged.items() if comparison is not None and comparison.word == "tie"]
     tied = f" ({', '.join(ties)}: a tie)" if ties else ""
-    return f"{_called(case, best)} is the fastest: {span(best.time_us or 0.0)}{tied}."
+    return f"{_called(case, best)} is the fastest: {formats.span(best.time_us or 0.0)}{tied}."
 
 
 def _in_framework(case: CaseResults, framework: str, worker: str, default: str) -> str:
@@ -52,9 +51,10 @@ def _in_framework(case: CaseResults, framework: str, worker: str, default: str) 
     judged = None if best is own else paired_rounds.compare_rounds(own.rounds, best.rounds)
     own_us, best_us = own.time_us or 0.0, best.time_us or 1.0
     if best is own or (judged is not None and judged.word == "tie"):
-        return f"In {framework}, nothing is faster than {display_name(own.name)}, {span(own_us)}. {_made(own)}"
+        return f"In {framework}, nothing is faster than {display_name(own.name)}, {formats.span(own_us)}. {_made(own)}"
     return (
-        f"In {framework}, {_called(case, best)} takes {span(best_us)}; {display_name(own.name)} takes {span(own_us)}, "
+        f"In {framework}, {_called(case, best)} takes {formats.span(best_us)}; "
+        f"{display_name(own.name)} takes {formats.span(own_us)}, "
         f"{number(own_us / best_us)} times as long. {_made(own)}"
     )
 
