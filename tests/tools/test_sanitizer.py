@@ -222,7 +222,7 @@ def test_the_summary_lists_cases_that_were_not_checked(tmp_path: Path) -> None:
     text = summary(CASED, [outcome], "")
     assert "| gelu_forward_kernel | Triton | 2 | 0 | 0, 1 of 2 cases |" in text
     assert "| softmax_forward_kernel | Triton | 1 | 16 | not checked |" in text
-    assert "memcheck: 2 cases were not checked: gelu fp32, softmax bf16" in text
+    assert "memcheck: 2 cases were not checked**: `gelu fp32`, `softmax bf16`" in text
     assert "it checked all" not in text
     every = frozenset({"gelu bf16", "gelu fp32", "softmax bf16"})
     for failure in (None, "it died"):
@@ -258,7 +258,8 @@ def test_a_process_without_a_summary_costs_its_own_cases() -> None:
     ]
     text = summary(CASED, [sanitizer_log.joined(said)], "")
     assert "| gelu_forward_kernel | Triton | 2 | 0 | 0, 1 of 2 cases |" in text
-    assert "- **it died**" in text and "1 cases were not checked: gelu fp32" in text and "it checked all" not in text
+    assert "- **it died**" in text and "1 cases were not checked**: `gelu fp32`" in text
+    assert "it checked all" not in text
 
 
 def test_the_errors_of_a_process_without_a_summary_count() -> None:

@@ -142,7 +142,8 @@ def summary(launched: list[Launched], outcomes: list[Outcome], environment: str)
             lines.append(f"- **{outcome.failure}**")
         left = _left(launched, outcome)
         if left:
-            lines.append(f"- **{outcome.tool}: {len(left)} cases were not checked: {', '.join(left)}**")
+            names = ", ".join(f"`{case}`" for case in left)
+            lines.append(f"- **{outcome.tool}: {len(left)} cases were not checked**: {names}")
         if outcome.errors is None:
             continue
         warnings = f", {outcome.warnings} warnings" if outcome.tool == "racecheck" else ""
