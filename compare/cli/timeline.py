@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ..base.usage import UsageError
+from ..base.usage import UsageError, join_some
 from ..measure import timeline
 from ..record.record import Record
 from ..record.run_files import recorded_file
@@ -61,28 +61,32 @@ def merge(run: Path, filters: Mapping[str, list[str]], out: Path) -> int:
     if not selected:
         raise UsageError(f"{run}: these filters leave no record")
     without = [f"{record.id}: no timeline: {_why_none(record)}" for record in selected if _file(record) is None]
-    found, left_out = [], []
     try:
-        for record in selected:
-            if (name := _file(record)) is not None:
-                try:
-                    found.append(timeline.load(recorded_file(run, record, name)))
-                except timeline.TimelineMissing:
-                    left_out.append(record.id)
-        if left_out:
-            kept = sorted({record.implementation for record in selected} - {name.split("/")[-1] for name in left_out})
-            there = f"; here it has those of {', '.join(kept)}" if kept else ""
-            several = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
-            without.append(f"{left_out[0]}{several}: no timeline: this run was kept without some{there}")
-        if not found:
+        found = [(record, _loaded(run, record)) for record in selected if _file(record) is not None]
+        kept = [(record, document) for record, document in found if document is not None]
+        if gone := [record.id for record, document in found if document is None]:
+            there = ", ".join(dict.fromkeys(record.implementation for record, _ in kept))
+            without.append(
+                f"{join_some(gone, 1)}: this run was kept without such timelines"
+                + (f"; of the selected records it has those of {there}" if there else "")
+            )
+        if not kept:
             raise UsageError(f"{run}: {without[-1]}")
         warn(without)
-        timeline.save(timeline.merge(found), out)
+        timeline.save(timeline.merge([document for _, document in kept]), out)
     except ValueError as problem:  # includes TimelineError
         raise UsageError(str(problem)) from None
     except OSError as problem:
         raise UsageError(f"{out}: cannot be written: {problem.strerror}") from None
-    return len(found)
+    return len(kept)
+
+
+def _loaded(run: Path, record: Record) -> timeline.Document | None:
+    """Return the record's timeline; None where the run was kept without it."""
+    try:
+        return timeline.load(recorded_file(run, record, _file(record)))
+    except timeline.TimelineMissing:
+        return None
 
 
 def _file(record: Record) -> Any:

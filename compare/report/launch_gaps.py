@@ -1,4 +1,4 @@
-"""Findings on implementations that wait for launches: times, no graph, show them."""
+"""Findings on implementations that wait for launches. They come from times; the other findings come from graphs."""
 
 from __future__ import annotations
 
@@ -16,24 +16,19 @@ if TYPE_CHECKING:
 LEAST_SHARE = 0.1  # of the device time
 
 
-def launch_gaps(results: Sequence[Result], comparable: Sequence[Result]) -> Iterator[Finding]:
-    """Yield a finding for each result in whose time the GPU did nothing for LEAST_SHARE or more.
+def launch_gaps(results: Sequence[Result], replays: Sequence[Result]) -> Iterator[Finding]:
+    """Yield a finding for each result in which nothing ran on the GPU for LEAST_SHARE of its device time or more.
 
-    comparable: results that may be a replay of the same kernels as a CUDA graph.
+    replays: among these is the replay of the same launches as a CUDA graph, if it was timed.
     """
     for result in results:
         gap, time = result.row["launch_gap"], result.time_us
         if not time or not gap or gap < LEAST_SHARE:
             continue
-        text = (
-            f"{display_name(result.name)} waits for launches in {formats.span(gap * time)} of "
-            f"{formats.span(time)}"
-        )
-        replays = [
-            each for each in comparable
-            if REPLAYS.get(each.name) == result.name and each.group == result.group and each.time_us
-        ]
+        text = f"{display_name(result.name)} waits for launches in {formats.span(gap * time)} of {formats.span(time)}"
+        names = [result.name]
         for each in replays:
-            text += f"; {display_name(each.name)} takes {formats.span(each.time_us or 0.0)}"
-        names = (result.name, *(each.name for each in replays))
-        yield Finding("launch gaps", f"{text}.", names, 0, gap * time)
+            if REPLAYS.get(each.name) == result.name and each.group == result.group and each.time_us:
+                text += f"; {display_name(each.name)} takes {formats.span(each.time_us)}"
+                names.append(each.name)
+        yield Finding("launch gaps", f"{text}.", tuple(names), 0, gap * time)
