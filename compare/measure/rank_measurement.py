@@ -194,7 +194,7 @@ def _round(
     backend: RankBackend, rank: Rank, program: Program, case: Case, folder: Path, clock: CuptiClock
 ) -> list[Sample]:
     inputs = backend.inputs(folder, case)
-    clock.start()  # before the warm-up: CUPTI then has its buffers when the timed calls begin
+    clock.start()  # before the warm-up, so that no timed call is the first that CUPTI records
     for _ in range(WARM_UP_CALLS):
         backend.synchronize(program.forward(inputs))
     for _ in range(CALLS):

@@ -43,7 +43,7 @@ def _round(
     warm = warm_up(clock, call, 1)
     for _ in range(1 + max(_LEAST_CALLS, min(_MOST_CALLS, int(_SECONDS / warm.seconds_a_call)))):
         call(clock.time)
-    samples = clock.collect()[1:]  # the first call has CUPTI's wait for a buffer (compare.plan.paired_rounds)
+    samples = clock.collect()[1:]  # the first call may have a gap (compare.plan.paired_rounds)
     if any(sample.records == () for sample in samples):
         raise RuntimeError(f"the {clock.name} clock saw no device work in a timed call")
     busy = [sample.busy_time for sample in samples if sample.busy_time is not None]

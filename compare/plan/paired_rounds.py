@@ -50,9 +50,9 @@ def measured_parts(record: Record, mode: str = MAIN) -> dict[str, TimesOfPart]:
 def _without_first_calls(times: TimesOfPart) -> TimesOfPart:
     """Leave out the first call of each round that has three or more.
 
-    Before it CUPTI was asked for its records. After that it gives each thread a new buffer at the thread's next launch.
-    The thread waits for it, about 1 ms: PyTorch's backward phase, whose launches come from a thread of its own, has a
-    gap of that length behind its first kernel. Programs that are launched as a whole have none.
+    PyTorch's backward phase has a gap of about 1 ms in it, and programs that are launched as a whole have none. CUPTI
+    was asked for its records before that call. So we take it that a thread waits for a new buffer of CUPTI's at its next
+    launch; the backward phase launches from a thread of its own (docs/measuring.md).
     """
     busy = times["busy_time"]
     return {
