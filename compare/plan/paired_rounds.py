@@ -51,8 +51,8 @@ def _without_first_calls(times: TimesOfPart) -> TimesOfPart:
     """Leave out the first call of each round that has three or more.
 
     PyTorch's backward phase has a gap of about 1 ms in it, and programs that are launched as a whole have none. CUPTI
-    was asked for its records before that call. So we take it that a thread waits for a new buffer of CUPTI's at its next
-    launch; the backward phase launches from a thread of its own (docs/measuring.md).
+    was asked for its records before that call. So we take it that a thread waits for a new buffer of CUPTI's at its
+    next launch; the backward phase launches from a thread of its own (docs/measuring.md).
     """
     busy = times["busy_time"]
     return {
