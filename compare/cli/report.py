@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ VIEWS = ("findings", "matrix", "roofline", "traffic", "authorship", "peers", "ra
 @click.option("--authorship", is_flag=True, help="Lines of kernel code and the speed that they bring.")
 @click.option("--peers", is_flag=True, help="The project's own kernels against the best peer of each case, summed up.")
 @click.option("--ranks", is_flag=True, help="Cases over several GPUs: times, overlap and bytes of each GPU.")
+@click.option("--all", "every", is_flag=True, help="All columns of the tables; with --findings all of them, not five.")
 @click.option(
     "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Write everything to FILE as one page for a browser.",
@@ -51,8 +53,8 @@ VIEWS = ("findings", "matrix", "roofline", "traffic", "authorship", "peers", "ra
 )
 @record_filters()
 def command(
-    path: Path, as_json: bool, as_csv: bool, markdown: bool, kernels: bool, html: Path | None, no_files: bool,
-    picture: Path | None, filters: Filters, **views: bool,
+    path: Path, as_json: bool, as_csv: bool, markdown: bool, kernels: bool, every: bool, html: Path | None,
+    no_files: bool, picture: Path | None, filters: Filters, **views: bool,
 ) -> None:
     """Show a run's results as a table or as a page.
 
@@ -75,8 +77,8 @@ def command(
     click.echo(
         report(
             path, view=_only("views", [name for name in VIEWS if views[name]]) or "table",
-            form=_only("forms", forms) or "text", kernels=kernels, html=html, files=not no_files, picture=picture,
-            filters=filters,
+            form=_only("forms", forms) or "text", kernels=kernels, every=every, html=html, files=not no_files,
+            picture=picture, filters=filters,
         )
     )
 
@@ -89,40 +91,45 @@ def _only(what: str, chosen: list[str]) -> str:
 
 @collector_paused()
 def report(
-    path: Path, *, view: str, form: str, kernels: bool, html: Path | None, files: bool, picture: Path | None,
-    filters: Filters,
+    path: Path, *, view: str, form: str, kernels: bool, every: bool, html: Path | None, files: bool,
+    picture: Path | None, filters: Filters,
 ) -> str:
     """Return the text to print. path: a run's folder; with html, any path with graphs.
 
-    view: "table" or one of VIEWS. form: "text", "markdown", "json" or "csv". html, picture: a file to write instead.
-    files: with html, write PTX and SASS files next to the page. Raises UsageError and RunFolderError.
+    view: "table" or one of VIEWS. form: "text", "markdown", "json" or "csv". every: all columns, or all findings.
+    html, picture: a file to write instead. files: with html, write PTX and SASS files next to the page.
+
+    Raises UsageError and RunFolderError.
     """
-    if form in ("json", "csv") and view == "matrix":
+    is_data = form in ("json", "csv")
+    if is_data and view == "matrix":
         raise UsageError(f"--matrix shows few numbers; --{form} without it has all of them")
     if not files and html is None:
         raise UsageError("--no-files needs --html")
     if html is not None:
-        if view != "table" or kernels or picture or form != "text":
+        if view != "table" or kernels or every or picture or form != "text":
             raise UsageError("--html holds all views; leave the other views and forms out")
         return _page(path, html, files, filters)
     if kernels and view != "roofline":
         raise UsageError("--kernels needs --roofline")
     if picture is not None and (kernels or view not in ("table", "roofline") or form != "text"):
         raise UsageError("--picture draws times, or with --roofline the roofline; leave other views and forms out")
+    if every and (picture or not (view == "findings" or (view == "table" and not is_data))):
+        raise UsageError("--all goes with the tables of times and with --findings; other views and forms are whole")
     if path.exists() and not graph_sources.is_run(path):
         raise UsageError(
             f"{path}: no run, so it has no records to list; `xlafuse inspect {path}` shows its kernels, and "
             f"`xlafuse report {path} --html FILE` writes a page about them"
         )
     if view == "findings":
-        return _findings(path, form, filters)
-    read = rows.read(path, from_graphs=view == "roofline" and not kernels)
+        return _findings(path, form, filters, every)
+    read = rows.read(path, from_graphs=(view == "roofline" and not kernels) or (view == "table" and is_data))
     warn(read.warnings)
     selected = rows.only(read.rows, **filters)
     if picture is not None:
         return _draw(picture, view, path, read.rows, selected)
-    shown, render = _view(view, kernels, path, selected)
-    if form in ("json", "csv"):
+    shown, render = _view(view, kernels, every, path, selected)
+    if is_data:
         return _as_data(shown, form)
     return render(shown, markdown=form == "markdown")
 
@@ -131,14 +138,14 @@ def _as_data(shown: list[Row], form: str) -> str:
     return data.as_json(shown) if form == "json" else data.as_csv(shown).removesuffix("\n")
 
 
-def _findings(run: Path, form: str, filters: Filters) -> str:
-    """Return the sentences that the HTML page's front begins with."""
+def _findings(run: Path, form: str, filters: Filters, every: bool) -> str:
+    """Return the sentences that the HTML page's front begins with, or all."""
     from ..report import run_results
-    from ..report.strongest_findings import strongest
+    from ..report.strongest_findings import every_finding, strongest
 
     read = run_results.read(run, filters)
     warn(read.warnings)
-    found = strongest(read)
+    found = every_finding(read) if every else strongest(read)
     if form in ("json", "csv"):
         return _as_data([row_of(each, FINDING_COLUMNS) for each in found], form)
     shown = table.escaped if form == "markdown" else str
@@ -184,7 +191,9 @@ def _page(path: Path, out: Path, files: bool, filters: Filters) -> str:
     return f"{out}: {what}{size}; open it in a browser"
 
 
-def _view(view: str, kernels: bool, run: Path, selected: list[Row]) -> tuple[list[Row], Callable[..., str]]:
+def _view(
+    view: str, kernels: bool, every: bool, run: Path, selected: list[Row]
+) -> tuple[list[Row], Callable[..., str]]:
     """Return the rows to show and the function that renders them. Each view imports only its own modules."""
     if view == "matrix":
         from ..report import matrix
@@ -215,7 +224,7 @@ def _view(view: str, kernels: bool, run: Path, selected: list[Row]) -> tuple[lis
         if not kernels:
             return selected, roofline.render
         return list(roofline.kernels(graph_sources.contents(run).graphs, selected)), roofline.render_kernels
-    return selected, table.render
+    return selected, partial(table.render, every=every)
 
 
 def _require_traffic(run: Path, selected: list[Row]) -> None:

@@ -30,7 +30,7 @@ class Rows:
 def read(folder: Path, *, from_graphs: bool = False) -> Rows:
     """Return the rows of a run folder, and a warning for each line and each segment that cannot be read.
 
-    from_graphs: where a record lacks its roofline, as records of older versions do, take it from the record's graph.
+    from_graphs: compute rooflines from the graphs. Otherwise they are those of the versions that made the records.
     Raises RunFolderError where the folder has no run.json.
     """
     run = read_run(folder)
@@ -52,7 +52,7 @@ def of_records(
     for id, reason in uncalibrated.items():
         warnings.append(f"{folder / 'run.json'}: segment {id}: {reason}: no ratio between workers is given")
     if from_graphs:
-        records = [_with_roofline(record, folder, ceilings) for record in records]
+        records = [_with_roofline(record, folder, ceilings, warnings) for record in records]
     return Rows(with_comparisons(records, ceilings, uncalibrated), warnings)
 
 
@@ -71,18 +71,29 @@ def with_comparisons(
     return rows
 
 
-def _with_roofline(record: Record, folder: Path, ceilings: Mapping[str, Ceilings]) -> Record:
-    """Return the record with its graph's roofline, or unchanged where it has one, or nothing can be computed."""
+def _with_roofline(
+    record: Record, folder: Path, ceilings: Mapping[str, Ceilings], warnings: list[str]
+) -> Record:
+    """Return the record with the roofline of its graph, or unchanged where nothing can be computed.
+
+    Adds a warning where the graph cannot be read.
+    """
     reached = ceilings.get(record.segment or "")
-    if record.graph is None or reached is None or all("roofline" in part for part in record.kernels.values()):
+    if record.graph is None or reached is None:
         return record
     from ..graph import store
     from ..graph.analyse import summary
 
-    graph = store.load(recorded_file(folder, record, record.graph))
+    try:
+        graph = store.load(recorded_file(folder, record, record.graph))
+    except (EOFError, OSError, RecursionError, ValueError) as problem:
+        warnings.append(f"{record.id}: its graph cannot be read, so its roofline is the recorded one: {problem}")
+        return record
     found: Any = summary.summary(graph, record.case.phases, reached.at(record.case.precision))
-    own: Any = record.kernels
-    kernels: Any = {part: {**made, **own.get(part, {})} for part, made in found.items()}
+    kernels: Any = {**found, **record.kernels}
+    for part, made in found.items():
+        if "roofline" in made:
+            kernels[part] = {**kernels[part], "roofline": made["roofline"]}
     return replace(record, kernels=kernels)
 
 

@@ -44,12 +44,17 @@ class StrongFinding:
     implementation: str
 
 
+def every_finding(run: Run) -> list[StrongFinding]:
+    """Return all findings of a run, timed or not, strongest first."""
+    return _ranked(each for case in run.cases for each in of_case(case))
+
+
 def strongest(run: Run, most: int = MOST) -> list[StrongFinding]:
     """Return the strongest findings of a run, timed or not, strongest first.
 
     At most one for each block and two of one kind are chosen while others are left.
     """
-    candidates = _ranked(each for case in run.cases for each in of_case(case))
+    candidates = every_finding(run)
     chosen: list[StrongFinding] = []
     for per_block, per_kind in ((1, 2), (2, 3), (most, most)):
         for each in candidates:

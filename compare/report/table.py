@@ -16,8 +16,9 @@ LEGEND = (
     "compared with xla: paired rounds, 95% interval; depends on the timer: two timers name opposite winners.",
     "warm: from a warm L2. graph: all launches replayed from CUDA graphs. no graph: each kernel launched by itself.",
     "of peak: rate over the rate of a plain stream or product on this device in the same segment.",
-    "error: largest error over its tolerance; above 1 is wrong. wall: host time a call. memory: peak above the inputs.",
+    "error: largest error over its tolerance; above 1 is wrong. memory: peak above the inputs.",
 )
+LEGEND_OF_ALL = "wall: host time a call."
 NO_MEMORY = (
     "memory: p marks a peak that XLA's compiler planned; it was not measured. Blank: neither measured nor planned. "
     "--json says why (peak_memory_reason)."
@@ -29,16 +30,27 @@ _NAMES = (
     "bytes_compulsory", "dram_bytes_call", "exposed_us", "communication_us", "overlap_us",
     "peak_memory_bytes", "compile_s", "max_error", "provenance", "segment",
 )
+# Left out of the tables of timed records without `every`: with them, a line is too long for a screen.
+_DETAILS = (
+    "checked_device", "rate", "wall_time_us", "bytes_compulsory", "dram_bytes_call", "compile_s", "provenance",
+)
 
 
-def render(rows: list[Row], *, markdown: bool = False) -> str:
-    """Return a table of each case; columns without a value are left out."""
+def render(rows: list[Row], *, markdown: bool = False, every: bool = False) -> str:
+    """Return a table of each case; columns without a value are left out.
+
+    every: show details of timed records, too, such as the host's time and the compile time.
+    """
     legend: list[str] = []
     if any(row["device_time_us"] is not None for row in rows):
-        legend = [*LEGEND, *marks_explained(rows)]
+        left_out = ", ".join(BY_NAME[name].header for name in _DETAILS)
+        more = LEGEND_OF_ALL if every else f"--all shows more columns: {left_out}."
+        legend = [*LEGEND, more, *marks_explained(rows)]
         if any(row["peak_memory_reason"] for row in rows):
             legend.append(NO_MEMORY)
-    return grouped(rows, _columns, legend, markdown=markdown, summary=_summary(rows), notes=_notes)
+    return grouped(
+        rows, lambda members: _columns(members, every), legend, markdown=markdown, summary=_summary(rows), notes=_notes
+    )
 
 
 def grouped(
@@ -91,8 +103,9 @@ def _summary(rows: list[Row]) -> str:
     return f"{len(rows)} records: " + ", ".join(f"{count} {status}" for status, count in statuses.items())
 
 
-def _columns(rows: list[Row]) -> list[Column]:
-    hidden = set()
+def _columns(rows: list[Row], every: bool) -> list[Column]:
+    timed = any(row["device_time_us"] is not None for row in rows)
+    hidden = set() if every or not timed else set(_DETAILS)
     if all(row["backward_us"] is None for row in rows):
         hidden |= {"forward_us", "backward_us"}
     if len({row["segment"] for row in rows}) == 1:

@@ -33,7 +33,7 @@ def tree(graph: FusionGraph, ceilings: Ceilings | None, whose: str, *, every: bo
     root = Tree(plain(formats.name(graph.name, 76), "bold"), guide_style="dim")
     root.add(plain(formats.origin(graph)))
     if not graph.reasons:
-        root.add(plain("no reasons are recorded: the compiler's log was not requested or not kept"))
+        root.add(plain(_why_none(graph)))
         return root
     root.add(plain(f"the saving of each missed fusion alone{_rates(ceilings, whose)}"))
     if len(priced) > 1:
@@ -59,6 +59,15 @@ def tree(graph: FusionGraph, ceilings: Ceilings | None, whose: str, *, every: bo
     for code in codes:
         branch.add(plain(f"{code}: {REASONS[code]}"))
     return root
+
+
+def _why_none(graph: FusionGraph) -> str:
+    """Return why the graph has no reasons."""
+    if graph.compiler not in ("xla", "inductor"):
+        return "no compiler chose what to fuse here, so no reasons exist"
+    if graph.kernels is not None and len(graph.kernels) == 1:
+        return "one kernel: nothing is left to fuse"
+    return "no reasons are recorded: the compiler's log was not requested or not kept"
 
 
 def _rates(ceilings: Ceilings | None, whose: str) -> str:

@@ -33,8 +33,9 @@ def html(diff: RunDiff) -> str:
         verdict="Regressed" if diff.regressed else "No regression",
         summary=[_clean(line) for line in show.summary(diff)],
         environment=[[_clean(text) for text in (each.name, each.before, each.after)] for each in diff.environment],
+        shared_notes=list(map(_clean, diff.shared_notes)),
         timed=[
-            {"title": _titled(title, found), "rows": [_timed(change) for change in found]}
+            {"title": _titled(title, found), "rows": [_timed(diff, change) for change in found]}
             for words, title in show.TIMED if (found := diff.timed(*words))
         ],
         listed=[
@@ -61,14 +62,14 @@ def _titled(title: str, found: Sequence[object]) -> str:
     return _clean(f"{title[:1].upper()}{title[1:]}: {len(found)}")  # capitalize() would lower a folder's name
 
 
-def _timed(change: RecordChange) -> dict[str, Any]:
+def _timed(diff: RunDiff, change: RecordChange) -> dict[str, Any]:
     times = change.times
     assert times is not None and times.main is not None
     return {
         "id": _clean(change.id), "before": number(times.before_us), "after": number(times.after_us),
         "ratio": f"{times.main.ratio:.3f}", "interval": _interval(times.main),
         "kernels": "" if times.busy is None else f"{times.busy.ratio:.3f} ({_interval(times.busy)})",
-        "notes": _clean("; ".join(times.notes)),
+        "notes": _clean("; ".join(diff.notes_of(times))),
     }
 
 

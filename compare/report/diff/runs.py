@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,16 @@ class RunDiff:
         """Return the records whose time changed in one of these ways, most microseconds first."""
         found = [change for change in self.changes if change.times and change.times.word in words]
         return sorted(found, key=lambda change: -abs(change.times.lost_us if change.times else 0.0))
+
+    @cached_property
+    def shared_notes(self) -> tuple[str, ...]:
+        """The notes that all of several compared times have, such as "GPUs differ: ...". They are shown once."""
+        found = [change.times.notes for change in self.changes if change.times and change.times.word]
+        return tuple(note for note in found[0] if all(note in notes for notes in found)) if len(found) > 1 else ()
+
+    def notes_of(self, change: times.TimeChange) -> tuple[str, ...]:
+        """Return the notes of a time without the shared ones."""
+        return tuple(note for note in change.notes if note not in self.shared_notes)
 
     @property
     def fused(self) -> list[RecordChange]:

@@ -31,7 +31,7 @@ def views(diff: RunDiff, *, every: bool = False) -> Iterable[RenderableType]:
     """Yield the sections from top to bottom. every: do not shorten long lists."""
     yield _environment(diff)
     for words, title in TIMED:
-        yield from _section(title, [_timed(change) for change in diff.timed(*words)], every)
+        yield from _section(title, [_timed(diff, change) for change in diff.timed(*words)], every)
     for title, lines in listed(diff):
         yield from _section(title, lines, every)
     yield from _fused(diff, every)
@@ -111,13 +111,14 @@ def fusion(change: RecordChange) -> RenderableType:
 
 
 def _environment(diff: RunDiff) -> RenderableType:
-    if not diff.environment:
-        return titled(f"{diff.before} → {diff.after}", ["same packages, same kind of machine"])
-    tree = titled(f"{diff.before} → {diff.after}", ["environment"])
+    said = "environment" if diff.environment else "same packages, same kind of machine"
+    tree = titled(f"{diff.before} → {diff.after}", [said])
     for each in diff.environment:
         grid = columns(30, None, gap=1)
         grid.add_row(plain(printable(each.name, 60)), plain(f"{printable(each.before)} → {printable(each.after)}"))
         tree.add(grid)
+    for note in diff.shared_notes:
+        tree.add(plain(f"all compared times: {printable(note)}"))
     return tree
 
 
@@ -145,7 +146,7 @@ def _statuses(diff: RunDiff) -> list[list[str]]:
     return found
 
 
-def _timed(change: RecordChange) -> list[str]:
+def _timed(diff: RunDiff, change: RecordChange) -> list[str]:
     times = change.times
     assert times is not None and times.main is not None
     effect = "call time unresolved" if times.main.word == "unresolved" else times.main.effect
@@ -154,7 +155,7 @@ def _timed(change: RecordChange) -> list[str]:
     lines = [f"{change.id}: {number(times.before_us)} → {number(times.after_us)} µs, {effect}, {ratio}"]
     if busy is not None and (busy.word != times.main.word or times.word != times.main.word):
         lines.append(f"kernel time: {busy.word}, {interval(busy.low, busy.high)}")
-    return [*lines, *times.notes]
+    return [*lines, *diff.notes_of(times)]
 
 
 def interval(low: float, high: float) -> str:

@@ -15,6 +15,7 @@ from compare.cli.inspect import MOST_LISTED, MOST_TREES, in_stage
 from compare.cli.main import cli
 from compare.graph import store
 from compare.graph.analyse import missed_fusions
+from compare.graph.model import FusionGraph
 from compare.record import run_folder
 from compare.record.record import Record
 from compare.sources.target_ceilings import target_ceilings
@@ -210,6 +211,19 @@ def test_missed_fusions_are_ranked_and_priced(file: Path) -> None:
     assert [each["saves_us"] for each in answer["missed"]] == pytest.approx(prices)
     assert [each["saves_bytes"] for each in answer["missed"]] == list(sizes)
     assert answer["together"]["saves_launches"] == 2 and answer["together"]["saves_us"] == pytest.approx(sum(prices))
+
+
+@pytest.mark.parametrize(
+    ("graph", "words"),
+    [
+        (replace(XLA, reasons=()), "the compiler's log was not requested or not kept"),
+        (replace(XLA, reasons=(), kernels=(XLA.kernels or ())[:1]), "one kernel: nothing is left to fuse"),
+        (replace(XLA, reasons=(), compiler="triton"), "no compiler chose what to fuse"),
+    ],
+)
+def test_a_graph_without_reasons_says_why(tmp_path: Path, graph: FusionGraph, words: str) -> None:
+    store.save(graph, tmp_path / "graph.json")
+    assert words in flat(inspect(tmp_path / "graph.json", "--why").stdout)
 
 
 def test_prices_carry_their_measured_error(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

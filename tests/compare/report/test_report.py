@@ -31,13 +31,14 @@ def ok(case: Any, implementation: str, seconds: float) -> Record:
     )
 
 
-def rendered(*records: Record, markdown: bool = False) -> str:
+def rendered(*records: Record, markdown: bool = False, every: bool = False) -> str:
     found = rows.with_comparisons(records, CEILINGS)
-    return table.render(found, markdown=markdown)
+    return table.render(found, markdown=markdown, every=every)
 
 
 def test_numbers_appear_with_their_units() -> None:
-    text = rendered(ok(CASE, "xla", 100e-6), ok(CASE, "triton", 80e-6))
+    records = ok(CASE, "xla", 100e-6), ok(CASE, "triton", 80e-6)
+    text = rendered(*records, every=True)
     header = next(line for line in text.splitlines() if line.startswith("implementation"))
     for name in ("time µs", "±", "compared with xla", "rate", "of peak", "wall µs", "memory MB", "compile s", "error"):
         assert name in header
@@ -46,6 +47,11 @@ def test_numbers_appear_with_their_units() -> None:
         assert cell in line, cell
     assert "gelu / llama-8b / bf16 / fwd" in text
     assert "2 records: 2 ok" in text
+
+    brief = rendered(*records)
+    line = next(line for line in brief.splitlines() if line.startswith("triton"))
+    assert "80.0" in line and "73%" in line and "GB/s" not in line
+    assert "--all shows more columns: checked on" in brief and "--all" not in text
 
 
 def test_train_shows_its_parts() -> None:

@@ -127,6 +127,10 @@ def test_a_committed_run(blocks: run_results.Run) -> None:
     assert all(re.search(r"B|FLOP|launches", one.headline) and re.search(r"[µm]s", one.headline) for one in found)
 
 
+def test_all_findings_hold_the_strongest(blocks: run_results.Run) -> None:
+    assert set(strongest_findings.strongest(blocks)) < set(strongest_findings.every_finding(blocks))
+
+
 def test_more_flops_than_necessary(tmp_path: Path) -> None:
     def multiplying(flops: float, us: float) -> FusionGraph:
         dot = kernel("x", "y", us, "experts")

@@ -139,20 +139,29 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_older_records_get_their_roofline_from_their_graphs(folder: Path) -> None:
-    found = {r["implementation"]: r for r in json.loads(xlafuse("report", folder, "--roofline", "--json").output)}
+@pytest.mark.parametrize("words", [("--roofline", "--json"), ("--json",)])
+def test_rooflines_come_from_the_graphs(folder: Path, words: tuple[str, ...]) -> None:
+    """A record's own roofline is that of the version which made it."""
+    found = {r["implementation"]: r for r in json.loads(xlafuse("report", folder, *words).output)}
     least = MOVED / CEILINGS["streams"]["2:1"] * 1e6
-    assert found["cuda"]["roofline_time_us"] == pytest.approx(least)
-    assert found["cuda"]["recoverable_us"] == pytest.approx(100 - least)
-    assert found["triton"]["roofline_time_us"] == 80.0  # what it says itself
+    for name in ("cuda", "triton"):
+        assert found[name]["roofline_time_us"] == pytest.approx(least)
+        assert found[name]["recoverable_us"] == pytest.approx(100 - least)
     assert found["eager"]["roofline_time_us"] is None
-    plain = {r["implementation"]: r for r in json.loads(xlafuse("report", folder, "--json").output)}
-    assert plain["cuda"]["roofline_time_us"] is None and plain["triton"]["roofline_time_us"] == 80.0
+    recorded = {r["implementation"]: r["roofline_time_us"] for r in rows.read(folder).rows}
+    assert recorded == {"triton": 80.0, "cuda": None, "eager": None}
+
+
+def test_an_unreadable_graph_leaves_the_recorded_roofline(folder: Path) -> None:
+    (folder / "graphs" / "add.json.gz").write_bytes(b"{")
+    result = xlafuse("report", folder, "--json")
+    assert result.exit_code == 0 and result.stderr.count("the recorded one") == 2
+    assert [r["roofline_time_us"] for r in json.loads(result.stdout)] == [80.0, None, None]
 
 
 def test_tables(folder: Path) -> None:
     text = xlafuse("report", folder, "--roofline").output
-    assert "recoverable µs" in text and "0.167" in text and "memory" in text and "80%" in text
+    assert "recoverable µs" in text and "0.167" in text and "memory" in text and "96%" in text
     assert "## vector\\_add / 64Mi / bf16 / fwd" in xlafuse("report", folder, "--roofline", "--markdown").output
     text = xlafuse("report", folder, "--traffic").output
     assert "DRAM, alone MB" in text and "declared MB" in text
@@ -182,6 +191,8 @@ def test_kernels_each_have_a_row(folder: Path) -> None:
         (["--roofline", "--traffic"], "--roofline and --traffic are different views; choose one"),
         (["--kernels"], "--kernels needs --roofline"),
         (["--matrix", "--json"], "--json without it has all of them"),
+        (["--matrix", "--all"], "--all goes with"),
+        (["--json", "--all"], "--all goes with"),
     ],
 )
 def test_contradicting_options_are_refused(folder: Path, words: list[str], message: str) -> None:
@@ -235,6 +246,8 @@ def test_findings_are_the_same_in_every_form() -> None:
     for number, (line, each) in enumerate(zip(lines, found, strict=True), 1):
         assert line.startswith(f"{number}. {each['finding']} ({each['case']}: ")
     assert xlafuse(*wanted, "--csv").output.startswith("at_stake_us,finding,case,kind\n")
+    every = json.loads(xlafuse("report", folder, "--findings", "--all", "--json").output)
+    assert len(every) > 5 and all(each in every for each in found)
     markdown = xlafuse(*wanted, "--markdown").output
     assert "mean\\_square" in markdown and "mean_square" not in markdown
 

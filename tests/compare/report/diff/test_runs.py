@@ -139,6 +139,24 @@ def test_sections_in_the_terminal(tmp_path: Path) -> None:
         assert part in text, part
 
 
+def test_a_remark_on_all_compared_times_is_shown_once(tmp_path: Path) -> None:
+    """Neither run has clock rates, and the second record was throttled in one round of the second run."""
+    shared, own = "not both runs recorded clock rates", "throttled rounds: 0 → 1"
+
+    def timed(name: str, us: float, throttled: tuple[str, ...] = ()) -> Record:
+        conditions = [{"sm_mhz": None, "throttled": list(throttled)}]
+        return dataclasses.replace(named(name), measurement=record(us, conditions=conditions).measurement)
+
+    before = run(tmp_path / "a", timed("one", 100.0), timed("two", 100.0))
+    after = run(tmp_path / "b", timed("one", 150.0), timed("two", 150.0, throttled=("power",)))
+    file = tmp_path / "diff.html"
+    for text in (flat(diff(before, after, "--html", file).stdout), file.read_text()):
+        assert text.count(shared) == 1 and text.count(own) == 1
+        assert text.index(shared) < text.index("/one")
+    single = flat(diff(before, after, "-i", "one").stdout)
+    assert single.index(shared) > single.index("/one")
+
+
 def test_the_mean_ratio_is_geometric_and_needs_several_records(tmp_path: Path) -> None:
     names, after = ("a", "b", "c", "d", "e"), (200.0, 200.0, 200.0, 50.0, 100.0)
     before = run(tmp_path / "a", *(named(name, 100.0) for name in names))
