@@ -123,9 +123,13 @@ def report(
         )
     if view == "findings":
         return _findings(path, form, filters, every)
-    read = rows.read(path, from_graphs=(view == "roofline" and not kernels) or (view == "table" and is_data))
+    read = rows.read(path)
     warn(read.warnings)
     selected = rows.only(read.rows, **filters)
+    if view == "roofline" or (view == "table" and is_data):
+        shown_with = rows.with_rooflines(path, read, selected)
+        warn(shown_with.warnings)
+        selected = shown_with.rows
     if picture is not None:
         return _draw(picture, view, path, read.rows, selected)
     shown, render = _view(view, kernels, every, path, selected)

@@ -420,6 +420,10 @@ COLUMNS = (
     ),
 )
 BY_NAME = {column.name: column for column in COLUMNS}
+OF_ROOFLINE = tuple(
+    BY_NAME[name]
+    for name in ("roofline_time_us", "share_of_roofline", "roofline_gflop_per_s", "recoverable_us", "bound")
+)
 
 FINDING_COLUMNS = (
     Column("at_stake_us", "µs", "time that the finding is about", value=lambda finding: finding.at_stake_us),

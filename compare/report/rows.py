@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ..base.usage import one_of
+from ..graph import store
+from ..graph.analyse import summary
 from ..graph.analyse.roofline import Ceilings
+from ..graph.model import FusionGraph
 from ..measure.clock_calibration import AGREEMENT, disagreement
 from ..plan import paired_rounds, peers
 from ..record.record import Record, record_id
@@ -23,27 +26,28 @@ from .record_values import RecordValues
 
 @dataclass(frozen=True)
 class Rows:
+    """Rows of records with warnings. ceilings: by segment."""
+
     rows: list[Row]
     warnings: list[str]
+    records: list[Record]
+    ceilings: Mapping[str, Ceilings]
 
 
-def read(folder: Path, *, from_graphs: bool = False) -> Rows:
+def read(folder: Path) -> Rows:
     """Return the rows of a run folder, and a warning for each line and each segment that cannot be read.
 
-    from_graphs: compute rooflines from the graphs. Otherwise they are those of the versions that made the records.
     Raises RunFolderError where the folder has no run.json.
     """
     run = read_run(folder)
     records, warnings = read_records(folder)
-    found = of_records(folder, run, records, from_graphs=from_graphs)
-    return Rows(found.rows, [*warnings, *found.warnings])
+    found = of_records(folder, run, records)
+    return replace(found, warnings=[*warnings, *found.warnings])
 
 
-def of_records(
-    folder: Path, run: Mapping[str, Any], records: Iterable[Record], *, from_graphs: bool = False
-) -> Rows:
+def of_records(folder: Path, run: Mapping[str, Any], records: Iterable[Record]) -> Rows:
     """Return what `read` returns, from a run's data that was read before."""
-    warnings = []
+    records, warnings = list(records), []
     try:
         ceilings, uncalibrated = ceilings_of(run), segments_that_disagree(run)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as problem:
@@ -51,9 +55,7 @@ def of_records(
         warnings.append(f"{folder / 'run.json'}: its segments cannot be read: {problem!r}")
     for id, reason in uncalibrated.items():
         warnings.append(f"{folder / 'run.json'}: segment {id}: {reason}: no ratio between workers is given")
-    if from_graphs:
-        records = [_with_roofline(record, folder, ceilings, warnings) for record in records]
-    return Rows(with_comparisons(records, ceilings, uncalibrated), warnings)
+    return Rows(with_comparisons(records, ceilings, uncalibrated), warnings, records, ceilings)
 
 
 def with_comparisons(
@@ -71,30 +73,31 @@ def with_comparisons(
     return rows
 
 
-def _with_roofline(
-    record: Record, folder: Path, ceilings: Mapping[str, Ceilings], warnings: list[str]
-) -> Record:
-    """Return the record with the roofline of its graph, or unchanged where nothing can be computed.
+def with_rooflines(folder: Path, read: Rows, selected: Iterable[Row]) -> Rows:
+    """Return the selected rows with rooflines computed from the graphs.
 
-    Adds a warning where the graph cannot be read.
+    Those in the rows are of the versions that made the records. They stay, with a warning, where a graph is unreadable.
     """
-    reached = ceilings.get(record.segment or "")
-    if record.graph is None or reached is None:
-        return record
-    from ..graph import store
-    from ..graph.analyse import summary
+    records = {record.id: record for record in read.records}
+    rows, warnings = [], []
+    for row in selected:
+        record = records[id_of(row)]
+        if record.graph is not None:
+            try:
+                graph = store.load(recorded_file(folder, record, record.graph))
+                row = row | roofline_of(record, graph, read.ceilings.get(record.segment or ""))
+            except (EOFError, OSError, RecursionError, ValueError) as problem:
+                warnings.append(f"{record.id}: its roofline is the recorded one, because of its graph: {problem}")
+        rows.append(row)
+    return replace(read, rows=rows, warnings=warnings)
 
-    try:
-        graph = store.load(recorded_file(folder, record, record.graph))
-    except (EOFError, OSError, RecursionError, ValueError) as problem:
-        warnings.append(f"{record.id}: its graph cannot be read, so its roofline is the recorded one: {problem}")
-        return record
-    found: Any = summary.summary(graph, record.case.phases, reached.at(record.case.precision))
-    kernels: Any = {**found, **record.kernels}
-    for part, made in found.items():
-        if "roofline" in made:
-            kernels[part] = {**kernels[part], "roofline": made["roofline"]}
-    return replace(record, kernels=kernels)
+
+def roofline_of(record: Record, graph: FusionGraph, ceilings: Ceilings | None) -> Row:
+    """Return the columns of a record's roofline, computed from its graph; {} without ceilings of its segment."""
+    if ceilings is None:
+        return {}
+    found: Any = summary.summary(graph, record.case.phases, ceilings.at(record.case.precision))
+    return columns.row_of(RecordValues(replace(record, kernels=found), ceilings), columns.OF_ROOFLINE)
 
 
 def only(rows: list[Row], **wanted: Iterable[str]) -> list[Row]:

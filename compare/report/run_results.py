@@ -181,7 +181,7 @@ def _read_run(folder: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
     run = read_run(folder)
     records, warnings = read_records(folder)
     opened = graph_sources.contents_of_records(folder, run, records)
-    read_rows = rows.of_records(folder, run, records, from_graphs=True)
+    read_rows = rows.of_records(folder, run, records)
     try:
         uncalibrated: Container[str] = rows.segments_that_disagree(run)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
@@ -217,6 +217,7 @@ def _result(row: Row, source: GraphSource, record: Record, uncalibrated: Contain
         try:
             graph = read_graph = source.graph()
             source = replace(source, read=lambda: read_graph)  # later readers do not parse it again
+            row = row | rows.roofline_of(record, graph, source.ceilings)
             ceilings, ceilings_of = source.ceilings_for(graph, None)
             kernels = tuple(roofline.kernels([source], [row]))
         except UsageError as problem:

@@ -65,7 +65,8 @@ def test_units_are_those_of_the_names() -> None:
 
 
 def test_csv_and_json_have_the_values_of_the_rows() -> None:
-    found = rows.only(rows.read(RUN, from_graphs=True).rows, block=["softmax"])
+    read = rows.read(RUN)
+    found = rows.with_rooflines(RUN, read, rows.only(read.rows, block=["softmax"])).rows
     as_json = json.loads(report(RUN, "--block", "softmax", "--json").stdout)
     as_csv = list(csv.DictReader(io.StringIO(report(RUN, "--block", "softmax", "--csv").stdout)))
     assert len(found) == len(as_json) == len(as_csv) > 20

@@ -210,8 +210,9 @@ def test_a_run_without_traffic_says_how_to_measure_it(tmp_path: Path) -> None:
 def test_vector_add_of_the_committed_run_is_near_its_roofline() -> None:
     """On an H200 it has 1/6 FLOP per byte, is memory-bound, and runs within 10% of a 2:1 stream's rate."""
     folder = PROJECT / "reports" / "h200"
-    found = rows.read(folder, from_graphs=True)
-    adds = [r for r in found.rows if (r["block"], r["case"], r["status"]) == ("vector_add", "64Mi", "ok")]
+    read = rows.read(folder)
+    wanted = rows.only(read.rows, block=["vector_add"], case=["64Mi"])
+    adds = [row for row in rows.with_rooflines(folder, read, wanted).rows if row["status"] == "ok"]
     assert len(adds) >= 5
     ceilings = next(iter(rows.ceilings_of(run_folder.read_run(folder)).values()))
     for each in adds:
