@@ -28,6 +28,7 @@ from compare.targets.recorded_times import RecordedTime
 
 def record(run: Path, pack: Path) -> dict[str, int]:
     """Write the run's parts into the pack; return the number of entries by part."""
+    times = _times(run)  # before anything is written, because a graph may be unreadable
     (pack / "xla").mkdir(parents=True, exist_ok=True)
     done: dict[str, int] = {}
     for name in ("ceilings.json", "cuda_device_properties.json"):
@@ -39,7 +40,7 @@ def record(run: Path, pack: Path) -> dict[str, int]:
         atomic_write.write(pack / "xla" / f"{results.name}.gz", gzip.compress(text, mtime=0))
         done[f"xla/{results.name}"] = text.count(b"\nresults {") + text.count(b"\nentries {")
     done |= _device_description(run, pack / "xla")
-    times, before = _times(run), recorded_times.read(pack)
+    before = recorded_times.read(pack)
     recorded_times.write(pack, before | times)
     done["recorded times"] = len(times)
     _note_provenance(run, pack, done, kept=len(before.keys() - times.keys()))
@@ -83,14 +84,19 @@ def _note_provenance(run: Path, pack: Path, parts: dict[str, int], kept: int) ->
     """Note the run of each part. kept: recorded times of the run before."""
     path = pack / "provenance.json"
     known = json.loads(path.read_text()) if path.is_file() else {}
-    if kept and "recorded times" in known:
-        known["recorded times, kept"] = known["recorded times"] | {"entries": kept}
     about = run_folder.read_run(run)
+    before = known.get("recorded times")
+    if not kept:
+        known.pop("recorded times, kept", None)
+    elif before and before["created"] != about["created"]:
+        known["recorded times, kept"] = before | {"entries": kept}
+    elif "recorded times, kept" in known:  # this run was recorded before
+        known["recorded times, kept"]["entries"] = kept
     workers: dict[str, Any] = about["segments"][0]["environment"]["workers"]
+    torch, xla = workers.get("torch", {}), workers.get("xla", {})
     source = {
-        "run": run.name, "created": about["created"], "device": workers["torch"]["device"],
-        "jax": workers.get("xla", {}).get("jax"),
-        "torch": workers["torch"]["torch"], "triton": workers["torch"]["triton"],
+        "run": run.name, "created": about["created"], "device": torch.get("device") or xla.get("device"),
+        "jax": xla.get("jax"), "torch": torch.get("torch"), "triton": torch.get("triton"),
     }
     known |= {part: {"entries": entries, **source} for part, entries in parts.items()}
     atomic_write.write(path, f"{json.dumps(known, indent=1, sort_keys=True)}\n".encode())

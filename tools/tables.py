@@ -39,6 +39,12 @@ LAUNCH_BOUND = 1.05  # device time over the time in which kernels ran: launches 
 BEHIND, AHEAD = 0.95, 1.2  # the best other time over Triton's: the cases that the table of wins and losses shows
 
 
+ATTENTION = (
+    "attention/llama-8b", "attention/llama-3-8b-8k", "attention/window-16k", "attention/gqa-window",
+    "attention/gemma-2-9b", "attention/full", "attention/gpt2", "attention_packed/llama-3-8b-4k",
+    "attention_packed/llama-3-8b-8k",
+)
+
 # Implementations of the page that lays languages side by side.
 LANGUAGES = {
     "rmsnorm": ["triton", "pallas", "cuda", "xla"],
@@ -77,6 +83,28 @@ def wins_and_losses() -> list[tuple[str, str, str, str, str]]:
             other = f"{_both(best)} `{best['implementation']}`"
             found.append((ratio, (label, own, pallas, other, f"{ratio:.2f}")))
     return [row for _, row in sorted(found, reverse=True)]
+
+
+def attention_times() -> list[list[str]]:
+    """Return a line for each case of ATTENTION in RUN: our times, one by one and replayed, and those of `fa4`."""
+    found = {rows.id_of(row): row for row in rows.read(RUN).rows}
+
+    def time(case: str, direction: str, implementation: str, column: str = "device_time_us") -> str:
+        return number(found[f"{case}/bf16/{direction}/{implementation}"][column])
+
+    return [
+        [
+            f"`{case}`", time(case, "fwd", "triton"), time(case, "train", "triton"),
+            time(case, "train", "triton-cudagraphs"), time(case, "train", "triton", "busy_time_us"),
+            time(case, "fwd", "fa4"), time(case, "train", "fa4"),
+        ]
+        for case in ATTENTION
+    ]
+
+
+def _attention_times() -> str:
+    headers = ["case", "forward", "train, one by one", "train, replayed", "busy in train", "fa4 forward", "fa4 train"]
+    return _markdown(headers, attention_times())
 
 
 def _replayed(row: Row) -> str | None:
@@ -199,6 +227,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "capture of jax": partial(_capture, "jax", 20),
     "capture of torch": partial(_capture, "torch", 22),
     "wins and losses": lambda: _markdown(["main case", "Triton", "Pallas", "best other", "ratio"], wins_and_losses()),
+    "attention against FlashAttention": _attention_times,
     "launch gaps": lambda: _markdown(["block", "`triton`", "`inductor`", "5%", "rows"], launch_gaps()),
     **{f"languages of {block}": partial(_languages, block) for block in LANGUAGES},
     "kernels of rmsnorm train": partial(_kernels_of, "rmsnorm", "train"),
@@ -216,5 +245,5 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 
 if __name__ == "__main__":
-    for document in (PROJECT / "README.md", *sorted((PROJECT / "docs").glob("*.md"))):
+    for document in (PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))):
         document.write_text(with_tables(document.read_text()))

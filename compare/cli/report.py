@@ -13,8 +13,7 @@ from xlafuse.hlo.gc_pause import collector_paused
 
 from ..base.usage import UsageError
 from ..graph import formats
-from ..graph.analyse.roofline import Ceilings
-from ..record.run_folder import read_records, read_run
+from ..record.run_folder import read_records
 from ..report import data, rows, table
 from ..report.columns import FINDING_COLUMNS, Row, row_of
 from ..sources import graph_sources
@@ -127,11 +126,10 @@ def report(
     warn(read.warnings)
     selected = rows.only(read.rows, **filters)
     if view == "roofline" or (view == "table" and is_data):
-        shown_with = rows.with_rooflines(path, read, selected)
-        warn(shown_with.warnings)
-        selected = shown_with.rows
+        selected, warnings = rows.with_rooflines(selected, graph_sources.contents(path))
+        warn(warnings)
     if picture is not None:
-        return _draw(picture, view, path, read.rows, selected)
+        return _draw(picture, view, read, selected)
     shown, render = _view(view, kernels, every, path, selected)
     if is_data:
         return _as_data(shown, form)
@@ -163,23 +161,16 @@ def _worth(finding: StrongFinding) -> str:
     return "" if finding.at_stake_us is None else f": worth up to {formats.span(finding.at_stake_us)}"
 
 
-def _draw(file: Path, view: str, run: Path, every: list[Row], selected: list[Row]) -> str:
+def _draw(file: Path, view: str, read: rows.Rows, selected: list[Row]) -> str:
     from ..report import picture
 
-    colours = picture.colours(every)
+    colours = picture.colours(read.rows)
     if view == "roofline":
-        spec = picture.roofline(selected, _ceilings(run), colours)
+        spec = picture.roofline(selected, read.ceilings, colours)
     else:
         spec = picture.times(selected, colours)
     picture.write(file, spec)
     return f"{file}: drawn"
-
-
-def _ceilings(run: Path) -> dict[str, Ceilings]:
-    try:
-        return rows.ceilings_of(read_run(run))
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as problem:
-        raise UsageError(f"{run / 'run.json'}: its segments cannot be read: {problem!r}") from None
 
 
 def _page(path: Path, out: Path, files: bool, filters: Filters) -> str:

@@ -62,10 +62,10 @@ def _own_functions(blocks: list[str], functions: tuple[str, ...], backward: str 
 @click.command("run")
 @click.argument("blocks", nargs=-1, callback=names, metavar="[BLOCK]...")
 @click.option(
-    "--suite", metavar="tour|quick|full|check",
+    "--suite", metavar="tour|quick|full|parallel|check",
     help="tour: the main size of six blocks, or of each BLOCK, by xla, inductor, triton and cuda (default without a "
-    "BLOCK). quick: one to four sizes a block (default with a BLOCK). full: every dtype and size. check: small odd "
-    "sizes.",
+    "BLOCK). quick: one to four sizes a block (default with a BLOCK). full: every dtype and size. parallel: "
+    "blocks over several GPUs. check: small odd sizes.",
 )
 @names_option("-i", "--implementation", "implementations", metavar="NAME", help="Only these (repeat it, or a,b,c).")
 @click.option(

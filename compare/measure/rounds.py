@@ -13,7 +13,8 @@ ROUNDS = 5
 _SECONDS = 0.02  # of timed calls, for each program in each round
 _LEAST_CALLS, _MOST_CALLS = 5, 100  # that count
 
-Round = dict[str, Any]  # median "device_us" and "busy_us" of a call, and "launches" of its last one
+# Median "device_us" and "busy_us" of a call, "launches" of its last one, and whether the warm-up "settled".
+Round = dict[str, Any]
 
 
 def rounds_of(

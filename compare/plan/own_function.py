@@ -156,11 +156,11 @@ def arguments_of(signature: inspect.Signature, place: Place, block: Block) -> Ar
     offered = [*inputs, *block.attributes, *block.parameters]
     parameters = list(signature.parameters.values())
     required = _required(signature)
-    named = [p.name for p in parameters]
+    named = [p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY]
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     extra = tuple(name for name in offered if name not in inputs and (takes_all or name in named))
-    if set(inputs) <= set(named) or takes_all:
-        if set(required) <= set(offered):
+    if set(inputs) <= set(named) or (takes_all and len(named) == len(parameters)):
+        if set(required) <= set(offered) & set(named):
             return Arguments((), (*inputs, *extra))
     else:
         free = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in extra]
@@ -179,11 +179,12 @@ def _backward_arguments(signature: inspect.Signature, place: Place, block: Block
         *block.attributes, *block.parameters,
     ]
     takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
-    if not set(_required(signature)) <= set(offered):
+    named = [p.name for p in signature.parameters.values() if p.kind is not p.POSITIONAL_ONLY]
+    if not set(_required(signature)) <= set(offered) & set(named):
         raise UsageError(
             f"{place} takes {signature}; a backward function of {block.name} may take {', '.join(offered)}"
         )
-    return Arguments((), tuple(name for name in offered if takes_all or name in signature.parameters))
+    return Arguments((), tuple(name for name in offered if takes_all or name in named))
 
 
 def _required(signature: inspect.Signature) -> list[str]:

@@ -62,11 +62,12 @@ def _table(title: str, rows: Sequence[Row], timed: bool) -> str:
 
 
 def _cell(row: Row, members: dict[str, Row], timed: bool) -> str:
-    if not counts(row):
+    if not counts(row) and not (timed and row["device_time_us"] is not None):
         return outcome(row)
     declared, compulsory = row["bytes_declared"], row["bytes_compulsory"]
     factor = f"{declared / compulsory:.1f}x" if declared is not None and compulsory else "?"
-    return f"{row['kernels']:>2} {factor:>6} {_time(row, members, timed):>8}"
+    kernels = "?" if row["kernels"] is None else row["kernels"]
+    return f"{kernels:>2} {factor:>6} {_time(row, members, timed):>8}"
 
 
 def _time(row: Row, members: dict[str, Row], timed: bool) -> str:

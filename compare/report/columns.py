@@ -225,7 +225,11 @@ COLUMNS = (
         "verdict_vs_xla", "", f"comparison with {BASELINE} from paired rounds, in words, with its 95% interval",
         "compared with xla", cell=lambda row: row["verdict_vs_xla"] or "",
     ),
-    Column("verdict_vs_xla_low", "ratio", "lower end of the 95% interval of the ratio from paired rounds"),
+    Column(
+        "verdict_vs_xla_low", "ratio",
+        "lower end of the 95% interval of the time over xla's, from paired rounds; below 1 is faster. Where "
+        "`verdict_vs_xla` says faster, its words give the inverse",
+    ),
     Column("verdict_vs_xla_high", "ratio", "upper end of that interval"),
     Column(
         "verdict_vs_xla_word", "",

@@ -40,7 +40,7 @@ def lines_of(implementation: Implementation) -> Lines:
     reached = _reached(package, (module, function))
     # The body of a Pallas kernel is Python, and so are the functions that it calls.
     on_gpu = {name for each in reached if _is_decorated(each, "kernel") for name in _reached(package, each)}
-    on_gpu |= {each for each in reached if _is_decorated(each, "triton.jit")}
+    on_gpu |= {each for each in reached if _is_decorated(each, "triton.jit") or _is_decorated(each, "gluon.jit")}
     kernel = other = 0
     files: set[Path] = set()
     for each in reached:

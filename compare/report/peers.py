@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 
-from ..base.text import number
 from ..plan.peers import PEERS, TIMES, is_own
 from ..spec.blocks import BLOCKS
 from .columns import IDENTITY, Column, Row
@@ -29,7 +28,7 @@ COLUMNS = (
     Column("cases", "cases", "realistic cases with both times", "cases"),
     Column("geometric_mean", "ratio", "geometric mean of the best peer's time over its own", "geomean"),
     Column("slower", "cases", "cases in which the ratio is below 1", "below 1"),
-    Column("worst", "ratio", "smallest ratio", "worst", cell=lambda row: number(row["worst"])),
+    Column("worst", "ratio", "smallest ratio", "worst"),
     Column("worst_case", "", "its case", "worst case", cell=lambda row: row["worst_case"]),
     Column("worst_peer", "", "its best peer", "best peer there"),
 )

@@ -7,10 +7,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from ..base.text import number
 from ..record.record import Record
 from ..record.record_fields import RankFields
-from .columns import IDENTITY, Column, Row, exposed_us, mega, percent, row_of
+from .columns import IDENTITY, Column, Row, exposed_us, row_of
 from .record_values import ratio
 from .table import grouped
 
@@ -59,20 +58,18 @@ COLUMNS = (
     Column(
         "overlap_share", "share", "overlap_us over communication_us", "overlapped",
         lambda values: ratio(values[1]["overlap"], values[1]["communication"]),
-        lambda row: percent(row["overlap_share"]),
     ),
     Column(
         "compute_slowdown", "ratio", "compute_us over that of the program alone", "slowdown",
         lambda values: ratio(values[1]["compute"], values[1]["alone_compute"]),
-        lambda row: number(row["compute_slowdown"]),
     ),
     Column(
         "sent_bytes", "bytes", "bytes that this GPU sends in a call, by the shapes of the exchanges; empty where they "
-        "are not known", "sent MB", _rank("sent_bytes"), lambda row: mega(row["sent_bytes"]),
+        "are not known", "sent MB", _rank("sent_bytes"),
     ),
     Column(
         "least_sent_bytes", "bytes", "fewest bytes that this GPU must send in a call, given the routing", "least MB",
-        _rank("least_sent_bytes"), lambda row: mega(row["least_sent_bytes"]),
+        _rank("least_sent_bytes"),
     ),
     Column(
         "link_gb_per_s", "GB/s", "sent_bytes, or least_sent_bytes where they are not known, over communication_us",

@@ -7,16 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ..base.usage import one_of
-from ..graph import store
+from ..base.usage import UsageError, one_of
 from ..graph.analyse import summary
 from ..graph.analyse.roofline import Ceilings
 from ..graph.model import FusionGraph
 from ..measure.clock_calibration import AGREEMENT, disagreement
 from ..plan import paired_rounds, peers
 from ..record.record import Record, record_id
-from ..record.run_files import recorded_file
 from ..record.run_folder import read_records, read_run
+from ..sources.graph_sources import Contents
 from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 from . import columns
@@ -26,12 +25,15 @@ from .record_values import RecordValues
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of records with warnings. ceilings: by segment."""
+    """The rows of a run's records, and warnings.
+
+    ceilings: by segment. uncalibrated: segments in which no times of two workers are compared, with the reason.
+    """
 
     rows: list[Row]
     warnings: list[str]
-    records: list[Record]
     ceilings: Mapping[str, Ceilings]
+    uncalibrated: Mapping[str, str]
 
 
 def read(folder: Path) -> Rows:
@@ -47,7 +49,7 @@ def read(folder: Path) -> Rows:
 
 def of_records(folder: Path, run: Mapping[str, Any], records: Iterable[Record]) -> Rows:
     """Return what `read` returns, from a run's data that was read before."""
-    records, warnings = list(records), []
+    warnings = []
     try:
         ceilings, uncalibrated = ceilings_of(run), segments_that_disagree(run)
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as problem:
@@ -55,7 +57,7 @@ def of_records(folder: Path, run: Mapping[str, Any], records: Iterable[Record]) 
         warnings.append(f"{folder / 'run.json'}: its segments cannot be read: {problem!r}")
     for id, reason in uncalibrated.items():
         warnings.append(f"{folder / 'run.json'}: segment {id}: {reason}: no ratio between workers is given")
-    return Rows(with_comparisons(records, ceilings, uncalibrated), warnings, records, ceilings)
+    return Rows(with_comparisons(records, ceilings, uncalibrated), warnings, ceilings, uncalibrated)
 
 
 def with_comparisons(
@@ -73,30 +75,30 @@ def with_comparisons(
     return rows
 
 
-def with_rooflines(folder: Path, read: Rows, selected: Iterable[Row]) -> Rows:
-    """Return the selected rows with rooflines computed from the graphs.
+def with_rooflines(rows: Iterable[Row], contents: Contents) -> tuple[list[Row], list[str]]:
+    """Return a run's rows with rooflines computed from its graphs, and warnings.
 
     Those in the rows are of the versions that made the records. They stay, with a warning, where a graph is unreadable.
     """
-    records = {record.id: record for record in read.records}
-    rows, warnings = [], []
-    for row in selected:
-        record = records[id_of(row)]
-        if record.graph is not None:
+    sources = {source.name: source for source in contents.graphs}
+    found, warnings = [], []
+    for row in rows:
+        source = sources[id_of(row)]
+        if source.record is not None and source.read is not None:
             try:
-                graph = store.load(recorded_file(folder, record, record.graph))
-                row = row | roofline_of(record, graph, read.ceilings.get(record.segment or ""))
-            except (EOFError, OSError, RecursionError, ValueError) as problem:
-                warnings.append(f"{record.id}: its roofline is the recorded one, because of its graph: {problem}")
-        rows.append(row)
-    return replace(read, rows=rows, warnings=warnings)
+                graph = source.graph()
+                row = row | roofline_of(source.record, graph, source.ceilings_for(graph, None)[0])
+            except UsageError as problem:
+                warnings.append(f"{source.name}: its roofline is the recorded one: {problem}")
+        found.append(row)
+    return found, warnings
 
 
 def roofline_of(record: Record, graph: FusionGraph, ceilings: Ceilings | None) -> Row:
-    """Return the columns of a record's roofline, computed from its graph; {} without ceilings of its segment."""
-    if ceilings is None:
+    """Return the columns of a record's roofline, computed from its graph; {} without ceilings."""
+    if ceilings is None or not ceilings.streams:
         return {}
-    found: Any = summary.summary(graph, record.case.phases, ceilings.at(record.case.precision))
+    found: Any = summary.summary(graph, record.case.phases, ceilings)
     return columns.row_of(RecordValues(replace(record, kernels=found), ceilings), columns.OF_ROOFLINE)
 
 

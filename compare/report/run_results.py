@@ -182,17 +182,14 @@ def _read_run(folder: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
     records, warnings = read_records(folder)
     opened = graph_sources.contents_of_records(folder, run, records)
     read_rows = rows.of_records(folder, run, records)
-    try:
-        uncalibrated: Container[str] = rows.segments_that_disagree(run)
-    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError):
-        uncalibrated = ()  # rows.of_records warns about the unreadable segments
     by_id = {rows.id_of(row): row for row in rows.only(read_rows.rows, **wanted)}
     cases: dict[str, tuple[Case, list[Result]]] = {}
     for source in opened.graphs:
         record = source.record
         if record is None or (row := by_id.get(record.id)) is None:
             continue
-        cases.setdefault(record.case.id, (record.case, []))[1].append(_result(row, source, record, uncalibrated))
+        result = _result(row, source, record, read_rows.uncalibrated)
+        cases.setdefault(record.case.id, (record.case, []))[1].append(result)
     if not cases:
         raise UsageError(f"{folder}: no record to show; `xlafuse run --out {folder}` makes some")
     listed = tuple(
@@ -217,8 +214,8 @@ def _result(row: Row, source: GraphSource, record: Record, uncalibrated: Contain
         try:
             graph = read_graph = source.graph()
             source = replace(source, read=lambda: read_graph)  # later readers do not parse it again
-            row = row | rows.roofline_of(record, graph, source.ceilings)
             ceilings, ceilings_of = source.ceilings_for(graph, None)
+            row = row | rows.roofline_of(record, graph, ceilings)
             kernels = tuple(roofline.kernels([source], [row]))
         except UsageError as problem:
             unreadable = str(problem)

@@ -230,10 +230,13 @@ def measurement(ranks: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def rank_fields(ranks: Sequence[Mapping[str, Any]], prepared: Sequence[Mapping[str, Any]]) -> list[RankFields]:
-    """Return each rank's medians over all calls. prepared: the ranks' answers to `prepare`."""
+    """Return each rank's medians over all calls but the first of each round (compare.plan.paired_rounds).
+
+    prepared: the ranks' answers to `prepare`.
+    """
 
     def median(rounds: list[list[dict[str, float]]] | None, name: str) -> float | None:
-        return None if rounds is None else statistics.median(one[name] for calls in rounds for one in calls)
+        return None if rounds is None else statistics.median(one[name] for calls in rounds for one in calls[1:])
 
     found: list[Any] = [
         {

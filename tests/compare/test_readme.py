@@ -20,7 +20,8 @@ RUNS = list((PROJECT / "reports").glob("*/run.json"))
 
 
 @pytest.mark.parametrize("page", [
-    "README.md", "docs/blocks.md", "docs/capture.md", "docs/cuda-graphs.md", "docs/parallel.md", "docs/side-by-side.md",
+    "README.md", "docs/blocks.md", "docs/capture.md", "docs/cuda-graphs.md", "docs/kernels/attention.md",
+    "docs/parallel.md", "docs/side-by-side.md",
 ])
 def test_tables_have_the_values_that_the_runs_have(page: str) -> None:
     """`python -m tools.tables` writes them again."""

@@ -26,10 +26,10 @@ BUFFERS = (Buffer("x", (4,), "bf16", 8, "input"), Buffer("y", (4,), "bf16", 8, "
 GRAPH = FusionGraph("triton", "triton", kernels=(KERNEL,), buffers=BUFFERS)
 
 
-def made_run(folder: Path) -> Path:
+def made_run(folder: Path, created: str = "2030-01-02T03:04:05+00:00") -> Path:
     workers = {"xla": {"jax": "0.11.2"}, "torch": {"torch": "2.11.0", "triton": "3.6.0", "device": "NVIDIA X1"}}
     segment = {"id": "s1", "environment": {"workers": workers}, "ceilings": None}
-    run_folder.create(folder, {"created": "2030-01-02T03:04:05+00:00", "segments": [segment]})
+    run_folder.create(folder, {"created": created, "segments": [segment]})
     # Without the first call, the median is 65 us.
     times = {"forward": {"device_time": [[5e-5, 6e-5, 7e-5]], "busy_time": None, "launches": 1}}
     record = Record(CASE, "triton", "triton", "ok", segment="s1", graph="graphs/gelu.json.gz")
@@ -68,7 +68,14 @@ def test_times_of_records_that_the_run_lacks_are_kept(tmp_path: Path) -> None:
     times = recorded_times.read(pack)
     assert times["another"] == older and times[f"{CASE.id}/triton"].device_time_us == 65.0
     provenance = json.loads((pack / "provenance.json").read_text())
-    assert (provenance["recorded times"]["entries"], provenance["recorded times, kept"]["entries"]) == (1, 1)
+    assert provenance["recorded times"]["entries"] == 1 and "recorded times, kept" not in provenance  # not known whose
+
+    made_run(tmp_path / "later", created="2030-02-03T04:05:06+00:00")
+    for _ in range(2):  # recording a run again changes nothing
+        record_target.record(tmp_path / "later", pack)
+        provenance = json.loads((pack / "provenance.json").read_text())
+        assert provenance["recorded times"]["run"] == "later"
+        assert (provenance["recorded times, kept"]["run"], provenance["recorded times, kept"]["entries"]) == ("run", 1)
 
 
 def test_only_the_same_kernels_have_a_recorded_time(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ from triton_side.kernels.shared.launch import (
     with_unit_column_stride,
 )
 from triton_side.kernels.shared.matmul_tiles import MatmulConfig
-from triton_side.kernels.shared.tiles import DESCRIPTOR_ALIGNMENT, add_product, fits_descriptor, product_precision
+from triton_side.kernels.shared.tiles import add_product, fits_descriptor, product_precision
 from triton_side.kernels.swiglu import silu_value_and_slope
 from triton_side.kernels.swiglu_mlp import ACTIVATION
 
@@ -185,7 +185,7 @@ def grouped_config(
     pointers. Two programs run on a multiprocessor, each with 90 to 100 kB of prefetched tiles. The tiles of 8 experts
     fill several waves, and the last wave then leaves fewer multiprocessors idle.
 
-    IEEE float32 products with two accumulators, or two pairs of operands, would spill registers, and take half as many
+    Float32 products with two accumulators, or two pairs of operands, would spill registers, and take half as many
     rows. On an H200 by do_bench, 8192 slots of 8 experts, 2048 by 3584: 588 to 606 TFLOP/s, as torch._grouped_mm. Three
     stages take 582 to 577, tiles of 128 x 128 with two programs a multiprocessor less than 567.
     """
@@ -199,10 +199,10 @@ def grouped_config(
 
 
 def product_config(
-    weights: torch.Tensor, *rows: torch.Tensor, slots: int, accumulators: int = 1, pairs: int = 1
+    weights: torch.Tensor, *others: torch.Tensor, slots: int, accumulators: int = 1, pairs: int = 1
 ) -> MatmulConfig:
-    """Return tiles of a product of slots and weights [experts, k, n]. rows: those of the slots, if TMA may read."""
-    dtype, descriptors = weights.dtype, fit_descriptors(weights, *rows)
+    """Return tiles of a product of slots and weights [experts, k, n]. others: what TMA must be able to read, too."""
+    dtype, descriptors = weights.dtype, fit_descriptors(weights, *others)
     return grouped_config(dtype, product_precision(dtype), descriptors, slots, accumulators, pairs, *weights.shape)
 
 
@@ -240,8 +240,7 @@ def copy_in_slot_order(
 
     operations: operations that a copy computes. name: the name of x.
     """
-    fits = x.dtype != torch.float32 and fits_descriptor(x)
-    if not fits or x.shape[1] * x.element_size() % DESCRIPTOR_ALIGNMENT:
+    if x.dtype == torch.float32 or not fits_descriptor(x.new_empty((0, x.shape[1]))):
         return x, rows
     with computing(*operations, table_ptr=name, ids_ptr="rows", y_ptr=f"{name}_in_slots"):
         return embedding.forward(x, rows), None
@@ -300,7 +299,7 @@ def _experts(
     rows: torch.Tensor | None = route.rows
     if not are_few(slots, len(w_gate)):  # The product gathers few: one launch less, 1.4 us of 138 (an H100).
         x, rows = copy_in_slot_order(x, route.rows, GATHER_X, name="x")
-    config = product_config(w_gate, slots=slots, accumulators=2)
+    config = product_config(w_gate, w_up, slots=slots, accumulators=2)
     with computing(
         *(() if rows is None else (GATHER_X,)), *GATE_UP, c_ptr="gate", c2_ptr="up", activated_ptr="act"
     ):
@@ -349,7 +348,7 @@ class _MoE(torch.autograd.Function):
         del sorted_x
         with computing(*DX_OF_EXPERTS, c_ptr="dx_of_experts"):
             dx_of_experts = launch_grouped_product(
-                dgate, None, w_gate.mT, offsets, slots, product_config(w_gate.mT, dgate, slots=slots, pairs=2),
+                dgate, None, w_gate.mT, offsets, slots, product_config(w_gate.mT, w_up.mT, dgate, slots=slots, pairs=2),
                 second=(dup, w_up.mT),
             )
         dlogits = moe_routing.launch_dlogits(route, dweights, dloss)

@@ -142,7 +142,7 @@ def grouped(
     slots = len(a)
     if not slots:
         return a.new_empty(0, b.shape[2]) if out is None else out
-    config = product_config(b, a, slots=slots, pairs=1 if second is None else 2)
+    config = product_config(b, a, *(second or ()), slots=slots, pairs=1 if second is None else 2)
     return launch_grouped_product(a, None, b, offsets, slots, config, second, out)
 
 
@@ -153,7 +153,7 @@ def gate_up(
     if not len(rows):
         none = rows.new_empty(0, w_gate.shape[2])
         return none, none if save else None, none if save else None
-    config = product_config(w_gate, rows, slots=estimate, accumulators=2)
+    config = product_config(w_gate, w_up, rows, slots=estimate, accumulators=2)
     with computing(*GATE_UP):
         return launch_gate_up(rows, None, w_gate, w_up, offsets, config, save)
 

@@ -76,6 +76,9 @@ def test_the_file_is_not_executed(tmp_path: Path) -> None:
         (lambda query, key, value: None, Arguments(("q", "k", "v"), ())),
         (lambda query, key, value, dropout=0.0: None, Arguments(("q", "k", "v"), ())),
         (lambda a, b, c, causal=True: None, Arguments(("q", "k", "v"), ("causal",))),
+        (lambda q, k, v, /, causal=True: None, Arguments(("q", "k", "v"), ("causal",))),
+        (lambda q, /, k, v: None, Arguments(("q", "k", "v"), ())),
+        (lambda q, k, v, /, **more: None, Arguments(("q", "k", "v"), ("causal", "window"))),
     ],
 )
 def test_inputs_go_by_name_or_in_order(function, arguments: Arguments) -> None:

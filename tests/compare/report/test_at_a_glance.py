@@ -57,6 +57,18 @@ def test_a_timed_block_shows_its_own_times() -> None:
     assert "recorded" not in text
 
 
+def test_a_time_without_known_kernels_is_shown() -> None:
+    """CUDA events time eager PyTorch and see no kernel."""
+    rounds = [[7e-5] * 5]
+    times = {"forward": {"device_time": rounds, "busy_time": None, "launches": None, "records": None}}
+    eager = made(
+        "gelu", "fwd", "eager", status="ok", target=None, segment="s1", kernels={},
+        measurement={"timer": "cuda-events", "parts": times},
+    )
+    text, _ = shown(eager)
+    assert line(text, "gelu")[1:] == ["?", "?", "70.0"]
+
+
 def test_several_cases_of_a_block_or_many_implementations_do_not_fit() -> None:
     names = ("xla", "inductor", "triton", "cuda", "library")
     assert not at_a_glance.fits(rows.with_comparisons([made("gelu", "fwd", name) for name in names], {}))

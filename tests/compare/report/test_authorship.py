@@ -141,6 +141,13 @@ def of(target: str) -> Lines:
     return lines_of(Implementation("mine", target, "triton", "mine"))
 
 
+def test_a_gluon_kernel_counts(written: str, tmp_path: Path) -> None:
+    text = "from triton.experimental import gluon\n\n\n@gluon.jit(debug=True)\ndef kernel(x):\n    x.store(1)\n"
+    text += "\n\ndef apply(inputs):\n    return kernel(inputs)\n"
+    (tmp_path / "written" / "kernels" / "hopper.py").write_text(text)
+    assert of("written.kernels.hopper:apply") == Lines(2, 2)
+
+
 def test_kernels_count_with_their_helpers_and_without_comments(written: str) -> None:
     kernel = 6  # def, value, three lines of text, return
     helpers = 2 + 2

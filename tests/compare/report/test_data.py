@@ -23,6 +23,7 @@ from compare.record.record import Record
 from compare.report import picture, rows
 from compare.report.columns import COLUMNS
 from compare.report.palette import PALETTE
+from compare.sources.graph_sources import contents
 from compare.spec.blocks import BLOCKS
 from tools import tables
 
@@ -66,7 +67,7 @@ def test_units_are_those_of_the_names() -> None:
 
 def test_csv_and_json_have_the_values_of_the_rows() -> None:
     read = rows.read(RUN)
-    found = rows.with_rooflines(RUN, read, rows.only(read.rows, block=["softmax"])).rows
+    found, _ = rows.with_rooflines(rows.only(read.rows, block=["softmax"]), contents(RUN))
     as_json = json.loads(report(RUN, "--block", "softmax", "--json").stdout)
     as_csv = list(csv.DictReader(io.StringIO(report(RUN, "--block", "softmax", "--csv").stdout)))
     assert len(found) == len(as_json) == len(as_csv) > 20

@@ -114,6 +114,17 @@ def test_strides() -> None:
     assert agrees(moe.apply, stored, top_k=2, draws=draws)
 
 
+@pytest.mark.parametrize("unaligned", ["w_gate", "w_up"])
+def test_a_weight_that_tma_cannot_read(unaligned: str) -> None:
+    """It begins 2 bytes behind a multiple of 16; the other weights do not, and have the same strides."""
+    tensors = dict(zip(NAMES, inputs(*SIZES[1], torch.bfloat16), strict=True))
+    aligned = trained(moe.apply, list(tensors.values()), top_k=3)
+    weight = tensors[unaligned]
+    tensors[unaligned] = torch.cat([weight.new_zeros(1), weight.flatten()])[1:].view(weight.shape)
+    for got, expected in zip(trained(moe.apply, list(tensors.values()), top_k=3), aligned, strict=True):
+        torch.testing.assert_close(got, expected)
+
+
 def test_equal_logits_choose_the_lowest_experts() -> None:
     tensors = inputs(*SIZES[0])
     tensors[0][3] = 0

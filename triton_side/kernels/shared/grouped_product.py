@@ -259,10 +259,10 @@ def _stored_transposed(weights: torch.Tensor) -> bool:
     return weights.stride(2) != 1 and weights.stride(1) == 1
 
 
-def fit_descriptors(weights: torch.Tensor, *rows: torch.Tensor) -> bool:
-    """Return whether TMA can read the weights, as stored or transposed, and the rows."""
-    stored = weights.mT if _stored_transposed(weights) else weights
-    return fits_descriptor(stored) and all(fits_descriptor(matrix) for matrix in rows)
+def fit_descriptors(*operands: torch.Tensor) -> bool:
+    """Return whether TMA can read weights [experts, k, n], as stored or transposed, and rows [slots, k]."""
+    stored = (each.mT if each.dim() == 3 and _stored_transposed(each) else each for each in operands)
+    return all(map(fits_descriptor, stored))
 
 
 def _grid(slots: int, n: int, experts: int, config: MatmulConfig, device: torch.device) -> tuple[int]:

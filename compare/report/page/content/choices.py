@@ -47,6 +47,8 @@ def _in_framework(case: CaseResults, framework: str, worker: str, default: str) 
     if own is None:
         return ""
     members = [each for each in case.comparable(own) if _worker(case, each) == worker and each.name not in BASELINES]
+    if not members:  # a block or implementation of another release
+        return ""
     best = min(members, key=lambda each: each.time_us or 0.0)
     judged = None if best is own else paired_rounds.compare_rounds(own.rounds, best.rounds)
     own_us, best_us = own.time_us or 0.0, best.time_us or 1.0

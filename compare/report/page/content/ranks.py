@@ -48,7 +48,7 @@ def calls(case: CaseResults) -> Calls:
         if record is None or record.parallel is None:
             continue
         try:
-            bars += _bars(result, record, _launches(result, record))
+            bars += _bars(result, _launches(result, record))
         except ValueError as problem:
             missing.append(printable(f"{result.name}: {problem}", 300))
     return Calls(bars, missing if bars else [])
@@ -62,7 +62,7 @@ def _launches(result: Result, record: Record) -> list[list[timeline.Event]]:
     return timeline.launches_of_ranks(timeline.load(recorded_file(result.source.path, record, trace["file"])))
 
 
-def _bars(result: Result, record: Record, launches: Sequence[Sequence[timeline.Event]]) -> Iterator[dict[str, Any]]:
+def _bars(result: Result, launches: Sequence[Sequence[timeline.Event]]) -> Iterator[dict[str, Any]]:
     """Yield a bar for each launch, in order of rank and time. Time 0 is the start of the first kernel of any rank."""
     named = {kernel.name: index for index, kernel in enumerate((result.graph and result.graph.kernels) or ())}
     first = min((event["ts"] for events in launches for event in events), default=0.0)

@@ -8,26 +8,24 @@ from typing import Any
 from ....base.text import printable
 from ....graph import formats
 from ....graph.analyse.align import phase_of
-from ....graph.analyse.roofline import recoverable_us, roofline_point
+from ....graph.analyse.roofline import Ceilings, recoverable_us, roofline_point
 from ....graph.analyse.totals import declared_bytes
 from ....graph.model import Access, FusionGraph, Kernel
 from ....graph.operations import kind_by_operations
 from ....graph.render import text_view
-from ....sources.graph_sources import GraphSource
 from .bands import Band, belongs
 
 
 def costs(
-    graph: FusionGraph, kernel: Kernel, source: GraphSource, declared: float | None, time: float | None,
+    graph: FusionGraph, kernel: Kernel, limits: Ceilings | None, declared: float | None, time: float | None,
     order: Mapping[str, int], product: str | None,
 ) -> dict[str, Any]:
     """Return a kernel's costs as text; times in µs, "" if unknown.
 
-    declared, time: those of the whole graph, for shares. order: positions of buffers by name. product: as in
-    `text_view.remarks`.
+    limits: of the device. declared, time: those of the whole graph, for shares. order: positions of buffers by name.
+    product: as in `text_view.remarks`.
     """
     facts = kernel.facts
-    limits, _ = source.ceilings_for(graph, None)
     point = None if limits is None or not limits.streams else roofline_point(graph, kernel, limits)
     took, roofline_us = kernel.device_time_us, point.roofline_time_us if point else None
     known = {

@@ -148,9 +148,10 @@ def _column(
     declared = tally(map(declared_bytes, kernels)).exact
     time = tally(kernel.device_time_us for kernel in kernels).exact
     products = text_view.described_products(graph)
+    limits, _ = source.ceilings_for(graph, None)
     boxes = [
         {
-            **costs(graph, kernel, source, declared, time, order, products.get(index)),
+            **costs(graph, kernel, limits, declared, time, order, products.get(index)),
             "bar": round(kernel.device_time_us / longest, 3) if kernel.device_time_us and longest else 0,
             "ops": operations(kernel, held[index], bands),
             "in": bytes_of(graph, kernel.inputs, ("input", "constant")),

@@ -5,6 +5,7 @@ Lines keep their numbers in the file, so that a reader finds them in the run's d
 
 from __future__ import annotations
 
+import ast
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -143,18 +144,26 @@ def program(text: str, language: str) -> Listing:
     lines = dict(_numbered(text))
     listing = Listing(language, lines)
     texts = list(lines.values())
-    for name, first, opening in (_python if language == "python" else _cuda)(texts):
-        while first and texts[first - 1].startswith(("@", "template")):
+    for name, first, opening in _python(text) if language == "python" else _cuda(texts):
+        while first and texts[first - 1].startswith("template"):
             first -= 1
         listing.spans.setdefault(name, []).append((first + 1, _end(texts, opening) + 1))
     return listing
 
 
-def _python(lines: list[str]) -> Iterator[tuple[str, int, int]]:
-    """Yield name, first line and last line of the heading of each function."""
-    for number, line in enumerate(lines):
-        if match := _FUNCTION.match(line):
-            yield match[1], number, number
+def _python(text: str) -> Iterator[tuple[str, int, int]]:
+    """Yield each top-level function's name, the line of its first decorator or its own, and its own, from 0.
+
+    Yields nothing for text that this Python cannot parse.
+    """
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            first = min((each.lineno for each in node.decorator_list), default=node.lineno)
+            yield node.name, first - 1, node.lineno - 1
 
 
 def _cuda(lines: list[str]) -> Iterator[tuple[str, int, int]]:
@@ -168,7 +177,6 @@ def _cuda(lines: list[str]) -> Iterator[tuple[str, int, int]]:
                     break
 
 
-_FUNCTION = re.compile(r"def (\w+)\(")
 _KERNEL = re.compile(r"(?:__global__ void )?(?:__\w+__\([^)]*\) )*([a-z]\w*)\(")
 
 

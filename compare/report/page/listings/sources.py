@@ -191,20 +191,16 @@ def _affordable(cases: Mapping[str, Iterable[_Record]]) -> set[int]:
     records = [record for case in cases.values() for record in case]
     left = BUDGET
     within: set[int] = set()
-    sizes: dict[int, int] = {}
     for record in sorted(records, key=lambda record: record.implementation not in MAIN_IMPLEMENTATIONS):
-        left -= sum(_size(document.listing, sizes) for document in record.documents if not document.program)
+        left -= sum(_size(document.listing) for document in record.documents if not document.program)
         if left >= 0:
             within.add(id(record))
     return within
 
 
-def _size(listing: Listing, known: dict[int, int]) -> int:
-    """Return the compressed bytes of a text; 0 if it was counted before."""
-    if id(listing) in known:
-        return 0
-    known[id(listing)] = len(gzip.compress("\n".join(listing.lines.values()).encode(errors="replace"), 6))
-    return known[id(listing)]
+def _size(listing: Listing) -> int:
+    """Return the compressed bytes of a text."""
+    return len(gzip.compress("\n".join(listing.lines.values()).encode(errors="replace"), 6))
 
 
 def _packed(

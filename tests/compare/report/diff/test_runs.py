@@ -218,6 +218,14 @@ def test_variables_and_ceilings_are_part_of_the_environment(tmp_path: Path) -> N
 HOSTILE = "<script>alert(1)</script>\"'&\n\x1b[31m" + "x" * 10_000
 
 
+def test_a_timing_mode_under_its_old_name_is_no_difference(tmp_path: Path) -> None:
+    a, b = (
+        run(tmp_path / name, named("xla"), plan={"timing": {"modes": [mode]}})
+        for name, mode in (("a", "launches"), ("b", "no-graph"))
+    )
+    assert json.loads(diff(a, b, "--json").stdout)["environment"] == []
+
+
 def test_the_page_escapes_all_text(tmp_path: Path) -> None:
     about = {"xlafuse": HOSTILE}
     kernels = tuple(dataclasses.replace(k, name=HOSTILE) for k in changed().kernels or ())

@@ -114,6 +114,12 @@ def test_hostile_text_is_escaped(text: str, tmp_path: Path, visit: Any, ready: A
             assert SCRIPT in it.locator("#case").text_content()
 
 
+def test_a_block_of_another_release(tmp_path: Path) -> None:
+    case = Case("unknown", "tiny", {"rows": 4096}, "bfloat16", "fwd")
+    folder = run_of(tmp_path / "run", [timed(case, "xla", 10.0), timed(case, "inductor", 20.0)])
+    assert "xla" in written(folder, tmp_path).read_text()
+
+
 def test_without_a_gpu(tmp_path: Path, visit: Any, ready: Any) -> None:
     """The page has kernels, bytes, reasons and roofline times of the target, but no times."""
     case = Case("softmax", "tiny", {"rows": 4096, "columns": 2048}, "bfloat16", "fwd")

@@ -110,6 +110,9 @@ def test_output_code_has_kernels_and_their_calls() -> None:
 def test_functions_by_name() -> None:
     python = "import x\n\n@jit\ndef f(\n    a,\n):\n    return a\n\n\ndef g():\n    pass\n"
     assert listings.program(python, "python").spans == {"f": [(3, 7)], "g": [(10, 11)]}
+    decorated = "@declare(\n    flops=1,\n)\n@jit\ndef f():\n    pass\n"
+    assert listings.program(decorated, "python").spans == {"f": [(1, 6)]}
+    assert listings.program("print 'Python 2'\ndef f():\n    pass\n", "python").spans == {}
     cuda = "template <int N>\n__global__ void __launch_bounds__(N)\nadd(float* x) {\n  x[0] = 1;\n}\n\nint other;\n"
     assert listings.program(cuda, "cuda").spans == {"add": [(1, 5)]}
 
