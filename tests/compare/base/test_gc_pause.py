@@ -16,8 +16,8 @@ QUICK = Path(__file__).parents[2] / "data" / "runs" / "h200-small"
 
 def report(run: Path, **options: object) -> str:
     defaults = {
-        "view": "table", "form": "text", "kernels": False, "html": None, "files": True, "picture": None,
-        "filters": {"block": ["rmsnorm"]},
+        "view": "table", "form": "text", "kernels": False, "every": False, "html": None, "files": True,
+        "picture": None, "filters": {"block": ["rmsnorm"]},
     }
     return report_cli.report(run, **(defaults | options))  # type: ignore[arg-type]
 
