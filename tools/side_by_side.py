@@ -34,7 +34,7 @@ def summary(run: Path, block: str, names: list[str]) -> list[list[str]]:
     for record in _records(run, block, names):
         kernels = store.load(recorded_file(run, record, record.graph or "")).kernels or ()
         moved = [_moved(kernel) for kernel in kernels]
-        resources = list(_resources(record).values())
+        resources = [each for of_part in _resources(record).values() for each in of_part.values()]
         table.append(
             [
                 record.case.direction, f"`{record.implementation}`", str(lines.get(record.implementation) or ""),
@@ -56,7 +56,8 @@ def kernels(run: Path, block: str, names: list[str], direction: str) -> list[lis
         if record.case.direction != direction:
             continue
         for kernel in store.load(recorded_file(run, record, record.graph or "")).kernels or ():
-            registers, shared = resources.get(kernel.runtime_name or kernel.name, (None, None))
+            ran = resources.get(kernel.phase, {})
+            registers, shared = ran.get(kernel.runtime_name or kernel.name, (None, None))
             operations = dict.fromkeys(op.op.removeprefix("aten.") for op in kernel.source_ops)
             table.append(
                 [
@@ -101,14 +102,14 @@ def _moved(kernel: Kernel) -> float | None:
     return (kernel.bytes_read + kernel.bytes_written) * kernel.launches / 1e6
 
 
-def _resources(record: Record) -> dict[str, tuple[int, int]]:
-    """Return, by a kernel's name, the registers of a thread and the bytes of shared memory of a block."""
-    found = {}
-    for part in record.times.values():
+def _resources(record: Record) -> dict[str, dict[str, tuple[int, int]]]:
+    """Return, by phase and a kernel's name, the registers of a thread and the bytes of shared memory of a block."""
+    found: dict[str, dict[str, tuple[int, int]]] = {}
+    for phase, part in record.times.items():
         for ran in part["records"] or ():
             registers, shared = ran.get("registers"), ran.get("shared_bytes")
             if registers is not None and shared is not None:
-                found[ran["name"]] = registers, shared
+                found.setdefault(phase, {})[ran["name"]] = registers, shared
     return found
 
 
