@@ -22,6 +22,7 @@ _FOLDERS = (
     ),
 )
 _PREFIXES = re.compile(rb"(?:" + rb"|".join(_FOLDERS) + rb")/(?:tmp[^/\s]+/)?")
+_COMPARE = Path(__file__).resolve().parents[1]
 _BINARY = {".pb"}  # a changed length breaks a serialized proto; XLA's flags make its paths relative
 _LEFT_OUT = {".cubin"}  # SASS and PTX hold the same code, and a cubin's debug sections name absolute paths
 
@@ -48,3 +49,11 @@ def portable(text: bytes) -> bytes:
 def portable_line(line: str) -> str:
     """Cut the folders off the front of "file:line", as `portable` does."""
     return portable(line.encode()).decode()
+
+
+def users_line(line: str) -> str:
+    """Return "file:line" as `portable_line` does, or "" for a line of the package `compare` itself."""
+    known = portable_line(line)
+    if line.startswith("/"):
+        return "" if line.startswith(f"{_COMPARE}/") else known
+    return "" if known.startswith(("compare/", "xlafuse/compare/")) else known

@@ -81,7 +81,9 @@ def command(
             "--tolerance": tolerance, "--fail-on": fail_on, "--html": html, "--all": every,
             "--block, --case, --direction and -i": any(filters.values()),
         }
+        both = {name: options.pop(name) for name in ("--tolerance", "--all")}
         _refuse(options, "with two runs")
+        _refuse(both, "with two runs or profiles")
         failed = _diff_graphs(*sides, module, as_json=as_json)
     ctx.exit(1 if failed else 0)
 

@@ -205,6 +205,11 @@ def _show_profile(opened: OpenedProfile, options: ViewOptions, module: str | Non
     from ..report.profile_view import ProfileView
 
     sources = opened.graph_sources(module)
+    if options.views() and not sources:
+        raise UsageError(
+            f"{opened.path}: no compiler's files belong to this profile, so it has no graphs for {options.views()[0]}; "
+            "name them with --dump"
+        )
     if module is not None or options.views():
         _show_graphs(sources, options)
         return sources

@@ -142,7 +142,7 @@ def command(
       xlafuse run --out runs/full --resume
 
     Exit code: 0 when all went well; 1 when something was wrong, failed or timed out; 2 when nothing was started, or the
-    folder could no longer be written; 3 when --stop-after ended the run before its last record.
+    folder could no longer be written; 3 when --stop-after ended the run before its last record; 130 after Ctrl-C.
     """
     from datetime import datetime
 
@@ -176,6 +176,8 @@ def command(
     recorded = [] if xla_autotune_from is None else selection.autotune_results(xla_autotune_from)
     if recorded and not timed:
         raise UsageError("--xla-autotune-from is for a run on a GPU; without one, the target's results are replayed")
+    if stop_after is not None and not timed and on is None:
+        raise UsageError("--stop-after is for a run on a GPU or with --on; stop a compile for a target with Ctrl-C")
     if traffic:
         from ..run import count_traffic
 

@@ -33,7 +33,7 @@ class Tuned:
     """The result of a search.
 
     table: with the new entries. changed: the new entries, as JSON. left, failed: how many choices were not searched,
-    and how many searches failed.
+    and how many searches failed. written: the table's file was. lost: the worker ended before the last search.
     """
 
     table: tables.Table
@@ -42,6 +42,8 @@ class Tuned:
     left: int = 0
     failed: int = 0
     interrupted: bool = False
+    written: bool = False
+    lost: bool = False
 
 
 @click.command("tune")
@@ -66,7 +68,7 @@ def command(
     spill registers or exceed shared memory are dropped, and the others timed. One that beats the present configuration
     by more than the noise is written to this GPU's table at once, so Ctrl-C loses nothing. Later calls read the table.
 
-    Exit code 2 without a GPU, 3 when the budget ended the search, 130 after Ctrl-C.
+    Exit code 1 when the worker was lost, 2 without a GPU, 3 when the budget ended the search, 130 after Ctrl-C.
     """
     from ..spec.blocks import BLOCKS
 
@@ -94,12 +96,12 @@ def command(
             workers.stop()
     if as_json:
         echo_json({
-            "gpu": table.gpu, "file": str(path) if found.changed else None, "searched": found.searched,
+            "gpu": table.gpu, "file": str(path) if found.written else None, "searched": found.searched,
             "left": found.left, "failed": found.failed, "changed": found.changed,
         })
     else:
         click.echo(as_text(found, path))
-    ctx.exit(130 if found.interrupted else 3 if found.left else 0)
+    ctx.exit(130 if found.interrupted else 1 if found.lost else 3 if found.left else 0)
 
 
 def tune(
@@ -129,12 +131,14 @@ def tune(
                 continue
             found.left, found.searched = found.left - 1, found.searched + 1
             found.failed += "problem" in outcome
+            found.lost |= outcome.get("lost", False)
             say(_line(choice, outcome))
             if outcome.get("config"):
                 before = outcome["before_us"]
                 entry = _entry(outcome, outcome["config"], before and round(before, 2))
                 table.put(choice["kernel"], choice["shape_class"], entry)
                 table.write(path)
+                found.written = True
                 found.changed.append(choice | {name: outcome[name] for name in ("case", "before", "config")} | {
                     "before_us": entry.before_us, "us": entry.us,
                 })
@@ -142,6 +146,7 @@ def tune(
                 # It came from another GPU's table, which no longer counts once this GPU has a table.
                 table.put(choice["kernel"], choice["shape_class"], _entry(outcome, outcome["before"], None))
                 table.write(path)
+                found.written = True
     except KeyboardInterrupt:
         found.interrupted = True
     return found
@@ -164,8 +169,9 @@ def _outcomes(
         try:
             yield choice, ask("search", **choice, timeout=LONGEST_SEARCH)
         except WORKER_FAILURES as problem:
-            yield choice, {"problem": one_line(problem)}
-            if isinstance(problem, (WorkerDied, WorkerTimeout)):
+            lost = isinstance(problem, (WorkerDied, WorkerTimeout))
+            yield choice, {"problem": one_line(problem), "lost": lost}
+            if lost:
                 return  # what was compiled and drawn is lost with the process
 
 
@@ -225,10 +231,11 @@ def as_text(found: Tuned, path: Path) -> str:
     ]
     headers = ("kernel and class", "before, us", "now, us", "configuration")
     lines = [tabulate(rows, headers, disable_numparse=True)] if rows else []
-    written = f"; {path} has {len(found.table.entries)} entries" if rows else ""
+    written = f"; {path} has {len(found.table.entries)} entries" if found.written else ""
     lines.append(f"{len(rows)} of {found.searched} choices changed{written}")
     if found.left:
-        lines.append(f"{found.left} choices were not searched; name their blocks, or give more time (--budget)")
+        why = "the worker was lost: run it again" if found.lost else "name their blocks, or give more time (--budget)"
+        lines.append(f"{found.left} choices were not searched; {why}")
     return "\n".join(lines)
 
 

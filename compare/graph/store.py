@@ -8,6 +8,7 @@ import io
 import json
 import types
 import typing
+import zlib
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -96,12 +97,18 @@ def load(file: Readable) -> FusionGraph:
         if len(raw) > MAX_BYTES:
             raise GraphError(f"more than {MAX_BYTES >> 30} GiB")
         return from_json(json.loads(raw))
-    except (EOFError, OSError, RecursionError, ValueError) as problem:
+    except (EOFError, OSError, RecursionError, ValueError, zlib.error) as problem:
         raise GraphError(f"{file}: {problem}") from None
 
 
 def _check(graph: FusionGraph) -> None:
     for kernel in graph.kernels or ():
+        for name in ("opcodes", "views"):
+            if not isinstance(kernel.facts.get(name, ()), list | tuple):
+                raise GraphError(f"kernel {kernel.name!r}: the fact {name!r} must be a list")
+        for name in ("with", "counted"):
+            if not isinstance(kernel.facts.get(name, {}), dict):
+                raise GraphError(f"kernel {kernel.name!r}: the fact {name!r} must be an object")
         for access in (*(kernel.inputs or ()), *(kernel.outputs or ())):
             if access.buffer not in graph.buffer:
                 raise GraphError(f"kernel {kernel.name!r} uses buffer {access.buffer!r}, which is not among `buffers`")

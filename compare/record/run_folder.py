@@ -174,11 +174,6 @@ def read_records(folder: Path) -> tuple[list[Record], list[str]]:
     return sorted(records.values(), key=lambda each: positions.get(each.case.id, len(positions))), warnings
 
 
-def has_records(folder: Path) -> bool:
-    """Return whether a record was written."""
-    return any(path.is_file() for path in _record_files(folder))
-
-
 def pack_records(folder: Path) -> None:
     """Compress a run's records where they are many. Raises OSError; every record is then still in one of the files."""
     packed, loose = _record_files(folder)

@@ -100,6 +100,8 @@ def _profile(
 
 
 def _never_counted(backend: Backend) -> str | None:
+    if backend.spans_gpus:
+        return "ncu watches one process, and its case has a process for each of several GPUs"
     if backend.autotunes_for_minutes:
         return TUNES
     if backend.replays_graphs:

@@ -15,7 +15,6 @@ from ..backends import BACKENDS, Backend
 from ..graph import store
 from ..graph.analyse.fingerprint import fingerprint
 from ..graph.model import FusionGraph
-from ..numerics.errors import ErrorCheck
 from ..plan.plan import Plan
 from ..record.record import Record
 from ..record.record_fields import RecordedTimeFields
@@ -225,8 +224,7 @@ class _Checks:
         return {"errors": worst_errors(answers), "checked": _checked(answers[-1], cases)}
 
     def _check(self, role: str, cases: list[Case], implementation: Implementation) -> dict[str, Any]:
-        worst: dict[str, dict[str, Any]] = {}
-        outcome: dict[str, Any] = {}
+        answers: list[dict[str, Any]] = []
         for case in cases:
             entry = self._session.new(case, implementation)
             data = self._session.check_data(case)
@@ -235,13 +233,9 @@ class _Checks:
                 role, "prepare", id=entry.id, case=case.to_json(), implementation=implementation.name,
                 folders=[str(f) for f in data.folders], scales=data.scales, dumps=str(dumps),
             )
-            outcome = self._session.workers.ask(role, "check", id=entry.id)
+            answers.append(self._session.workers.ask(role, "check", id=entry.id))
             self._session.workers.ask(role, "release", id=entry.id)
-            for error in outcome["errors"]:
-                known = worst.get(error["name"])
-                if known is None or ErrorCheck(**error).severity > ErrorCheck(**known).severity:
-                    worst[error["name"]] = error
-        return {"errors": list(worst.values()), "checked": _checked(outcome, cases)}
+        return {"errors": worst_errors(answers), "checked": _checked(answers[-1], cases)}
 
 
 def _checked(outcome: Mapping[str, Any], cases: list[Case]) -> dict[str, Any]:

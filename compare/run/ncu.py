@@ -31,7 +31,7 @@ from ..measure.profiler_marks import BEGIN, END, PROBE
 from ..spec.case import Case
 from ..spec.implementation import Implementation
 from ..workers.client import WORKER_FAILURES, Worker, WorkerDied, WorkerError, WorkerTimeout, interpreter
-from .session import widest
+from .batches import widest
 
 CacheControl = Literal["all", "none"]
 

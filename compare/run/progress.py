@@ -33,6 +33,7 @@ class Progress:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._bar = Bar(*columns, console=self._console, disable=not sys.stderr.isatty())
         self._total, self._count = total, 0
+        self._ended: set[str] = set()  # ids of finished records
         self._task = self._bar.add_task("starting workers", total=total)
 
     def __enter__(self) -> Progress:
@@ -66,7 +67,13 @@ class Progress:
         self._add(record.case.block, "kept")
 
     def done(self, record: Record) -> None:
-        """Count a finished record. One with a problem has a line of its own, also where others have none."""
+        """Count a finished record, once if it was made again.
+
+        One with a problem has a line of its own, also where others have none.
+        """
+        if record.id in self._ended:
+            return
+        self._ended.add(record.id)
         if self._verbose or record.status in BAD:
             detail = record.detail if record.status != "skipped" else None
             self._line(record.status, _STYLES[record.status], record.id, detail)

@@ -110,8 +110,9 @@ class Explained:
         atomic_write.write(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text + b"\n")
 
     def __getitem__(self, name: str) -> Explained:
-        """Return one of several graphs with all notes."""
-        return Explained({name: self.graphs[name]}, self.notes)
+        """Return one of several graphs with all notes, and its rounds."""
+        rounds = {name: self.rounds[name]} if name in self.rounds else {}
+        return Explained({name: self.graphs[name]}, self.notes, rounds=rounds)
 
     def views(self, width: int = 80) -> Iterator[RenderableType]:
         """Yield views: the graph, or several by stages with findings; then the notes."""
@@ -163,6 +164,6 @@ class Explained:
         findings = map(str, self.findings()[:MOST_FINDINGS])
         notes = (f"note: {note}" for note in self.notes)
         lines = [*map(str, self.agreement), *findings, *self._configurations(), *notes]
-        graphs = [html(graph) for graph in self.graphs.values()]
+        graphs = [html(graph, findings=False) for graph in self.graphs.values()]
         aligned = [align_html.html(list(self.graphs), self.align())] if len(self.graphs) > 1 else []
         return "".join([*aligned, *graphs, *(f"<p>{escape(line)}</p>" for line in lines)])

@@ -184,7 +184,7 @@ def reading_errors_as_usage(path: Path) -> Iterator[None]:
     """Turn errors of the file readers into a UsageError that names the file."""
     try:
         yield
-    except (EOFError, OSError, RecursionError, ValueError) as problem:
+    except (EOFError, OSError, RecursionError, ValueError, zlib.error) as problem:
         words = str(problem) or type(problem).__name__
         raise UsageError(words if str(path) in words else f"{path}: {words}") from None
 
@@ -466,7 +466,7 @@ def _of_graphs(folder: Path) -> list[GraphSource]:
     from ..graph import store
 
     files = sorted(p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")) and p.is_file())
-    files = [p for p in files if store.SCHEMA.encode() in _head(p)]
+    files = [p for p in files if store.SCHEMA.encode() in _head_of_any(p)]
     return [GraphSource(p.name.split(".json")[0], 1, p, partial(store.load, p), p.stat().st_size) for p in files]
 
 

@@ -11,7 +11,8 @@ Measured on an H200, several processes under the lock against a single process:
   columns, bf16, torch 2.11) took 32, 50 and 127 us after three runs of one process each. It took 128 and 169 us after
   two runs of several processes.
 
-Inductor's default mode also times a few configurations of a kernel, but without the lock. On an H200, 36 of 40 of its
+Inductor's default mode also times a few configurations of a kernel, under the lock, but beside other processes'
+compiles. On an H200, 36 of 40 of its
 programs took the same time as in an earlier run, within 5%. Two took less, and two took 1.10 times as long.
 """
 

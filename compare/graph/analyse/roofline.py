@@ -116,13 +116,11 @@ class RooflinePoint:
 
     bound: which of the two is longer. It is "launch" where both, for one launch, are shorter than a kernel that does
     almost nothing: no bandwidth and no product rate can be reached in that time.
-    intensity: FLOPs per byte; None where either is unknown, or no byte moves.
     """
 
     memory_us: float
     compute_us: float
     bound: Bound
-    intensity: float | None
 
     @property
     def roofline_time_us(self) -> float:
@@ -145,7 +143,7 @@ def roofline_point(graph: FusionGraph, kernel: Kernel, ceilings: Ceilings) -> Ro
     bound: Bound = "memory" if memory >= compute else "compute"
     if ceilings.launch_us is not None and max(memory, compute) < ceilings.launch_us:
         bound = "launch"
-    return RooflinePoint(memory * launches, compute * launches, bound, intensity(kernel.flops, read + written))
+    return RooflinePoint(memory * launches, compute * launches, bound)
 
 
 def intensity(flops: float | None, size: float | None) -> float | None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...backends import BACKENDS
-from ...base.archive import portable_line
+from ...base.archive import users_line
 from ..model import FusionGraph, Kernel, SourceOp
 from ..operations import token
 from .roofline import Ceilings, recoverable_us, roofline_point
@@ -77,8 +77,7 @@ def portable_lines(graph: FusionGraph) -> FusionGraph:
     """
 
     def shorten(op: SourceOp) -> SourceOp:
-        line = portable_line(op.line)
-        return replace(op, line="" if line.startswith("compare/") else line)
+        return replace(op, line=users_line(op.line))
 
     kernels = None
     if graph.kernels is not None:

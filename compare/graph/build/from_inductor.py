@@ -10,7 +10,7 @@ from typing import Any
 
 from triton_side.inductor.graph import Call, CompiledGraph, Program, SourceNode
 
-from ...base.archive import portable_line
+from ...base.archive import portable_line, users_line
 from ..model import Access, Buffer, FusionGraph, Kernel, Reason, Role, SourceOp
 from .kernel_edges import barrier, bytes_saved, kernel_edges
 from .phases import join_phases
@@ -146,11 +146,10 @@ def _kernel(call: Call, name: str, graph: CompiledGraph, forward_sites: set[str]
 
 def _source_op(node: SourceNode, graph: CompiledGraph, forward_sites: set[str]) -> SourceOp:
     site = _site(node, graph.unit)
-    line = portable_line(node.line or "")
     return SourceOp(
         op=node.op,
         stage=node.stage or "",
-        line="" if line.startswith("compare/") else line,  # frames of xlafuse itself
+        line=users_line(node.line or ""),
         site=site,
         backward=node.backward,
         rematerialized=graph.part == "backward" and not node.backward and site in forward_sites,

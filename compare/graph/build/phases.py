@@ -52,6 +52,7 @@ def join_phases(
         reasons=(*forward.reasons, *(_renamed_reason(reason, kernel_names) for reason in backward.reasons)),
         operations=forward.operations + backward.operations,
         unparsed=forward.unparsed + backward.unparsed,
+        notes=tuple(dict.fromkeys(forward.notes + backward.notes)),
         versions={**backward.versions, **forward.versions},
     )
 

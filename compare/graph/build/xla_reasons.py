@@ -35,7 +35,7 @@ _BARRIERS = {"gemm": "gemm", "library": "library", "output": "recompute", "order
 
 
 def reasons(graph: FusionGraph, raw: Iterable[FusionDecision]) -> tuple[Reason, ...]:
-    """Return one reason for each edge of an XLA graph, in launch order, then the decisions that match no edge.
+    """Return one reason for each edge of an XLA graph, in launch order, then those of decisions on unknown kernels.
 
     raw: the decisions that `fusion_decisions.read_decisions` found for the module; empty where no fusion log was
         kept. Give each phase's decisions to its own graph: `join_phases` renames kernels that both phases have.

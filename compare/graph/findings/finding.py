@@ -20,10 +20,10 @@ class Finding:
 
     graphs: names of the graphs in the sentence; the first is the one that it is about.
     bytes: the traffic behind the finding.
-    us: the cost in microseconds; None without ceilings. "above roofline": the time above the roofline time. "more
-        FLOPs" and "dense ragged product": the extra FLOPs over the rate of products. "launch gaps": the time in which
-        nothing ran. Otherwise the measured time of the kernels if the finding is about whole kernels, else `bytes` over
-        the bandwidth.
+    us: the cost in microseconds; None where neither ceilings nor measured times give it. "above roofline": the time
+        above the roofline time. "more FLOPs" and "dense ragged product": the extra FLOPs over the rate of products.
+        "launch gaps": the time in which nothing ran. Otherwise the measured time of the kernels if the finding is about
+        whole kernels, else `bytes` over the bandwidth.
     kernels: launch indices, by graph.
     buffers: (graph, buffer) pairs whose traffic is counted in `bytes`; of "missed", the one with most of it.
     """

@@ -64,13 +64,14 @@ def _around_product(view: View, index: int) -> Iterator[tuple[str, str, tuple[st
     if not is_product(kernel) or not anchors:
         return
     products = [kernel.source_ops[position] for position in anchors]
-    of = series([view.stage(op) or formats.place(op.line) for op in products]) or formats.name(kernel.name)
+    of_products = [view.stage(op) or formats.place(op.line) for op in products]
+    of = series(of_products) or formats.name(kernel.name)
     launches = kernel.launches or 1
     for before, span in ((True, range(anchors[0])), (False, range(anchors[-1] + 1, len(names)))):
         extra = [position for position in span if names[position] not in MOVEMENT | REDUCTIONS]
         if extra:
             stages = [view.stage(kernel.source_ops[position]) for position in extra]
-            apart = tuple(stage for stage in dict.fromkeys(stages) if stage and stage not in of)
+            apart = tuple(stage for stage in dict.fromkeys(stages) if stage and stage not in of_products)
             written = sorted((buffer.bytes for buffer in view.buffers(index, "outputs")), reverse=True)
             many = len(anchors) if not _between_anchors(names, anchors) else 1
             results = "its result" if many == 1 else f"its {count(many)} results"

@@ -35,7 +35,10 @@ def tree(title: str, change: GraphDiff, a: FusionGraph, b: FusionGraph) -> Rende
         if number == MOST_KERNELS:
             root.add(plain(f"… and {formats.count(len(change.kernels) - number, 'more change')} of kernels"))
             break
-        _add_kernels(root, each, a.kernels or (), b.kernels or ())
+        if a.kernels is None or b.kernels is None:
+            _add_operations(root, each, a.operations, b.operations)
+        else:
+            _add_kernels(root, each, a.kernels, b.kernels)
     for materialized, label in ((True, "written to memory now"), (False, "no longer written to memory")):
         buffers = [each for each in change.buffers if each.materialized == materialized]
         if buffers:
@@ -59,10 +62,24 @@ def tree(title: str, change: GraphDiff, a: FusionGraph, b: FusionGraph) -> Rende
 
 
 def _totals(a: FusionGraph, b: FusionGraph) -> str:
-    kernels = [formats.UNKNOWN if graph.kernels is None else str(len(graph.kernels)) for graph in (a, b)]
+    if a.kernels is None or b.kernels is None:
+        return f"{len(a.operations)} → {len(b.operations)} operations"
+    kernels = [str(len(graph.kernels or ())) for graph in (a, b)]
     declared = [formats.size(totals(graph).declared.exact) for graph in (a, b)]
     noun = "kernel" if kernels == ["1", "1"] else "kernels"
     return f"{kernels[0]} → {kernels[1]} {noun}, {declared[0]} → {declared[1]} declared"
+
+
+def _add_operations(
+    root: Tree, change: KernelChange, before: tuple[SourceOp, ...], after: tuple[SourceOp, ...]
+) -> None:
+    """Add a change between graphs that have operations and no kernels."""
+    branch = root.add(plain(_WORDS[change.kind], "bold"))
+    for sign, operations, indices in (("-", before, change.before), ("+", after, change.after)):
+        for index in indices:
+            op = operations[index]
+            place = formats.place(op.line or op.stage)
+            branch.add(plain(f"{sign} {index + 1}. {formats.operation(op)}{f' ({place})' if place else ''}"))
 
 
 def _add_kernels(root: Tree, change: KernelChange, before: tuple[Kernel, ...], after: tuple[Kernel, ...]) -> None:
@@ -77,10 +94,8 @@ def _add_kernels(root: Tree, change: KernelChange, before: tuple[Kernel, ...], a
     branch = root.add(head)
     for sign, kernels, indices in (("-", before, change.before), ("+", after, change.after)):
         for index in indices:
-            # Without kernels, `diff` compares operations, and the indices are theirs.
-            if index < len(kernels):
-                branch.add(_kernel(sign, index, kernels[index]))
-    if change.kind == "operations" and before and after:
+            branch.add(_kernel(sign, index, kernels[index]))
+    if change.kind == "operations":
         old, new = (before[i].source_ops for i in change.before), (after[i].source_ops for i in change.after)
         for label, words in _exchanged(*next(zip(old, new, strict=True))):
             branch.add(plain(f"{label}: {words}"))

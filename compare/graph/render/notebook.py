@@ -53,13 +53,15 @@ def _template() -> Template:
     return Environment(autoescape=True, undefined=StrictUndefined).from_string(_PAGE)
 
 
-def html(graph: FusionGraph) -> str:
+def html(graph: FusionGraph, *, findings: bool = True) -> str:
     """Return an HTML fragment without scripts or links. All text of the graph is escaped."""
     kernels = graph.kernels or ()
     timed = any(kernel.device_time_us is not None for kernel in kernels)
     shown = set(text_view.costliest(graph, MOST_KERNELS))
     phases = [phase for name in PHASES if (phase := _part(graph, name, shown, timed))]
-    notes = (*text_view.totals_lines(graph), *text_view.finding_lines(graph))
+    notes = (
+        *graph.notes, *text_view.totals_lines(graph), *(text_view.finding_lines(graph) if findings else ())
+    )
     return _template().render(
         name=formats.name(graph.name, 200), origin=formats.origin(graph),
         notes=[printable(line, text_view.MOST_WORDS) for line in notes],

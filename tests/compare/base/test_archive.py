@@ -25,6 +25,13 @@ def test_paths_become_relative_and_the_rest_stays() -> None:
     )
 
 
+def test_lines_of_the_package_itself_are_dropped() -> None:
+    own = Path(archive.__file__).parents[1] / "workers" / "explaining.py"
+    assert archive.users_line(f"{own}:3") == "" and archive.users_line("xlafuse/compare/workers/x.py:3") == ""
+    assert archive.users_line("/home/me/compare/model.py:7") == "/home/me/compare/model.py:7"
+    assert archive.users_line(f"{PROJECT}/triton_side/blocks/gelu.py:1") == "triton_side/blocks/gelu.py:1"
+
+
 def test_paths_below_pythonpath_become_relative() -> None:
     """A new process is needed, because PYTHONPATH is read at import."""
     program = "from compare.base.archive import portable_line; print(portable_line('/opt/extra/deep/liger/x.py:3'))"

@@ -92,6 +92,7 @@ def test_run_passes_on_modes_and_restarts(
         (["run", "--suite", "qick"], "no suite 'qick'; did you mean quick"),
         (["run", "--resume"], "--resume needs --out"),
         (["run", "--stop-after", "9"], "--stop-after takes a time"),
+        (["run", "--stop-after", "9m", "--target", "h200"], "--stop-after is for a run on a GPU"),
         (["run", "--shard", "3/2"], "--shard takes K/N"),
         (["run", "--shard", ""], "--shard takes K/N"),  # as of a variable that is not set
         (["run", "--shard", "1/2", "--resume", "--out", "{run}"], "--shard is for a new run"),

@@ -66,6 +66,14 @@ def test_changes_as_text_and_json(tmp_path: Path) -> None:
     assert split["after_names"] == ["fusion.7", "fusion.8"]
 
 
+def test_operations_without_kernels_are_named(tmp_path: Path) -> None:
+    first, *rest = EAGER.operations
+    after = dataclasses.replace(EAGER, operations=(dataclasses.replace(first, op="aten.exotic"), *rest))
+    text = flat(diff(*saved(tmp_path, a=EAGER, b=after)).stdout)
+    assert f"{len(EAGER.operations)} → {len(EAGER.operations)} operations" in text and "declared" not in text
+    assert "+ 1. aten.exotic" in text and f"- 1. {first.op}" in text
+
+
 @pytest.mark.parametrize("again", [XLA, renumbered()], ids=["itself", "other names and times"])
 def test_no_difference_is_exit_0(tmp_path: Path, again: FusionGraph) -> None:
     result = diff(*saved(tmp_path, a=XLA, b=again))

@@ -90,7 +90,7 @@ class FakeCluster:
         folder = self.scratch / str(len(self.plans))
         folder_bytes.unpack(request, folder)
         self.plans.append(Plan.from_json(run_folder.read_run(folder)["plan"]))
-        assert not run_folder.has_records(folder)
+        assert not run_folder.read_records(folder)[0]
         return len(self.plans) - 1
 
     def ready(self, references: Sequence[int], timeout: float | None) -> list[int]:

@@ -26,6 +26,14 @@ def test_a_block_has_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     assert "5/5" in rope and "1 done before" in rope
 
 
+def test_a_record_that_is_made_again_counts_once(capfd: pytest.CaptureFixture[str]) -> None:
+    with Progress({"gelu": 2}) as progress:
+        for implementation in ("xla", "xla", "triton"):
+            progress.done(finished("gelu", implementation))
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "2/2" in line and "2 compiled" in line
+
+
 def test_a_record_has_one_line_if_asked(capfd: pytest.CaptureFixture[str]) -> None:
     with Progress({"gelu": 2}, verbose=True) as progress:
         progress.done(finished("gelu", "xla"))

@@ -100,6 +100,18 @@ def test_saving_one_graph_and_several(tmp_path: Path):
         xlafuse.load(tmp_path / "two.json")
 
 
+def test_one_of_several_keeps_its_rounds():
+    rounds = {"f": [{"device_us": 1.0}], "g": [{"device_us": 2.0}]}
+    both = Explained({"f": graph("f", "tanh"), "g": graph("g", "exp")}, rounds=rounds)
+    assert both["f"].rounds == {"f": rounds["f"]} and list(both["g"].graphs) == ["g"]
+
+
+def test_a_notebook_shows_each_finding_once():
+    pytest.importorskip("jinja2")
+    page = Explained({"f": graph("f", "tanh", "exp")})._repr_html_()
+    assert page.count("largest intermediate") == 1
+
+
 def test_markup_in_names_and_notes_is_escaped():
     pytest.importorskip("jinja2")
     page = Explained({"<f>": graph("<f>", "tanh")}, ("<b>",))._repr_html_()

@@ -150,6 +150,12 @@ def test_work_inside_a_product_and_where_it_is_not() -> None:
     assert one(graph(NORM, GATE, ACT, DOWN), "inside a product") == []
 
 
+def test_the_stage_of_a_product_may_contain_that_of_its_epilogue() -> None:
+    fused = kernel("up", "gemm", "up_proj:dot@4 up:add@5", "a wd x", "y")
+    (text,) = one(graph(NORM, GATE, ACT, fused), "inside a product")
+    assert text.startswith("XLA computes up (add) inside the product of up_proj.")
+
+
 def test_a_prologue_saves_the_operand() -> None:
     prologue = kernel("gate", "gemm", "norm:mul@1 gate:dot@2", "h s wg", "g")
     (text,) = one(graph(NORM, prologue, sizes="h=700 s=500 wg=9000 g=5000"), "inside a product")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -54,6 +55,10 @@ def test_kernels_with_costs_and_operations() -> None:
         "fusion efficiency",
     ):
         assert part in text, part
+
+
+def test_notes_of_the_graph_are_shown() -> None:
+    assert "half of it ran" in read(replace(XLA, notes=("half of it ran",)))
 
 
 def test_times_have_columns_only_where_there_are_times() -> None:

@@ -267,7 +267,7 @@ def test_no_framework_is_imported() -> None:
         (["{tmp}/a", "{tmp}/b", "--html", "{tmp}/a/run.json/x.html"], "cannot be written"),
         (["{tmp}/a", "{tmp}/empty"], "records.jsonl: missing"),
         (["{tmp}/empty", "{tmp}/empty"], "neither run has a record"),
-        (["{tmp}/x.json", "{tmp}/x.json", "--all", "--tolerance", "5%"], "and --all go only with two runs"),
+        (["{tmp}/x.json", "{tmp}/x.json", "--all", "--tolerance", "5%"], "and --all go only with two runs or profiles"),
         (["{tmp}/a", "{tmp}/broken"], "broken/run.json"),
     ],
 )
