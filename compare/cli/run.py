@@ -141,8 +141,9 @@ def command(
       xlafuse run --suite full --out runs/full
       xlafuse run --out runs/full --resume
 
-    Exit code: 0 when all went well; 1 when something was wrong, failed or timed out; 2 when nothing was started, or the
-    folder could no longer be written; 3 when --stop-after ended the run before its last record; 130 after Ctrl-C.
+    The exit code is 0 when all went well, and 1 when something was wrong, failed or timed out. It is 2 when nothing was
+    started, or the folder could no longer be written. It is 3 when --stop-after ended the run before its last record,
+    and 130 after Ctrl-C.
     """
     from datetime import datetime
 

@@ -25,7 +25,7 @@ if jax.__version_info__ < (0, 11):
 
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from xlafuse.pallas import matmul
+from xlafuse.pallas import matmul, rmsnorm, softmax
 
 Arrays = dict[str, jax.Array]
 
@@ -197,3 +197,9 @@ def test_other_dtypes_and_sizes_are_refused() -> None:
         matmul.matmul(a, b[:32])
     with pytest.raises(ValueError, match="got m 15, k 64, n 64: pad the arrays"):
         matmul.matmul(a[:15], b)
+    rows = jnp.ones((4, 128), jnp.bfloat16)
+    for x in (rows[0], rows[None]):
+        with pytest.raises(ValueError, match="expected a matrix"):
+            softmax.softmax(x)
+    with pytest.raises(ValueError, match=r"got arrays of \[4, 128\], \[256\]"):
+        rmsnorm.rmsnorm(rows, jnp.ones(256, jnp.bfloat16), 1e-6)

@@ -38,6 +38,11 @@ def check_dropout(x: Tensor, seed: Tensor, p: float) -> None:
         raise TypeError(f"seed must be int32, got {seed.dtype}; cast it with .to(torch.int32)")
     if seed.shape != (2,) or seed.device != x.device:
         raise ValueError(f"seed must be two words on {x.device}, got shape {tuple(seed.shape)} on {seed.device}")
+    check_probability(p)
+
+
+def check_probability(p: float) -> None:
+    """Raise ValueError unless p, in steps of 2^-16, leaves some elements."""
     if not 0 <= p <= 65535 / 65536:
         raise ValueError(f"p must be at least 0 and, rounded up to a multiple of 2^-16, less than 1, got {p}")
 

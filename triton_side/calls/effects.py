@@ -19,9 +19,10 @@ NONE: Parameters = frozenset()
 T = TypeVar("T")
 
 READING = ("tt.load", "tt.descriptor_load", "tt.descriptor_gather", "tt.atomic_rmw", "tt.atomic_cas",
-           "ttng.async_tma_copy_global_to_local")
+           "ttg.async_copy_global_to_local", "ttng.async_tma_copy_global_to_local", "ttng.async_tma_gather")
 WRITING = ("tt.store", "tt.descriptor_store", "tt.descriptor_scatter", "tt.descriptor_reduce",
-           "tt.atomic_rmw", "tt.atomic_cas", "ttng.async_tma_copy_local_to_global")
+           "tt.atomic_rmw", "tt.atomic_cas", "ttng.async_tma_copy_local_to_global",
+           "ttng.async_tma_scatter", "ttng.async_tma_reduce")
 
 _LOCATION = re.compile(r'\s*loc\((?:"(?:[^"\\]|\\.)*"|\((?:"[^"]*"|[^()])*\)|[^()"])*\)')
 _VALUE = re.compile(r"%[\w$.-]+(?:#\d+)?")

@@ -51,6 +51,8 @@ def of(recorded: Recorded) -> dict[str, Any]:
             raise NotPlain(f"among the launches PyTorch runs {event.op}")
         if event.kind != "triton":
             raise NotPlain(f"{event.label} is no Triton kernel")
+        if "ttir" not in event.artifacts.texts:
+            raise NotPlain(f"{event.label} is a Gluon kernel")
         read, written = event.effects.reads, event.effects.writes
         reads = [tensor for tensor in event.tensors if tensor.position not in written]
         writes = [tensor for tensor in event.tensors if tensor.position in written]

@@ -7,9 +7,9 @@ The kernels compute in fp32 and store x's dtype. A row of only -inf becomes zero
 holds NaN or +inf becomes NaN, as in torch.softmax. One reduction of (maximum, sum) pairs gives both values (Milakov
 and Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867).
 
-A row is read once, held in registers and written once, up to 131,072 columns of 16-bit dtypes (65,536 of fp32; half of
-that in scalar loads). Longer rows are read twice. On GPUs without thread block clusters, so is every row that is too
-long for one block.
+A row is read once, held in registers and written once, up to 131,072 columns of 16-bit dtypes (65,536 of fp32, and
+65,536 of either in scalar loads). Longer rows are read twice. On GPUs without thread block clusters, so is every row
+that is too long for one block.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ VECTOR_PLANS = (
     *(Plan(256, 4, cluster) for cluster in (2, 4, 8)),
     Plan(512, 4, 8),
 )
-# In single elements a thread holds at most 16: half of the bytes, with 16 loads in flight.
+# In single elements a thread holds at most 16 (of 16 bits, half of the bytes), with 16 loads in flight.
 SCALAR_PLANS = (
     *(Plan(WARP, vectors, rows=4) for vectors in (1, 4, 16)),
     *(Plan(threads, 16) for threads in (64, 128, 256, 512)),

@@ -267,7 +267,8 @@ def backward(
             torch.sum(dout.unflatten(1, (v.shape[1], -1)), dim=2, out=dv)
         return dq.zero_(), dk.zero_(), dv
     if hopper and not torch.are_deterministic_algorithms_enabled():
-        dout = dout if fits_descriptor(dout) else dout.contiguous()
+        # A copy, because a contiguous dout that begins between two multiples of 16 bytes does not fit either.
+        dout = dout if fits_descriptor(dout) else dout.clone(memory_format=torch.contiguous_format)
         return hopper_backward.launch_backward(q, k, v, out, dout, logsumexp2, causal, window, offsets, gradients)
     operands = (q, k, v, dout, logsumexp2, launch_delta(out, dout))
     facts = {"shared": q.shape[1] != k.shape[1], "windowed": window > 0, "packed": offsets is not None}

@@ -294,8 +294,8 @@ class CrossEntropyFunction(torch.autograd.Function):
         return backward(logits, labels, SavedStatistics(*saved), dloss, *ctx.attributes), None, None, None
 
 
-def check_labels(logits: torch.Tensor, labels: torch.Tensor) -> None:
-    """Raise unless there is one integer label for each row of logits, on their device.
+def check_labels(logits: torch.Tensor, labels: torch.Tensor, name: str = "logits") -> None:
+    """Raise unless there is one integer label for each row of the logits, or of what `name` is, on its device.
 
     Raises:
         ValueError: another shape or device.
@@ -303,15 +303,15 @@ def check_labels(logits: torch.Tensor, labels: torch.Tensor) -> None:
     """
     if labels.shape != logits.shape[:1]:
         raise ValueError(
-            f"labels must be [tokens] = [{logits.shape[0]}] for logits of shape {tuple(logits.shape)}, got "
+            f"labels must be [tokens] = [{logits.shape[0]}] for {name} of shape {tuple(logits.shape)}, got "
             f"{tuple(labels.shape)}; pass one label for each token"
         )
     if labels.dtype not in (torch.int32, torch.int64):
         raise TypeError(f"labels must be int32 or int64, got {labels.dtype}; cast them with .to(torch.int32)")
     if labels.device != logits.device:
         raise ValueError(
-            f"all tensors must be on one device, got logits on {logits.device} and labels on {labels.device}; "
-            "move labels with .to(logits.device)"
+            f"all tensors must be on one device, got {name} on {logits.device} and labels on {labels.device}; "
+            f"move labels with .to({name}.device)"
         )
 
 

@@ -48,6 +48,7 @@ from triton_side.kernels.transformer_layer import (
     attention_forward,
     gate_up_activation,
     product_plus_residual,
+    refuse_autocast,
     split_qkv,
 )
 
@@ -173,9 +174,11 @@ def decoder_block(
         ValueError: shapes do not fit, attention does not support head_dim, devices differ, a device is not a GPU
             (outside Triton's interpreter), or PyTorch's float32 matmul precision is "medium".
         TypeError: a dtype is not supported, or dtypes differ.
+        RuntimeError: `torch.autocast` is on.
     """
     weights = {name: params[name] for name in WEIGHTS}
     check_tensors(x=x, **weights)
+    refuse_autocast(x)
     _check_shapes(x, positions, weights, heads, kv_heads)
     settings = Settings(heads, kv_heads, eps, theta)
     tokens = x.reshape(-1, x.shape[-1])

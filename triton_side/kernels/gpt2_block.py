@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from triton_side.blocks.dropout_residual_norm import check_probability
 from triton_side.calls.declare import computing
 from triton_side.calls.stages import stage
 from triton_side.kernels import dropout_residual_norm, layernorm, linear_gelu
@@ -42,6 +43,7 @@ from triton_side.kernels.transformer_layer import (
     attention_backward,
     attention_forward,
     product_bias_gelu,
+    refuse_autocast,
     split_qkv,
 )
 
@@ -154,16 +156,17 @@ def gpt2_block(
         ValueError: p is out of range, shapes do not fit, attention does not support head_dim, devices differ, a device
             is not a GPU (outside Triton's interpreter), or PyTorch's float32 matmul precision is "medium".
         TypeError: a dtype is not supported, or they differ, or the seed is not int32.
+        RuntimeError: `torch.autocast` is on.
     """
     weights = {name: params[name] for name in WEIGHTS}
     check_tensors(x=x, **weights)
+    refuse_autocast(x)
     _check_shapes(x, weights, heads)
     if seed.dtype != torch.int32:
         raise TypeError(f"seed must be int32, got {seed.dtype}; cast it with .to(torch.int32)")
     if seed.shape != (2, 2) or seed.device != x.device:
         raise ValueError(f"seed must be [2, 2] on {x.device}, got shape {list(seed.shape)} on {seed.device}")
-    if not 0 <= p <= 65535 / 65536:
-        raise ValueError(f"p must be at least 0 and, rounded up to a multiple of 2^-16, less than 1, got {p}")
+    check_probability(p)
     tokens = x.reshape(-1, x.shape[-1])
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, *weights.values())):
         y: torch.Tensor = _Gpt2Block.apply(x.shape, heads, p, eps, tokens, seed, *weights.values())

@@ -62,6 +62,7 @@ from triton_side.kernels.shared.tiles import DESCRIPTOR_ALIGNMENT, product_preci
 
 WORKSPACE = 512 << 20  # bytes of the logits of one chunk
 MIN_TOKENS = 128  # of a chunk, whatever its bytes: the height of a tile
+MOST_IN_AXIS = 65_535  # of a grid's second and third axis, by CUDA's limit
 TILES_PER_STEP = 64  # combined in one step
 DLOGITS_CONFIG = FlatConfig(block=8192, num_warps=8)
 
@@ -229,8 +230,8 @@ def count_kernel(labels_ptr, count_ptr, tokens, IGNORED: tl.constexpr, BLOCK: tl
 
 
 def unscaled(shapes: Shapes) -> int:
-    """Return the elements that `scale_gradient_kernel` moves where dloss is 1."""
-    return 0
+    """Return the elements that `scale_gradient_kernel` moves where dloss is 1: all of float16, which has a count."""
+    return math.prod(shapes["gradient_ptr"]) if "count_ptr" in shapes else 0
 
 
 @declare(
@@ -324,8 +325,12 @@ def forward_pass(
 
 
 def tokens_per_chunk(tokens: int, classes: int, element_bytes: int, workspace: int = WORKSPACE) -> int:
-    """Return the size of equal chunks, a multiple of MIN_TOKENS, whose logits fit the workspace."""
-    most = max(MIN_TOKENS, workspace // (element_bytes * classes) // MIN_TOKENS * MIN_TOKENS)
+    """Return the size of equal chunks, a multiple of MIN_TOKENS, whose logits fit the workspace.
+
+    A chunk's tokens are the second axis of a grid, which CUDA ends at MOST_IN_AXIS.
+    """
+    fitting = min(workspace // (element_bytes * classes), MOST_IN_AXIS) // MIN_TOKENS * MIN_TOKENS
+    most = max(MIN_TOKENS, fitting)
     return MIN_TOKENS * cdiv(cdiv(tokens, cdiv(tokens, most)), MIN_TOKENS)
 
 
@@ -376,8 +381,10 @@ def training_pass(
     dh, dw = empty_gradients(h, w, wanted)
     size = min(tokens, tokens_per_chunk(max(tokens, 1), len(w), h.element_size(), workspace))
     memory = Chunk.empty(size, w)
-    if dw is not None and not tokens:
-        dw.zero_()
+    if not tokens:
+        count.fill_(1)
+        if dw is not None:
+            dw.zero_()
     for first in range(0, tokens, size or 1):
         part = slice(first, first + size)
         rows, own = h[part], labels[part]
@@ -493,6 +500,7 @@ def linear_cross_entropy(
         ValueError: shapes do not fit, there is no class, devices differ or are not a GPU (outside the interpreter), or
             float32 products are set to "medium".
         TypeError: a dtype is not supported, or those of h and w differ.
+        RuntimeError: in a second backward pass of one call.
     """
     check_tensors(h=h, w=w)
     check_matrix("h", h)
@@ -502,7 +510,7 @@ def linear_cross_entropy(
             f"h [tokens, width] and w [classes, width] must fit, with at least one class, got {list(h.shape)} and "
             f"{list(w.shape)}; w has the layout of a torch.nn.Linear's weight"
         )
-    check_labels(h, labels)
+    check_labels(h, labels, name="h")
     labels = labels.contiguous()
     if torch.is_grad_enabled() and (h.requires_grad or w.requires_grad):
         loss: torch.Tensor

@@ -70,7 +70,10 @@ def lm_step(
     with torch.enable_grad(), torch.autograd.set_multithreading_enabled(False):
         loss = compute_loss(parts, inputs, layers, sizes)
         gradients = iter(torch.autograd.grad(loss, leaves))
-    new = {f"new_{prefix}{name}": torch.empty_like(inputs[prefix + name]) for name in PARAMETERS for prefix in PREFIXES}
+    new = {
+        f"new_{prefix}{name}": torch.empty_like(inputs[prefix + name], memory_format=torch.contiguous_format)
+        for name in PARAMETERS for prefix in PREFIXES
+    }
     updates = [
         Update(
             inputs[name], tuple(islice(gradients, len(parts[name]))), inputs[f"mu_{name}"], inputs[f"nu_{name}"],

@@ -372,8 +372,8 @@ def moe(
         y [tokens, width], contiguous, in the inputs' dtype, and balance_loss [] in float32.
 
     Raises:
-        ValueError: shapes or top_k do not fit, devices differ or are not a GPU (outside the interpreter), or float32
-            products are set to "medium".
+        ValueError: shapes or top_k do not fit, there are too many experts (`moe_routing.route_tokens`), devices differ
+            or are not a GPU (outside the interpreter), or float32 products are set to "medium".
         TypeError: a dtype is not supported, or they differ.
     """
     weights = {"w_gate": w_gate, "w_up": w_up, "w_down": w_down}

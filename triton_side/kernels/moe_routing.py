@@ -45,6 +45,7 @@ from triton_side.kernels.shared.tiles import add_product, add_separate_product
 SOFTMAX = ("reduce_max", "exp", "reduce_sum", "div")
 TOKENS = 32  # of a program: 4096 tokens take 128 programs, nearly one for each multiprocessor of an H200
 FEW_TOKENS = 32  # or less: one program took 7.3 us for 16 tokens of width 2048 (CUPTI, one H200)
+MIN_STEP = 16  # terms of a product that tensor cores accept
 TOKENS_PER_PARTIAL = 512  # tokens whose share of drouter one program sums
 
 
@@ -308,11 +309,19 @@ def router_step(tile: int, block: int, element_bytes: int) -> int:
 
 
 def route_tokens(x: torch.Tensor, router: torch.Tensor, top_k: int, save: bool) -> tuple[Route, torch.Tensor]:
-    """Return the route, and balance_loss [] in float32."""
+    """Return the route, and balance_loss [] in float32.
+
+    Raises ValueError for more experts than the router of many tokens can hold: 1024 of 16 bits, 512 of float32.
+    """
     (tokens, width), experts = x.shape, len(router)
     few = tokens <= FEW_TOKENS
     tile, block = (1, next_power_of_2(experts)) if few else (TOKENS, experts_block(experts))
-    tiles = cdiv(tokens, tile)
+    tiles, step = cdiv(tokens, tile), router_step(tile, block, x.element_size())
+    if not few and step < MIN_STEP:
+        raise ValueError(
+            f"{experts} experts of {x.dtype} are too many for more than {FEW_TOKENS} tokens: tiles of "
+            f"{TOKENS} tokens and all experts do not fit shared memory"
+        )
 
     def empty(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device=x.device)
@@ -325,7 +334,7 @@ def route_tokens(x: torch.Tensor, router: torch.Tensor, top_k: int, save: bool) 
     with device_of(x):
         moe_router_kernel[(tiles,)](
             x, router, logits, chosen, weights, counts, sums, tokens, width, experts, *x.stride(), *router.stride(),
-            TOKENS=tile, EXPERTS=block, BLOCK_K=router_step(tile, block, x.element_size()), TOP_K=top_k,
+            TOKENS=tile, EXPERTS=block, BLOCK_K=step, TOP_K=top_k,
             CHOICES=next_power_of_2(top_k), PRECISION="ieee", STAGES=3 if few else 4, num_warps=router_warps(block),
         )
         with computing(*OFFSETS, *(SLOTS if few else ())):

@@ -100,6 +100,15 @@ def attention_backward(
         attention.backward(q, k, v, out, dout, logsumexp2, hopper=hopper, gradients=gradients)
 
 
+def refuse_autocast(x: torch.Tensor) -> None:
+    """Raise RuntimeError where `torch.autocast` would change the dtype of the layer's products."""
+    if torch.is_autocast_enabled(x.device.type):
+        raise RuntimeError(
+            "the layer computes in the dtype of its inputs; call it under torch.autocast(..., enabled=False), with "
+            "inputs of the dtype that you want"
+        )
+
+
 def fused_epilogue_wins(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Return whether our kernel with an epilogue is faster for a @ b than cuBLAS and a second kernel."""
     if a.dtype == torch.float32 or not operands_fit_descriptors(a, b):

@@ -358,8 +358,9 @@ def _exchange_rows(exchange: Exchange, plan: Plan, in_slots: Tensor, into: Tenso
 
 
 def moe(inputs: Mapping[str, Tensor], top_k: int, ranks: Ranks, *, put: bool, overlap: bool = True) -> Tensor:
-    """Return y of this rank's tokens, differentiable once; every rank calls this at the same point.
+    """Return y of this rank's tokens, differentiable once.
 
+    Every rank calls this at the same point with as many tokens: the places in their memory follow from the number.
     put: ranks write into their peers' memory instead of reading it. overlap: exchanges run at the same
     time as kernels.
     """
@@ -376,6 +377,8 @@ def moe(inputs: Mapping[str, Tensor], top_k: int, ranks: Ranks, *, put: bool, ov
     if not 1 <= top_k <= len(router):
         raise ValueError(f"top_k must be 1 to {len(router)}, the number of experts, got {top_k}")
     x = with_unit_column_stride(x)
+    if w_gate.stride() != w_up.stride():
+        w_gate, w_up = w_gate.contiguous(), w_up.contiguous()
     slots = tokens * top_k
     # The slots of a region hold all rows, and their float32 weights behind them.
     size = aligned(bytes_of((slots, width), x.dtype)) + aligned(bytes_of((slots,), torch.float32))

@@ -254,7 +254,7 @@ class Exchange:
         self.received: dict[int, list[Tensor]] = {}
 
     def outbox(self, peer: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Return memory for a tensor to the peer, which a kernel fills before `start`."""
+        """Return memory for a tensor to the peer, which a kernel fills before `complete`, or `expect` without it."""
         if self.buffers.put:
             tensor = torch.empty(tuple(shape), dtype=dtype, device=self.buffers.device)
         else:

@@ -126,11 +126,15 @@ def launch_rows(
 
 
 def check_rows(*arrays: jax.Array) -> None:
-    """Raise ValueError or TypeError unless the arrays are matrices of one 16-bit dtype, with columns for the kernels.
+    """Raise ValueError or TypeError unless the arrays fit the kernels: a matrix, and vectors with an element a column.
 
-    Columns are multiples of 128 up to 4096.
+    They have one 16-bit dtype. Columns are multiples of 128 up to 4096.
     """
     check_dtypes(*arrays)
+    matrix, *vectors = arrays
+    if matrix.ndim != 2 or any(vector.shape != matrix.shape[1:] for vector in vectors):
+        found = ", ".join(str(list(array.shape)) for array in arrays)
+        raise ValueError(f"expected a matrix, and vectors of its columns, got arrays of {found}")
     for array in arrays:
         if array.shape[-1] % THREADS or array.shape[-1] > TILE:
             raise ValueError(f"columns must be multiples of 128 up to 4096, got an array of {list(array.shape)}")

@@ -47,6 +47,13 @@ def test_descriptors() -> None:
     tt.descriptor_reduce add, %z[%i], %t : !tt.tensordesc<tensor<8xf32>>, f32""") == ([0], [1, 3])
 
 
+def test_copies_to_shared_memory_read() -> None:
+    assert of_body(POINTERS, """
+    %0 = tt.splat %x : !tt.ptr<f32> -> tensor<8x!tt.ptr<f32>>
+    %1 = ttg.async_copy_global_to_local %0, %s : tensor<8x!tt.ptr<f32>> -> !ttg.memdesc<8xf32>
+    tt.store %z, %v : !tt.ptr<f32>""") == ([0], [3])
+
+
 def test_atomics_read_and_write() -> None:
     assert of_body(POINTERS, """
     %0 = tt.atomic_rmw fadd, acq_rel, gpu, %y, %v, %true : (!tt.ptr<f32>, f32, i1) -> f32

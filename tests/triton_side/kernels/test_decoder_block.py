@@ -146,6 +146,8 @@ def test_rejects() -> None:
         call(attributes=ATTRIBUTES | {"kv_heads": 4})
     with pytest.raises(ValueError, match=r"the weights must fit x .*expected .*'w_down': \[67, 37\]"):
         call(w_down=params["w_down"].T)
+    with torch.autocast(x.device.type), pytest.raises(RuntimeError, match="enabled=False"):
+        call()
     with pytest.raises(TypeError, match="w_o in torch.float16"):
         call(w_o=params["w_o"].half())
 

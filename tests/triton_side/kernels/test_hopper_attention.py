@@ -83,6 +83,8 @@ def test_strides() -> None:
     q, k, v = random(2, 3, 200, 3 * 64, dtype=BFLOAT16, seed=1).split(64, dim=-1)
     dout = random(2, 3, 1, 64, dtype=BFLOAT16, seed=2).expand(2, 3, 200, 64)
     assert agrees(FUNCTION, q, k, v, dout), "columns of one tensor, one row repeated"
+    flat = random(2 * 3 * 200 * 64 + 1, dtype=BFLOAT16, seed=4)
+    assert agrees(FUNCTION, q, k, v, flat[1:].view(2, 3, 200, 64)), "contiguous, and 2 bytes off"
     whole = random(2, 1, 200, 64, dtype=BFLOAT16, seed=3).expand(2, 3, 200, 64)
     assert agrees(FUNCTION, whole, k, v, dout), "one head repeated"
 

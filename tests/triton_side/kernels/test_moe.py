@@ -182,6 +182,8 @@ def test_rejects() -> None:
         moe.moe(x, router, w_gate, w_up, w_down.mT, 2)
     with pytest.raises(ValueError, match="top_k must be 1 to 3, the number of experts, got 4"):
         moe.moe(x, router, w_gate, w_up, w_down, 4)
+    with pytest.raises(ValueError, match="600 experts of torch.float32 are too many for more than 32 tokens"):
+        moe.moe(*inputs(33, 600, 1, 600, 1, 1), 1)
     with pytest.raises(ValueError, match="at least one token"):
         moe.moe(x[:0], router, w_gate, w_up, w_down, 2)
 

@@ -94,7 +94,8 @@ def without_descriptors() -> Iterator[None]:
 def fits_descriptor(matrix: torch.Tensor) -> bool:
     """Return whether TMA can read tiles of the last two axes: last stride 1, everything else 16-byte aligned.
 
-    PyTorch's allocators align the start of a storage, so no address is read. False within `without_descriptors`.
+    PyTorch's allocators align the start of a storage, so no address is read: imported memory (DLPack) must begin at a
+    multiple of 16 bytes. False within `without_descriptors`.
     """
     *strides, last = matrix.stride()
     if last != 1 or not _descriptors:
