@@ -13,7 +13,7 @@ from xlafuse.hlo.gc_pause import collector_paused
 
 from ..base.usage import UsageError
 from ..graph import formats
-from ..record.run_folder import read_records
+from ..record.run_folder import read_records, read_run
 from ..report import data, rows, table
 from ..report.columns import FINDING_COLUMNS, Row, row_of
 from ..sources import graph_sources
@@ -122,12 +122,14 @@ def report(
         )
     if view == "findings":
         return _findings(path, form, filters, every)
-    read = rows.read(path)
-    warn(read.warnings)
+    run = read_run(path)
+    records, unread = read_records(path)
+    read = rows.of_records(path, run, records)
+    warn([*unread, *read.warnings])
     selected = rows.only(read.rows, **filters)
     if view == "roofline" or (view == "table" and is_data):
-        selected, warnings = rows.with_rooflines(selected, graph_sources.contents(path))
-        warn(warnings)
+        selected, unread = rows.with_rooflines(selected, graph_sources.contents_of_records(path, run, records))
+        warn(unread)
     if picture is not None:
         return _draw(picture, view, read, selected)
     shown, render = _view(view, kernels, every, path, selected)
