@@ -194,9 +194,9 @@ def _round(
     backend: RankBackend, rank: Rank, program: Program, case: Case, folder: Path, clock: CuptiClock
 ) -> list[Sample]:
     inputs = backend.inputs(folder, case)
-    clock.start()  # before the warm-up, so that no timed call is the first that CUPTI records
     for _ in range(WARM_UP_CALLS):
         backend.synchronize(program.forward(inputs))
+    clock.start()
     for _ in range(CALLS):
         backend.flush_l2()
         clock.time(partial(program.forward, inputs), _meeting(backend, rank))
