@@ -30,6 +30,7 @@ from torch.autograd.function import once_differentiable
 from triton_side.calls import declare
 from triton_side.configs.tuned import tuned
 from triton_side.kernels.rmsnorm import configure_forward as configure_rmsnorm
+from triton_side.kernels.rmsnorm import rows_in_registers
 from triton_side.kernels.shared.column_sums import sum_vectors
 from triton_side.kernels.shared.launch import (
     RowConfig,
@@ -297,10 +298,11 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
         44.4 us    four programs without a prefetch
         45.3 us    one tile a program
     """
-    config = configure_rmsnorm.__wrapped__(rows, columns, element_bytes, multiprocessors)
-    tile = config.block_rows * config.block_columns
-    resident = multiprocessors * max(2, min(16, 12288 // tile))
-    if tile > 8192 or config.programs <= resident:
+    if columns > 8192:
+        return configure_rmsnorm.__wrapped__(rows, columns, element_bytes, multiprocessors)
+    config = rows_in_registers(rows, columns, multiprocessors)
+    resident = multiprocessors * max(2, min(16, 12288 // (config.block_rows * config.block_columns)))
+    if config.programs <= resident:
         return config
     return replace(config, num_stages=3, programs=resident)
 
