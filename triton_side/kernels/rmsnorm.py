@@ -227,7 +227,7 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
     if block > 8192:
         stages = 3 if element_bytes == 2 else 2
         return RowConfig(1, block, 16, stages, min(rows, multiprocessors))
-    if block == 8192 and element_bytes == 2:
+    if columns == 8192 and element_bytes == 2:
         return RowConfig(1, 4096, 16, 1, rows)
     return rows_in_registers(rows, columns, multiprocessors)
 

@@ -1,4 +1,4 @@
-"""Registers of kernels that hold long rows, compiled for an H200 without one."""
+"""Registers of kernels of long rows, compiled for an H200 without one."""
 
 import pytest
 
@@ -27,3 +27,13 @@ SOFTMAX = {"block": "softmax", "names": ("x",), "attributes": {}, "train": False
 def test_long_rows_spill_no_registers(fake_gpu, kernel, columns: int, dtype: str) -> None:
     spills = fake_gpu.answer(RECORD.format(columns=columns, dtype=dtype, **kernel))
     assert spills and max(spills) <= 8
+
+
+def test_rmsnorm_reads_8192_columns_with_as_many_warps_as_a_multiprocessor_has(fake_gpu) -> None:
+    registers, warps = fake_gpu.answer("""
+from triton_side.kernels import rmsnorm
+specs = {"x": ((8192, 8192), "bfloat16"), "weight": ((8192,), "bfloat16")}
+(launch,) = deviceless.record_call(rmsnorm.apply, specs, {"eps": 1e-6}, train=False).parts["forward"]
+print(json.dumps([launch.resources.registers, launch.resources.num_warps]))
+""")
+    assert 65536 // (32 * warps * registers) * warps == 64
