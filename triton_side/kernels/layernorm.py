@@ -288,7 +288,7 @@ def layernorm_partials_kernel(
 
 @tuned
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
-    """RMSNorm's tiles; up to 8192 columns one resident set of programs, with two prefetched tiles each.
+    """Rows in registers; up to 8192 columns one resident set of programs, with two prefetched tiles each.
 
     The second sum waits for the first, so a prefetch helps. bfloat16 on an H200, 8192 rows of 4096 columns, by
     do_bench:

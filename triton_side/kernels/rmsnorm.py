@@ -12,7 +12,7 @@ norm in one pass and stores both. The norm is of the stored sum, which the backw
 `dsum`, the other readers' gradient, to dx.
 
 The backward kernel is a persistent grid. Each program adds its rows' share of dweight in registers and writes it once;
-a second kernel adds the programs' shares (shared/column_sums.py). Rows too long for the registers are read twice, and a
+a second kernel adds the programs' shares (shared/column_sums.py). Rows too long for its registers are read twice, and a
 third reading computes dweight.
 """
 
@@ -103,11 +103,18 @@ def rmsnorm_forward_kernel(
 @declare.declare(*FORWARD, flops=_forward_flops)
 @triton.jit
 def rmsnorm_forward_looped_kernel(
-    x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, rstd_ptr, x_row_stride, residual_row_stride, rows,
-    columns: tl.constexpr, eps,
-    COLUMNS: tl.constexpr, STAGES: tl.constexpr,
+    x_ptr, residual_ptr, weight_ptr, y_ptr, sum_ptr, rstd_ptr, x_row_stride, residual_row_stride, rows, columns, eps,
+    COLUMNS: tl.constexpr, STAGES: tl.constexpr, UNROLLED: tl.constexpr,
 ):
-    """Read a row twice, with hints that caches keep x until its second reading."""
+    """Read each row twice.
+
+    UNROLLED: the number of columns where the compiler shall unroll the loops, else None. Caches then get hints to keep
+    x until its second reading.
+    """
+    FIRST: tl.constexpr = "" if UNROLLED is None else "evict_last"
+    SECOND: tl.constexpr = "" if UNROLLED is None else "evict_first"
+    if UNROLLED is not None:
+        columns = UNROLLED
     for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
         x_row_ptr = x_ptr + tl.cast(row, tl.int64) * x_row_stride
         residual_row = tl.cast(row, tl.int64) * residual_row_stride
@@ -115,14 +122,14 @@ def rmsnorm_forward_looped_kernel(
         squares = tl.zeros([COLUMNS], tl.float32)
         for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
             column = start + tl.arange(0, COLUMNS)
-            x = _load_sum(x_row_ptr + column, residual_ptr, residual_row + column, column < columns, "evict_last")
+            x = _load_sum(x_row_ptr + column, residual_ptr, residual_row + column, column < columns, FIRST)
             squares += x * x
         rstd = tl.rsqrt(tl.sum(squares, axis=0) / columns + eps)
         if rstd_ptr is not None:
             tl.store(rstd_ptr + row, rstd)
         for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
             column = start + tl.arange(0, COLUMNS)
-            x = _load_sum(x_row_ptr + column, residual_ptr, residual_row + column, column < columns, "evict_first")
+            x = _load_sum(x_row_ptr + column, residual_ptr, residual_row + column, column < columns, SECOND)
             if sum_ptr is not None:
                 tl.store(sum_ptr + out_row + column, x.to(sum_ptr.dtype.element_ty), mask=column < columns)
             weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
@@ -209,15 +216,16 @@ def rmsnorm_partial_dweight_kernel(
 
 @tuned
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
-    """Return rows in registers, persistent for long rows; looped for the longest, and for 8192 columns of 16 bits.
-
-    A row of 8192 columns takes 64.9 us in registers and 61.0 looped (8192 rows). A looped one is read again from a
-    cache. A thread needs 30 registers, so 64 warps share a multiprocessor.
+    """Return rows in registers, persistent for long rows; looped for the longest, and for many of 8192 columns.
 
     bfloat16 on an H200, in GB/s (a copy reaches 4153 at 4096 columns):
 
         4096 columns    4119 with 4 warps, 3975 with 8, 3865 with 4 and a prefetch
-        8192 columns    3990 with 8 warps, 3292 with 16, 3862 with 8 and a prefetch, 4400 looped with 16
+        8192 columns    3990 with 8 warps, 3292 with 16, 3862 with 8 and a prefetch
+
+    By CUPTI 8192 rows of 8192 columns take 64.5 us in registers with 8 warps and 61.0 looped with 16: 4161 and 4401
+    GB/s. The second reading hits a cache, and a thread has 30 registers, so 64 warps share a multiprocessor. In float32
+    and with a residual this was not timed; float32 stays in registers.
 
     At 16,384 columns one program fills a multiprocessor (102 registers a thread), and only a prefetch hides its loads.
     """
@@ -227,13 +235,13 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
     if block > 8192:
         stages = 3 if element_bytes == 2 else 2
         return RowConfig(1, block, 16, stages, min(rows, multiprocessors))
-    if columns == 8192 and element_bytes == 2:
+    if columns == 8192 and element_bytes == 2 and rows >= 4 * multiprocessors:
         return RowConfig(1, 4096, 16, 1, rows)
     return rows_in_registers(rows, columns, multiprocessors)
 
 
 def rows_in_registers(rows: int, columns: int, multiprocessors: int) -> RowConfig:
-    """Return thirty-two elements a thread, for four 16-byte loads in flight."""
+    """Return tiles of thirty-two elements a thread, which have four 16-byte loads in flight."""
     block = next_power_of_2(columns)
     block_rows = rows_per_tile(rows, block, multiprocessors)
     num_warps = max(1, block * block_rows // 1024)
@@ -301,7 +309,8 @@ def _launch_forward(
         if config.block_columns < columns:
             rmsnorm_forward_looped_kernel[(config.programs,)](
                 *tensors, rows, columns, eps,
-                COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
+                COLUMNS=config.block_columns, STAGES=config.num_stages,
+                UNROLLED=columns if columns == 2 * config.block_columns else None, num_warps=config.num_warps,
             )
         else:
             rmsnorm_forward_kernel[(config.programs,)](

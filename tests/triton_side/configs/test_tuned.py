@@ -72,11 +72,10 @@ def test_a_known_gpu_is_not_warned_about(use: Use) -> None:
 
 
 def test_a_rule_that_uses_another_rule_does_not_use_that_ones_entries(use: Use) -> None:
-    use(RESIDENT)
-    found = layernorm.configure_forward(*FACTS, 132)
-    assert found == layernorm.configure_forward.__wrapped__(*FACTS, 132)
-    use(RESIDENT, kernel="adamw.configure", shape_class={})
-    assert found == layernorm.configure_forward(*FACTS, 132)
+    use(RESIDENT, shape_class=CLASS | {"columns": 16384})
+    long_rows = (8192, 16384, 2)  # layernorm's rule takes rmsnorm's for these
+    assert rmsnorm.configure_forward(*long_rows, 132) == RESIDENT
+    assert layernorm.configure_forward(*long_rows, 132) == rule(*long_rows, 132)
 
 
 @pytest.mark.parametrize("rows", [4097, 5000, 8191, 8192])
