@@ -280,7 +280,8 @@ def _before_a_join(g: FusionGraph) -> FusionGraph:
     def unnamed(k: Kernel) -> Kernel:
         if g.compiler == "eager":  # a device told what its operations launch
             return replace(k, device_time_us=None)
-        called = k.kind in ("gemm", "attention", "library") and "fusion" not in k.name
+        sorts = "cub_sort" in k.facts.get("custom_call_target", "")
+        called = sorts or k.kind in ("gemm", "attention", "library") and "fusion" not in k.name
         library = called if g.compiler == "xla" else k.facts.get("extern") or k.name.startswith("aten.")
         facts = {name: value for name, value in k.facts.items() if name not in ("with", "ran_as")}
         name = None if library else k.runtime_name
