@@ -224,8 +224,8 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
         8192 columns    3990 with 8 warps, 3292 with 16, 3862 with 8 and a prefetch
 
     By CUPTI 8192 rows of 8192 columns take 64.5 us in registers with 8 warps and 61.0 looped with 16: 4161 and 4401
-    GB/s. The second reading hits a cache, and a thread has 32 registers, so 64 warps share a multiprocessor. In float32
-    and with a residual this was not timed; float32 stays in registers.
+    GB/s. If the loops are not unrolled, they take 76.2 (docs/kernels/rows.md). With a residual this was not timed.
+    float32 stays in registers.
 
     At 16,384 columns one program fills a multiprocessor (102 registers a thread), and only a prefetch hides its loads.
     """
