@@ -10,19 +10,25 @@ On a GPU, code that a person wrote for a dtype (Triton, CUDA, libraries) runs in
 same in every dtype, so compilers run in bfloat16, and in float32 where no training step covers the forward pass.
 Variants of compilers, and replays of CUDA graphs, run in bfloat16 only, and skip forward passes that a step covers and
 edge shapes. The CPU shows that the formulas hold in every dtype, and a run checks each case that it times.
+
+Interpreters know nothing of TMA's limits, of Mosaic's copies, of `wgmma` or of Gluon. So each kernel in Pallas or Gluon
+has edge cases of its own on a GPU (`GPU_ONLY`): incomplete last tiles, and several tiles for a program that takes
+several.
 """
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from compare.numerics.errors import ErrorCheck
-from compare.spec.blocks import BLOCKS
-from compare.spec.case import Case
+from compare.spec.blocks import BLOCKS, attention, moe
+from compare.spec.case import Case, Sizes
 from compare.spec.implementation import Implementation
 
 Check = Callable[[Case, str, str], dict[str, Any]]
@@ -39,6 +45,37 @@ BUILT_BY_INDUCTOR = {
     "softmax", "cross_entropy", "embedding", "linear_gelu", "dropout_residual_norm", "attention", "moe", "adamw",
 }
 
+# Incomplete tiles along both axes; the last of several programs' tiles; a row of one tile.
+PRODUCTS = [{"m": 136, "k": 320, "n": 320}, {"m": 2056, "k": 128, "n": 4160}, {"m": 8, "k": 64, "n": 576}]
+# A last tile of two rows; the longest row; several tiles for each persistent program, and an incomplete one.
+ROWS = [{"rows": 70, "columns": 1024}, {"rows": 5, "columns": 4096}, {"rows": 5001, "columns": 1024}]
+# The sequence ends within a tile; two heads share keys, so an overwritten row would be another head's.
+HEADS = [
+    attention.sizes(2, 4, 200, head_dim, kv_heads=2, causal=causal) for head_dim in (64, 128) for causal in (0, 1)
+]
+LONG = [attention.sizes(2, 2, 408, head_dim, kv_heads=1, window=150) for head_dim in (64, 128, 256)]
+EXPERTS = [moe.sizes(200, 128, 192, 5, 2, used=4), moe.sizes(1000, 64, 320, 3, 2, used=2)]
+
+# Kernel: its implementation, its block and the sizes at which it runs.
+GPU_ONLY: dict[str, tuple[str, str, list[Sizes]]] = {
+    "matmul_kernel": ("pallas", "matmul", PRODUCTS),
+    "column_sums_kernel": ("pallas", "linear", PRODUCTS),
+    "dpre_kernel": ("pallas", "linear_gelu", PRODUCTS),
+    "rmsnorm_kernel": ("pallas", "rmsnorm", ROWS),
+    "rmsnorm_backward_kernel": ("pallas", "rmsnorm", ROWS),
+    "softmax_kernel": ("pallas", "softmax", ROWS),
+    "softmax_backward_kernel": ("pallas", "softmax", ROWS),
+    "swiglu_kernel": ("pallas", "swiglu", ROWS + [{"rows": 3, "columns": 1024}]),
+    "swiglu_backward_kernel": ("pallas", "swiglu", ROWS + [{"rows": 3, "columns": 1024}]),
+    "attention_forward_kernel": ("pallas", "attention", HEADS),
+    "attention_backward_kernel": ("pallas", "attention", HEADS),
+    "grouped_matmul_kernel": ("pallas", "moe", EXPERTS),
+    "grouped_weight_gradient_kernel": ("pallas", "moe", EXPERTS),
+    "hopper_attention_forward_kernel": ("triton", "attention", HEADS + LONG),
+    "hopper_attention_backward_kernel": ("triton", "attention", HEADS + LONG),
+    "hopper_matmul_fp8_kernel": ("triton", "matmul_fp8", [{"m": 131, "k": 2320, "n": 264}]),
+}
+
 
 def rows() -> list[tuple[Case, Implementation]]:
     one_gpu = [block for block in BLOCKS.values() if not block.spans_gpus]
@@ -46,6 +83,16 @@ def rows() -> list[tuple[Case, Implementation]]:
         (c, i) for b in one_gpu for c in b.cpu_check_cases() for i in b.implementations
         if c.direction in i.directions and not i.unsupported(c) and has_layout(c, i)
     ]
+
+
+def gpu_only_rows() -> list[tuple[Case, Implementation]]:
+    found = {}
+    for name, block, every in GPU_ONLY.values():
+        for sizes in every:
+            edge = "edge-" + "x".join(map(str, sizes.values()))
+            case = Case(block, edge, sizes, "bfloat16", BLOCKS[block].directions[-1])
+            found[case.id, name] = case, BLOCKS[block].implementation(name)
+    return list(found.values())
 
 
 def has_layout(case: Case, implementation: Implementation) -> bool:
@@ -125,7 +172,7 @@ def assert_right(case: Case, outcome: dict[str, Any]) -> None:
 
 
 CPU_ROWS = [(c, i) for c, i in rows() if has_cpu_path(c, i)]
-GPU_ROWS = [(c, i) for c, i in rows() if has_gpu_path(c, i)]
+GPU_ROWS = [(c, i) for c, i in rows() if has_gpu_path(c, i)] + gpu_only_rows()
 
 
 def test_a_gpu_runs_all_code_that_a_person_wrote_for_a_dtype() -> None:
@@ -136,6 +183,19 @@ def test_a_gpu_runs_all_code_that_a_person_wrote_for_a_dtype() -> None:
 def test_a_gpu_runs_every_check_shape_by_both_compilers() -> None:
     ran = {(c.block, c.name, i.name) for c, i in GPU_ROWS}
     assert {(c.block, c.name, i.name) for c, i in rows() if i.name in COMPILERS} <= ran
+
+
+def test_each_kernel_that_only_a_gpu_executes_has_an_edge_case() -> None:
+    kernels = {
+        node.name
+        for folder, decorator in {"xlafuse/pallas": "kernel", "triton_side/kernels/hopper": "gluon.jit"}.items()
+        for file in (Path(__file__).parents[2] / folder).glob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.FunctionDef) and node.name.endswith("_kernel")
+        if any(ast.unparse(used).startswith(decorator) for used in node.decorator_list)
+    }
+    assert set(GPU_ONLY) == kernels
+    assert all(implementation.unsupported(case) is None for case, implementation in gpu_only_rows())
 
 
 @pytest.mark.parametrize(("case", "implementation"), CPU_ROWS, ids=name)

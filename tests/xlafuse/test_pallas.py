@@ -23,9 +23,10 @@ from xlafuse.compile import compiler, directions
 if jax.__version_info__ < (0, 11):
     pytest.skip("Pallas' interpreter of Mosaic GPU needs jax 0.11", allow_module_level=True)
 
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from xlafuse.pallas import matmul, rmsnorm, softmax
+from xlafuse.pallas import matmul, mosaic, rmsnorm, softmax
 
 Arrays = dict[str, jax.Array]
 
@@ -129,6 +130,32 @@ def test_hidden_elements_and_rows_of_softmax() -> None:
         values = np.asarray(found[name], np.float32)
         assert np.isfinite(values).all() and not values[2].any() and not values[3, 5:].any()
         assert values[0].any() and values[3, :5].all()
+
+
+@pytest.mark.parametrize(("shape", "refused"), [((3, 320), True), ((1, 320), False), ((3, 512), False)])
+def test_a_store_past_the_end_of_a_row_is_refused(shape: tuple[int, int], refused: bool) -> None:
+    """The interpreter cuts such a store off; a GPU would overwrite the next row."""
+
+    @mosaic.kernel
+    def fill(rows: Any, *, buffer: Any) -> None:
+        buffer[...] = jnp.ones(256, jnp.float32)
+        plgpu.commit_smem()
+        row, block = jnp.divmod(jax.lax.axis_index(mosaic.PROGRAM), 2)
+        mosaic.store(buffer, rows, (row, pl.ds(block * 256, 256)))
+        plgpu.wait_smem_to_gmem(0)
+
+    def launch() -> Any:
+        return fill(
+            results=jax.ShapeDtypeStruct(shape, jnp.float32), programs=2 * shape[0], computes=[],
+            scratch={"buffer": plgpu.SMEM((256,), jnp.float32)},
+            cost=pl.CostEstimate(flops=0, bytes_accessed=0, transcendentals=0),
+        )
+
+    if refused:
+        with pytest.raises(ValueError, match="pad the array"):
+            jax.eval_shape(launch)
+    else:
+        jax.eval_shape(launch)
 
 
 @pytest.mark.parametrize("block", SIZES)

@@ -43,7 +43,7 @@ from xlafuse.pallas.attention_parts import (
     place_of_program,
     visible_pairs,
 )
-from xlafuse.pallas.mosaic import PROGRAM, WARPGROUP, check_dtypes, kernel, tiles_in_shared_memory
+from xlafuse.pallas.mosaic import PROGRAM, WARPGROUP, check_dtypes, kernel, store, tiles_in_shared_memory
 
 REGISTERS = {2: (240, 24), 3: (160, 32)}  # of a thread that computes and of one that copies, by consumers
 
@@ -202,7 +202,7 @@ def attention_forward_kernel(
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(q_tile, out.at[own_rows])
         if logsumexp2 is not None:
-            plgpu.copy_smem_to_gmem(row_values.at[warpgroup], logsumexp2.at[own_rows])
+            store(row_values.at[warpgroup], logsumexp2, own_rows)
         plgpu.wait_smem_to_gmem(0)
 
 
@@ -234,7 +234,7 @@ def launch_forward(
     results = [jax.ShapeDtypeStruct(q.shape, q.dtype)]
     moved = (2 * q.size + k.size + v.size) * q.dtype.itemsize
     if with_logsumexp2:
-        # Whole tiles of rows, because TMA would store the rest of a tile's numbers to the next head.
+        # Whole tiles of rows (`mosaic.store`).
         results.append(jax.ShapeDtypeStruct((batch, heads, whole_rows), jnp.float32))
         moved += 4 * batch * heads * whole_rows
     pairs = visible_pairs(q, causal)

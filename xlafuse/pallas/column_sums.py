@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from xlafuse.pallas.mosaic import PROGRAM, kernel, multiprocessors, operation, rings, stream
+from xlafuse.pallas.mosaic import PROGRAM, kernel, multiprocessors, operation, rings, store, stream
 
 ROWS, COLUMNS = 16, 256  # of a tile; TMA copies at most 256 elements of an axis
 STEPS = 4  # tiles of a program in shared memory
@@ -33,6 +33,11 @@ class Shares:
     blocks: int
     steps: int
 
+    @property
+    def partial(self) -> jax.ShapeDtypeStruct:
+        """The sums of each share: float32, with columns of whole blocks (`mosaic.store`)."""
+        return jax.ShapeDtypeStruct((self.count, self.blocks * COLUMNS), jnp.float32)
+
     def position(self) -> tuple[jax.Array, jax.Array]:
         """Return the share and the block of columns of this program, in a kernel."""
         program = lax.axis_index(PROGRAM)
@@ -44,11 +49,11 @@ class Shares:
         return pl.ds((share + step * self.count) * ROWS, ROWS), pl.ds(block * COLUMNS, COLUMNS)
 
     def store(self, total: jax.Array, buffer: Any, partial: Any) -> None:
-        """Store this program's sums [COLUMNS] through shared memory, as a part of partial [count, columns]."""
+        """Store this program's sums [COLUMNS] through shared memory, as a part of `partial`."""
         share, block = self.position()
         buffer[...] = total
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(buffer, partial.at[share, pl.ds(block * COLUMNS, COLUMNS)])
+        store(buffer, partial, (share, pl.ds(block * COLUMNS, COLUMNS)))
         plgpu.wait_smem_to_gmem(0)
 
 
@@ -76,17 +81,18 @@ def column_sums(x: jax.Array) -> jax.Array:
     rows, columns = x.shape
     shares = choose_shares(rows, columns, RESIDENT)
     cost = pl.CostEstimate(
-        flops=rows * columns, bytes_accessed=rows * columns * x.dtype.itemsize + 4 * shares.count * columns,
+        flops=rows * columns, bytes_accessed=rows * columns * x.dtype.itemsize + 4 * shares.partial.size,
         transcendentals=0,
     )
     partial = column_sums_kernel(
-        x, results=jax.ShapeDtypeStruct((shares.count, columns), jnp.float32), programs=shares.count * shares.blocks,
+        x, results=shares.partial, programs=shares.count * shares.blocks,
         scratch=rings(STEPS, (ROWS, COLUMNS), x.dtype, inputs=1) | {"buffer": plgpu.SMEM((COLUMNS,), jnp.float32)},
         computes=[DBIAS], cost=cost, shares=shares,
     )
-    return add_shares(partial, x.dtype)
+    return add_shares(partial, columns, x.dtype)
 
 
-def add_shares(partial: jax.Array, dtype: Any) -> jax.Array:
+def add_shares(partial: jax.Array, columns: int, dtype: Any) -> jax.Array:
+    """Return the sums [columns] over the shares."""
     with jax.named_scope("bias"):
-        return partial.sum(0).astype(dtype)
+        return partial[:, :columns].sum(0).astype(dtype)

@@ -52,18 +52,16 @@ def pre_and_bias_gradients(dy: jax.Array, pre: jax.Array) -> tuple[jax.Array, ja
     shares = choose_shares(rows, columns, RESIDENT)
     cost = pl.CostEstimate(
         flops=18 * rows * columns, transcendentals=rows * columns,
-        bytes_accessed=3 * rows * columns * pre.dtype.itemsize + 4 * shares.count * columns,
+        bytes_accessed=3 * rows * columns * pre.dtype.itemsize + 4 * shares.partial.size,
     )
     dpre, partial = dpre_kernel(
         dy, pre,
-        results=(
-            jax.ShapeDtypeStruct(pre.shape, pre.dtype), jax.ShapeDtypeStruct((shares.count, columns), jnp.float32),
-        ),
+        results=(jax.ShapeDtypeStruct(pre.shape, pre.dtype), shares.partial),
         programs=shares.count * shares.blocks,
         scratch=rings(STEPS, (ROWS, COLUMNS), pre.dtype, 2, 1) | {"buffer": plgpu.SMEM((COLUMNS,), jnp.float32)},
         computes=[*DPRE, DBIAS], cost=cost, shares=shares,
     )
-    return dpre, add_shares(partial, pre.dtype)
+    return dpre, add_shares(partial, columns, pre.dtype)
 
 
 @jax.custom_vjp

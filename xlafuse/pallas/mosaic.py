@@ -6,6 +6,7 @@ each warpgroup, and an array of the body is distributed over its threads.
 
 import functools
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -121,7 +122,7 @@ def stream(
         carry = compute(tile, carry, *(ring.at[slot] for ring in in_rings), *results)
         plgpu.commit_smem()
         for array, result in zip(outputs, results, strict=True):
-            plgpu.copy_smem_to_gmem(result, array.at[tile_of(tile)])
+            store(result, array, tile_of(tile))
         pl.when(tile + in_steps < tiles)(lambda: load(tile + in_steps))
         return carry
 
@@ -129,6 +130,31 @@ def stream(
     carry = lax.fori_loop(0, tiles, step, carry)
     plgpu.wait_smem_to_gmem(0)
     return carry
+
+
+def store(tile: Any, array: Any, index: Any) -> None:
+    """Start the copy of a tile in shared memory, which has no swizzle, to array[index], in a kernel.
+
+    index: an integer or a slice for each of the first axes of the array. Nothing is stored beyond the array's end.
+
+    Raises ValueError where a tile may pass the end of a row, because it would overwrite the next row. Mosaic copies a
+    slice that is contiguous in memory as a run of bytes, which only the array's end cuts off
+    (`LaunchContext.async_copy` of jax 0.10.2 and 0.11.2). The interpreter cuts it off at the end of the row.
+    """
+    parts = index if isinstance(index, tuple) else (index,)
+    given = [
+        len(range(*part.indices(axis))) if isinstance(part, slice) else getattr(part, "size", 1)
+        for part, axis in zip(parts, array.shape, strict=False)
+    ]
+    lengths = (*given, *array.shape[len(given) :])
+    first = next((axis for axis, length in enumerate(lengths) if length > 1), array.ndim - 1)
+    contiguous = lengths[first + 1 :] == array.shape[first + 1 :]
+    if contiguous and math.prod(array.shape[:first]) > 1 and array.shape[first] % lengths[first]:
+        raise ValueError(
+            f"tiles of {list(lengths)} do not divide the rows of {list(array.shape)}, so the last tile would overwrite "
+            "the next row: pad the array to whole tiles"
+        )
+    plgpu.copy_smem_to_gmem(tile, array.at[index])
 
 
 def check_dtypes(*arrays: jax.Array) -> None:

@@ -85,5 +85,8 @@ def test_backward_does_not_count_saved_tensors(pool: WorkerPool, tmp_path: Path,
     case = Case("softmax", "any", {"rows": 4096, "columns": 1024}, "float32", "train")
     found = {part: number(peak, implementation) for part, peak in peaks(pool, tmp_path, case, implementation).items()}
     array = 4 * math.prod(case.sizes.values())
-    assert array <= found["backward"] <= 3 * array + 4 * MIB  # the gradient, and at most two temporaries
+    # The gradient and at most two temporaries. Eager PyTorch computes the gradient of total in y = e / total as
+    # -dy * ((e / total) / total): four arrays at the same time.
+    arrays = 4 if implementation == "eager" else 3
+    assert array <= found["backward"] <= arrays * array + 4 * MIB
     assert array <= found["forward"]

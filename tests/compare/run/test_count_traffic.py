@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from compare.cli import main
 from compare.graph import store
-from compare.record import run_folder
+from compare.record import run_files, run_folder
 from compare.run import ncu
 
 pytestmark = [
@@ -39,7 +39,7 @@ def test_recorded_bytes_are_the_declared_ones(tmp_path: Path) -> None:
             assert sum(k["launches"] for k in part["kernels"]) == each.kernels["forward"]["launches"], (each.id, way)
         if each.implementation in ("xla", "inductor", "triton"):  # one kernel each, which reads and writes once
             assert each.graph is not None
-            (kernel,) = store.load(folder / each.graph).kernels or ()
+            (kernel,) = store.load(run_files.recorded_file(folder, each, each.graph)).kernels or ()
             assert kernel.bytes_read and kernel.bytes_written
             alone = each.traffic["alone"]["parts"]["forward"]
             assert alone["dram_read"] == pytest.approx(kernel.bytes_read, rel=0.05), each.id
