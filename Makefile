@@ -32,6 +32,10 @@ PARALLEL_BY_FILE = $(if $(shell $(RUNNER) -c "import xdist" 2>/dev/null && echo 
 PARALLEL_BY_TEST = $(shell $(RUNNER) -c "import xdist, os; \
 	print('--dist worksteal -n', max(1, min(14, len(os.sched_getaffinity(0)) * 7 // 8)))" 2>/dev/null)
 
+# The name of the suite in a JUnit file (ARGS="--junitxml FILE"), from which tools/gpu_tests.py writes reports/gpu-tests.md.
+GPU_NAME = $(shell nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
+COMMIT ?= $(shell git rev-parse --short HEAD)
+
 .PHONY: run test test-gpu sanitize lint setup clean
 
 run: $(READY)
@@ -41,7 +45,7 @@ test: $(READY)
 	$(RUNNER) -m pytest -q -m "not gpu" $(PARALLEL_BY_FILE) $(ARGS)
 
 test-gpu: $(READY)
-	$(RUNNER) -m pytest -q -m gpu $(PARALLEL_BY_TEST) $(ARGS)
+	$(RUNNER) -m pytest -q -m gpu $(PARALLEL_BY_TEST) -o junit_suite_name="$(GPU_NAME), commit $(COMMIT)" $(ARGS)
 
 sanitize: $(READY)
 	$(RUNNER) -m tools.sanitizer.run $(ARGS)
