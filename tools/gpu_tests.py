@@ -1,6 +1,6 @@
 """Write the outcome of the GPU tests as Markdown: what ran, on which GPU, at which commit, what was skipped and why.
 
-    make test-gpu ARGS="--junitxml FILE"    on a machine with a GPU, also in pieces: ARGS="tests/compare --junitxml FILE"
+    make test-gpu ARGS="--junitxml FILE"    on a machine with a GPU; in pieces by ARGS="tests/compare --junitxml FILE"
     python -m tools.gpu_tests FILE [FILE ...] --out reports/gpu-tests.md
 """
 
