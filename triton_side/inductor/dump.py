@@ -2,7 +2,7 @@
 
 There are three kinds of dump:
 - a `torch_compile_debug` folder (TORCH_COMPILE_DEBUG=1);
-- a TORCH_TRACE folder, or one of its logs, which may be gzipped;
+- a TORCH_TRACE folder, or one of its logs, by any name, which may be gzipped or in a zip;
 - the output of `compiler.Captured.write`, as a folder or a zip.
 
 Kernels are in the order of the emitted code. Its comments, the FX graphs, the provenance mappings and the scheduler IR
@@ -17,15 +17,19 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import io
 import json
+import lzma
 import re
 import zipfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from hashlib import md5
+from itertools import islice
 from pathlib import Path
-from typing import Any, get_args
+from typing import IO, Any, cast, get_args
 
 from triton_side.inductor.graph import (
     REDUCTIONS,
@@ -97,8 +101,8 @@ def emitted_codes(path: str | Path, rank: int | None = None) -> list[str]:
 
 def _texts(path: Path, rank: int | None, breaks: list[GraphBreak], notes: list[str]) -> list[_Texts]:
     try:
-        if rank is not None and (path.is_file() or rank not in _ranks(path)):
-            known = ", ".join(map(str, sorted(_ranks(path)))) if path.is_dir() else ""
+        if rank is not None and (path.is_file() or rank not in ranks(path)):
+            known = ", ".join(map(str, sorted(ranks(path)))) if path.is_dir() else ""
             raise DumpError(f"{path}: no TORCH_TRACE log of rank {rank}" + (f"; it has ranks {known}" if known else ""))
         if path.is_file():
             texts = _of_file(path, breaks, notes)
@@ -126,10 +130,14 @@ def _of_file(path: Path, breaks: list[GraphBreak], notes: list[str]) -> list[_Te
                 with archive.open(name) as stream:
                     return stream.read(MAX_BYTES).decode(errors="replace")
 
-            return list(_of_capture(str(path), member, sorted(names)))
+            found = list(_of_capture(str(path), member, sorted(names)))
+            for name in [] if found else trace_logs_in(archive):
+                with archive.open(name) as log:
+                    found += _of_trace(f"{path}/{name}", log, breaks, notes)
+            return found
     if path.suffix == ".py":
         return [_Texts(str(path), _text(path))]
-    return list(_of_trace(path, breaks, notes))
+    return list(_of_log(path, breaks, notes))
 
 
 def _of_folder(path: Path, rank: int | None, breaks: list[GraphBreak], notes: list[str]) -> list[_Texts]:
@@ -141,36 +149,89 @@ def _of_folder(path: Path, rank: int | None, breaks: list[GraphBreak], notes: li
     codes = sorted(path.rglob("output_code.py"))[:_MAX_FILES]
     if codes:
         return [_of_debug(code) for code in codes]
-    logs = _logs(path)
-    ranks = _ranks(path)
-    if len(ranks) < 2:
-        return [texts for log in logs for texts in _of_trace(log, breaks, notes)]
-    first = min(ranks) if rank is None else rank
-    chosen = [texts for log in ranks[first] for texts in _of_trace(log, breaks, notes)]
+    of_rank = ranks(path)
+    if len(of_rank) < 2:
+        return [texts for log in _logs(path) for texts in _of_log(log, breaks, notes)]
+    first = min(of_rank) if rank is None else rank
+    chosen = [texts for log in of_rank[first] for texts in _of_log(log, breaks, notes)]
     differences: dict[str, list[str]] = {}
-    for other in sorted(ranks.keys() - {first}):
-        found = [texts for log in ranks[other] for texts in _of_trace(log, [], [])]
+    for other in sorted(of_rank.keys() - {first}):
+        found = [texts for log in of_rank[other] for texts in _of_log(log, [], [])]
         differences.setdefault(_difference(chosen, found), []).append(str(other))
-    notes.append(f"rank {first} of {len(ranks)} ranks" + "".join(
+    notes.append(f"rank {first} of {len(of_rank)} ranks" + "".join(
         f"; rank{'s' if len(alike) > 1 else ''} {', '.join(alike)}: {words}" for words, alike in differences.items()
     ) + "; --rank chooses another")
     return chosen
 
 
-def _ranks(folder: Path) -> dict[int, list[Path]]:
-    """Return the logs of each rank in a TORCH_TRACE folder."""
-    ranks: dict[int, list[Path]] = {}
+def ranks(folder: Path) -> dict[int, list[Path]]:
+    """Return the logs of each rank in a TORCH_TRACE folder, by their names, else by their events."""
+    found: dict[int, list[Path]] = {}
     for log in _logs(folder):
-        if match := _RANK.search(log.name):
-            ranks.setdefault(int(match[1]), []).append(log)
-    return ranks
+        match = _RANK_OF_NAME.search(log.name)
+        if match is None:
+            with log.open("rb") as file:
+                match = _early_line(file, _RANK, 1 << 16)
+        if match:
+            found.setdefault(int(match[1]), []).append(log)
+    return found
+
+
+def is_trace_log(path: Path) -> bool:
+    """Return whether a file is a log of TORCH_TRACE, plain or gzipped, by its content."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            return _early_line(file, _HEADER, 1 << 12) is not None
+    except OSError:
+        return False
+
+
+def trace_logs_in(archive: zipfile.ZipFile) -> list[str]:
+    """Return the members of an archive that are logs of TORCH_TRACE, by their content."""
+    found = []
+    for name in archive.namelist()[:_MAX_FILES]:
+        try:
+            with archive.open(name) as member:
+                if _early_line(member, _HEADER, 1 << 12):
+                    found.append(name)
+        except (zipfile.BadZipFile, lzma.LZMAError, OSError, RuntimeError):  # damaged, encrypted, an unknown method
+            continue
+    return found
 
 
 def _logs(folder: Path) -> list[Path]:
-    return sorted([*folder.rglob("*.log"), *folder.rglob("*.log.gz")])
+    files = sorted(path for path in islice(folder.rglob("*"), _MAX_FILES) if path.is_file())
+    return [path for path in files if path.name.endswith((".log", ".log.gz")) or is_trace_log(path)]
 
 
-_RANK = re.compile(r"_rank_(\d{1,6})_")
+def _early_line(stream: IO[bytes], pattern: re.Pattern[str], size: int) -> re.Match[str] | None:
+    """Return the match of a line in the first `size` characters of a stream."""
+    try:
+        for line in _lines(stream, size):
+            if match := pattern.match(line):
+                return match
+            size -= len(line)
+            if size <= 0:
+                break
+    except _DAMAGED:
+        pass
+    return None
+
+
+def _lines(stream: IO[bytes], most: int) -> Iterator[str]:
+    """Yield the lines of a text, unpacked, in pieces of at most so many characters. Raises _DAMAGED."""
+    packed = cast("io.BufferedReader", stream).peek(2).startswith(b"\x1f\x8b")
+    with io.TextIOWrapper(gzip.open(stream) if packed else stream, "utf-8-sig", errors="replace") as text:
+        while line := text.readline(most):
+            yield line
+
+
+_RANK_OF_NAME = re.compile(r"_rank_(\d{1,6})_")
+_HEADER = re.compile(r"V\d{4} \S+ \d+ \S+\] \{")
+_RANK = re.compile(rf'{_HEADER.pattern}.*"rank": (\d{{1,6}})[,}}]')
+_DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
 def _difference(own: Iterable[_Texts], other: Iterable[_Texts]) -> str:
@@ -239,16 +300,21 @@ def _of_capture(source: str, member: Callable[[str], str], names: Iterable[str])
         )
 
 
-def _of_trace(log: Path, breaks: list[GraphBreak], notes: list[str]) -> Iterator[_Texts]:
+def _of_log(log: Path, breaks: list[GraphBreak], notes: list[str]) -> list[_Texts]:
+    with log.open("rb") as file:
+        return _of_trace(str(log), file, breaks, notes)
+
+
+def _of_trace(source: str, stream: IO[bytes], breaks: list[GraphBreak], notes: list[str]) -> list[_Texts]:
     found: list[_Texts] = []
     before = after = ""
-    for name, compiled, payload in _events(log):
+    for name, compiled, payload in _events(source, stream, notes):
         if name == "before_post_grad_graph":
             before = payload
         elif name == "inductor_post_grad_graph":
             after = payload
         elif name == "inductor_output_code":
-            found.append(_Texts(str(log), payload, before, after, compiled=compiled))
+            found.append(_Texts(source, payload, before, after, compiled=compiled))
             before = after = ""
         elif name == "inductor_provenance_tracking_node_mappings" and found:
             found[-1].handles = _handles(payload)
@@ -256,7 +322,7 @@ def _of_trace(log: Path, breaks: list[GraphBreak], notes: list[str]) -> Iterator
             breaks.append(_graph_break(payload))
         elif name == "recompile_reasons":
             notes.append(_recompile(compiled, payload))
-    yield from found
+    return found
 
 
 _EVENT = re.compile(r"V\d{4} \S+ \d+ \S+\] (\{.*\})\s*$")
@@ -266,12 +332,15 @@ _WANTED = {
 }
 
 
-def _events(log: Path) -> Iterator[tuple[str, tuple[int, int], str]]:
-    """Yield the name, compile and payload of a structured log's events about graphs; its lines begin with a tab."""
-    name, size, compiled = "", 0, (0, 0)
+def _events(source: str, stream: IO[bytes], notes: list[str]) -> Iterator[tuple[str, tuple[int, int], str]]:
+    """Yield the name, compile and payload of a structured log's events about graphs; its lines begin with a tab.
+
+    An event in which the log is cut off is left out, and noted.
+    """
+    name, size, compiled, digest, line = "", 0, (0, 0), "", "\n"
     payload: list[str] = []
-    with (gzip.open if log.suffix == ".gz" else open)(log, "rt", errors="replace") as stream:
-        while line := stream.readline(MAX_BYTES):
+    try:
+        for line in _lines(stream, MAX_BYTES):
             if line.startswith("\t"):
                 size += len(line)
                 if name and size <= MAX_BYTES:
@@ -283,8 +352,15 @@ def _events(log: Path) -> Iterator[tuple[str, tuple[int, int], str]]:
             if match := _EVENT.match(line):
                 event = _json(match[1])
                 name, compiled = _event_name(event), _compile_of(event)
-    if name:
-        yield name, compiled, "".join(payload)
+                digest = event.get("has_payload") if name else ""
+    except _DAMAGED as problem:
+        notes.append(f"{source}: {problem}; later compiles are missing")
+        return
+    text = "".join(payload)
+    if not line.endswith("\n") and digest != md5(text.encode(), usedforsecurity=False).hexdigest():
+        notes.append(f"{source}: the file ends within a line; later compiles are missing")
+    elif name:
+        yield name, compiled, text
 
 
 def _compile_of(event: Any) -> tuple[int, int]:

@@ -1,5 +1,6 @@
 """Reading Inductor's files: versions and kinds of dump agree, and hostile files do no harm."""
 
+import gzip
 import json
 import shutil
 import subprocess
@@ -63,6 +64,43 @@ def test_a_chosen_rank_is_compared_with_the_others(ranks):
         read(ranks, rank=7)
     with pytest.raises(DumpError, match="no TORCH_TRACE log of rank 0"):
         read(DEBUG, rank=0)
+
+
+@pytest.mark.parametrize("name", ["trace.txt", "trace.gz", "trace", "trace.zip", "folder/of/logs.txt"])
+def test_a_log_is_known_by_its_content(tmp_path: Path, name: str) -> None:
+    (log,) = (DATA / "torch-2.13.0/trace").glob("*.log")
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = log.read_bytes()
+    if name.endswith(".zip"):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.write(log, "run/log.dat")
+    else:
+        path.write_bytes(gzip.compress(data) if name.endswith(".gz") else b"\xef\xbb\xbf" + data)
+    assert read(tmp_path / name.split("/")[0]).graphs == read(log).graphs
+
+
+def test_a_rank_is_known_by_the_events_of_a_renamed_log(tmp_path):
+    (log,) = (DATA / "torch-2.13.0/trace").glob("*.log")
+    for rank in (1, 3):
+        text = log.read_text().replace('"frame_id": 0,', f'"rank": {rank}, "frame_id": 0,')
+        (tmp_path / f"worker{rank}.txt").write_text(text)
+    assert read(tmp_path).notes == ("rank 1 of 2 ranks; rank 3: the same kernels; --rank chooses another",)
+    assert read(tmp_path, rank=3).notes[0].startswith("rank 3 ")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_a_log_that_is_cut_off_gives_the_compiles_before_that(tmp_path, packed):
+    (log,) = (DATA / "torch-2.13.0/trace").glob("*.log")
+    data = gzip.compress(log.read_bytes()) if packed else log.read_bytes()
+    path = tmp_path / "trace.txt"
+    path.write_bytes(data[: len(data) * 7 // 8])
+    program = read(path)
+    assert [graph.part for graph in program.graphs] == ["forward"]
+    (note,) = program.notes
+    assert note.endswith("later compiles are missing")
+    path.write_bytes(log.read_bytes().rstrip())  # only the last line break is missing
+    assert [graph.part for graph in read(path).graphs] == ["forward", "backward"]
 
 
 def test_compiles_that_share_cached_code_are_units_of_their_own(tmp_path):
