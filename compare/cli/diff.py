@@ -110,7 +110,9 @@ def _diff_profiles(a: Path, b: Path, tolerance: str | None, *, every: bool, as_j
 
     if other := next((path for path in (a, b) if not has_profile(path)), None):
         raise UsageError(f"{other}: no profile, and a profile can only be compared with another")
-    before, after = (ProfileView(opened, opened.ceilings(None)) for opened in map(open_profile, (a, b)))
+    opened = [open_profile(path) for path in (a, b)]
+    warn(f"{each.path}: {each.others}" for each in opened if each.others)
+    before, after = (ProfileView(each, each.ceilings(None)) for each in opened)
     found = profiles.compare(before, after, TOLERANCE if tolerance is None else parse_tolerance(tolerance))
     if as_json:
         echo_json(found.to_json())

@@ -61,7 +61,7 @@ class ViewOptions:
 @click.argument("paths", nargs=-1, type=click.Path(path_type=Path), metavar="PATH [PATH]")
 @record_filters("For a run: ")
 @click.option("--module", metavar="NAME|NUMBER", help="For a folder of dumps: this module.")
-@click.option("--rank", type=click.IntRange(min=0), help="For a TORCH_TRACE folder of several ranks. Default: lowest.")
+@click.option("--rank", type=click.IntRange(min=0), help="One of several ranks, or GPUs of a profile. Default: lowest.")
 @click.option("--kernel", metavar="NAME|NUMBER", help="One kernel: its operations and buffers, and their other users.")
 @click.option("--stage", metavar="NAME", help="Only kernels with operations of this stage of the program.")
 @click.option("--why", is_flag=True, help="Show missed fusions and the reasons against them, most costly first.")
@@ -152,12 +152,10 @@ def inspect(
         from ..sources.profile_sources import UnreadableCapture, open_profile
 
         try:
-            profile = open_profile(paths[0], dump)
+            profile = open_profile(paths[0], dump, rank)
         except UnreadableCapture as problem:  # its compilers' files may be there
             warn([str(problem)])
         else:
-            if rank is not None:
-                raise UsageError("--rank is for compilers' files; of a profile, name the file or folder of a rank")
             return _show_profile(profile, options, module)
     elif dump is not None:
         raise UsageError(f"{paths[0]}: --dump goes with one profile, and this is none")

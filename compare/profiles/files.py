@@ -6,11 +6,15 @@ import re
 from pathlib import Path
 
 from .bounded import head
+from .chrome_trace import is_trace
 from .model import Profile, ProfileError
 
 CAPTURE, PROFILE = "capture.json", "profile"  # in a folder of `xlafuse capture`
 _PLANES = (".xplane.pb", ".xplane.pb.gz")
+_NAMES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".zip")  # of other profiles in a folder
 _SQLITE = b"SQLite format 3\x00"
+# A plane of an XSpace: its id, if it is not 0, and its name. An HLO proto begins with the name of a module instead.
+_XSPACE = re.compile(rb"\n[\x80-\xff]{0,9}[\x00-\x7f](?:\x08[\x80-\xff]{0,9}[\x00-\x7f])?\x12[\x01-\x7f][ -~]")
 _RANK = re.compile(r"rank(\d{1,9})")
 # Where jax.profiler puts a session's files, below the folder that it was given, or one of these folders.
 _SESSIONS = ("plugins/profile/*", "profile/*", "*", "")
@@ -52,7 +56,7 @@ def _in_folder(folder: Path) -> list[Path]:
         if planes := sorted(file for file in files if file.name.endswith(_PLANES)):
             latest = max(file.parent for file in planes)
             return [file for file in planes if file.parent == latest]
-    named = (each for each in folder.iterdir() if each.name.endswith((".json", ".json.gz", ".sqlite")))
+    named = (each for each in folder.iterdir() if each.name.endswith(_NAMES))
     return sorted(each for each in named if each.is_file() and _format(each))
 
 
@@ -75,11 +79,10 @@ def read(path: Path) -> list[Profile]:
 
 
 def _format(path: Path) -> str:
-    """Return the format of a profile's file, by its name and its beginning; "" for files that are no profile."""
-    if path.name.endswith(_PLANES):
+    """Return the format of a profile's file; "" for files that are no profile."""
+    start = head(path, 64)
+    if path.name.endswith(_PLANES) or _XSPACE.match(start):
         return "xplane"
-    start = head(path)
     if start.startswith(_SQLITE):
         return "nsight"
-    is_trace = start.lstrip()[:1] in (b"{", b"[") and (b'"traceEvents"' in start or b'"schemaVersion"' in start)
-    return "kineto" if is_trace else ""
+    return "kineto" if is_trace(path) else ""

@@ -1,147 +1,203 @@
-"""A reader of the traces of torch.profiler (Kineto): Chrome trace events as JSON, plain or gzipped. Times are in us.
+"""A reader of the traces of torch.profiler (Kineto): Chrome trace events as JSON. Times are in us.
 
 A GPU's work has the categories kernel, gpu_memcpy and gpu_memset. Its `correlation` is that of the launch on the host
-(cuda_runtime, cuda_driver), and its `External id` that of the operation around the launch (cpu_op). A step is an event
-"ProfilerStep#3" of the host. Calls of Python functions (python_function) are there with `with_stack=True`.
+(cuda_runtime, cuda_driver). The operation that launched it is the innermost cpu_op around the launch, in its thread. An
+`External id` tells it only where the launch is unknown: several operations may have one id, and old traces have the
+correlation there. A step is an event "ProfilerStep#3" of the host. Calls of Python functions (python_function) are
+there with `with_stack=True`. PyTorch before 1.12 has other names for the categories.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ..graph.join.kernel_records import MEMCPY, MEMSET
-from .bounded import read_bytes
+from .chrome_trace import ChromeTrace
 from .model import MOST_EVENTS, DeviceEvent, Profile, ProfileError, Step
-from .python_frames import Call, user_functions
+from .python_frames import Call, innermost, user_functions
 
 MOST_BYTES = 1 << 30  # unpacked
 
-_ON_DEVICE = {"kernel": "", "gpu_memcpy": MEMCPY, "gpu_memset": MEMSET}
-_LAUNCHES = ("cuda_runtime", "cuda_driver")
+_ON_DEVICE = {
+    "kernel": "", "gpu_memcpy": MEMCPY, "gpu_memset": MEMSET, "Kernel": "", "Memcpy": MEMCPY, "Memset": MEMSET,
+}
+_LAUNCHES = ("cuda_runtime", "cuda_driver", "Runtime")
+_OPERATIONS = ("cpu_op", "Operator")
 _STEP = "ProfilerStep#"
 _LATEST_US = 1e18
+_EPOCH_US = 10**9  # times are kept from a multiple of this on, because a float of the time since 1970 has 0.25 us
+_MOST_CATEGORIES = 4
+_NONE = -(1 << 63)  # for no correlation, and no external id
 
 
 def read(path: Path) -> list[Profile]:
     """Return the profile of each GPU. Raises ProfileError for other files and above the limits, and OSError."""
-    try:
-        data = json.loads(read_bytes(path, MOST_BYTES))
-    except (ValueError, RecursionError) as problem:
-        raise ProfileError(f"{path}: no trace of torch.profiler can be read: {problem}") from None
-    listed = data.get("traceEvents") if isinstance(data, dict) else data
-    if not isinstance(listed, list):
-        raise ProfileError(f"{path}: no trace of torch.profiler: it has no list of `traceEvents`")
-    devices: dict[int, list[DeviceEvent]] = {}
-    skipped = 0
-    host = _host(listed)
-    for event in _of(listed, _ON_DEVICE):
-        found = _device_event(event, host)
-        if found is None:
-            skipped += 1
-            continue
-        events = devices.setdefault(_integer(event["args"].get("device")) or 0, [])
-        events.append(found)
-        if len(events) > MOST_EVENTS:
-            raise ProfileError(f"{path}: more than {MOST_EVENTS:,} events of one GPU; profile fewer steps")
+    trace = ChromeTrace(path, MOST_BYTES, ("deviceProperties", "distributedInfo"))
+    events = _Events(path)
+    for event in trace.events():
+        events.add(event)
+    names = _device_names(trace.top.get("deviceProperties"))
+    devices = events.by_device(next(iter(names)) if len(names) == 1 else None)
     if not devices:
-        raise ProfileError(
-            f"{path}: no kernels of a GPU in this trace"
-            + (f"; {skipped} could not be read" if skipped else "; torch.profiler records them with activity CUDA")
-        )
-    names, rank = _device_names(data), _rank(data)
+        raise ProfileError(f"{path}: {_why_none(trace, events)}")
     return [
         Profile(
-            "torch.profiler", str(path), names.get(number, f"GPU {number}"),
-            tuple(sorted(events, key=lambda event: (event.start, event.end))), host.steps, rank, skipped=skipped,
+            "torch.profiler", str(path), "GPU ?" if number is None else names.get(number, f"GPU {number}"), work,
+            events.steps(), _rank(trace.top.get("distributedInfo")), gpu=number,
+            skipped=events.skipped + trace.unreadable,
+            notes=(f"{trace.problem}: steps may lack kernels",) if trace.problem else (),
         )
-        for number, events in sorted(devices.items())
+        for number, work in devices.items()
     ]
 
 
-def _of(listed: list[Any], categories: Mapping[str, Any] | tuple[str, ...]) -> Iterator[dict[str, Any]]:
-    for event in listed:
-        if isinstance(event, dict) and event.get("ph") == "X" and event.get("cat") in categories:
-            yield event if isinstance(event.get("args"), dict) else {**event, "args": {}}
+def _why_none(trace: ChromeTrace, events: _Events) -> str:
+    """Return why a trace has no work of a GPU: what was expected, and what came."""
+    if not trace.found or (trace.problem and not events.categories):
+        what = "no trace of torch.profiler"
+        return f"{what} can be read: {trace.problem}" if trace.problem else f"{what}: it has no list of `traceEvents`"
+    what = "no kernels of a GPU in this trace"
+    if skipped := events.skipped + trace.unreadable:
+        return f"{what}; {skipped} could not be read"
+    if trace.problem:
+        return f"{what}; {trace.problem}"
+    if events.is_of_jax:
+        return f"{what}: it is of jax.profiler, whose *.xplane.pb beside it can be read"
+    came = ", ".join(f"{count:,} {name}" for name, count in events.categories.most_common(_MOST_CATEGORIES))
+    return f"{what}; torch.profiler records them with activity CUDA; its events: {came or 'none'}"
 
 
-@dataclass(frozen=True)
-class _Host:
-    """Threads and times of launches by correlation, operations by external id, user's functions by correlation."""
+class _Events:
+    """The parts of a trace's events that a profile needs. Times are in seconds."""
 
-    launches: Mapping[int, tuple[object, float]]
-    operations: Mapping[int, str]
-    functions: Mapping[int, str]
-    steps: tuple[Step, ...]
+    def __init__(self, path: Path) -> None:
+        self.categories: Counter[str] = Counter()
+        self.skipped = 0
+        self.is_of_jax = False
+        self._path = path
+        self._base: int | None = None
+        self._work: list[tuple[int | None, DeviceEvent, int, int]] = []  # with device, correlation, external id
+        self._counts: Counter[int | None] = Counter()
+        self._launches: dict[int, tuple[object, float]] = {}
+        self._operations: list[Call] = []
+        self._of_id: dict[int, str] = {}
+        self._calls: list[Call] = []
+        self._steps: list[Step] = []
+
+    def add(self, event: Any) -> None:
+        if not isinstance(event, dict):
+            return
+        category, name, args = event.get("cat"), event.get("name"), event.get("args")
+        args = args if isinstance(args, dict) else {}
+        name = sys.intern(name) if isinstance(name, str) else ""
+        if event.get("ph") != "X" or not isinstance(category, str):
+            self.is_of_jax |= name == "process_name" and str(args.get("name")).startswith(("/device:", "/host:"))
+            return
+        self.categories[category] += 1
+        start, duration = self._seconds(event.get("ts")), _number(event.get("dur"))
+        if category in _ON_DEVICE:
+            self._add_work(_ON_DEVICE[category] or name, start, duration, args)
+        elif start is not None:
+            thread = (str(event.get("pid")), str(event.get("tid")))
+            end = start + (duration or 0) * 1e-6
+            if name.startswith(_STEP) and category in ("user_annotation", *_OPERATIONS):
+                self._steps.append(Step(f"step {name.removeprefix(_STEP)}", start, end))
+            elif category in _LAUNCHES and (number := _integer(args.get("correlation"))) is not None:
+                self._launches[number] = (thread, start)
+            elif category in _OPERATIONS:
+                self._add_operation(Call(thread, start, end, name), args)
+            elif category == "python_function":
+                self._calls.append(Call(thread, start, end, name))
+
+    def _seconds(self, value: Any) -> float | None:
+        """Return a time from the first one on, or shortly before it."""
+        found = _number(value)
+        if found is None:
+            return None
+        if self._base is None:
+            self._base = int(found) // _EPOCH_US * _EPOCH_US
+        return (found - self._base) * 1e-6
+
+    def _add_work(self, name: str, start: float | None, duration: float | None, args: Mapping[str, Any]) -> None:
+        if start is None or duration is None or duration < 0 or not name:
+            self.skipped += 1
+            return
+        grid = args.get("grid")
+        extents = tuple(grid) if isinstance(grid, list) and all(isinstance(extent, int) for extent in grid) else None
+        device = _integer(args.get("device", args.get("inDevice")))  # a copy between GPUs has the latter
+        self._counts[device] += 1
+        if self._counts[device] > MOST_EVENTS:
+            raise ProfileError(f"{self._path}: more than {MOST_EVENTS:,} events of one GPU; profile fewer steps")
+        event = DeviceEvent(name, start, start + duration * 1e-6, extents)
+        launch, external = _integer(args.get("correlation")), _external(args)
+        self._work.append((device, event, _NONE if launch is None else launch, _NONE if external is None else external))
+
+    def _add_operation(self, call: Call, args: Mapping[str, Any]) -> None:
+        self._operations.append(call)
+        if (number := _external(args)) is not None:
+            self._of_id[number] = call.name if self._of_id.get(number, call.name) == call.name else ""
+
+    def steps(self) -> tuple[Step, ...]:
+        return tuple(sorted(self._steps, key=lambda step: step.start))
+
+    def by_device(self, only: int | None) -> dict[int | None, tuple[DeviceEvent, ...]]:
+        """Return the work of each GPU, with what launched it; that of an unknown GPU last, by the key None.
+
+        only: the GPU of a process that has but one.
+        """
+        threads = {call.thread for call in self._operations}
+        operations = innermost(self._operations, self._launches)
+        functions = user_functions(self._calls, self._launches)
+        found: dict[int | None, list[DeviceEvent]] = {}
+        for device, event, launch, external in self._work:
+            called = self._launches.get(launch)
+            is_known = called is not None and called[0] in threads
+            found.setdefault(only if device is None else device, []).append(replace(
+                event, launched=None if called is None else called[1], host_function=functions.get(launch, ""),
+                host_op=operations.get(launch, "") if is_known else self._of_id.get(external, ""),
+            ))
+        return {
+            device: tuple(sorted(found[device], key=lambda event: (event.start, event.end)))
+            for device in sorted(found, key=lambda device: (device is None, device))
+        }
 
 
-def _host(listed: list[Any]) -> _Host:
-    launches: dict[int, tuple[object, float]] = {}
-    operations: dict[int, str] = {}
-    steps = []
-    calls = []
-    for event in _of(listed, (*_LAUNCHES, "cpu_op", "user_annotation", "python_function")):
-        times = _times(event)
-        if times is None:
-            continue
-        category, args = event["cat"], event["args"]
-        if category in _LAUNCHES and (number := _integer(args.get("correlation"))) is not None:
-            launches[number] = (str(event.get("tid")), times[0])
-        elif category == "cpu_op" and (number := _integer(args.get("External id"))) is not None:
-            operations[number] = str(event.get("name", ""))
-        elif category == "user_annotation" and str(event.get("name", "")).startswith(_STEP):
-            steps.append(Step(f"step {str(event['name']).removeprefix(_STEP)}", *times))
-        elif category == "python_function":
-            calls.append(Call(str(event.get("tid")), *times, str(event.get("name", ""))))
-    return _Host(
-        launches, operations, user_functions(calls, launches), tuple(sorted(steps, key=lambda step: step.start))
-    )
+def _external(args: Mapping[str, Any]) -> int | None:
+    """Return the number of the operation around an event; None where it is that of the launch."""
+    found = _integer(args.get("External id", args.get("external id")))
+    return None if found == _integer(args.get("correlation")) else found
 
 
-def _device_event(event: dict[str, Any], host: _Host) -> DeviceEvent | None:
-    times, args = _times(event), event["args"]
-    name = _ON_DEVICE[event["cat"]] or str(event.get("name", ""))
-    if times is None or not name:
+def _number(value: Any) -> float | None:
+    """Return a number, which may be written as a string; None for others."""
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
-    launch = _integer(args.get("correlation"))
-    called = None if launch is None else host.launches.get(launch)
-    grid = args.get("grid")
-    whole = isinstance(grid, list) and all(isinstance(extent, int) for extent in grid)
-    return DeviceEvent(
-        name, *times, tuple(grid) if whole else None,
-        host_op=host.operations.get(_integer(args.get("External id")) or -1, ""),
-        host_function="" if launch is None else host.functions.get(launch, ""),
-        launched=None if called is None else called[1],
-    )
-
-
-def _times(event: dict[str, Any]) -> tuple[float, float] | None:
-    """Return beginning and end in seconds."""
-    start, duration = event.get("ts"), event.get("dur", 0)
-    if isinstance(start, bool) or isinstance(duration, bool):
-        return None
-    if not isinstance(start, (int, float)) or not isinstance(duration, (int, float)):
-        return None
-    if not abs(start) < _LATEST_US or not 0 <= duration < _LATEST_US:  # also false for NaN
-        return None
-    return start * 1e-6, (start + duration) * 1e-6
+    return value if abs(value) < _LATEST_US else None  # None for NaN, too
 
 
 def _integer(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+    found = _number(value)
+    return int(found) if found is not None and found == int(found) else None
 
 
-def _device_names(data: Any) -> dict[int, str]:
-    listed = data.get("deviceProperties") if isinstance(data, dict) else None
-    return {
-        each["id"]: str(each["name"]) for each in listed if isinstance(each, dict) and each.get("name")
-        and _integer(each.get("id")) is not None
-    } if isinstance(listed, list) else {}
+def _device_names(listed: Any) -> dict[int, str]:
+    """Return the names of the GPUs that the process saw, by number."""
+    found = {}
+    for each in listed if isinstance(listed, list) else ():
+        if isinstance(each, dict) and each.get("name") and (number := _integer(each.get("id"))) is not None:
+            found[number] = str(each["name"])
+    return found
 
 
-def _rank(data: Any) -> int | None:
-    found = data.get("distributedInfo") if isinstance(data, dict) else None
+def _rank(found: Any) -> int | None:
     return _integer(found.get("rank")) if isinstance(found, dict) else None

@@ -55,9 +55,9 @@ class Profile:
     """The work of one device.
 
     tool: "jax.profiler", "torch.profiler" or "Nsight Systems". source: the file. device: its name, else its number;
-    "cpu" where a host ran XLA's operations. rank: of the process; None where the profile does not say.
-    events: by their beginning. modules: readers of serialized HloProtos by (name, XLA's number).
-    skipped: events that could not be read.
+    "cpu" where a host ran XLA's operations. gpu: its number. rank: of the process. Both are None where the profile does
+    not say. events: by their beginning. modules: readers of serialized HloProtos by (name, XLA's number).
+    skipped: events that could not be read. notes: what else is missing.
     """
 
     tool: str
@@ -69,3 +69,5 @@ class Profile:
     modules: Mapping[tuple[str, int], Callable[[], bytes]] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     skipped: int = 0
+    gpu: int | None = None
+    notes: tuple[str, ...] = ()

@@ -1,6 +1,7 @@
-"""The user's Python functions that launched a device's work, from a trace of torch.profiler with `with_stack=True`.
+"""The operations of PyTorch and the user's Python functions that launched a device's work, by thread and time.
 
-Such a trace has an event for each call of a Python function: "train.py(60): main", where 60 is the line of its `def`.
+A trace of torch.profiler with `with_stack=True` has an event for each call of a Python function: "train.py(60): main",
+where 60 is the line of its `def`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _LIBRARY = re.compile(r"(?:.*/)?(?:site-packages|dist-packages|torch|lib/python3
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call of a Python function. Times are in seconds."""
+    """A call of an operation or of a Python function. Times are in seconds."""
 
     thread: object
     start: float
@@ -26,26 +27,35 @@ class Call:
 def user_functions(calls: Iterable[Call], launches: Mapping[int, tuple[object, float]]) -> dict[int, str]:
     """Return the innermost user's function around each launch, as "main (train.py:60)".
 
-    launches: thread and time by number. A launch outside of such functions, as in the threads of autograd, is left out.
+    A launch outside of such functions, as in the threads of autograd, is left out.
     """
-    frames: dict[object, list[tuple[float, float, str]]] = {}
+    own = ((call, _FRAME.fullmatch(call.name)) for call in calls)
+    found = innermost((call for call, match in own if match and not _LIBRARY.match(match["file"])), launches)
+    return {number: _FRAME.sub(r"\g<function> (\g<file>:\g<line>)", name) for number, name in found.items()}
+
+
+def innermost(calls: Iterable[Call], launches: Mapping[int, tuple[object, float]]) -> dict[int, str]:
+    """Return the name of the innermost call around each launch; without launches that no call is around.
+
+    launches: thread and time by number. If calls begin together, the inner one ends first, or is listed later.
+    """
+    waiting: dict[object, list[Call]] = {}
     for call in calls:
-        if (match := _FRAME.fullmatch(call.name)) and not _LIBRARY.match(match["file"]):
-            shown = f"{match['function']} ({match['file']}:{match['line']})"
-            frames.setdefault(call.thread, []).append((call.start, call.end, shown))
-    for of_thread in frames.values():
-        of_thread.sort(reverse=True)
+        waiting.setdefault(call.thread, []).append(call)
+    for of_thread in waiting.values():
+        of_thread.sort(key=lambda call: (call.start, -call.end))
+        of_thread.reverse()
     found: dict[int, str] = {}
-    stacks: dict[object, list[tuple[float, float, str]]] = {}
+    stacks: dict[object, list[Call]] = {}
     for number, (thread, at) in sorted(launches.items(), key=lambda item: item[1][1]):
-        waiting, stack = frames.get(thread, []), stacks.setdefault(thread, [])
-        while waiting and waiting[-1][0] <= at:
-            frame = waiting.pop()
-            while stack and stack[-1][1] <= frame[0]:
+        later, stack = waiting.get(thread, []), stacks.setdefault(thread, [])
+        while later and later[-1].start <= at:
+            call = later.pop()
+            while stack and stack[-1].end <= call.start:
                 stack.pop()
-            stack.append(frame)
-        while stack and stack[-1][1] < at:
+            stack.append(call)
+        while stack and stack[-1].end < at:
             stack.pop()
         if stack:
-            found[number] = stack[-1][2]
+            found[number] = stack[-1].name
     return found

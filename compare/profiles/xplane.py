@@ -51,16 +51,16 @@ def read(path: Path) -> list[Profile]:
         number: start for name in (_HOST, _CUPTI) if name in planes for number, start in planes[name].launches().items()
     }
     metadata = planes.get(_METADATA)
-    found = []
-    for name, plane in sorted(planes.items()):
-        if match := _GPU.fullmatch(name):
-            events, skipped = plane.device_events(path, launches)
-            if events:
-                found.append((plane.device_name() or f"GPU {match[1]}", events, skipped))
+    found: list[tuple[int | None, str, list[DeviceEvent], int]] = []
+    gpus = sorted((int(match[1]), name) for name in planes if (match := _GPU.fullmatch(name)))
+    for number, name in gpus:
+        events, skipped = planes[name].device_events(path, launches)
+        if events:
+            found.append((number, planes[name].device_name() or f"GPU {number}", events, skipped))
     if not found and host is not None:
         events, skipped = host.device_events(path, {}, on_host=True)
         if events:
-            found.append(("cpu", events, skipped))
+            found.append((None, "cpu", events, skipped))
     if not found:
         raise ProfileError(
             f"{path}: neither a GPU's kernels nor XLA's operations on a CPU; its planes: "
@@ -69,9 +69,9 @@ def read(path: Path) -> list[Profile]:
     return [
         Profile(
             "jax.profiler", str(path), device, tuple(events), steps, modules=metadata.modules() if metadata else {},
-            versions=metadata.versions() if metadata else {}, skipped=skipped,
+            versions=metadata.versions() if metadata else {}, skipped=skipped, gpu=number,
         )
-        for device, events, skipped in found
+        for number, device, events, skipped in found
     ]
 
 

@@ -57,7 +57,7 @@ class ProfileView:
 
     @property
     def host_late_us(self) -> float | None:
-        """The idle time of a median step before the host's launch; None where no launch is known."""
+        """The idle time of a median step before the host's launches that are known; None where none is."""
         known = [[gap.host_late for gap in found if gap.host_late is not None] for found in self._gaps]
         return statistics.median(sum(found) * 1e6 for found in known) if any(known) else None
 
@@ -110,7 +110,8 @@ class ProfileView:
         found.append(f"{whole}; a step takes {time_range(self.device_us)} on the device; kernels run in {busy} of it")
         if self.idle_us.median:
             late = self.host_late_us
-            cause = "" if late is None else f", {formats.microseconds(late)} of it before the host's launch"
+            some = "at least " * any(gap.host_late is None for found in self._gaps for gap in found)
+            cause = "" if late is None else f", {some}{formats.microseconds(late)} of it before the host's launch"
             found.append(f"gaps between kernels take {time_range(self.idle_us)}{cause}")
         graphs = ", ".join(
             name + (f" ({calls} times a step)" if calls > 1 else "") for name, calls in self.opened.joined.calls.items()
@@ -121,11 +122,8 @@ class ProfileView:
         else:
             joined = "no kernel is joined to a graph; --dump PATH names the compilers' files of this program"
         found.append(joined + self._operators())
-        own = profile.rank if profile.rank is not None else 0
-        groups = (("the same", self.opened.alike), ("other", self.opened.unlike))
-        if others := [f"{words} kernels: {join_some(which, MOST_STEPS)}" for words, which in groups if which]:
-            count = 1 + len(self.opened.alike) + len(self.opened.unlike)
-            found.append(f"rank {own} of {count}; {'; '.join(others)}")
+        if others := self.opened.others:
+            found.append(f"{others}; --rank chooses another")
         return [*found, *self.opened.notes]
 
     def _operators(self) -> str:
@@ -213,7 +211,7 @@ class ProfileView:
         profile = self.opened.profile
         return {
             "schema": SCHEMA, "tool": profile.tool, "source": profile.source, "device": profile.device,
-            "rank": profile.rank, "versions": dict(profile.versions),
+            "rank": profile.rank, "gpu": profile.gpu, "versions": dict(profile.versions),
             "same_kernels": list(self.opened.alike), "other_kernels": list(self.opened.unlike),
             "notes": list(self.opened.notes),
             "steps": [

@@ -5,6 +5,7 @@ Listing reads names and sizes. Each graph is read on demand. Nothing in a file i
 
 from __future__ import annotations
 
+import codecs
 import fnmatch
 import gzip
 import json
@@ -37,7 +38,8 @@ MOST_NAMED = 10
 SHOWN_AT_ONCE = 2  # modules of a folder, such as forward and backward of one function
 EXPECTED = (
     "expected a run folder, a folder or archive of dumps (XLA's --xla_dump_to, TORCH_COMPILE_DEBUG, TORCH_TRACE, what "
-    "`xlafuse dumps` wrote), HLO as text or proto, Inductor's output_code.py, or a fusion graph's JSON"
+    "`xlafuse dumps` wrote), HLO as text or proto, Inductor's output_code.py, a fusion graph's JSON, or a profile "
+    "(*.xplane.pb, a trace of torch.profiler, the SQLite of `nsys export --type sqlite`)"
 )
 
 
@@ -294,14 +296,16 @@ def _of_file(path: Path) -> Contents:
         found = [*_of_modules(path), *_of_inductor(path)]
         if not found:
             raise UsageError(
-                f"{path}: the archive has neither HLO nor Inductor's code; graphs of Triton and CUDA kernels are in "
-                "their run: inspect its folder"
+                f"{path}: the archive has neither HLO, nor Inductor's code, nor one profile alone (unpack several); "
+                "graphs of Triton and CUDA kernels are in their run: inspect its folder"
             )
         return Contents("dump", path, tuple(_numbered(found)), _warn_of_phases(found))
-    if head.lstrip()[:1] == b"{":
+    if head.removeprefix(codecs.BOM_UTF8).lstrip()[:1] in (b"{", b"["):
         return Contents("file", path, tuple(_numbered(_of_json(path))))
-    if path.name.removesuffix(".gz").endswith((".py", ".log")) and b"HloModule" not in head:
+    if b"HloModule" not in head and (path.name.removesuffix(".gz").endswith((".py", ".log")) or _is_trace_log(path)):
         return Contents("file", path, tuple(_numbered(_of_inductor(path))))
+    if path.suffix in (".nsys-rep", ".qdrep"):
+        raise UsageError(f"{path}: a report of Nsight Systems; `nsys export --type sqlite` makes the file to read")
     return Contents("file", path, (GraphSource(path.name, 1, path, partial(_from_hlo_file, path)),))
 
 
@@ -426,17 +430,22 @@ def _of_inductor(path: Path, rank: int | None = None) -> list[GraphSource]:
     return [GraphSource(path.name, 1, path, read)]
 
 
-_TRACE_LOG = re.compile(r"torch_trace.*\.log(\.gz)?\Z")
-
-
 def _holds_inductor(path: Path) -> bool:
+    from triton_side.inductor.dump import is_trace_log, trace_logs_in
+
     if path.is_dir():
-        names = (name for _, _, files in os.walk(path) for name in files)
-        return any(name == "output_code.py" or _TRACE_LOG.search(name) for name in names)
+        files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
+        return any(file.name == "output_code.py" for file in files) or any(map(is_trace_log, files))
     if not zipfile.is_zipfile(path):
         return True
     with zipfile.ZipFile(path) as archive:
-        return any(name.endswith("output_code.py") for name in archive.namelist())
+        return any(name.endswith("output_code.py") for name in archive.namelist()) or bool(trace_logs_in(archive))
+
+
+def _is_trace_log(path: Path) -> bool:
+    from triton_side.inductor.dump import is_trace_log
+
+    return is_trace_log(path)
 
 
 # xlafuse's JSON
@@ -448,6 +457,8 @@ def _of_json(path: Path) -> list[GraphSource]:
     from . import explained
 
     data = json.loads(read_bytes(path, store.MAX_BYTES))
+    if not isinstance(data, dict) or "schema" not in data:
+        raise ValueError(f"JSON that is neither a fusion graph nor a profile; {EXPECTED}")
     if data.get("schema") == explained.SCHEMA:
         if not isinstance(data.get("graphs"), dict):
             raise ValueError(f"expected an object `graphs` of name and graph in a file of schema {explained.SCHEMA!r}")

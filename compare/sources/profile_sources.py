@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..base.usage import UsageError
+from ..base.usage import UsageError, join_some
 from ..graph import formats
 from ..graph.analyse.roofline import Ceilings
 from ..graph.model import FusionGraph
@@ -18,7 +18,7 @@ from ..profiles import files
 from ..profiles.join import Joined, join, numbered_name
 from ..profiles.model import Profile, ProfileError
 from ..profiles.steps import ProfiledStep, profiled_steps
-from .graph_sources import Contents, GraphSource, contents
+from .graph_sources import MOST_NAMED, Contents, GraphSource, contents
 from .target_ceilings import own_ceilings, target_ceilings
 
 MOST_GRAPHS = 200  # modules that are read where events do not name theirs
@@ -34,7 +34,8 @@ class OpenedProfile:
     """A profile by steps, joined to the graphs of its programs.
 
     sources: of each graph, by its name.
-    alike, unlike: other ranks or devices that run the same kernels as this one, and those that do not.
+    choice: what tells the profiles apart: "rank", "GPU", or "profile" for their places. number: of this one.
+    alike, unlike: the numbers of those that run the same kernels as this one, and of those that do not.
     notes: facts without which the numbers mislead.
     """
 
@@ -43,9 +44,19 @@ class OpenedProfile:
     steps: tuple[ProfiledStep, ...]
     joined: Joined
     sources: Mapping[str, GraphSource]
+    choice: str = "rank"
+    number: int = 0
     alike: tuple[str, ...] = ()
     unlike: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def others(self) -> str:
+        """The sentence about other ranks or GPUs; "" where there are none."""
+        groups = (("the same", self.alike), ("other", self.unlike))
+        named = [f"{words} kernels: {join_some(which, MOST_NAMED)}" for words, which in groups if which]
+        count = 1 + len(self.alike) + len(self.unlike)
+        return f"{self.choice} {self.number} of {count}; {'; '.join(named)}" if named else ""
 
     @property
     def joined_share(self) -> float:
@@ -78,46 +89,79 @@ def _itself(graph: FusionGraph) -> FusionGraph:
     return graph
 
 
-def open_profile(path: Path, dump: Path | None = None) -> OpenedProfile:
-    """Read a path's profiles; the first one is joined. dump: the compiler's files, if they are not beside the profile.
+def open_profile(path: Path, dump: Path | None = None, rank: int | None = None) -> OpenedProfile:
+    """Read a path's profiles; one is joined. dump: the compiler's files, if they are not beside the profile.
 
-    Raises UsageError where a profile or the dump cannot be read, UnreadableCapture in a folder of `xlafuse capture`.
+    rank: which one, the first by default: of several ranks by their number, else of several GPUs.
+
+    Raises UsageError where a profile or the dump cannot be read, and for a rank that is not there; UnreadableCapture in
+    a folder of `xlafuse capture`.
     """
-    try:
-        profiles = [
-            profile if profile.rank is not None else replace(profile, rank=files.rank_of(file))
-            for file in files.profile_files(path) for profile in files.read(file)
-        ]
-        folder = next((each for each in files.capture_folders(path) if files.profile_files(each)), None)
-    except ProfileError as problem:
-        raise (UnreadableCapture if files.capture_folders(path) else UsageError)(str(problem)) from None
-    except OSError as problem:
-        raise UsageError(str(problem)) from None
-    profiles.sort(key=lambda profile: profile.rank or 0)
-    first, *others = profiles
+    notes: list[str] = []
+    profiles = _profiles(path, notes)
+    choice, numbers = _numbers(profiles)
+    if rank is not None and rank not in numbers:
+        raise UsageError(f"{path}: no {choice} {rank}; it has {join_some(map(str, numbers), MOST_NAMED)}")
+    by_steps = [profiled_steps(profile) for profile in profiles]
+    chosen = next((at for at, found in enumerate(by_steps) if found), 0) if rank is None else numbers.index(rank)
+    first, steps = profiles[chosen], by_steps[chosen]
+    if not steps:
+        raise UsageError(f"{first.source}: {first.device} did nothing in its {formats.count(len(first.steps), 'step')}")
+    folder = next((each for each in files.capture_folders(path) if Path(first.source).is_relative_to(each)), None)
     captured = {} if folder is None else _captured(folder)
     if first.device.startswith("GPU ") and captured.get("device"):
         first = replace(first, device=str(captured["device"]))
     if not first.versions and isinstance(captured.get("versions"), dict):
         first = replace(first, versions={str(key): str(value) for key, value in captured["versions"].items()})
-    steps = profiled_steps(first)
-    if not steps:
-        raise UsageError(f"{first.source}: the device did nothing in its {len(first.steps)} steps")
-    notes: list[str] = []
     sources = _sources(first, path, dump or folder, required=dump is not None)
     joined = join(steps, _read(sources, first.device, notes))
     names = _kernel_counts(first)
     alike: list[str] = []
     unlike: list[str] = []
-    for number, other in enumerate(others, 1):
-        label = str(other.rank if other.rank is not None else number)
-        (alike if _kernel_counts(other) == names else unlike).append(label)
+    for number, other in zip(numbers, profiles, strict=True):
+        if number != numbers[chosen]:
+            (alike if _kernel_counts(other) == names else unlike).append(str(number))
     counts = {tuple(sorted(Counter(event.name for event in step.events).items())) for step in steps}
     if len(counts) > 1:
         notes.append("the steps ran different kernels; a kernel takes 0 µs in a step that did not run it")
     if first.skipped:
         notes.append(f"{first.skipped:,} events could not be read and are left out")
-    return OpenedProfile(path, first, tuple(steps), joined, sources, tuple(alike), tuple(unlike), tuple(notes))
+    notes += first.notes
+    return OpenedProfile(
+        path, first, tuple(steps), joined, sources, choice, numbers[chosen], tuple(alike), tuple(unlike), tuple(notes)
+    )
+
+
+def _profiles(path: Path, notes: list[str]) -> list[Profile]:
+    """Return the profiles of a path by rank. notes: gets a note on each file that cannot be read, if another one can.
+
+    Raises as open_profile does.
+    """
+    found: list[Profile] = []
+    problems: list[str] = []
+    try:
+        for file in files.profile_files(path):
+            try:
+                read = files.read(file)
+            except ProfileError as problem:
+                problems.append(str(problem))
+                continue
+            found += [each if each.rank is not None else replace(each, rank=files.rank_of(file)) for each in read]
+    except OSError as problem:
+        raise UsageError(str(problem)) from None
+    if not found:
+        raise (UnreadableCapture if files.capture_folders(path) else UsageError)(problems[0])
+    notes += problems
+    return sorted(found, key=lambda profile: profile.rank or 0)
+
+
+def _numbers(profiles: Sequence[Profile]) -> tuple[str, list[int]]:
+    """Return what tells the profiles apart, and the number of each."""
+    for choice, found in (("rank", [each.rank for each in profiles]), ("GPU", [each.gpu for each in profiles])):
+        numbers = [number for number in found if number is not None]
+        if len(set(numbers)) == len(profiles):
+            return choice, numbers
+    return "profile", list(range(len(profiles)))
 
 
 def profile_contents(path: Path) -> Contents:
@@ -133,7 +177,8 @@ def profile_contents(path: Path) -> Contents:
         )
     outside = formats.share(1 - opened.joined_share, 1)
     note = f"kernels have the times of a median step of {len(opened.steps)}; {outside} of the time is of other kernels"
-    return Contents("dump", path, tuple(opened.graph_sources(None)), (f"{path}: {note}", *opened.notes))
+    warnings = (f"{path}: {note}", *filter(None, [opened.others]), *opened.notes)
+    return Contents("dump", path, tuple(opened.graph_sources(None)), warnings)
 
 
 def _captured(folder: Path) -> dict[str, Any]:
@@ -156,7 +201,7 @@ def _sources(profile: Profile, path: Path, dump: Path | None, *, required: bool)
     }
     if dump is not None:
         try:
-            opened = contents(dump)
+            opened = contents(dump, profile.rank if profile.rank in _ranks(dump) else None)
             known |= {
                 (each.graph().name if opened.kind == "file" else each.name, each.order): each for each in opened.graphs
             }
@@ -171,6 +216,14 @@ def _sources(profile: Profile, path: Path, dump: Path | None, *, required: bool)
     return {
         numbered_name(name, number) if several[name] > 1 else name: each for (name, number), each in named.items()
     }
+
+
+def _ranks(dump: Path) -> Collection[int]:
+    """Return the ranks of a TORCH_TRACE folder of several."""
+    from triton_side.inductor.dump import ranks
+
+    found = ranks(dump) if dump.is_dir() else {}
+    return found if len(found) > 1 else {}
 
 
 def _read(sources: Mapping[str, GraphSource], device: str, notes: list[str]) -> dict[str, FusionGraph]:

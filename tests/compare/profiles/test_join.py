@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+import sqlite3
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -158,9 +160,9 @@ def torch_trace(folder: Path, rank: int = 0, optimizer: str = "multi_tensor_appl
         add("user_annotation", f"ProfilerStep#{number}", start, 900)
         for at, name in enumerate(names):
             add("cuda_runtime", "cudaLaunchKernel", start + at, 1, correlation=number * 100 + at)
-            args = {"External id": 5} if name == optimizer else {}
-            add("kernel", name, start + 20 + 11 * at, number + 7, device=0, correlation=number * 100 + at, **args)
-    add("cpu_op", "aten::_fused_adam_", 3000, 10, **{"External id": 5})
+            if name == optimizer:
+                add("cpu_op", "aten::_fused_adam_", start + at - 0.5, 2, **{"External id": 5})
+            add("kernel", name, start + 20 + 11 * at, number + 7, device=0, correlation=number * 100 + at)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "torch.json.gz"
     top = {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}],
@@ -232,6 +234,83 @@ def test_of_several_ranks_the_first_is_shown(tmp_path: Path) -> None:
     words = " ".join(inspect(tmp_path).output.split())
     assert "rank 0 of 3; the same kernels: 1; other kernels: 2" in words
     assert "rank1" not in words
+
+
+def test_another_rank_is_chosen_with_its_own_files(tmp_path: Path) -> None:
+    for rank, optimizer in ((0, "adam"), (1, "other")):
+        folder = tmp_path / f"rank{rank}"
+        torch_trace(folder / "profile", rank, optimizer)
+        (folder / "torch_trace").mkdir()
+        (folder / NAME).write_text(json.dumps({"versions": {"torch": f"2.13.{rank}"}}))
+        for log in TRACE.iterdir():
+            (folder / "torch_trace" / log.name).write_bytes(log.read_bytes())
+    words = " ".join(inspect(tmp_path, "--rank", 1).output.split())
+    assert "torch 2.13.1" in words and "joined to kernels of rank1" in words
+    assert "rank 1 of 2; other kernels: 0; --rank chooses another" in words
+    refused = inspect(tmp_path, "--rank", 2)
+    assert refused.exit_code == 2 and "no rank 2; it has 0, 1" in refused.output
+
+
+def two_gpus_of_torch(folder: Path) -> Path:
+    path = folder / "trace.json"
+    path.write_text(json.dumps([
+        {"ph": "X", "cat": "kernel", "name": f"kernel_{gpu}", "ts": 10 * at, "dur": gpu + 1, "args": {"device": gpu}}
+        for gpu in (3, 1) for at in range(4)
+    ]))
+    return path
+
+
+def two_gpus_of_jax(folder: Path) -> Path:
+    space = Space()
+    for gpu in (3, 1):
+        for at in range(4):
+            space.event(f"/device:GPU:{gpu}", "Stream #1(Compute)", f"kernel_{gpu}", 10 * at, gpu + 1)
+    return space.write(folder / "a.xplane.pb")
+
+
+def two_gpus_of_nsight(folder: Path) -> Path:
+    path = folder / "report.sqlite"
+    with closing(sqlite3.connect(path)) as base:
+        base.execute("CREATE TABLE StringIds (id, value)")
+        base.executemany("INSERT INTO StringIds VALUES (?, ?)", [(1, "kernel_1"), (3, "kernel_3")])
+        base.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end, deviceId, shortName)")
+        rows = [(10_000 * at, 10_000 * at + (gpu + 1) * 1000, gpu, gpu) for gpu in (3, 1) for at in range(4)]
+        base.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?)", rows)
+        base.commit()
+    return path
+
+
+@pytest.mark.parametrize("made", [two_gpus_of_torch, two_gpus_of_jax, two_gpus_of_nsight])
+def test_each_gpu_of_a_process_can_be_chosen(tmp_path: Path, made: Callable[[Path], Path]) -> None:
+    path = made(tmp_path)
+    words = " ".join(inspect(path).output.split())
+    assert "GPU 1 of 2; other kernels: 3; --rank chooses another" in words and "kernel_1" in words
+    found = json.loads(inspect(path, "--rank", 3, "--json").output)
+    assert (found["gpu"], found["other_kernels"]) == (3, ["1"])
+    (kernel,) = found["kernels"]
+    assert (kernel["name"], kernel["launches"]) == ("kernel_3", 4)
+    assert kernel["step_us"]["median"] == pytest.approx(16)
+    refused = inspect(path, "--rank", 0)
+    assert refused.exit_code == 2 and "no GPU 0; it has 1, 3" in refused.output
+    assert "GPU 1 of 2; other kernels: 3" in CliRunner().invoke(cli, ["diff", str(path), str(path)]).output
+
+
+def test_a_gpu_without_work_in_the_steps_is_not_the_first_choice(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps([
+        {"ph": "X", "cat": "user_annotation", "name": "ProfilerStep#1", "ts": 100, "dur": 50},
+        {"ph": "X", "cat": "gpu_memset", "name": "Memset", "ts": 1, "dur": 1, "args": {"device": 0}},
+        {"ph": "X", "cat": "kernel", "name": "kernel", "ts": 110, "dur": 1, "args": {"device": 1}},
+    ]))
+    assert "GPU 1 of 2; other kernels: 0" in " ".join(inspect(path).output.split())
+    assert "did nothing in its 1 step" in inspect(path, "--rank", 0).output
+
+
+def test_a_file_that_cannot_be_read_costs_itself(tmp_path: Path) -> None:
+    torch_trace(tmp_path)
+    (tmp_path / "other.json").write_text('{"traceEvents": []}')
+    words = " ".join(inspect(tmp_path).output.split())
+    assert "2 steps" in words and "other.json: no kernels of a GPU in this trace" in words
 
 
 def test_a_profile_of_jax_is_joined_to_the_dump(tmp_path: Path) -> None:

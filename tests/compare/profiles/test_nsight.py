@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import sqlite3
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -68,6 +69,41 @@ def test_kernels_have_times_launches_and_steps(tmp_path: Path) -> None:
     assert [step.name for step in profile.steps] == ["step 2", "step 3"]
     (step,) = profiled_steps(profile)
     assert len(step.events) == 4
+
+
+def test_each_process_and_gpu_is_a_profile(tmp_path: Path) -> None:
+    """CUDA_VISIBLE_DEVICES gives each process a GPU 0. A step is of the process that announced it."""
+    other = 6 << 24
+    rows = [(2000, 5000, 0, 11, PROCESS, 2), (2500, 3000, 0, 11, other, 2), (2600, 3000, 1, 12, other, 3)]
+    tables = {
+        "StringIds": TABLES["StringIds"], "TARGET_INFO_GPU": (("id", "name"), [(2, "H200 A"), (5, "H200 B")]),
+        "TARGET_INFO_CUDA_DEVICE": (("gpuId", "cudaId", "pid"), [(2, 0, 5), (5, 0, 6)]),
+        "CUPTI_ACTIVITY_KIND_KERNEL": (("start", "end", "deviceId", "correlationId", "globalPid", "shortName"), rows),
+        "NVTX_EVENTS": TABLES["NVTX_EVENTS"],
+    }
+    found = nsight.read(export(tmp_path, tables))
+    assert [(profile.device, profile.gpu, len(profile.events), len(profile.steps)) for profile in found] == [
+        ("H200 A", 2, 1, 2), ("H200 B", 5, 1, 0), ("GPU 1", 1, 1, 0),
+    ]
+
+
+def test_graphs_that_are_recorded_as_a_whole_are_work_of_the_gpu(tmp_path: Path) -> None:
+    columns = ("start", "end", "deviceId", "correlationId", "globalPid", "graphId")
+    tables = {**TABLES, "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": (columns, [(7600, 7900, 0, 15, PROCESS, 1)])}
+    (profile,) = nsight.read(export(tmp_path, tables))
+    assert profile.events[-1].name == "[CUDA graph]"
+    assert "--cuda-graph-trace=node" in profile.notes[0]
+
+
+@pytest.mark.parametrize("packed", [gzip.compress, lambda data: data])
+def test_the_export_may_be_packed(tmp_path: Path, packed: Callable[[bytes], bytes]) -> None:
+    data = export(tmp_path).read_bytes()
+    path = tmp_path / "packed"
+    path.write_bytes(packed(data))
+    assert len(files.read(path)[0].events) == 4
+    path.write_bytes(packed(data)[:-100])
+    with pytest.raises(ProfileError, match="damaged gzip file|not a SQLite export"):
+        files.read(path)
 
 
 def test_columns_that_an_older_version_lacks_are_unknown(tmp_path: Path) -> None:

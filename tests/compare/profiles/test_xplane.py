@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,27 @@ def test_kernels_of_a_gpu_have_times_launches_and_instructions(tmp_path: Path) -
     assert profile.modules["jit_step", 7]() == b"proto"
     steps = profiled_steps(profile)
     assert [(step.name, len(step.events)) for step in steps] == [("train 3", 2), ("train 4", 2)]
+
+
+def test_each_gpu_is_a_profile_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+    space = Space()
+    for number in (10, 2, 0):
+        space.event(f"/device:GPU:{number}", "Stream #13(Compute)", f"fusion_{number}", 1, 2)
+    found = xplane.read(space.write(tmp_path / "a.xplane.pb"))
+    assert [(profile.gpu, profile.events[0].name) for profile in found] == [
+        (0, "fusion_0"), (2, "fusion_2"), (10, "fusion_10"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["renamed.pb", "space.zip"])
+def test_the_file_may_have_any_name(tmp_path: Path, name: str) -> None:
+    path = gpu().write(tmp_path / name)
+    if name.endswith(".zip"):
+        data = path.read_bytes()
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("a/host.xplane.pb", data)
+    assert files.profile_files(path) == [path]
+    assert files.read(path)[0].tool == "jax.profiler"
 
 
 def test_launches_may_be_among_the_events_of_the_host(tmp_path: Path) -> None:

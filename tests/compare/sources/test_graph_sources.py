@@ -103,6 +103,17 @@ def test_a_file_of_inductors_code(artifacts: Path, tmp_path: Path) -> None:
     assert graph.compiler == "inductor" and graph.kernels
 
 
+@pytest.mark.parametrize("name", ["log.txt", "log", "log.bin.gz", "log.zip", "folder/worker0.txt"])
+def test_a_log_of_torch_trace_is_known_by_its_content(tmp_path: Path, name: str) -> None:
+    (log,) = (PROJECT / "tests/data/inductor/torch-2.13.0/trace").glob("*.log")
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    packed = {".gz": gzip.compress, ".zip": lambda data: zipped(**{"a/log.dat": data})}
+    path.write_bytes(packed.get(path.suffix, bytes)(log.read_bytes()))
+    (found,) = graph_sources.contents(tmp_path / name.split("/")[0]).graphs
+    assert len(found.graph().kernels or ()) == 14
+
+
 def test_a_folder_of_graphs(tmp_path: Path) -> None:
     store.save(XLA, tmp_path / "a.json")
     store.save(INDUCTOR, tmp_path / "b.json.gz")
