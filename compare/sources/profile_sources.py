@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -201,7 +201,7 @@ def _sources(profile: Profile, path: Path, dump: Path | None, *, required: bool)
     }
     if dump is not None:
         try:
-            opened = contents(dump, profile.rank if profile.rank in _ranks(dump) else None)
+            opened = contents(dump, _rank_in(dump, profile.rank))
             known |= {
                 (each.graph().name if opened.kind == "file" else each.name, each.order): each for each in opened.graphs
             }
@@ -218,12 +218,14 @@ def _sources(profile: Profile, path: Path, dump: Path | None, *, required: bool)
     }
 
 
-def _ranks(dump: Path) -> Collection[int]:
-    """Return the ranks of a TORCH_TRACE folder of several."""
+def _rank_in(dump: Path, rank: int | None) -> int | None:
+    """Return the rank if it is one of several in a TORCH_TRACE folder, else None."""
+    if rank is None or not dump.is_dir():
+        return None
     from triton_side.inductor.dump import ranks
 
-    found = ranks(dump) if dump.is_dir() else {}
-    return found if len(found) > 1 else {}
+    found = ranks(dump)
+    return rank if rank in found and len(found) > 1 else None
 
 
 def _read(sources: Mapping[str, GraphSource], device: str, notes: list[str]) -> dict[str, FusionGraph]:

@@ -251,6 +251,18 @@ def test_another_rank_is_chosen_with_its_own_files(tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "no rank 2; it has 0, 1" in refused.output
 
 
+def test_a_dump_of_several_ranks_gives_the_files_of_the_profiles_rank(tmp_path: Path) -> None:
+    (log,) = TRACE.glob("*.log")
+    for rank, name in enumerate(("triton_poi_fused_mul_sigmoid_1", "triton_poi_fused_other_1")):
+        text = log.read_text().replace("triton_poi_fused_mul_sigmoid_1", name)
+        (tmp_path / f"dedicated_log_torch_trace_rank_{rank}_x.log").write_text(text)
+    path = torch_trace(tmp_path / "profiles", rank=1)
+    found = json.loads(inspect(path, "--dump", tmp_path, "--json").output)
+    kernel = next(each for each in found["kernels"] if each["name"] == "triton_poi_fused_mul_sigmoid_1")
+    assert kernel["graph"] is None
+    assert "other" in inspect(path, "--dump", tmp_path, "--module", "1").output
+
+
 def two_gpus_of_torch(folder: Path) -> Path:
     path = folder / "trace.json"
     path.write_text(json.dumps([
@@ -304,6 +316,16 @@ def test_a_gpu_without_work_in_the_steps_is_not_the_first_choice(tmp_path: Path)
     ]))
     assert "GPU 1 of 2; other kernels: 0" in " ".join(inspect(path).output.split())
     assert "did nothing in its 1 step" in inspect(path, "--rank", 0).output
+
+
+def test_idle_time_before_launches_is_a_least_where_some_launches_are_unknown(tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps([
+        {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 35, "dur": 1, "args": {"correlation": 2}},
+        *({"ph": "X", "cat": "kernel", "name": "kernel", "ts": 20 * at, "dur": 10, "args": {"correlation": at}}
+          for at in range(3)),
+    ]))
+    assert "gaps between kernels take 20.0 µs, at least 5.00 µs of it before" in " ".join(inspect(path).output.split())
 
 
 def test_a_file_that_cannot_be_read_costs_itself(tmp_path: Path) -> None:

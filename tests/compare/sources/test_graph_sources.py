@@ -266,6 +266,19 @@ def test_hostile_files_give_one_line_with_the_path(tmp_path: Path, name: str, su
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize("name, data, expected", [
+    ("list.json", b"[]", "a trace of torch.profiler"), ("object.json", b'{"a": 1}', "a trace of torch.profiler"),
+    ("run.nsys-rep", b"NV\x00\x01", "nsys export --type sqlite"),
+    ("two.zip", zipped(**{"0.json": b"[]", "1.json": b"[]"}), "nor one profile alone"),
+])
+def test_other_files_are_refused_with_what_was_expected(
+    tmp_path: Path, name: str, data: bytes, expected: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UsageError, match=expected):
+        graph_sources.contents(tmp_path / name)
+
+
 def test_folders_without_graphs(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no graph found; expected a run folder"):
         graph_sources.contents(tmp_path)
