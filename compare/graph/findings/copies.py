@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from .. import formats
-from ..model import Buffer
+from ..model import Access, Buffer
 from ..operations import is_product, tokens
 from .finding import Finding
 from .phrases import count, series
@@ -35,10 +35,12 @@ def _is_prefetch(view: View, index: int) -> bool:
 
 def _copying(view: View, index: int) -> str:
     """Return the copy's sources and users: "joins wg and wu into one operand for the product in gate"."""
-    read, written = view.buffers(index, "inputs"), view.buffers(index, "outputs")
+    kernel, read, written = view.kernels[index], view.buffers(index, "inputs"), view.buffers(index, "outputs")
     users = sorted({user for buffer in written for user in view.graph.consumers.get(buffer.name, ())})
     products = [user for user in users if is_product(view.kernels[user])]
     operands = [buffer for buffer in read if buffer.role != "constant"]
+    operands = [buffer for buffer in operands if buffer.shape] or operands  # a single number says where, or what to pad
+    joins = {*tokens(kernel), *kernel.facts.get("opcodes", ())} & {"concatenate", "stack"}
     arrays = Counter(view.array(buffer) for buffer in operands)
     what = series(
         array if times == 1 else array.replace("the result", f"{count(times)} results")
@@ -46,11 +48,15 @@ def _copying(view: View, index: int) -> str:
     )
     if not operands:
         verb = "fills an array"
-    elif len(operands) == 2 and "gather" in tokens(view.kernels[index]):
+    elif len(operands) == 2 and "gather" in tokens(kernel):
         indices, table = sorted(operands, key=lambda buffer: buffer.dtype[0] not in "su")
         verb = f"looks up {view.array(indices)} in {view.array(table)}"
-    elif len(operands) > 1:
+    elif _partial(view, kernel.outputs):
+        verb = f"stores {what} in a part of an array"
+    elif joins and len(operands) > 1:
         verb = f"joins {what} into one {'operand' if products else 'array'}"
+    elif len(operands) > 1:
+        verb = f"copies {what}"
     else:
         verb = f"{_moving(view, index, operands[0], written)} {what}"
     if products:
@@ -63,12 +69,20 @@ def _copying(view: View, index: int) -> str:
 
 
 def _moving(view: View, index: int, read: Buffer, written: Sequence[Buffer]) -> str:
-    """Return what a copy kernel does with its array: "pads", "broadcasts", "converts" or "copies"."""
+    """Return what a copy kernel does with its array: "pads", "broadcasts", "converts", "copies a part of"."""
     elements = sum(math.prod(buffer.shape) for buffer in written)
     names = tokens(view.kernels[index])
+    if read.name in _partial(view, view.kernels[index].inputs):
+        return "copies a part of"
     if "pad" in names or (elements > math.prod(read.shape) and len(view.kernels[index].inputs or ()) > 1):
         return "pads"
     if elements >= 2 * math.prod(read.shape):
         return "broadcasts"
     converts = elements == math.prod(read.shape) and any(buffer.dtype != read.dtype for buffer in written)
     return "converts" if converts else "copies"
+
+
+def _partial(view: View, accesses: Sequence[Access] | None) -> set[str]:
+    """Return the buffers of which a launch touches a part; other memories than the device's count no bytes."""
+    found = [(access.bytes, view.graph.buffer[access.buffer]) for access in accesses or ()]
+    return {b.name for size, b in found if size is not None and not b.space and size < b.bytes - b.padding}

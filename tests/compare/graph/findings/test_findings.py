@@ -19,7 +19,7 @@ from compare.graph.analyse.roofline import Ceilings
 from compare.graph.build.from_hlo import from_hlo
 from compare.graph.findings.collect import findings
 from compare.graph.findings.finding import Finding
-from compare.graph.model import FusionGraph, Reason
+from compare.graph.model import Access, FusionGraph, Reason
 from xlafuse.compile.environment import find_cuda_tools
 from xlafuse.hlo import gpu_program
 
@@ -50,6 +50,36 @@ def test_a_lookup_joins_nothing() -> None:
     found = graph(kernel("gather", "copy", "e:gather", "ids table", "y"), sizes="ids=10")
     found = replace(found, buffers=tuple(replace(b, dtype="s32" if b.name == "ids" else "bf16") for b in found.buffers))
     assert one(found, "copy") == ["XLA looks up ids in table for an output; one copy kernel moves 8.04 kB."]
+
+
+def _with_counter(found: FusionGraph) -> FusionGraph:
+    """Make `i` a single number, as a loop's counter is."""
+    buffers = (replace(b, shape=(), dtype="s32") if b.name == "i" else b for b in found.buffers)
+    return replace(found, buffers=tuple(buffers))
+
+
+def test_a_slice_by_the_loops_counter_joins_nothing() -> None:
+    step = kernel("step", "elementwise", ":add", "j", "i")
+    part = kernel("slice", "copy", "layer:dynamic_slice", "ws i", "w", launches=8)
+    part = replace(part, inputs=(Access("ws", 4000), Access("i", 4)))
+    product = kernel("dot", "gemm", "gate:dot@2", "h w", "g", launches=8)
+    found = _with_counter(graph(step, part, product, sizes="ws=8000 i=1 j=1"))
+    assert one(found, "copy") == ["XLA copies a part of ws for the product in gate; one copy kernel moves 64.0 kB."]
+
+
+def test_a_store_at_the_loops_counter_joins_nothing() -> None:
+    step = kernel("step", "elementwise", ":add", "j", "i")
+    store = kernel("store", "copy", ":dynamic_update_slice", "h i", "", launches=8)
+    store = replace(store, outputs=(Access("ys", 4000),))
+    found = _with_counter(graph(step, NORM, store, sizes="ys=8000 i=1 j=1", output="ys"))
+    assert one(found, "copy") == [
+        "XLA stores the result of norm in a part of an array for an output; one copy kernel moves 64.0 kB."
+    ]
+
+
+def test_two_arrays_that_one_kernel_copies_are_not_joined() -> None:
+    pair = graph(kernel("two", "copy", ":transpose :transpose", "a b", "c d"))
+    assert one(pair, "copy") == ["XLA copies a and b for an output; one copy kernel moves 16.0 kB."]
 
 
 def test_copies_are_named_by_what_they_copy_and_for_whom() -> None:
@@ -297,7 +327,8 @@ def test_constants_are_no_operands_and_conversions_no_copies() -> None:
     narrow = tuple(replace(b, dtype="bf16", bytes=2000) if b.name == "h" else b for b in cast.buffers)
     assert one(replace(cast, buffers=narrow), "copy")[0].startswith("XLA converts w for an output")
     wider = tuple(replace(b, dtype="f64", bytes=8000) if b.name == "h" else b for b in cast.buffers)
-    assert one(replace(cast, buffers=wider), "copy")[0].startswith("XLA converts w for an output")
+    kernels = tuple(replace(each, outputs=(Access("h", 8000),)) for each in cast.kernels or ())
+    assert one(replace(cast, kernels=kernels, buffers=wider), "copy")[0].startswith("XLA converts w for an output")
 
 
 def test_a_copy_that_is_saved_and_never_read() -> None:
