@@ -1,5 +1,6 @@
 """The declared bytes of a kernel: how much one HLO instruction, a fusion included, reads and writes by its shapes."""
 
+import math
 from collections import defaultdict
 from dataclasses import dataclass
 from functools import cached_property
@@ -9,7 +10,7 @@ from xlafuse.hlo.text_reader import Computation, Instruction, Module
 
 # (opcode, position of the operand of which only the result's size is read)
 _PARTIAL_READS = {(opcode, 0) for opcode in ("slice", "dynamic-slice", "gather")}
-_READ_THROUGH = ("convert", "slice", "dynamic-slice")
+_READ_THROUGH = ("convert", "slice", "dynamic-slice", "reduce")
 LIBRARIES = ("__cudnn", "__cub", "cusolver", "cusparse", "cufft", "__gpu$TopK")
 
 
@@ -93,29 +94,38 @@ class _Body:
 
     def __init__(self, computation: Computation) -> None:
         self._computation = computation
-        parts = computation.instructions.values()
+        parts = tuple(computation.instructions.values())
         self._parameters = {part.name: part.index for part in parts if part.opcode == "parameter"}
         # Bitcast -> the instruction whose data it shows; text lists operands before their users.
         self._shown: dict[str, str] = {}
         for part in parts:
             if part.opcode == "bitcast" and len(part.operands) == 1:
                 self._shown[part.name] = self._shown.get(part.operands[0], part.operands[0])
-        users: defaultdict[str, set[tuple[str, int]]] = defaultdict(set)
+        users: defaultdict[str, set[tuple[str, int, str]]] = defaultdict(set)
         for part in parts:
             if part.name in self._shown:
                 if part.is_root:
-                    users[self._shown[part.name]].add(("root", 0))
+                    users[self._shown[part.name]].add(("root", 0, ""))
                 continue
             for position, operand in enumerate(part.operands):
-                users[self._shown.get(operand, operand)].add((part.opcode, position))
-        # Conversion or slice -> the instruction that its users read through it, if only slices or gathers use it. The
-        # fusion computes only the part that they take.
-        self._read_through: dict[str, str] = {}
+                users[self._shown.get(operand, operand)].add((part.opcode, position, part.name))
+        # Conversions, slices and sums of which slices or gathers take a part: the fusion computes only this part.
+        taken: set[str] = set()
+        for part in reversed(parts):
+            one_array = part.operands and (part.opcode != "reduce" or len(part.operands) == 2)
+            if part.opcode in _READ_THROUGH and one_array and not part.is_root and users[part.name] and all(
+                (opcode, position) in _PARTIAL_READS or (position == 0 and user in taken)
+                for opcode, position, user in users[part.name]
+            ):
+                taken.add(part.name)
+        # One of them -> the instruction that its users read through it, and that one's elements for each of its own.
+        self._read_through: dict[str, tuple[str, int]] = {}
         for part in parts:
-            used_by = users[part.name]
-            reads_part = part.opcode in _READ_THROUGH and part.operands and not part.is_root
-            if reads_part and used_by and used_by <= _PARTIAL_READS:
-                self._read_through[part.name] = self._source(part.operands[0])
+            if part.name in taken:
+                source, elements = self._source(part.operands[0])
+                if part.opcode == "reduce":
+                    elements *= self._elements(part.operands[0]) // max(self._elements(part.name), 1)
+                self._read_through[part.name] = source, elements
 
     @cached_property
     def uses(self) -> dict[int, int | None]:
@@ -127,13 +137,13 @@ class _Body:
             for position, operand in enumerate(part.operands):
                 if position == 0 and part.name in self._read_through:
                     continue
-                source = self._source(operand)
+                source, elements = self._source(operand)
                 parameter = self._parameters.get(source)
                 if parameter is None:
                     continue
                 used = _used(part, position, self._computation, part.bytes)
                 if used is not None and source != operand:
-                    used = used * self._element_bits(source) // max(self._element_bits(operand), 1)
+                    used = used * elements * self._element_bits(source) // max(self._element_bits(operand), 1)
                 sofar = uses.get(parameter, 0)
                 uses[parameter] = None if used is None or sofar is None else sofar + used
         return uses
@@ -156,10 +166,13 @@ class _Body:
         operand = self._parameter(result.operands[write.updates])
         return _ALL if operand is None else Write(write.bytes, operand)
 
-    def _source(self, operand: str) -> str:
-        """Return the instruction whose data a use of `operand` reads."""
+    def _source(self, operand: str) -> tuple[str, int]:
+        """Return the instruction whose data a use of `operand` reads, and its elements for each of the operand's."""
         shown = self._shown.get(operand, operand)
-        return self._read_through.get(shown, shown)
+        return self._read_through.get(shown, (shown, 1))
+
+    def _elements(self, name: str) -> int:
+        return sum(math.prod(shape.dims) for shape in self._computation.instructions[name].shapes)
 
     def _element_bits(self, name: str) -> int:
         return sum(shape.bits for shape in self._computation.instructions[name].shapes)
