@@ -1,12 +1,18 @@
-"""The edges of one buffer: from the kernel that wrote it last to each reader, or from and to the outside."""
+"""The edges of one buffer: from the kernel that wrote it last to each reader, or from and to the outside.
+
+And how many bytes pass along an edge. In a loop, a kernel may read what an earlier one wrote in the first iteration
+alone, because the loop overwrites it.
+"""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
-from .model import Buffer, FusionGraph
+from .model import Buffer, FusionGraph, Kernel
 
 
 @dataclass(frozen=True)
@@ -28,3 +34,103 @@ def buffer_edges(graph: FusionGraph, buffer: Buffer) -> Iterator[BufferEdge]:
         yield BufferEdge(writers[earlier - 1] if earlier else None, reader)
     if writers and (buffer.role == "output" or not readers):
         yield BufferEdge(writers[-1], None)
+
+
+def launches(kernel: Kernel) -> int:
+    """Return the launches of one call, the fewest where data decides."""
+    return kernel.least_launches if kernel.launches is None else kernel.launches
+
+
+def reads_of(graph: FusionGraph, name: str, writer: int, reader: int) -> int:
+    """Return how many launches of the reader read what the writer wrote to a buffer; 0 where this is unknown.
+
+    A loop that overwrites the buffer in each iteration reads the contents from before it once.
+    """
+    kernels = graph.kernels or ()
+    around, outside = _around(kernels[reader]), _shared(kernels[writer], kernels[reader])
+    once = [depth for depth in range(outside, len(around)) if _renews(graph, name, around[: depth + 1])]
+    each = [iterations for depth, (_, iterations) in enumerate(around) if depth not in once]
+    if once and None not in each:
+        return math.prod(count for count in each if count is not None)
+    return launches(kernels[reader]) // math.prod(around[depth][1] or 1 for depth in once)
+
+
+def written_for(graph: FusionGraph, name: str, writer: int, readers: Collection[int]) -> int | None:
+    """Return the bytes that the writer writes to a buffer for these readers alone; 0 if something else may read them.
+
+    If a loop around the writer overwrites them and the readers are behind it, the last writes count. None if unknown.
+    """
+    if not set(_users(graph, name, writer)) <= set(readers):
+        return 0
+    kernels = graph.kernels or ()
+    kernel = kernels[writer]
+    sizes = [access.bytes for access in kernel.outputs or () if access.buffer == name]
+    if None in sizes or (kernel.launches is None and not kernel.least_launches):
+        return None
+    total = sum(size for size in sizes if size is not None) * launches(kernel)
+    around = _around(kernel)
+    shared = around[: max((_shared(kernel, kernels[reader]) for reader in readers if reader != writer), default=0)]
+    if len(shared) == len(around) or any(iterations is None for _, iterations in shared):
+        return total
+    return min(total, graph.buffer[name].bytes * math.prod(iterations or 0 for _, iterations in shared))
+
+
+_Around = tuple[tuple[str, int | None], ...]
+
+
+def _around(kernel: Kernel) -> _Around:
+    """Return the loops and branches that hold a kernel, outermost first; none where the compiler does not tell."""
+    return tuple((name, iterations) for name, iterations in kernel.facts.get("around", ()))
+
+
+def _shared(one: Kernel, other: Kernel) -> int:
+    """Return how many loops and branches hold both kernels."""
+    if one.phase != other.phase:
+        return 0
+    pairs = zip(_around(one), _around(other), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _renews(graph: FusionGraph, name: str, loop: _Around) -> bool:
+    """Return whether each iteration of a loop overwrites all of the buffer."""
+    writers = ((graph.kernels or ())[index] for index in graph.producers[name])
+    depth = len(loop)
+    return any(_around(each)[:depth] == loop and _overwrites(graph, name, each, depth) for each in writers)
+
+
+def _overwrites(graph: FusionGraph, name: str, kernel: Kernel, depth: int) -> bool:
+    """Return whether a kernel overwrites all of a buffer, and runs for certain in each iteration at this depth."""
+    around, size = _around(kernel), graph.buffer[name].bytes
+    whole = any(access.buffer == name and (access.bytes or 0) >= size > 0 for access in kernel.outputs or ())
+    return whole and bool(around or kernel.launches) and all(iterations for _, iterations in around[depth:])
+
+
+def _users(graph: FusionGraph, name: str, writer: int) -> Iterator[int | None]:
+    """Yield the later kernels that may read what the writer wrote to a buffer.
+
+    None stands for others: the caller, or a later iteration of a loop that holds the writer.
+    """
+    kernels = graph.kernels or ()
+    kernel, readers = kernels[writer], graph.consumers.get(name, ())
+    touching = sorted({*readers, *graph.producers[name]})
+    behind = [index for index in touching if index > writer]
+
+    def follow(indices: Iterable[int]) -> Iterator[int | None]:
+        """Yield the readers up to the first kernel that overwrites these contents; None at the end without one."""
+        for index in indices:
+            if index in readers:
+                yield index
+            if _overwrites(graph, name, kernels[index], _shared(kernel, kernels[index])):
+                return
+        yield None
+
+    for index in follow(behind):
+        if index is not None or graph.buffer[name].role != "intermediate":
+            yield index
+    for depth in range(len(_around(kernel)), 0, -1):
+        inside = [index for index in touching if _shared(kernel, kernels[index]) >= depth]
+        again = follow(sorted(inside, key=lambda index: (index <= writer, index)))
+        if any(index is not None and index <= writer for index in again):
+            yield None
+    if kernel.launches != 1 and not _around(kernel) and any(index <= writer for index in readers):
+        yield None  # perhaps in a loop, which the graph does not show

@@ -10,7 +10,7 @@ from xlafuse.hlo.buffers import Buffer
 from xlafuse.hlo.call_expansion import check_expansion
 from xlafuse.hlo.gc_pause import collector_paused
 from xlafuse.hlo.kernel_kind import Kind, is_tunable, kind_of, runtime_name
-from xlafuse.hlo.module_walk import KernelSite, ModuleWalk
+from xlafuse.hlo.module_walk import Around, KernelSite, ModuleWalk, named
 from xlafuse.hlo.platform import platform_of
 from xlafuse.hlo.source_lines import SourceOp, stage_of
 from xlafuse.hlo.text_reader import Computation, Instruction, Module, Shape, parse
@@ -39,6 +39,9 @@ class Kernel:
     launches: in one call of the module; None if that depends on data (a conditional, a loop of unknown length).
     least_launches: the fewest in one call. Loops of unknown length make no iteration, and of a conditional the branch
         that moves the fewest bytes runs.
+    around: the loops and branches that hold it, outermost first: each a name that no other one has, and the iterations
+        of one entry (None if data decides).
+    split_k: of a product, the partial sums of each element of its result, if all its readers add them up; else 0.
     tunable: XLA's autotuner chooses the configuration by measuring, if there is a device.
     """
 
@@ -53,6 +56,8 @@ class Kernel:
     runtime_name: str | None
     launches: int | None
     least_launches: int
+    around: Around
+    split_k: int
     tunable: bool
 
 
@@ -129,18 +134,18 @@ def _program(module: Module, walk: ModuleWalk) -> Program:
     used = {value for accesses in (*reads, *writes) for value in accesses}
     buffers = values.buffers(used, set(outputs), platform_of(module) if values.in_other_memory() else None)
     sizes = [sum(read.values()) + sum(written.values()) for read, written in zip(reads, writes, strict=True)]
-    least = _least_launches(walk, sizes)
+    least, parts = _least_launches(walk, sizes), _partial_sums(walk, reads, writes)
     return Program(
         name=module.name,
         launches=tuple(
             [
                 Launch(
-                    _kernel(site, fewest, sum(read.values()), sum(written.values())),
+                    _kernel(site, fewest, split_k, sum(read.values()), sum(written.values())),
                     tuple([Access(buffers[value].name, size) for value, size in read.items()]),
                     tuple([Access(buffers[value].name, size) for value, size in written.items()]),
                     site.source_ops, site.flops, site.workspace_bytes, site.instruction,
                 )
-                for site, fewest, read, written in zip(walk.sites, least, reads, writes, strict=True)
+                for site, fewest, split_k, read, written in zip(walk.sites, least, parts, reads, writes, strict=True)
             ]
         ),
         buffers=tuple(buffers.values()),
@@ -162,6 +167,30 @@ def _least_launches(walk: ModuleWalk, sizes: list[int]) -> list[int]:
     return least
 
 
+def _partial_sums(walk: ModuleWalk, reads: list[dict[int, int]], writes: list[dict[int, int]]) -> list[int]:
+    """Return, for each site, the partial sums of each element of its product, which all readers add up; else 0.
+
+    XLA splits a product along the summed dimension, and names the sum of the parts after the product.
+    """
+    readers: dict[int, list[KernelSite]] = {}
+    for site, read in zip(walk.sites, reads, strict=True):
+        for value in read:
+            readers.setdefault(value, []).append(site)
+    found = []
+    for site, written in zip(walk.sites, writes, strict=True):
+        parts: set[tuple[int, ...]] = set()
+        if len(written) == 1 and kind_of(site.instruction, site.work) == "gemm":
+            names = {named(part) for part in site.work}
+            users = readers.get(next(iter(written)), ())
+            parts = {tuple(user.sums[name] for name in names & user.sums.keys()) for user in users}
+        match list(parts):
+            case [(count,)] if count > 1:  # every reader adds up as many
+                found.append(count)
+            case _:
+                found.append(0)
+    return found
+
+
 def _merged(walk: ModuleWalk, accesses: list[tuple[int, int]], at_most_once: bool) -> dict[int, int]:
     """Return bytes by buffer. at_most_once: a buffer counts at most its size, however often it is accessed."""
     merged: dict[int, int] = {}
@@ -172,7 +201,7 @@ def _merged(walk: ModuleWalk, accesses: list[tuple[int, int]], at_most_once: boo
     return merged
 
 
-def _kernel(site: KernelSite, least_launches: int, bytes_read: int, bytes_written: int) -> Kernel:
+def _kernel(site: KernelSite, least_launches: int, split_k: int, bytes_read: int, bytes_written: int) -> Kernel:
     instruction, work = site.instruction, site.work
     kind = kind_of(instruction, work)
     return Kernel(
@@ -187,5 +216,7 @@ def _kernel(site: KernelSite, least_launches: int, bytes_read: int, bytes_writte
         runtime_name=runtime_name(instruction, kind, work),
         launches=site.launches,
         least_launches=least_launches,
+        around=site.around,
+        split_k=split_k,
         tunable=is_tunable(instruction, kind),
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +16,7 @@ from xlafuse.hlo.fusion_bytes import DeclaredBytes, calls_library
 from xlafuse.hlo.shape import UNBOUNDED, Element
 from xlafuse.hlo.source_lines import SourceOp, SourceOpFinder, library_epilogue
 from xlafuse.hlo.text_reader import Computation, Instruction, Module, Shape
-from xlafuse.hlo.value_numbering import ValueNumbers
+from xlafuse.hlo.value_numbering import NumberedInstruction, ValueNumbers
 
 # Instructions that launch nothing and take no time.
 NO_KERNEL = frozenset(
@@ -30,6 +31,9 @@ _CONCAT_BITCAST, _ALLOCATE_BUFFER = "ConcatBitcast", "AllocateBuffer"
 # Instructions that are no work inside a kernel. A fusion's work is that of its body.
 _NO_WORK = NO_KERNEL | {"fusion", "fusion-start"}
 _MAX_NAME = 200  # characters of a name in a message
+# The loops and branches around a kernel, outermost first: a name that no other one has, and the iterations of one entry
+# (None: data decides).
+Around: TypeAlias = "tuple[tuple[str, int | None], ...]"
 _TRIPS = re.compile(r'"known_trip_count\\?":\s?\{\\?"n\\?":\s?(?:\\?")?(\d{1,18})(?:\\?")?\}')
 
 
@@ -40,6 +44,8 @@ class KernelSite:
     work: the instructions inside that compute or move data.
     launches: in one call of the module, None if that depends on data.
     least: the fewest launches, as if each branch of a conditional were taken (see `ModuleWalk.branches`).
+    around: the loops and branches that hold it.
+    sums: the elements that each element of a reduction adds up, by the reduction's name in the program (`named`).
     reads, writes: (value, bytes) of one launch. Only the finished walk knows which values share a buffer.
     flops: of one launch, None if unknown. FLOPs and source operations of a custom call are those that its author
         declares (see `custom_calls`).
@@ -49,6 +55,8 @@ class KernelSite:
     work: list[Instruction]
     launches: int | None
     least: int
+    around: Around
+    sums: dict[str, int]
     reads: list[tuple[int, int]]
     writes: list[tuple[int, int]]
     source_ops: tuple[SourceOp, ...]
@@ -63,6 +71,7 @@ class _Frame:
     computation: Computation
     launches: int | None
     least: int
+    around: Around
     arguments: Sequence[Tree | None]
     entered_by: _Caller | None
     rest: Iterator[Instruction]
@@ -77,7 +86,8 @@ _Run: TypeAlias = "tuple[str, list[Tree | None], int | None, int]"
 class _Caller:
     """An instruction that runs computations, its operands, and the runs that are left (the next one last).
 
-    shared: a loop's state or a conditional's result, which all runs share; None for a call.
+    shared: a loop's state or a conditional's result, which all runs share; None for a call. name: that of the loop or
+    conditional; "~2" ends that of its second entry from elsewhere.
     """
 
     frame: _Frame
@@ -85,6 +95,7 @@ class _Caller:
     operands: list[Tree | None]
     runs: list[_Run]
     shared: Tree | None
+    name: str
     ends: list[int] = field(default_factory=list)  # of branches, in ModuleWalk.sites
 
 
@@ -103,6 +114,7 @@ class ModuleWalk:
         self.unresolved: list[str] = []
         self._stack: list[_Frame] = []
         self._open: set[str] = set()
+        self._entered: dict[str, int] = {}  # how often each loop or branch was
         self.inputs: list[int] = []
         self.outputs: list[int] = []
         self._sources = SourceOpFinder(frozenset())
@@ -117,7 +129,7 @@ class ModuleWalk:
             key=lambda part: part.index or 0,
         )
         self._sources = SourceOpFinder(frozenset(part.op_name for part in parameters if part.op_name))
-        self._push(entry, 1, 1, (), None)
+        self._push(entry, 1, 1, (), (), None)
         for part in parameters:
             self._note_unbounded(part)
             value = self._new(part.result, part.name, "input", part.op_name)
@@ -135,12 +147,12 @@ class ModuleWalk:
                 self._execute(frame, instruction)
 
     def _push(
-        self, computation: Computation, launches: int | None, least: int, arguments: Sequence[Tree | None],
-        caller: _Caller | None,
+        self, computation: Computation, launches: int | None, least: int, around: Around,
+        arguments: Sequence[Tree | None], caller: _Caller | None,
     ) -> None:
         self._open.add(computation.name)
         rest = iter(computation.instructions.values())
-        self._stack.append(_Frame(computation, launches, least, arguments, caller, rest))
+        self._stack.append(_Frame(computation, launches, least, around, arguments, caller, rest))
 
     def _execute(self, frame: _Frame, instruction: Instruction) -> None:
         operands = [self._operand(frame, instruction, name) for name in instruction.operands]
@@ -232,15 +244,22 @@ class ModuleWalk:
         called = instruction.synchronous_opcode in ("call", "async")
         result = self._bytes.result(frame.computation, instruction)
         shared = None if called else self._new(result, instruction.name)
-        self._run_next(_Caller(frame, instruction, operands, list(distinct.values()), shared, [len(self.sites)]))
+        entered = self._entered[instruction.name] = self._entered.get(instruction.name, 0) + 1
+        name = instruction.name[:_MAX_NAME] + (f"~{entered}" if entered > 1 else "")
+        ends = [len(self.sites)]
+        self._run_next(_Caller(frame, instruction, operands, list(distinct.values()), shared, name, ends))
         return True
 
     def _run_next(self, caller: _Caller) -> None:
         name, arguments, times, least = caller.runs.pop()
-        around = caller.frame.launches
-        given = [caller.shared] if caller.instruction.synchronous_opcode == "while" else arguments
-        launches = None if around is None or times is None else around * times
-        self._push(self._module.computations[name], launches, caller.frame.least * least, given, caller)
+        outside, opcode, around = caller.frame.launches, caller.instruction.synchronous_opcode, caller.frame.around
+        given = [caller.shared] if opcode == "while" else arguments
+        launches = None if outside is None or times is None else outside * times
+        if opcode == "while":
+            around = (*around, (caller.name, times))
+        elif opcode == "conditional":
+            around = (*around, (f"{caller.name}#{len(caller.runs)}", None))
+        self._push(self._module.computations[name], launches, caller.frame.least * least, around, given, caller)
 
     def _leave(self, frame: _Frame, root: Tree | None) -> None:
         caller = frame.entered_by
@@ -286,8 +305,8 @@ class ModuleWalk:
             flops, source_ops = declared.flops, declared.source_ops
         self.sites.append(
             KernelSite(
-                instruction, [part.instruction for part in work], frame.launches, frame.least, reads, writes,
-                source_ops, flops, workspace,
+                instruction, [part.instruction for part in work], frame.launches, frame.least, frame.around,
+                _sums(work), reads, writes, source_ops, flops, workspace,
             )
         )
         return value
@@ -325,6 +344,22 @@ class ModuleWalk:
         if calls_library(instruction) and len(shapes) > 1 and _is_scratch(shapes[-1]) and accesses:
             workspace = accesses.pop()[1]
         return accesses, workspace
+
+
+def _sums(work: list[NumberedInstruction]) -> dict[str, int]:
+    sums: dict[str, int] = {}
+    for instruction, computation, _ in work:
+        if instruction.opcode == "reduce" and (name := named(instruction)):
+            added = computation.instructions.get(instruction.operands[0]) if instruction.operands else None
+            made = math.prod(instruction.shapes[0].dims) if instruction.shapes else 0
+            if added is not None and added.shapes and made > 0:
+                sums[name] = math.prod(added.shapes[0].dims) // made
+    return sums
+
+
+def named(instruction: Instruction) -> str:
+    """Return the name and place of the program's operation that XLA made the instruction for; "" if unknown."""
+    return f"{instruction.op_name}@{instruction.source}#{instruction.site}" if instruction.op_name else ""
 
 
 def _is_scratch(shape: Shape) -> bool:

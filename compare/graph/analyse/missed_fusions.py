@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..buffer_edges import buffer_edges
-from ..model import FusionGraph, Kernel, Reason
+from ..buffer_edges import buffer_edges, launches, reads_of, written_for
+from ..model import FusionGraph, Reason
 from .roofline import Ceilings
 from .split_k import split_products
 
@@ -62,9 +62,9 @@ class MissedFusion:
 
 
 def missed(graph: FusionGraph) -> list[Reason]:
-    """Return the graph's reasons, without those between a split-K product and the kernel that adds up its partial sums.
+    """Return the graph's reasons, without those between a split-K product and the kernels that add up its partial sums.
 
-    The compiler split one kernel into the two.
+    The compiler split one kernel into these.
     """
     kernels = graph.kernels or ()
     split = {(kernels[each.product].name, kernels[each.sums].name) for each in split_products(graph)}
@@ -158,37 +158,32 @@ class _Pricing:
     def fused(self, members: frozenset[int]) -> Price:
         """Return the price of fusing these kernels into one."""
         kernels = self.graph.kernels or ()
+        # By version of a buffer. If its writer is a member, only the reads of a loop's later iterations are here.
         reads: dict[tuple[str, int | None], list[tuple[int, int]]] = {}
+        saved: Counter[str] = Counter()
         for index in sorted(members):
             for access in kernels[index].inputs or ():
-                if access.bytes is not None and (access.buffer, index) in self._writers:
-                    version = access.buffer, self._writers[access.buffer, index]
-                    reads.setdefault(version, []).append((access.bytes, _launches(kernels[index])))
-        saved: Counter[str] = Counter()
+                if access.bytes is None or (access.buffer, index) not in self._writers:
+                    continue
+                writer, count = self._writers[access.buffer, index], launches(kernels[index])
+                if writer in members:
+                    passed = reads_of(self.graph, access.buffer, writer, index)
+                    saved[access.buffer] += access.bytes * passed
+                    count -= passed
+                same = reads.setdefault((access.buffer, writer), [])
+                if count > 0:
+                    same.append((access.bytes, count))
         for (name, writer), sizes in reads.items():
+            saved[name] += self._repeated(name, sizes)
             if writer in members:
-                saved[name] += sum(size * launches for size, launches in sizes) + self._written(name, writer, members)
-            else:
-                saved[name] += self._repeated(name, sizes)
-        launches = [_launches(kernels[index]) for index in members]
+                readers = members.intersection(self.graph.consumers[name])
+                saved[name] += written_for(self.graph, name, writer, readers) or 0
+        counts = [launches(kernels[index]) for index in members]
         buffers = tuple(name for name, size in saved.most_common() if size)
-        return self.price(saved.total(), buffers, sum(launches) - max(launches))
-
-    def _written(self, name: str, writer: int, members: frozenset[int]) -> int:
-        """Return the bytes that a kernel writes to a buffer for the other members alone; 0 if others read it, too."""
-        readers = set(self.graph.consumers[name])
-        if self.graph.buffer[name].role != "intermediate" or writer in readers or not readers <= members:
-            return 0
-        kernel = (self.graph.kernels or ())[writer]
-        written = sum(access.bytes or 0 for access in kernel.outputs or () if access.buffer == name)
-        return written * _launches(kernel)
+        return self.price(saved.total(), buffers, sum(counts) - max(counts))
 
     def _repeated(self, name: str, sizes: list[tuple[int, int]]) -> int:
         """Return the bytes that several of these reads have for certain in common; two halves may be different ones."""
         each = [size for size, _ in sizes]
         whole = self.graph.buffer[name].bytes  # 0: not known
         return max(0, sum(each) - max(whole, *each)) * min(n for _, n in sizes) if whole and len(each) > 1 else 0
-
-
-def _launches(kernel: Kernel) -> int:
-    return kernel.least_launches if kernel.launches is None else kernel.launches

@@ -40,6 +40,9 @@ def from_hlo(
     A kernel's facts: "opcode", and where they exist "opcodes" (of the instructions in a fusion), "fusion_kind",
     "custom_call_target", "tunable", and
     - "other_memory": the bytes that a launch reads and writes in each other memory ("host"), in no other number;
+    - "around": the loops and branches that hold it, outermost first: each a name that no other one has, and the
+      iterations of one entry (None if data decides);
+    - "split_k": of a product, the partial sums of each element of its result, which all its readers add up;
     - "estimated_cycles": the cycles of a launch on a TPU, as XLA's cost model estimates them;
     - "sort_launches": "unknown" for a sort on a GPU (see `xla_thunks`). It is one kernel here, with the bytes of one
       pass, and becomes several launches. So `launches` is None.
@@ -114,6 +117,8 @@ def _kernel(
         "fusion_kind": instruction.fusion_kind,
         "custom_call_target": instruction.custom_call_target,
         "tunable": kernel.tunable,
+        "around": [list(each) for each in kernel.around],
+        "split_k": kernel.split_k,
         "other_memory": dict(other_memory),
         "estimated_cycles": tpu_estimate.cycles(instruction.backend_config),
     }

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..buffer_edges import buffer_edges
+from ..buffer_edges import buffer_edges, reads_of, written_for
 from ..model import FusionGraph, Kernel, Reason
 
 
@@ -37,27 +36,18 @@ def kernel_edges(graph: FusionGraph) -> list[KernelEdge]:
 def bytes_saved(graph: FusionGraph, edge: KernelEdge) -> int | None:
     """Return the most bytes of a call that fusing the two kernels would save; None where they are unknown.
 
-    These are the consumer's reads of the shared buffers, and the producer's writes of those with no other use.
+    These are the consumer's reads of the shared buffers, and the producer's writes of those with no other use. A sort
+    of an unknown number of launches reads and writes these buffers once.
     """
-    producer, consumer = _ends(graph, edge)
-    private = {
-        name
-        for name in edge.buffers
-        if graph.buffer[name].role == "intermediate" and set(graph.consumers[name]) == {edge.consumer}
-    }
-    reads = _sum(consumer, (a.bytes for a in consumer.inputs or () if a.buffer in edge.buffers))
-    writes = _sum(producer, (a.bytes for a in producer.outputs or () if a.buffer in private))
-    return None if reads is None or writes is None else reads + writes
-
-
-def _sum(kernel: Kernel, amounts: Iterable[int | None]) -> int | None:
-    """Return the sum over all launches; a sort of an unknown number of launches reads and writes these buffers once."""
-    launches = kernel.least_launches or None if kernel.launches is None else kernel.launches
+    _, consumer = _ends(graph, edge)
     total = 0
-    for amount in amounts:
-        if amount is None or launches is None:
-            return None
-        total += amount * launches
+    for access in consumer.inputs or ():
+        if access.buffer in edge.buffers:
+            reads = reads_of(graph, access.buffer, edge.producer, edge.consumer)
+            written = written_for(graph, access.buffer, edge.producer, (edge.consumer,))
+            if access.bytes is None or written is None or not (reads or consumer.launches == 0):
+                return None
+            total += access.bytes * reads + written
     return total
 
 
