@@ -11,6 +11,7 @@ from typing import Any
 from ..base.text import printable
 from ..graph import formats
 from ..graph.analyse.causes import cause
+from ..graph.analyse.missed_fusions import missed
 from ..graph.analyse.totals import declared_bytes, tally, totals
 from ..graph.model import Buffer, FusionGraph, Kernel, Phase
 
@@ -242,7 +243,7 @@ def _described(graph: FusionGraph, buffer: Buffer) -> str:
     place = ", ".join(filter(None, (*map(formats.name, found.stages), formats.place(found.line))))
     writers = graph.producers[buffer.name]
     ends = [{(graph.kernels or ())[i].name for i in side} for side in (writers, graph.consumers.get(buffer.name, ()))]
-    between = (reason for reason in graph.reasons if reason.producer in ends[0] and reason.consumer in ends[1])
+    between = (reason for reason in missed(graph) if reason.producer in ends[0] and reason.consumer in ends[1])
     why = dict.fromkeys(f"{reason.code}: {printable(reason.text, 120)}" for reason in between)
     return (
         f"{formats.shape(buffer)}, {kind}{formats.size(buffer.bytes)}{f', the result of {place}' if place else ''}; "

@@ -13,6 +13,7 @@ from typing import Literal
 
 from ..model import Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
 from ..operations import token
+from .missed_fusions import missed
 from .totals import declared_bytes, tally
 
 ChangeKind = Literal["split", "merged", "regrouped", "appeared", "vanished", "bytes", "kind", "operations"]
@@ -290,7 +291,7 @@ def _paired_reasons(graph: FusionGraph, numbers: Mapping[int, int]) -> dict[tupl
     for index, kernel in enumerate(graph.kernels or ()):
         named[kernel.name].append(index)
     by_pair: dict[tuple[_End, _End], list[Reason]] = defaultdict(list)
-    for reason in graph.reasons:
+    for reason in missed(graph):
         ends = [named.get(name, []) for name in (reason.producer, reason.consumer)]
         if all(index in numbers for end in ends for index in end):
             producer, consumer = (frozenset(numbers[index] for index in end) if end else None for end in ends)

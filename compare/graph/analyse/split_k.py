@@ -11,7 +11,10 @@ from ..operations import PRODUCTS, is_product, may_multiply, token
 
 @dataclass(frozen=True)
 class SplitK:
-    """A product split along the summed dimension. product, sums: launch indices. buffer: of the partial sums."""
+    """A product split along the summed dimension, and a kernel that adds partial sums up; a product may have several.
+
+    product, sums: launch indices. buffer: of the partial sums. parts: of each element of the result.
+    """
 
     product: int
     sums: int
@@ -20,20 +23,24 @@ class SplitK:
 
 
 def split_products(graph: FusionGraph) -> list[SplitK]:
-    """Return the products whose partial sums another kernel adds up, in the order of the buffers.
+    """Return the products whose partial sums other kernels add up, in the order of the buffers.
 
-    XLA and Inductor name the second kernel after the product, too. The partial sums have one dimension more than the
-    result. Products that a library splits by itself (cuBLAS) are one kernel of the graph.
+    A graph of XLA says it ("split_k"). In others, also older ones, the only reader is named after a product, and the
+    partial sums have one dimension more than its result. Products that a library splits by itself (cuBLAS) are one
+    kernel of the graph.
     """
     found = []
     for buffer in graph.buffers:
         writers, readers = graph.producers.get(buffer.name, ()), graph.consumers.get(buffer.name, ())
-        if buffer.role != "intermediate" or len(writers) != 1 or len(readers) != 1 or graph.kernels is None:
+        if buffer.role != "intermediate" or len(writers) != 1 or graph.kernels is None:
             continue
-        product, sums = graph.kernels[writers[0]], graph.kernels[readers[0]]
-        parts = _parts(graph, buffer, sums)
-        if is_product(product) and parts and _named_after_product(sums):
-            found.append(SplitK(writers[0], readers[0], buffer.name, parts))
+        product = graph.kernels[writers[0]]
+        parts = product.facts.get("split_k", 0)
+        if not parts and len(readers) == 1 and is_product(product):
+            sums = graph.kernels[readers[0]]
+            parts = _parts(graph, buffer, sums) if _named_after_product(sums) else 0
+        if parts:
+            found += [SplitK(writers[0], reader, buffer.name, parts) for reader in readers]
     return found
 
 

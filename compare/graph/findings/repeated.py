@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from .. import formats
 from ..analyse.align import phase_of
+from ..analyse.split_k import split_products
 from ..model import PHASES, Phase, SourceOp
 from ..operations import MASKING, MOVEMENT, is_product, summarized, token
 from .finding import Finding
@@ -35,11 +36,15 @@ def duplicates(view: View) -> Iterator[Finding]:
 def _equal_kernels(view: View) -> list[list[int]]:
     """Return groups of kernels with equal code, equal operations, equal inputs and outputs of equal shapes.
 
-    Inductor gives kernels that read other elements of the same arrays other code, and a library call other views.
+    Inductor gives kernels that read other elements of the same arrays other code, and a library call other views. The
+    kernels that add up the partial sums of one product make other slices of its result.
     """
+    adding_up = {each.sums for each in split_products(view.graph)}
     groups: dict[object, list[int]] = defaultdict(list)
     for index, kernel in enumerate(view.kernels):
-        if not kernel.source_ops or not kernel.inputs or not all(op.site for op in kernel.source_ops):
+        if index in adding_up or not kernel.inputs or not kernel.source_ops:
+            continue
+        if not all(op.site for op in kernel.source_ops):
             continue
         written = sorted((buffer.shape, buffer.dtype) for buffer in view.buffers(index, "outputs"))
         read = frozenset(access.buffer for access in kernel.inputs)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from ...base.text import printable
 from .. import formats
+from ..analyse.missed_fusions import missed
 from ..analyse.totals import declared_bytes
 from ..buffer_edges import buffer_edges
 from ..model import PHASES, Buffer, FusionGraph, Kernel
@@ -78,7 +79,7 @@ def _edges(
 def _why_not(graph: FusionGraph) -> dict[tuple[str, str], str]:
     """Return the reason codes by names of producer and consumer."""
     codes: dict[tuple[str, str], dict[str, None]] = {}
-    for reason in graph.reasons:
+    for reason in missed(graph):
         codes.setdefault((reason.producer, reason.consumer), {})[reason.code] = None
     return {pair: f"not fused: {', '.join(found)}" for pair, found in codes.items()}
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ...base.text import printable
 from .. import formats
+from ..analyse.missed_fusions import missed
 from ..analyse.totals import declared_bytes
 from ..buffer_edges import buffer_edges
 from ..model import Buffer, FusionGraph, Kernel
@@ -115,7 +116,7 @@ def _reasons(graph: FusionGraph) -> Iterator[Json]:
     for index, kernel in enumerate(graph.kernels or ()):
         places.setdefault(kernel.name, []).append(index)
     by_code: dict[str, list[Json]] = {}
-    for reason in graph.reasons:
+    for reason in missed(graph):
         ends = [places.get(name, []) for name in (reason.producer, reason.consumer)]
         if all(len(end) == 1 for end in ends):
             saved = "" if reason.bytes_saved is None else f": {formats.size(reason.bytes_saved)}"

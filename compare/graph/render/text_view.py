@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ...base.text import printable
 from .. import formats
 from ..analyse import causes, dense_ragged, split_k
+from ..analyse.missed_fusions import missed
 from ..analyse.roofline import roofline_time_us
 from ..analyse.totals import Tally, declared_bytes, known_declared_bytes, tally, totals
 from ..join.kernel_records import SPLIT_K
@@ -436,7 +437,7 @@ def kernel(
     if shown.runtime_name:
         tree.add(plain(f"profilers call it {printable(shown.runtime_name)}"))
     for name, value in shown.facts.items():
-        if name in (measured_bytes.FACT, _OTHER_MEMORY, _SORT, _CYCLES):
+        if name in (measured_bytes.FACT, _OTHER_MEMORY, _SORT, _CYCLES, "split_k"):
             continue  # `facts` shows them in words
         listed = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
         tree.add(plain(printable(f"{name}: {listed}")))
@@ -446,7 +447,7 @@ def kernel(
         tree.add(Group(plain("operations", "bold"), *_operations(shown.source_ops)))
     _add_accesses(tree, "reads", shown.inputs, graph, width)
     _add_accesses(tree, "writes", shown.outputs, graph, width)
-    reasons = [reason for reason in graph.reasons if shown.name in (reason.producer, reason.consumer)]
+    reasons = [reason for reason in missed(graph) if shown.name in (reason.producer, reason.consumer)]
     if reasons:
         branch = tree.add(plain("not fused with", "bold"))
         for reason in reasons:

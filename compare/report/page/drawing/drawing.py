@@ -13,6 +13,7 @@ from ....base.text import printable
 from ....base.usage import UsageError
 from ....graph import formats
 from ....graph.analyse.align import Alignment, align
+from ....graph.analyse.missed_fusions import missed
 from ....graph.analyse.totals import declared_bytes, tally
 from ....graph.buffer_edges import buffer_edges
 from ....graph.model import PHASES, FusionGraph
@@ -207,7 +208,7 @@ def _edges(graph: FusionGraph, order: Mapping[str, int]) -> tuple[list[dict[str,
 
 def _reasons_by_pair(graph: FusionGraph) -> Mapping[tuple[str, str], list[str]]:
     found: dict[tuple[str, str], dict[str, None]] = {}
-    for reason in graph.reasons:
+    for reason in missed(graph):
         words = f"{reason.code}: {printable(reason.text, MOST_TEXT)} ({printable(reason.origin, 60)})"
         found.setdefault((reason.producer, reason.consumer), {})[words] = None
     return {pair: list(words)[:3] for pair, words in found.items()}

@@ -7,9 +7,10 @@ import pytest
 from compare.graph.analyse import missed_fusions, split_k
 from compare.graph.analyse.roofline import Ceilings
 from compare.graph.build.from_hlo import from_hlo
+from compare.graph.build.xla_reasons import reasons
 from compare.graph.findings.collect import findings
 from compare.graph.model import FusionGraph, Reason
-from compare.graph.render import missed_view, text_view
+from compare.graph.render import dot, missed_view, text_view
 from xlafuse.hlo import gpu_program
 
 CEILINGS = Ceilings({0.5: 4e12}, {}, launch_us=1.0)
@@ -71,6 +72,70 @@ def test_a_sum_of_the_program_is_not_split_k(ops: str) -> None:
     assert split_k.split_products(graph) == []
     assert len(missed_fusions.ranked(graph, CEILINGS)) == 1
     assert {"largest", "missed"} & {finding.kind for finding in findings({"xla": graph}, None)}
+
+
+GRADIENT = "jit(f)/transpose(jvp())/transpose"  # JAX names the product of a weight's gradient so
+
+
+def _sliced(sums: str = GRADIENT, product: str = GRADIENT) -> FusionGraph:
+    """A product in 16 partial sums. Two kernels make a half each of the result."""
+    halves = {"lower": "[0:32], [0:8]", "upper": "[0:32], [8:16]"}
+    bodies = "".join(f"""
+%{name} (p: f32[32,16,16]) -> bf16[32,8] {{
+  %p = f32[32,16,16]{{2,1,0}} parameter(0)
+  %zero = f32[] constant(0)
+  %reduce = f32[32,16]{{1,0}} reduce(%p, %zero), dimensions={{1}}, to_apply=%add, metadata={{op_name="{sums}"}}
+  %c = bf16[32,16]{{1,0}} convert(%reduce)
+  ROOT %part = bf16[32,8]{{1,0}} slice(%c), slice={{{half}}}
+}}
+""" for name, half in halves.items())
+    graph = from_hlo(gpu_program.parse(f"""HloModule jit_f, is_scheduled=true
+
+%add (a: f32[], b: f32[]) -> f32[] {{
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %s = f32[] add(%a, %b)
+}}
+{bodies}
+ENTRY %main (a: bf16[16,32,512], b: bf16[16,512,16]) -> (bf16[32,8], bf16[32,8]) {{
+  %a = bf16[16,32,512]{{2,1,0}} parameter(0)
+  %b = bf16[16,512,16]{{2,1,0}} parameter(1)
+  %dot = f32[32,16,16]{{2,0,1}} dot(%a, %b), lhs_batch_dims={{0}}, rhs_batch_dims={{0}}, lhs_contracting_dims={{2}},
+    rhs_contracting_dims={{1}}, metadata={{op_name="{product}"}}
+  %y = bf16[32,8]{{1,0}} fusion(%dot), kind=kLoop, calls=%lower
+  %z = bf16[32,8]{{1,0}} fusion(%dot), kind=kLoop, calls=%upper
+  ROOT %t = (bf16[32,8], bf16[32,8]) tuple(%y, %z)
+}}
+"""))
+    assert not graph.unparsed
+    return replace(graph, reasons=reasons(graph, ()))
+
+
+@pytest.mark.parametrize("name", [GRADIENT, "jit(f)/vmap()/dot_general"])
+def test_several_kernels_add_up_slices_of_a_product_of_any_name(name: str) -> None:
+    graph = _sliced(name, name)
+    assert split_k.split_products(graph) == [split_k.SplitK(0, 1, "dot", 16), split_k.SplitK(0, 2, "dot", 16)]
+    shown = " ".join(text_view.text(graph).split())
+    assert "split-K, 16 partial sums of each element" in shown and shown.count("adds up the partial sums of") == 2
+    assert missed_fusions.ranked(graph, CEILINGS) == []
+    assert not {finding.kind for finding in findings({"xla": graph}, None)} & {"largest", "missed", "duplicate"}
+    assert graph.reasons and "not fused" not in dot.dot(graph)
+
+
+def test_a_half_of_a_sum_reads_a_half_of_the_partial_sums() -> None:
+    """As XLA's code does, which computes the elements of the slice alone."""
+    for kernel in (_sliced().kernels or ())[1:]:
+        assert (kernel.bytes_read, kernel.bytes_written) == (4 * 32 * 16 * 8, 2 * 32 * 8)
+
+
+def test_a_transposed_product_is_not_split_k_because_the_program_sums_it() -> None:
+    graph = _sliced("jit(f)/transpose(jvp())/reduce_sum")
+    assert split_k.split_products(graph) == []
+    assert len(missed_fusions.ranked(graph, CEILINGS)) == 2
+
+
+def test_sums_without_a_name_are_not_said_to_be_split_k() -> None:
+    assert split_k.split_products(_sliced("", "")) == []
 
 
 def test_a_product_that_cublas_splits_is_named() -> None:
