@@ -111,8 +111,8 @@ class Kernel:
     launches: per call; None where the number depends on data. least_launches: the fewest where it does.
     provenance: where its configuration comes from ("compiled", "device", "replayed", "not autotuned", or "").
     device_time_us: the measured time of all launches of one call; None without a GPU.
-    launch: of the kernel named `runtime_name`, not of its helpers (`facts["with"]`). On a GPU as CUPTI recorded it, else
-        as the compiler states it; `config` is always the compiler's.
+    launch: of the kernel named `runtime_name`, not of its helpers (`facts["with"]`). On a GPU as CUPTI recorded it,
+        else as the compiler states it; `config` is always the compiler's.
     facts: details that only some compilers give.
     """
 

@@ -29,7 +29,7 @@ class Shape:
 
     The bytes include what a tiled layout pads: f32[3,100]{1,0:T(8,128)} fills 8 x 128 elements. padding: those bytes.
     bits: of an element in memory. space: the number of its memory space, 0 for the device's main memory.
-    order: the dimensions from the one that varies fastest in memory; None where no layout is given. Equality ignores it.
+    order: the dimensions from the one that varies fastest in memory; None without a layout. Equality ignores it.
 
     A dynamic dimension `<=8` counts as its bound, 8; an unbounded one, `?`, is UNBOUNDED, and the bytes are 0.
     """

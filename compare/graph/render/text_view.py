@@ -16,7 +16,7 @@ from ..analyse import causes, dense_ragged, split_k
 from ..analyse.roofline import roofline_time_us
 from ..analyse.totals import Tally, declared_bytes, known_declared_bytes, tally, totals
 from ..join.kernel_records import SPLIT_K
-from ..model import PHASES, Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
+from ..model import PHASES, Access, Buffer, FusionGraph, Kernel, Launch, Reason, SourceOp
 from . import measured_bytes
 
 if TYPE_CHECKING:
@@ -435,6 +435,8 @@ def kernel(
         tree.add(plain(f"roofline time {formats.microseconds(roofline)}{faster}"))
     if shown.runtime_name:
         tree.add(plain(f"profilers call it {printable(shown.runtime_name)}"))
+    if words := launch_words(shown.launch):
+        tree.add(plain(printable(f"launched with {'; '.join(words)}")))
     for name, value in shown.facts.items():
         if name in (measured_bytes.FACT, _OTHER_MEMORY, _SORT, _CYCLES):
             continue  # `facts` shows them in words
@@ -452,6 +454,25 @@ def kernel(
         for reason in reasons:
             branch.add(plain(_other_side(reason, shown.name)))
     return tree
+
+
+def launch_words(launch: Launch) -> list[str]:
+    """Return the known fields of a launch in words: numbers, configuration, differences between launches."""
+
+    def extent(blocks: Sequence[int]) -> str:
+        return "×".join(f"{size:,}" for size in blocks)
+
+    numbers = [
+        launch.grid and f"{extent(launch.grid)} blocks", launch.block and f"{extent(launch.block)} threads",
+        None if launch.registers is None else f"{launch.registers} registers",
+        None if launch.shared_bytes is None else f"{formats.size(launch.shared_bytes)} shared memory a block",
+        launch.local_bytes and f"{formats.size(launch.local_bytes)} local memory a thread",
+    ]
+    words = [", ".join(filter(None, numbers)), ", ".join(f"{k} {v}" for k, v in (launch.config or {}).items())]
+    words += [
+        f"launches differ in {name}: {', '.join(map(str, values))}" for name, values in (launch.differing or {}).items()
+    ]
+    return list(filter(None, words))
 
 
 def _other_side(reason: Reason, name: str) -> str:
