@@ -122,7 +122,7 @@ def _kernel(data: dict[str, Any]) -> Kernel:
         return None if data.get(side) is None else tuple(map(_access, data[side]))
 
     ops = tuple(_read(SourceOp, op) for op in data.get("source_ops", ()))
-    known, facts = data.get("launch"), dict(data.get("facts", {}))
+    known, facts = data.get("launch"), {**data.get("facts", {})}
     if known is None:  # before launches had a place of their own
         known = {name: facts.pop(old) for old, name in _OLD_FACTS.items() if old in facts}
         if (warps := facts.pop("num_warps", None)) is not None:

@@ -75,8 +75,8 @@ SEQUENCE = """\
 001: kCopy         [source       | next=002 (1)] kCopy
 004: kWhile        [prev=001 (1) | sink        ]
   body:
-    002: kCustomKernel [source       | next=003 (1)] sort_4 grid: [16, 2, 1] threads: [512, 1, 1]  shared_memory: 32 bytes
-    003: kCustomKernel [prev=002 (1) | sink        ] sort_4__1 grid: [8, 1, 1] threads: [64, 1, 1]  shared_memory: 0 bytes
+    002: kCustomKernel [source | next=003 (1)] sort_4 grid: [16, 2, 1] threads: [512, 1, 1]  shared_memory: 32 bytes
+    003: kCustomKernel [prev=002 (1) | sink] sort_4__1 grid: [8, 1, 1] threads: [64, 1, 1]  shared_memory: 0 bytes
 """
 PTX = """.extern .shared .align 16 .b8 global_smem[];
 .visible .entry sort_4(
