@@ -79,7 +79,7 @@ Extent = tuple[int, int, int]  # in x, y, z
 
 @dataclass(frozen=True)
 class Launch:
-    """How a GPU launches a kernel, and what its code uses. None: nobody told it.
+    """How a GPU launches a kernel, and the resources of its code; None where they are unknown.
 
     A kernel that launches several times has a value only where all its launches have the same.
 

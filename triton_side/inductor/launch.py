@@ -30,7 +30,8 @@ def grid(kind: str, sizes: Mapping[str, int], config: Mapping[str, Any], last: S
     """Return the blocks in x, y and z of a launch; None where the code does not tell.
 
     kind: Inductor's `grid_type`. sizes: the numbers among the arguments, by parameter. last: the arguments after the
-    kernel's own. Of torch 2.11 to 2.13 (`GridExpr` in torch/_inductor/runtime/triton_heuristics.py).
+    kernel's own. The rules are those of torch 2.11 to 2.13 (`GridExpr` in
+    torch/_inductor/runtime/triton_heuristics.py).
     """
 
     def blocks(axis: str) -> int:

@@ -28,10 +28,10 @@ _ENTRY_OR_SHARED = re.compile(
 
 @dataclass(frozen=True)
 class Thunk:
-    """One thunk. Of a kernel that XLA generated also its launch, else None.
+    """One thunk. kind: XLA's name ("kCopy").
 
-    kind: XLA's name ("kCopy"). kernel: the name that profilers show. grid: blocks. block: threads of a block.
-    shared_bytes: shared memory of a block, static and dynamic; None without the kernel's PTX.
+    The other fields are None unless XLA generated a kernel for it. kernel: the name that profilers show. grid: blocks.
+    block: threads of a block. shared_bytes: shared memory of a block, static and dynamic; None without its PTX.
     """
 
     kind: str

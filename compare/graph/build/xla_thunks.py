@@ -1,4 +1,4 @@
-"""What XLA's runtime makes of an instruction: the launch of its kernel, and the steps of a sort.
+"""Launches that XLA's runtime makes of an instruction: one of its kernel, or the steps of a sort.
 
 A sort is one HLO instruction. It becomes a copy of its operands and several kernels.
 """
