@@ -132,7 +132,8 @@ class Call:
     views: the views in its arguments, as the emitted code writes them.
     grid: blocks in x, y, z of a generated kernel; None if unknown.
     resources: of its compiled code, as triton_side.calls.artifacts.Resources; None if unknown.
-    layouts: of a library call, by the names in its arguments, as `launch.layouts_in` returns them.
+    layouts: of a library call, by the names in its arguments, as `launch.layouts_in` returns them; None for a generated
+        kernel, which gets addresses.
     """
 
     kernel: Kernel
@@ -144,15 +145,15 @@ class Call:
     views: tuple[str, ...] = ()
     grid: Shape | None = None
     resources: Mapping[str, int] | None = None
-    layouts: Mapping[str, Layout | None] = field(default_factory=dict)
+    layouts: Mapping[str, Layout | None] | None = None
 
     def layout_of(self, memory: Memory, *, reads: bool) -> Layout | None:
         """Return the layout of a buffer as the kernel is given it; None if unknown.
 
-        A generated kernel gets an address, and a library call's result may stand before the call.
+        A library call's result may stand before the call.
         """
-        found = self.layouts.get(memory.name)
-        known = not self.kernel.is_extern or not reads or memory.name in self.layouts
+        found = None if self.layouts is None else self.layouts.get(memory.name)
+        known = self.layouts is None or not reads or memory.name in self.layouts
         return found or (memory.layout if known else None)
 
     @property
@@ -252,7 +253,9 @@ def without_views(graph: CompiledGraph) -> CompiledGraph:
             inputs = _of_bases(call.kernel.inputs, viewed, graph.memory)
             outputs = _of_bases(call.kernel.outputs, viewed, graph.memory)
             kernel = replace(call.kernel, inputs=inputs, outputs=outputs)
-            layouts = {name: layout for name, layout in call.layouts.items() if name not in viewed.values()}
+            layouts = call.layouts
+            if layouts is not None:
+                layouts = {name: layout for name, layout in layouts.items() if name not in viewed.values()}
             calls.append(replace(call, kernel=kernel, layouts=layouts))
     return replace(
         graph,

@@ -49,6 +49,8 @@ def grid(kind: str, sizes: Mapping[str, int], config: Mapping[str, Any], last: S
                 rows = blocks("y")
                 slices = -(-rows // _MOST_Y)
                 return blocks("x"), -(-rows // max(slices, 1)), slices
+            case "SplitScanGrid":
+                return blocks("r0_"), sizes["xnumel"], 1
             case "CooperativeReductionGrid":
                 return int(config["RSPLIT"]), blocks("x"), 1
             case "MixOrderReductionGrid":

@@ -44,9 +44,9 @@ class EmittedCall:
     line: str = ""
 
     @property
-    def layouts(self) -> dict[str, Layout | None]:
-        """The layouts of a library call's operands."""
-        return layouts_in(self.line) if self.is_extern else {}
+    def layouts(self) -> dict[str, Layout | None] | None:
+        """The layouts of a library call's operands; None for a generated kernel."""
+        return layouts_in(self.line) if self.is_extern else None
 
 
 @dataclass

@@ -108,8 +108,8 @@ def _kernel(
     def accesses(side: Iterable[gpu_program.Access]) -> tuple[Access, ...]:
         return tuple([
             Access(
-                a.buffer, 0 if a.buffer in elsewhere else a.bytes, shape=a.shape and a.shape.dims,
-                strides=a.shape and a.shape.strides,
+                a.buffer, 0 if a.buffer in elsewhere else a.bytes, shape=None if a.shape is None else a.shape.dims,
+                strides=None if a.shape is None else a.shape.strides,
             )
             for a in side
         ])

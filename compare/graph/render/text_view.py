@@ -466,7 +466,7 @@ def launch_words(launch: Launch) -> list[str]:
         launch.grid and f"{extent(launch.grid)} blocks", launch.block and f"{extent(launch.block)} threads",
         None if launch.registers is None else f"{launch.registers} registers",
         None if launch.shared_bytes is None else f"{formats.size(launch.shared_bytes)} shared memory a block",
-        launch.local_bytes and f"{formats.size(launch.local_bytes)} local memory a thread",
+        None if launch.local_bytes is None else f"{formats.size(launch.local_bytes)} local memory a thread",
     ]
     words = [", ".join(filter(None, numbers)), ", ".join(f"{k} {v}" for k, v in (launch.config or {}).items())]
     words += [

@@ -55,6 +55,7 @@ class Runner:
         ("Grid2DWithYZOverflow", {"xnumel": 1, "ynumel": 100_000}, {"XBLOCK": 1, "YBLOCK": 1}, (), (1, 50_000, 2)),
         ("CooperativeReductionGrid", {"xnumel": 6}, {"RSPLIT": 32, "XBLOCK": 2}, (), (32, 3, 1)),
         ("MixOrderReductionGrid", {"xnumel": 100}, {"RSPLIT_SIZE": 32, "XBLOCK": 1}, (), (4, 1, 1)),
+        ("SplitScanGrid", {"xnumel": 6, "r0_numel": 1000}, {"R0_BLOCK": 256}, (), (4, 6, 1)),
         ("FixedGrid", {}, {}, (8, 2, 1), (8, 2, 1)),
         ("FixedGrid", {}, {}, (), None),
         ("Grid1D", {}, {"XBLOCK": 64}, (), None),  # a size that is no constant
@@ -68,11 +69,13 @@ def test_a_grid_follows_inductors_rule(
     assert grid(kind, sizes, config, last) == expected
 
 
-@pytest.mark.parametrize("kind", ["Grid1D", "Grid2D", "Grid3D", "Grid2DWithYZOverflow", "CooperativeReductionGrid"])
+@pytest.mark.parametrize(
+    "kind", ["Grid1D", "Grid2D", "Grid3D", "Grid2DWithYZOverflow", "CooperativeReductionGrid", "SplitScanGrid"]
+)
 def test_rules_are_those_of_the_installed_inductor(kind: str) -> None:
     heuristics = pytest.importorskip("torch._inductor.runtime.triton_heuristics")
-    config = {"XBLOCK": 32, "YBLOCK": 8, "ZBLOCK": 4, "RSPLIT": 16}
-    sizes = {"xnumel": 1000, "ynumel": 777_777, "znumel": 63}
+    config = {"XBLOCK": 1 if kind == "SplitScanGrid" else 32, "YBLOCK": 8, "ZBLOCK": 4, "RSPLIT": 16, "R0_BLOCK": 64}
+    sizes = {"xnumel": 1000, "ynumel": 777_777, "znumel": 63, "r0_numel": 1001}
     rule = heuristics.GridExpr.from_meta({"grid_type": kind}, config)
     assert grid(kind, sizes, config, ()) == rule.eval_slow(sizes)
 
@@ -92,8 +95,9 @@ def test_grids_and_strides_of_a_code() -> None:
     assert code.grid(template, "BLOCK_M: 64, num_warps: 4") == (8, 2, 1)
     assert code.grid(product, None) is None
     assert code.strides == {"arg0_1": (1, 64), "arg1_1": (64, 1), "buf0": (32, 1), "buf1": (64, 1), "buf2": (64, 1)}
+    assert product.layouts is not None
     assert product.layouts["buf1"] == ((64, 64), (1, 64)) and product.layouts["arg1_1"] is None
-    assert pointwise.layouts == {}
+    assert pointwise.layouts is None
 
 
 def test_views_of_a_call() -> None:
