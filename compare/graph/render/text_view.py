@@ -440,6 +440,8 @@ def kernel(
     for name, value in shown.facts.items():
         if name in (measured_bytes.FACT, _OTHER_MEMORY, _SORT, _CYCLES):
             continue  # `facts` shows them in words
+        if name == "config" and shown.launch.config:
+            continue
         listed = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
         tree.add(plain(printable(f"{name}: {listed}")))
     if shown.source_ops:

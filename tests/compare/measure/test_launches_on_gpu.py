@@ -47,16 +47,16 @@ def test_every_kernel_has_its_launch(pool: WorkerPool, tmp_path: Path, block: st
 
     stated = graph = store.from_json(prepared["graph"])
     for phase, found in measured["parts"].items():
-        graph, left = join(graph, {phase: [DeviceRecord.from_json(record) for record in found["records"]]})
-        assert left == ()
+        graph, _ = join(graph, {phase: [DeviceRecord.from_json(record) for record in found["records"]]})
     for kernel, before in zip(graph.kernels or (), stated.kernels or (), strict=True):
         ran_as = set(kernel.facts.get("ran_as", [kernel.runtime_name]))
         if ran_as <= {MEMCPY, MEMSET}:
             assert kernel.launch.grid is None
             continue
+        assert kernel.device_time_us is not None, kernel.name
         launch = kernel.launch
         assert launch.differing is None and launch.grid and launch.block and min(*launch.grid, *launch.block) > 0
-        assert launch.registers is not None and 8 <= launch.registers <= 255
+        assert launch.registers is not None and 0 < launch.registers <= 255
         assert launch.shared_bytes is not None and launch.local_bytes is not None
         for name in ("grid", "block", "registers", "shared_bytes"):
             assert getattr(before.launch, name) in (None, getattr(launch, name)), (kernel.name, name)
