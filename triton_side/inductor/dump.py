@@ -241,16 +241,6 @@ def _of_capture(source: str, member: Callable[[str], str], names: Iterable[str])
         )
 
 
-def _resources(read: Any) -> dict[str, dict[str, int]]:
-    """Return the resources of each kernel that has all of them as numbers."""
-    names = ("registers", "spill_bytes", "shared_bytes", "num_warps")
-    kernels = read.items() if isinstance(read, dict) else ()
-    return {
-        kernel: {name: own[name] for name in names} for kernel, own in kernels
-        if isinstance(own, dict) and all(isinstance(own.get(name), int) for name in names)
-    }
-
-
 def _of_trace(log: Path, breaks: list[GraphBreak], notes: list[str]) -> Iterator[_Texts]:
     found: list[_Texts] = []
     before = after = ""
@@ -343,6 +333,16 @@ def _json(text: str) -> Any:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
+
+
+def _resources(read: Any) -> dict[str, dict[str, int]]:
+    """Return the resources of each kernel that has all of them as numbers."""
+    names = ("registers", "spill_bytes", "shared_bytes", "num_warps")
+    kernels = read.items() if isinstance(read, dict) else ()
+    return {
+        kernel: {name: own[name] for name in names} for kernel, own in kernels
+        if isinstance(own, dict) and all(isinstance(own.get(name), int) for name in names)
+    }
 
 
 # Texts to graphs
