@@ -7,7 +7,7 @@ a training step. Each kernel names its phase; residuals are buffers that forward
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -62,10 +62,41 @@ class SourceOp:
 
 @dataclass(frozen=True)
 class Access:
-    """Bytes of a buffer that one launch reads or writes in device memory; None where they are unknown."""
+    """Bytes of a buffer that one launch reads or writes in device memory; None where they are unknown.
+
+    shape, strides: of the array that the kernel is given, strides in elements. They may differ from the buffer's, as of
+    a view. None where they are unknown, or where several views of the buffer differ.
+    """
 
     buffer: str
     bytes: int | None
+    shape: tuple[int, ...] | None = field(default=None, kw_only=True, compare=False)
+    strides: tuple[int, ...] | None = field(default=None, kw_only=True, compare=False)
+
+
+Extent = tuple[int, int, int]  # in x, y, z
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How a GPU launches a kernel, and the resources of its code; None where they are unknown.
+
+    A kernel that launches several times has a value only where all its launches have the same.
+
+    grid: blocks. block: threads of a block.
+    registers: of a thread. local_bytes: local memory of a thread, for spilled registers and its stack.
+    shared_bytes: shared memory of a block, static and dynamic.
+    config: the configuration that the compiler or author chose, in the compiler's names (num_warps, XBLOCK, ...).
+    differing: the values of each field above of which launches differ, each once, in the order of the launches.
+    """
+
+    grid: Extent | None = None
+    block: Extent | None = None
+    registers: int | None = None
+    shared_bytes: int | None = None
+    local_bytes: int | None = None
+    config: Mapping[str, Any] | None = None
+    differing: Mapping[str, Sequence[Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -80,7 +111,9 @@ class Kernel:
     launches: per call; None where the number depends on data. least_launches: the fewest where it does.
     provenance: where its configuration comes from ("compiled", "device", "replayed", "not autotuned", or "").
     device_time_us: the measured time of all launches of one call; None without a GPU.
-    facts: details that only some compilers give (grid, registers, ...).
+    launch: of the kernel named `runtime_name`, not of its helpers (`facts["with"]`). On a GPU as CUPTI recorded it,
+        else as the compiler states it; `config` is always the compiler's.
+    facts: details that only some compilers give.
     """
 
     name: str
@@ -96,6 +129,7 @@ class Kernel:
     least_launches: int = 0
     provenance: str = ""
     device_time_us: float | None = None
+    launch: Launch = Launch()
     facts: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property

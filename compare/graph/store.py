@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from ..base import atomic_write
-from .model import REASONS, Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
+from .model import REASONS, Access, Buffer, FusionGraph, Kernel, Launch, Reason, SourceOp
 
 SCHEMA = "xlafuse.fusion-graph/1"
 MAX_BYTES = 1 << 30
@@ -34,7 +34,7 @@ def to_json(graph: FusionGraph) -> dict[str, Any]:
 
     `Kernel`, `Buffer` and `Reason` keep their field names, but a kernel's phase is `part`. Kernels add `index`,
     `bytes_read`, `bytes_written`, `stages` and `lines`. Buffers add `producer` (the index of the first kernel that
-    writes it, or null) and `consumers` (indices).
+    writes it, or null) and `consumers` (indices). Unknown fields of a launch and of an access are absent.
     """
     kernels = None
     if graph.kernels is not None:
@@ -119,10 +119,37 @@ def _check(graph: FusionGraph) -> None:
 
 def _kernel(data: dict[str, Any]) -> Kernel:
     def accesses(side: str) -> tuple[Access, ...] | None:
-        return None if data.get(side) is None else tuple(_read(Access, access) for access in data[side])
+        return None if data.get(side) is None else tuple(map(_access, data[side]))
 
     ops = tuple(_read(SourceOp, op) for op in data.get("source_ops", ()))
-    return _read(Kernel, data, source_ops=ops, inputs=accesses("inputs"), outputs=accesses("outputs"))
+    known, facts = data.get("launch"), {**data.get("facts", {})}
+    if known is None:  # before launches had a place of their own
+        known = {name: facts.pop(old) for old, name in _OLD_FACTS.items() if old in facts}
+        if (warps := facts.pop("num_warps", None)) is not None:
+            known["config"] = {"num_warps": warps}
+    return _read(
+        Kernel, data, source_ops=ops, inputs=accesses("inputs"), outputs=accesses("outputs"), facts=facts,
+        launch=_read(Launch, {name: value for name, value in known.items() if name not in _EXTENTS},
+                     **{name: _extent(known[name]) for name in _EXTENTS if known.get(name) is not None}),
+    )
+
+
+_EXTENTS = ("grid", "block")
+# Facts of older graphs -> fields of a launch.
+_OLD_FACTS = {
+    "grid": "grid", "block": "block", "registers": "registers", "shared_bytes": "shared_bytes",
+    "spills_bytes": "local_bytes",
+}
+
+
+def _extent(value: Any) -> tuple[int, int, int]:
+    x, y, z = map(int, value)
+    return x, y, z
+
+
+def _access(data: dict[str, Any]) -> Access:
+    view = {name: tuple(map(int, data[name])) for name in ("shape", "strides") if data.get(name) is not None}
+    return _read(Access, data, **view)
 
 
 def _read(kind: type[Any], data: dict[str, Any], **replaced: Any) -> Any:
@@ -158,8 +185,13 @@ def _allowed(kind: type[Any]) -> tuple[tuple[str, Any], ...]:
     return tuple(found)
 
 
-_ALLOWED = {kind: _allowed(kind) for kind in (Access, Buffer, Kernel, Reason, SourceOp)}
+_ALLOWED = {kind: _allowed(kind) for kind in (Access, Buffer, Kernel, Launch, Reason, SourceOp)}
 
 
 def _plain_kernel(kernel: Kernel) -> dict[str, Any]:
-    return {_KEYS.get(name, name): value for name, value in dataclasses.asdict(kernel).items()}
+    plain = {_KEYS.get(name, name): value for name, value in dataclasses.asdict(kernel).items()}
+    for access in (*(plain["inputs"] or ()), *(plain["outputs"] or ())):
+        for name in ("shape", "strides"):
+            if access[name] is None:
+                del access[name]
+    return plain | {"launch": {name: value for name, value in plain["launch"].items() if value is not None}}

@@ -21,8 +21,7 @@ from ..base.exchange_kernels import PEER_COPY
 class DeviceRecord:
     """One kernel, copy or memset as the GPU ran it; times in seconds on CUPTI's clock.
 
-    grid: a kernel's blocks in x, y, z. registers: of a thread, as its kernel was launched. shared_bytes: shared memory
-    of a block. bytes: the size of a copy or memset.
+    bytes: the size of a copy or memset. The other fields are a kernel's, as in compare.graph.model.Launch.
     """
 
     name: str
@@ -32,11 +31,13 @@ class DeviceRecord:
     bytes: int | None = None
     registers: int | None = field(default=None, kw_only=True)
     shared_bytes: int | None = field(default=None, kw_only=True)
+    block: tuple[int, int, int] | None = field(default=None, kw_only=True)
+    local_bytes: int | None = field(default=None, kw_only=True)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Return the object from its dataclasses.asdict."""
-        return cls(**{**data, "grid": data.get("grid") and tuple(data["grid"])})
+        return cls(**{**data, **{name: data.get(name) and tuple(data[name]) for name in ("grid", "block")}})
 
 
 @dataclass(frozen=True)
@@ -174,6 +175,8 @@ class _Ran(NamedTuple):
     correlation: int
     registers: int | None = None
     shared_bytes: int | None = None
+    block: tuple[int, int, int] | None = None
+    local_bytes: int | None = None
 
 
 class _Called(NamedTuple):
@@ -223,7 +226,8 @@ class CuptiClock:
             return "start", "end", "bytes", "stream_id", "correlation_id"
         return (
             "name", "start", "end", "grid_x", "grid_y", "grid_z", "stream_id", "correlation_id",
-            "registers_per_thread", "static_shared_memory", "dynamic_shared_memory",
+            "registers_per_thread", "static_shared_memory", "dynamic_shared_memory", "block_x", "block_y", "block_z",
+            "local_memory_per_thread",
         )
 
     def _completed(self, activities: list[Any]) -> None:
@@ -237,9 +241,11 @@ class CuptiClock:
                 start, end, moved, stream, correlation = found
                 self._ran.append(_Ran(self._labels[kind], start, end, None, moved, stream, correlation))
             else:
-                name, start, end, x, y, z, stream, correlation, registers, static, dynamic = found
-                ran = _Ran(name, start, end, (x, y, z), None, stream, correlation, registers, static + dynamic)
-                self._ran.append(ran)
+                name, start, end, x, y, z, stream, correlation, registers, static, dynamic, *block, local = found
+                self._ran.append(_Ran(
+                    name, start, end, (x, y, z), None, stream, correlation, registers, static + dynamic,
+                    (block[0], block[1], block[2]), local,
+                ))
 
     def start(self) -> None:
         self._windows, self._ran, self._called = [], [], []

@@ -59,14 +59,17 @@ class RecordedTimeFields(TypedDict):
 class DeviceRecordFields(TypedDict):
     """One kernel, copy or memset of a median call.
 
-    registers of a thread, shared_bytes of a block: null for copies and memsets, and absent in older records.
+    The other fields are as in compare.graph.model.Launch: null for copies and memsets, and absent in older records.
     """
 
     name: str
     start: float
     end: float
+    grid: NotRequired[list[int] | None]
+    block: NotRequired[list[int] | None]
     registers: NotRequired[int | None]
     shared_bytes: NotRequired[int | None]
+    local_bytes: NotRequired[int | None]
 
 
 class TimesOfPart(TypedDict):

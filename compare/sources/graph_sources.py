@@ -357,9 +357,7 @@ def _from_artifacts(name: str, artifacts: Artifacts) -> FusionGraph:
     if before := artifacts.find("hlo_before"):
         with before.local() as path:
             graph = with_epilogues(graph, file_reader.read(path))
-    if metadata := artifacts.find("thunk_metadata"):
-        with metadata.open() as lines:
-            graph = with_thunks(graph, thunks.by_instruction(lines))
+    graph = with_thunks(graph, thunks.read(artifacts))
     return replace(graph, reasons=xla_reasons.reasons(graph, fusion_decisions.read_decisions(artifacts)))
 
 

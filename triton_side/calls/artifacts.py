@@ -110,9 +110,18 @@ class Artifacts:
 
 def disassemble(kernels: Iterable[Artifacts]) -> None:
     """Read SASS and resources of several kernels in parallel and cache them; cuobjdump takes 0.2 s for each."""
+    _read_beside(kernels, _SASS, _USAGE)
+
+
+def read_resources(kernels: Iterable[Artifacts]) -> None:
+    """Read resources of several kernels in parallel and cache them."""
+    _read_beside(kernels, _USAGE)
+
+
+def _read_beside(kernels: Iterable[Artifacts], *options: str) -> None:
     with ThreadPoolExecutor() as threads:
         for kernel in kernels:
-            for option in (_SASS, _USAGE):
+            for option in options:
                 threads.submit(_cuobjdump, kernel.cubin, option)
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -49,6 +50,7 @@ from triton_side.inductor.graph import (
 from triton_side.inductor.output_code import (
     USERS_OWN,
     EmittedCall,
+    EmittedCode,
     body_of_call,
     elements_viewed,
     read_code,
@@ -85,7 +87,7 @@ class Graph:
         kernels = [_kernel(call, self._loaded, self._measured) for call in self._calls]
         if all(kernel.kind != "custom" for kernel in kernels):
             return tuple(kernels)
-        emitted = read_code(self.code)
+        emitted = self._emitted
         own = {
             call.handle: call for call in emitted.calls
             if (definition := emitted.definitions.get(call.name)) and definition.heuristic == USERS_OWN
@@ -96,12 +98,25 @@ class Graph:
             for kernel, handle in zip(kernels, handles, strict=True)
         )
 
+    @functools.cached_property
+    def _emitted(self) -> EmittedCode:
+        return read_code(self.code)
+
     def compiled(self) -> CompiledGraph:
-        """Return everything as plain data."""
+        """Return everything as plain data. For an absent GPU also the resources of Triton kernels."""
         loaded = self._loaded
         workspaces = [call.announcement.workspace for call in self._calls]
         memory = {**loaded.memory} | {workspace.name: workspace for workspace in workspaces if workspace is not None}
-        calls = [self._plain_call(kernel, call) for kernel, call in zip(self.kernels, self._calls, strict=True)]
+        memory = self._emitted.with_strides(memory)
+        emitted = {call.handle: call for call in self._emitted.calls if call.handle}
+        resources = {} if self._measured else self._resources()
+        calls = [
+            self._plain_call(
+                kernel, call, emitted.get(f"{call.announcement.name}:{call.announcement.handle}"),
+                resources.get(kernel.name),
+            )
+            for kernel, call in zip(self.kernels, self._calls, strict=True)
+        ]
         return without_views(without_waits(CompiledGraph(
             part=self.part,
             unit=self.unit,
@@ -114,7 +129,9 @@ class Graph:
             storages={name: number for name, number in self._storages_of.items() if name in memory},
         )))
 
-    def _plain_call(self, kernel: Kernel, call: _Call) -> Call:
+    def _plain_call(
+        self, kernel: Kernel, call: _Call, emitted: EmittedCall | None, resources: dict[str, int] | None
+    ) -> Call:
         return Call(
             kernel=kernel,
             sources=call.sources,
@@ -122,7 +139,15 @@ class Graph:
             operations=call.announcement.operations,
             runtime_name=private.runtime_name(self._loaded.module, kernel.name),
             views=call.views,
+            grid=None if emitted is None else self._emitted.grid(emitted, kernel.config),
+            resources=resources,
+            layouts={} if emitted is None else emitted.layouts,
         )
+
+    def _resources(self) -> dict[str, dict[str, int]]:
+        found = {name: artifacts.of_triton(compiled) for name, compiled in self.triton_kernels().items()}
+        artifacts.read_resources(found.values())
+        return {name: dataclasses.asdict(kernel.resources) for name, kernel in found.items()}
 
     def triton_kernels(self) -> dict[str, Any]:
         """Return kernel name -> Triton's CompiledKernel in use, in emitted order. After autotuning it is the winner."""

@@ -74,6 +74,7 @@ class _Texts:
     ir: str = ""
     handles: Mapping[str, list[str]] = field(default_factory=dict)
     kernels: list[dict[str, Any]] | None = None
+    resources: Mapping[str, Any] = field(default_factory=dict)
     elsewhere: frozenset[str] = frozenset()
     compiled: tuple[int, int] = (0, 0)
 
@@ -296,6 +297,7 @@ def _of_capture(source: str, member: Callable[[str], str], names: Iterable[str])
             after=after,
             ir=member(f"{folder}/ir_post_fusion.txt"),
             kernels=rest if len(rest) == count else None,
+            resources=_resources(_json(member(f"{folder}/triton/resources.json"))),
             elsewhere=frozenset().union(*(names for other, names in nodes.items() if other != folder)),
         )
 
@@ -409,6 +411,16 @@ def _json(text: str) -> Any:
         return None
 
 
+def _resources(read: Any) -> dict[str, dict[str, int]]:
+    """Return the resources of each kernel that has all of them as numbers."""
+    names = ("registers", "spill_bytes", "shared_bytes", "num_warps")
+    kernels = read.items() if isinstance(read, dict) else ()
+    return {
+        kernel: {name: own[name] for name in names} for kernel, own in kernels
+        if isinstance(own, dict) and all(isinstance(own.get(name), int) for name in names)
+    }
+
+
 # Texts to graphs
 
 
@@ -493,8 +505,10 @@ class _Graph:
             part=self.code.part,
             unit=unit,
             calls=drop_foreign_operations(calls, self.memory),
-            memory={name: memory for name, memory in self.memory.items() if name in used or name in self.code.inputs}
-            | {name: self.memory[name] for name in self.code.outputs if name in self.memory},
+            memory=self.code.with_strides(
+                {name: memory for name, memory in self.memory.items() if name in used or name in self.code.inputs}
+                | {name: self.memory[name] for name in self.code.outputs if name in self.memory}
+            ),
             inputs=tuple(name for name in self.code.inputs if name in self.memory),
             outputs=tuple(name if name in self.memory else None for name in self.code.outputs),
             unparsed=(
@@ -555,14 +569,18 @@ class _Graph:
             provenance="",
             config=None,
         )
+        kernel = self._measured(kernel, listed)
         return Call(
-            kernel=self._measured(kernel, listed),
+            kernel=kernel,
             sources=tuple(dict.fromkeys(sources)),
             nodes=tuple(nodes),
             operations=frozenset() if scheduled is None else scheduled.operations,
             runtime_name=definition.runtime_name if definition is not None else None,
             workspace_bytes=sum(scratch.get(name, 0) for name in call.writes),
             views=call.views,
+            grid=self.code.grid(call, kernel.config),
+            resources=self.texts.resources.get(call.name),
+            layouts=call.layouts,
         )
 
     def _measured(self, kernel: Kernel, listed: Mapping[str, Any]) -> Kernel:

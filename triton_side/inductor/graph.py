@@ -103,15 +103,23 @@ class Kernel:
     config: str | None
 
 
+Layout = tuple[Shape, Shape]  # shape, and strides in elements
+
+
 @dataclass(frozen=True)
 class Memory:
-    """A buffer of a graph: shape, dtype in HLO's short form, size."""
+    """A buffer of a graph: shape, dtype in HLO's short form, size. strides: in elements, None if unknown."""
 
     name: str
     shape: Shape
     dtype: str
     bytes: int
     constant: bool = False
+    strides: Shape | None = None
+
+    @property
+    def layout(self) -> Layout | None:
+        return None if self.strides is None or len(self.strides) != len(self.shape) else (self.shape, self.strides)
 
 
 @dataclass(frozen=True)
@@ -122,6 +130,10 @@ class Call:
     operations: the scheduler's names ("op3"). runtime_name: the GPU kernel's name; None for a library's.
     workspace_bytes: scratch of one launch that no other kernel reads. flops: None if unknown.
     views: the views in its arguments, as the emitted code writes them.
+    grid: blocks in x, y, z of a generated kernel; None if unknown.
+    resources: of its compiled code, as triton_side.calls.artifacts.Resources; None if unknown.
+    layouts: of a library call, by the names in its arguments, as `launch.layouts_in` returns them; None for a generated
+        kernel, which gets addresses.
     """
 
     kernel: Kernel
@@ -131,6 +143,18 @@ class Call:
     runtime_name: str | None = None
     workspace_bytes: int = 0
     views: tuple[str, ...] = ()
+    grid: Shape | None = None
+    resources: Mapping[str, int] | None = None
+    layouts: Mapping[str, Layout | None] | None = None
+
+    def layout_of(self, memory: Memory, *, reads: bool) -> Layout | None:
+        """Return the layout of a buffer as the kernel is given it; None if unknown.
+
+        A library call's result may stand before the call.
+        """
+        found = None if self.layouts is None else self.layouts.get(memory.name)
+        known = self.layouts is None or not reads or memory.name in self.layouts
+        return found or (memory.layout if known else None)
 
     @property
     def flops(self) -> float | None:
@@ -228,7 +252,11 @@ def without_views(graph: CompiledGraph) -> CompiledGraph:
         else:
             inputs = _of_bases(call.kernel.inputs, viewed, graph.memory)
             outputs = _of_bases(call.kernel.outputs, viewed, graph.memory)
-            calls.append(replace(call, kernel=replace(call.kernel, inputs=inputs, outputs=outputs)))
+            kernel = replace(call.kernel, inputs=inputs, outputs=outputs)
+            layouts = call.layouts
+            if layouts is not None:
+                layouts = {name: layout for name, layout in layouts.items() if name not in viewed.values()}
+            calls.append(replace(call, kernel=kernel, layouts=layouts))
     return replace(
         graph,
         calls=tuple(calls),

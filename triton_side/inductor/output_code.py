@@ -10,10 +10,11 @@ import ast
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from triton_side.inductor.graph import DTYPES, Memory, Part, Shape, sum_before_cast
+from triton_side.inductor.graph import DTYPES, Layout, Memory, Part, Shape, sum_before_cast
 from triton_side.inductor.ir_text import MAX_ELEMENTS, MAX_LINE, SIZES, fx_memory, memory
+from triton_side.inductor.launch import VIEW, configuration, grid, layouts_in
 
 
 @dataclass
@@ -23,7 +24,8 @@ class EmittedCall:
     handle: Inductor's "name:number", or "". elements: points that a generated kernel iterates over; None for a library
     call. atens: the operations that its comment names. sums_partials: it adds up a kernel's partial results.
     views: the views in its arguments. viewed: the elements that it can reach of buffers that it has as views only.
-    arguments: parameter -> buffer, of a generated kernel.
+    arguments: parameter -> buffer, of a generated kernel. sizes: parameter -> number. last: the numbers after them.
+    line: the statement.
     """
 
     name: str
@@ -37,15 +39,24 @@ class EmittedCall:
     views: tuple[str, ...] = ()
     viewed: Mapping[str, int] = field(default_factory=dict)
     arguments: dict[str, str] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    last: tuple[int, ...] = ()
+    line: str = ""
+
+    @property
+    def layouts(self) -> dict[str, Layout | None] | None:
+        """The layouts of a library call's operands; None for a generated kernel."""
+        return layouts_in(self.line) if self.is_extern else None
 
 
 @dataclass
 class EmittedCode:
-    """The contents of one output_code.py. aot_id: such as "0_forward", or ""."""
+    """The contents of one output_code.py. aot_id: such as "0_forward", or "". strides: of buffers."""
 
     aot_id: str
     calls: list[EmittedCall] = field(default_factory=list)
     memory: dict[str, Memory] = field(default_factory=dict)
+    strides: dict[str, Shape] = field(default_factory=dict)
     inputs: tuple[str, ...] = ()
     outputs: tuple[str | None, ...] = ()
     unparsed: list[str] = field(default_factory=list)
@@ -60,6 +71,15 @@ class EmittedCode:
         number = re.match(r"\d{1,9}", self.aot_id)
         return int(number[0]) if number else 0
 
+    def grid(self, call: EmittedCall, config: str | None) -> Shape | None:
+        """Return the grid of a generated kernel's launch with Triton's configuration; None where the code is silent."""
+        definition = self.definitions.get(call.name)
+        known = definition.grid_type if definition is not None and config is not None else ""
+        return grid(known, call.sizes, configuration(config), call.last)
+
+    def with_strides(self, memory: Mapping[str, Memory]) -> dict[str, Memory]:
+        return {name: replace(each, strides=self.strides.get(name)) for name, each in memory.items()}
+
 
 USERS_OWN = "user_autotune"
 
@@ -71,12 +91,14 @@ class Definition:
     parameters: (name, use), in order; the use is "read", "write", "both", or "" if it is no buffer.
     nodes: the FX nodes that its comment lists. heuristic: Inductor's Triton heuristic ("pointwise", "template", ...);
     a user's own Triton kernel has "user_autotune". Inductor does not write down which of its arguments it reads.
+    grid_type: Inductor's name for the rule of its grid, or "".
     """
 
     runtime_name: str | None
     parameters: tuple[tuple[str, str], ...]
     heuristic: str
     nodes: tuple[str, ...]
+    grid_type: str = ""
 
 
 # "triton_poi_fused_0 = async_compile.triton('triton_poi_fused_0', '''"
@@ -84,10 +106,11 @@ class Definition:
 _DEFINED = re.compile(r"(\w+) = async_compile\.(triton|cpp\w*)\((?:'(\w+)')?")
 _TRITON_PARAMETERS = re.compile(r"def (\w+)\((.*)\):\s*$")
 _CPP_PARAMETER = re.compile(r"(?<![\w:])(const )?[\w:]+\*(?: __restrict__)? (\w+)")
+_GRID_TYPE = re.compile(r"'grid_type': '(\w+)'")
 _MUTATED = re.compile(r"'mutated_arg_names': \[([^\]]*)\]")
 _FRAGMENT = re.compile(r'#   %(\w+) : [^"]*"(\w+)\[([^\]]*)\][^"]*"\S* = (PlaceHolder|\w+)')
 _HANDLE = re.compile(r"# \[Provenance debug handles\] (\S+:\d+)\s*$")
-_INPUT = re.compile(r"    (\w+) = rand_strided\((\([^)]*\)), .*dtype=torch\.(\w+)\)")
+_INPUT = re.compile(r"    (\w+) = rand_strided\((\([^)]*\)), (\([^)]*\)).*dtype=torch\.(\w+)\)")
 _AOT_ID = re.compile(r"# AOT ID: \['([^']*)'\]")
 
 
@@ -101,8 +124,10 @@ def read_code(text: str) -> EmittedCode:
     for line in lines:
         if match := _INPUT.match(line):
             shape = _shape(match[2])
-            if shape is not None and match[3] in DTYPES:
-                known[match[1]] = memory(match[1], shape, DTYPES[match[3]])
+            if shape is not None and match[4] in DTYPES:
+                known[match[1]] = memory(match[1], shape, DTYPES[match[4]])
+            if (strides := _shape(match[3])) is not None:
+                code.strides[match[1]] = strides
         elif match := _FRAGMENT.match(line):
             described = fx_memory(match[1], match[2], match[3])
             if described is not None and match[4] == "PlaceHolder":
@@ -198,8 +223,10 @@ def _definitions(lines: list[str]) -> Iterator[tuple[str, Definition]]:
 
 
 def _triton_definition(runtime: str | None, source: list[str], nodes: tuple[str, ...]) -> Definition:
-    heuristic, mutated, parameters = "", set(), []
+    heuristic, mutated, parameters, grid_type = "", set(), [], ""
     for line in source:
+        if match := _GRID_TYPE.search(line):
+            grid_type = match[1]
         if match := re.match(r"@triton_heuristics\.(\w+)", line):
             heuristic = match[1]
         elif match := _MUTATED.search(line):
@@ -216,7 +243,7 @@ def _triton_definition(runtime: str | None, source: list[str], nodes: tuple[str,
             return ""
         return "both" if name in mutated or heuristic == USERS_OWN else "read"
 
-    return Definition(runtime, tuple((name, use(name)) for name in parameters), heuristic, nodes)
+    return Definition(runtime, tuple((name, use(name)) for name in parameters), heuristic, nodes, grid_type)
 
 
 def _cpp_definition(source: list[str], nodes: tuple[str, ...]) -> Definition:
@@ -310,6 +337,11 @@ class _Body:
                 return True
             sizes = value.args[1] if isinstance(value, ast.Call) and len(value.args) > 1 else None
             self.reused[name] = base
+            strides = self.code.strides.get(base)
+            if isinstance(value, ast.Call) and len(value.args) > 2:
+                strides = _shape(value.args[2])
+            if strides is not None:
+                self.code.strides[name] = strides
             old = self.code.memory.get(base)
             if old is not None:
                 shape = old.shape if sizes is None else _shape(sizes)
@@ -323,6 +355,8 @@ class _Body:
                 shape = _shape(value.args[0])
                 if shape is not None and dtype in DTYPES:
                     self.code.memory[name] = memory(name, shape, DTYPES[dtype])
+                if (strides := _shape(value.args[1])) is not None:
+                    self.code.strides[name] = strides
                 self.owner.pop(name, None)
                 return True
             return self._call(value, name)
@@ -330,6 +364,10 @@ class _Body:
 
     def _call(self, call: ast.Call, target: str | None) -> bool:
         called = _dotted(call.func)
+        if called == "assert_size_stride" and len(call.args) > 2 and isinstance(call.args[0], ast.Name):
+            if (strides := _shape(call.args[2])) is not None:
+                self.code.strides[call.args[0].id] = strides
+            return True
         if called.startswith(_NO_KERNEL) or called.endswith((".clear", ".zero_", "record_stream")):
             return True
         if called.endswith(".run") or called in self.code.definitions:
@@ -356,8 +394,10 @@ class _Body:
         new = EmittedCall(name, "", [], [], is_extern=False)
         elements = 1
         for (parameter, use), argument in zip(definition.parameters, call.args, strict=False):
-            if parameter.endswith("numel") and isinstance(argument, ast.Constant) and isinstance(argument.value, int):
-                elements *= argument.value
+            if isinstance(argument, ast.Constant) and isinstance(argument.value, int):
+                new.sizes[parameter] = argument.value
+                if parameter.endswith("numel"):
+                    elements *= argument.value
             buffer = self._buffer(argument) if use else None
             if buffer is None:
                 continue
@@ -370,6 +410,9 @@ class _Body:
                 new.reads.append(buffer)
             if use != "read":
                 new.writes.append(buffer)
+        last = call.args[len(definition.parameters) :]
+        numbers = [argument.value for argument in last if isinstance(argument, ast.Constant)]
+        new.last = tuple(number for number in numbers if isinstance(number, int))
         new.reads, new.writes = list(dict.fromkeys(new.reads)), list(dict.fromkeys(new.writes))
         new.elements = elements if definition.runtime_name else None
         self._announce(new)
@@ -395,7 +438,7 @@ class _Body:
         position = next((i for i, handle in enumerate(self.handles) if handle.rpartition(":")[0] == call.name), None)
         call.handle = self.handles.pop(position) if position is not None else ""
         call.atens, self.atens = self.atens, ()
-        call.views, call.viewed = views_in(self.line), elements_viewed(self.line)
+        call.views, call.viewed, call.line = views_in(self.line), elements_viewed(self.line), self.line
         self.written |= set(call.writes)
         self.code.calls.append(call)
         return call
@@ -430,15 +473,15 @@ class _Body:
 
 def views_in(line: str) -> tuple[str, ...]:
     """Return the views of other shapes or offsets among a call's arguments, without its result."""
-    return tuple(view[0] for view in _VIEW.finditer(line.partition("out=")[0]))
+    return tuple(view[0] for view in VIEW.finditer(line.partition("out=")[0]))
 
 
 def elements_viewed(line: str) -> dict[str, int]:
     """Return the elements that a call can reach of each buffer of which all arguments are views."""
     arguments = line.partition("out=")[0].partition("(")[2]
-    bare = set(re.findall(r"\w+", _VIEW.sub("", arguments)))
+    bare = set(re.findall(r"\w+", VIEW.sub("", arguments)))
     reached: dict[str, int] = {}
-    for name, sizes, strides in _VIEW.findall(arguments):
+    for name, sizes, strides in VIEW.findall(arguments):
         shape, steps = _shape(sizes), _shape(strides)
         if shape is None or steps is None or len(shape) != len(steps):
             bare.add(name)  # the extent of its view is unknown
@@ -449,7 +492,6 @@ def elements_viewed(line: str) -> dict[str, int]:
     return {name: elements for name, elements in reached.items() if name not in bare}
 
 
-_VIEW = re.compile(r"reinterpret_tensor\((\w+), (\([^()]*\)), (\([^()]*\)), \d+\)")
 _VIEWS = ("reinterpret_tensor", "copy_if_misaligned", "alloc_from_pool")
 _NO_KERNEL = (
     "assert_", "torch.cuda.", "get_raw_stream", "run_intermediate_hooks", "copy_if_misaligned", "torch._C.", "print",

@@ -107,6 +107,9 @@ class Values:
     def bytes(self, value: int) -> int:
         return self._shapes[value].bytes
 
+    def shape(self, value: int) -> Shape:
+        return self._shapes[value]
+
     def is_array(self, value: int) -> bool:
         return self._shapes[value].dtype not in ("token", "opaque")
 

@@ -4,13 +4,16 @@ Each kernel has its source operations and lines, the buffers it reads and writes
 is needed; `text_reader` and `proto_reader` make the `Module`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from xlafuse.hlo import launch_config
 from xlafuse.hlo.buffers import Buffer
 from xlafuse.hlo.call_expansion import check_expansion
 from xlafuse.hlo.gc_pause import collector_paused
 from xlafuse.hlo.kernel_kind import Kind, is_tunable, kind_of, runtime_name
-from xlafuse.hlo.module_walk import Around, KernelSite, ModuleWalk, named
+from xlafuse.hlo.module_walk import Around, KernelSite, ModuleWalk, Use, named
 from xlafuse.hlo.platform import platform_of
 from xlafuse.hlo.source_lines import SourceOp, stage_of
 from xlafuse.hlo.text_reader import Computation, Instruction, Module, Shape, parse
@@ -63,10 +66,14 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Access:
-    """The bytes that one launch reads or writes of the buffer with this name, in whatever memory it is."""
+    """The bytes that one launch reads or writes of the buffer with this name, in whatever memory it is.
+
+    shape: of the array that the kernel is given; None if it is given several of this buffer that differ.
+    """
 
     buffer: str
     bytes: int
+    shape: Shape | None = None
 
 
 @dataclass(frozen=True)
@@ -75,7 +82,7 @@ class Launch:
 
     reads, writes: each buffer once; their bytes add up to the kernel's. source_ops: in the order of the kernel's ops.
     flops: of one launch (see `flops`), None if unknown. workspace_bytes: a library's scratch space. instruction: the
-    HLO instruction that the kernel runs.
+    HLO instruction that the kernel runs. config: its configuration (see `launch_config`).
     """
 
     kernel: Kernel
@@ -85,6 +92,7 @@ class Launch:
     flops: float | None
     workspace_bytes: int
     instruction: Instruction
+    config: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -141,9 +149,10 @@ def _program(module: Module, walk: ModuleWalk) -> Program:
             [
                 Launch(
                     _kernel(site, fewest, split_k, sum(read.values()), sum(written.values())),
-                    tuple([Access(buffers[value].name, size) for value, size in read.items()]),
-                    tuple([Access(buffers[value].name, size) for value, size in written.items()]),
+                    _accesses(walk, buffers, read, site.reads),
+                    _accesses(walk, buffers, written, site.writes),
                     site.source_ops, site.flops, site.workspace_bytes, site.instruction,
+                    launch_config.of(site.instruction, site.work),
                 )
                 for site, fewest, split_k, read, written in zip(walk.sites, least, parts, reads, writes, strict=True)
             ]
@@ -191,10 +200,25 @@ def _partial_sums(walk: ModuleWalk, reads: list[dict[int, int]], writes: list[di
     return found
 
 
-def _merged(walk: ModuleWalk, accesses: list[tuple[int, int]], at_most_once: bool) -> dict[int, int]:
+def _accesses(
+    walk: ModuleWalk, buffers: dict[int, Buffer], sizes: dict[int, int], uses: list[Use]
+) -> tuple[Access, ...]:
+    shapes: dict[int, set[tuple[Any, ...]]] = {}
+    of: dict[int, Shape | None] = {}
+    for value, _, shape in uses:
+        buffer = walk.values.find(value)
+        of[buffer] = shape
+        shapes.setdefault(buffer, set()).add((shape, shape and shape.order))
+    return tuple([
+        Access(buffers[value].name, size, of[value] if len(shapes[value]) == 1 else None)
+        for value, size in sizes.items()
+    ])
+
+
+def _merged(walk: ModuleWalk, accesses: list[Use], at_most_once: bool) -> dict[int, int]:
     """Return bytes by buffer. at_most_once: a buffer counts at most its size, however often it is accessed."""
     merged: dict[int, int] = {}
-    for value, size in accesses:
+    for value, size, _ in accesses:
         buffer = walk.values.find(value)
         total = merged.get(buffer, 0) + size
         merged[buffer] = min(total, walk.values.bytes(buffer)) if at_most_once else total

@@ -14,6 +14,7 @@ from xlafuse.hlo.buffers import Role, Tree, Values, element, leaves
 from xlafuse.hlo.flops import Flops
 from xlafuse.hlo.fusion_bytes import DeclaredBytes, calls_library
 from xlafuse.hlo.shape import UNBOUNDED, Element
+from xlafuse.hlo.shape import arrays as arrays_of
 from xlafuse.hlo.source_lines import SourceOp, SourceOpFinder, library_epilogue
 from xlafuse.hlo.text_reader import Computation, Instruction, Module, Shape
 from xlafuse.hlo.value_numbering import NumberedInstruction, ValueNumbers
@@ -37,6 +38,9 @@ Around: TypeAlias = "tuple[tuple[str, int | None], ...]"
 _TRIPS = re.compile(r'"known_trip_count\\?":\s?\{\\?"n\\?":\s?(?:\\?")?(\d{1,18})(?:\\?")?\}')
 
 
+Use: TypeAlias = tuple[int, int, Shape | None]
+
+
 @dataclass
 class KernelSite:
     """An instruction that runs as a kernel, at one place of the program.
@@ -46,7 +50,8 @@ class KernelSite:
     least: the fewest launches, as if each branch of a conditional were taken (see `ModuleWalk.branches`).
     around: the loops and branches that hold it.
     sums: the elements that each element of a reduction adds up, by the reduction's name in the program (`named`).
-    reads, writes: (value, bytes) of one launch. Only the finished walk knows which values share a buffer.
+    reads, writes: (value, bytes, array) of one launch; the array is that of the operand, of which the value may be a
+        bitcast. Only the finished walk knows which values share a buffer.
     flops: of one launch, None if unknown. FLOPs and source operations of a custom call are those that its author
         declares (see `custom_calls`).
     """
@@ -57,8 +62,8 @@ class KernelSite:
     least: int
     around: Around
     sums: dict[str, int]
-    reads: list[tuple[int, int]]
-    writes: list[tuple[int, int]]
+    reads: list[Use]
+    writes: list[Use]
     source_ops: tuple[SourceOp, ...]
     flops: float | None
     workspace_bytes: int
@@ -289,13 +294,18 @@ class ModuleWalk:
         self._set_number(value, parts[-1].expression)
         if instruction.synchronous_opcode == "copy" and all(0 in shape.dims for shape in instruction.shapes[:1]):
             return value
-        reads: list[tuple[int, int]] = []
-        for operand, used in zip(operands, self._bytes.reads(computation, instruction), strict=True):
-            arrays = [array for array in leaves(operand) if values.is_array(array)]
+        reads: list[Use] = []
+        used_bytes = self._bytes.reads(computation, instruction)
+        for name, operand, used in zip(instruction.operands, operands, used_bytes, strict=True):
+            given, found = computation.operand(name), leaves(operand)
+            shapes: Sequence[Shape | None] = () if given is None else arrays_of(given)
+            if len(shapes) != len(found):
+                shapes = [None] * len(found)
+            arrays = [(array, shape) for array, shape in zip(found, shapes, strict=True) if values.is_array(array)]
             if used is None or len(arrays) != 1:
-                reads += [(array, values.bytes(array)) for array in arrays]
+                reads += [(array, values.bytes(array), shape) for array, shape in arrays]
             elif used:
-                reads.append((arrays[0], used))
+                reads.append((arrays[0][0], used, arrays[0][1]))
         writes, workspace = self._writes(computation, instruction, operands, value)
         work = [part for part in parts if part.instruction.opcode not in _NO_WORK] or parts[-1:]
         counts = [self._flops.of(part.computation, part.instruction) for part in work]
@@ -324,18 +334,18 @@ class ModuleWalk:
 
     def _writes(
         self, computation: Computation, instruction: Instruction, operands: list[Tree | None], value: Tree
-    ) -> tuple[list[tuple[int, int]], int]:
-        """Return (value, bytes) of each array written, and the bytes of scratch space."""
+    ) -> tuple[list[Use], int]:
+        """Return the use of each array written, and the bytes of scratch space."""
         values = self.values
         written = self._bytes.writes(computation, instruction)
         apart = isinstance(value, tuple) and len(written) == len(value)
-        accesses: list[tuple[int, int]] = []
+        accesses: list[Use] = []
         for write, part in zip(written, value if apart and isinstance(value, tuple) else (value,), strict=False):
             arrays = [array for array in leaves(part) if values.is_array(array)]
             if write.bytes is None or len(arrays) != 1:
-                accesses += [(array, values.bytes(array)) for array in arrays]
+                accesses += [(array, values.bytes(array), values.shape(array)) for array in arrays]
             else:
-                accesses.append((arrays[0], write.bytes))
+                accesses.append((arrays[0], write.bytes, values.shape(arrays[0])))
                 if write.updates is not None and write.updates < len(operands):
                     values.update(arrays[0], operands[write.updates])
             values.mark_written(part)

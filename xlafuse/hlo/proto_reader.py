@@ -332,7 +332,7 @@ def _shape_text(proto: Any) -> str:
     tiles = "".join(f"({','.join('*' if d == _MERGED else str(d) for d in tile.dimensions)})" for tile in layout.tiles)
     attributes = (tiles and f"T{tiles}") + (f"E({bits})" if bits else "") + (f"S({space})" if space else "")
     order = ",".join(map(str, layout.minor_to_major))
-    return f"{dtype}[{dims}]" + (f"{{{order}:{attributes}}}" if attributes else "")
+    return f"{dtype}[{dims}]" + (f"{{{order}{attributes and f':{attributes}'}}}" if order or attributes else "")
 
 
 def _dtype(shape: Any) -> str:

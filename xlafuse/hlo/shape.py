@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 MAX_DIGITS = 18  # of one dimension or identifier, so that it fits in 64 bits
 UNBOUNDED = -1
@@ -29,6 +29,7 @@ class Shape:
 
     The bytes include what a tiled layout pads: f32[3,100]{1,0:T(8,128)} fills 8 x 128 elements. padding: those bytes.
     bits: of an element in memory. space: the number of its memory space, 0 for the device's main memory.
+    order: the dimensions from the one that varies fastest in memory; None without a layout. Equality ignores it.
 
     A dynamic dimension `<=8` counts as its bound, 8; an unbounded one, `?`, is UNBOUNDED, and the bytes are 0.
     """
@@ -39,6 +40,18 @@ class Shape:
     bits: int = 0
     space: int = 0
     padding: int = 0
+    order: tuple[int, ...] | None = field(default=None, compare=False)
+
+    @property
+    def strides(self) -> tuple[int, ...] | None:
+        """The step in elements of each dimension; None without a layout, for tiles and for unknown sizes."""
+        if self.order is None or UNBOUNDED in self.dims:
+            return None
+        steps, step = [0] * len(self.dims), 1
+        for axis in self.order:
+            steps[axis] = step
+            step *= self.dims[axis]
+        return tuple(steps)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -116,22 +129,27 @@ def _shape(dtype: str, dims_text: str, layout: str | None) -> Shape:
     bits = _ELEMENT_BITS.search(layout or "")
     shape = _array(dtype, tuple([_dimension(dim.strip()) for dim in dims]), int(bits[1]) if bits else 0)
     tiles, space = (pattern.search(layout or "") for pattern in (_TILES, _SPACE))
+    if not tiles and (layout is not None or not shape.dims):
+        shape = replace(shape, order=_order(layout or "", len(shape.dims)))
     if tiles and shape.dims and UNBOUNDED not in shape.dims:
-        count = _padded_count(shape.dims, (layout or "").partition(":")[0], tiles[1])
+        count = _padded_count(shape.dims, _order(layout or "", len(shape.dims)), tiles[1])
         padded = -(-count * shape.bits // 8)
         shape = replace(shape, bytes=padded, padding=padded - shape.bytes)
     return replace(shape, space=int(space[1])) if space else shape
 
 
-def _padded_count(dims: tuple[int, ...], minor_to_major: str, tiles: str) -> int:
+def _order(layout: str, rank: int) -> tuple[int, ...] | None:
+    """Return a layout's dimensions, from the one that varies fastest; None unless it has each once."""
+    found = tuple(int(axis) for axis in re.findall(r"\d{1,3}", layout.partition(":")[0]))
+    return found if sorted(found) == list(range(rank)) else None
+
+
+def _padded_count(dims: tuple[int, ...], order: tuple[int, ...] | None, tiles: str) -> int:
     """Return the elements of an array after each tile in turn has rounded its dimensions up. tiles: "(8,128)(2,1)".
 
     A tile covers the dimensions that vary fastest. "*" merges a dimension with the next one.
     """
-    order = [int(axis) for axis in re.findall(r"\d{1,3}", minor_to_major)]
-    if sorted(order) != list(range(len(dims))):
-        order = list(reversed(range(len(dims))))
-    extents = [dims[axis] for axis in reversed(order)]
+    extents = list(dims) if order is None else [dims[axis] for axis in reversed(order)]
     found = re.findall(r"\(([^()]*)\)", tiles)
     if len(found) > _MOST_TILES:
         raise Malformed

@@ -12,9 +12,7 @@ from typing import Any
 from ..model import FusionGraph, Kernel
 
 # Facts that describe a kernel's configuration, or the library routine that it calls.
-_CONFIGURATION = (
-    "language", "grid", "block", "num_warps", "config", "opcode", "opcodes", "fusion_kind", "custom_call_target"
-)
+_CONFIGURATION = ("config", "opcode", "opcodes", "fusion_kind", "custom_call_target")
 
 
 def fingerprint(graph: FusionGraph) -> str | None:
@@ -32,7 +30,10 @@ def fingerprint(graph: FusionGraph) -> str | None:
 
 def _work(kernel: Kernel) -> list[Any]:
     operations = sorted((op.op, op.stage, op.backward) for op in kernel.source_ops)
-    configuration = [kernel.facts.get(name) for name in _CONFIGURATION]
+    language, launch = kernel.facts.get("language"), kernel.launch
+    # A GPU records the launch of every kernel, a compiler states those of hand-written ones.
+    stated = [launch.grid, launch.block, (launch.config or {}).get("num_warps")] if language else [None] * 3
+    configuration = [language, *stated, *(kernel.facts.get(name) for name in _CONFIGURATION)]
     return [
         kernel.phase, kernel.kind, operations, kernel.bytes_read, kernel.bytes_written, kernel.launches, configuration
     ]

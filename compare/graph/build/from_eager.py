@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from ..join.kernel_records import AFTER, BEFORE, MEMSET, Record, duration_us
-from ..model import Access, FusionGraph, Kernel, Phase, SourceOp
+from ..join.launches import measured
+from ..model import Access, FusionGraph, Kernel, Launch, Phase, SourceOp
 from .from_launches import Buffers, Sites, short, source_op
 
 if TYPE_CHECKING:
@@ -81,6 +82,8 @@ def _kernel(
         others[main] = repeats - launches
 
     def share(accesses: tuple[Access, ...]) -> tuple[Access, ...]:
+        if launches == 1:
+            return accesses
         return tuple(Access(a.buffer, None if a.bytes is None else a.bytes // launches) for a in accesses)
 
     scratch = [getattr(record, "bytes", None) or 0 for record in records if record.name == MEMSET != main]
@@ -89,5 +92,7 @@ def _kernel(
         inputs=share(reads), outputs=share(writes),
         workspace_bytes=sum(scratch), launches=launches,
         flops=None if operation.flops is None else operation.flops / launches, provenance="device",
-        device_time_us=sum(times.values()), facts={"with": dict(others)} if others else {},
+        device_time_us=sum(times.values()),
+        launch=measured(Launch(), [record for record in records if record.name == main]),
+        facts={"with": dict(others)} if others else {},
     )

@@ -11,7 +11,7 @@ from typing import Any
 from xlafuse.hlo import gpu_program, tpu_estimate
 from xlafuse.hlo.gc_pause import collector_paused
 
-from ..model import Access, Buffer, FusionGraph, Kernel, Phase, SourceOp
+from ..model import Access, Buffer, FusionGraph, Kernel, Launch, Phase, SourceOp
 from .xla_thunks import UNKNOWN
 
 _MAX_TEXT = 1000  # characters of an unparsed line, enough to find it
@@ -109,7 +109,13 @@ def _kernel(
             other_memory[elsewhere[access.buffer]] += access.bytes
 
     def accesses(side: Iterable[gpu_program.Access]) -> tuple[Access, ...]:
-        return tuple([Access(a.buffer, 0 if a.buffer in elsewhere else a.bytes) for a in side])
+        return tuple([
+            Access(
+                a.buffer, 0 if a.buffer in elsewhere else a.bytes, shape=None if a.shape is None else a.shape.dims,
+                strides=None if a.shape is None else a.shape.strides,
+            )
+            for a in side
+        ])
 
     facts: dict[str, Any] = {
         "opcode": instruction.opcode,
@@ -141,5 +147,6 @@ def _kernel(
         launches=launches,
         least_launches=least,
         provenance=provenance,
+        launch=Launch(config=launch.config or None),
         facts={name: value for name, value in facts.items() if value},
     )

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from triton_side.inductor.graph import Call, CompiledGraph, Program, SourceNode
+from triton_side.inductor.launch import configuration
 
 from ...base.archive import portable_line, users_line
-from ..model import Access, Buffer, FusionGraph, Kernel, Reason, Role, SourceOp
+from ..model import Access, Buffer, FusionGraph, Kernel, Launch, Reason, Role, SourceOp
 from .kernel_edges import barrier, bytes_saved, kernel_edges
 from .phases import join_phases
 
@@ -123,11 +124,16 @@ def _kernel(call: Call, name: str, graph: CompiledGraph, forward_sites: set[str]
         "views": list(call.views),
     }
 
-    def accesses(buffers: Iterable[Any] | None) -> tuple[Access, ...] | None:
+    def accesses(buffers: Iterable[Any] | None, *, reads: bool) -> tuple[Access, ...] | None:
         if buffers is None:
             return None
         # A name without memory is no data: such a call only mutates buffers of others.
-        return tuple(Access(_name(b.name, graph), b.bytes) for b in buffers if b.name in graph.memory)
+        known_buffers = [(b, graph.memory[b.name]) for b in buffers if b.name in graph.memory]
+        layouts = [call.layout_of(memory, reads=reads) or (None, None) for _, memory in known_buffers]
+        return tuple(
+            Access(_name(b.name, graph), b.bytes, shape=shape, strides=strides)
+            for (b, _), (shape, strides) in zip(known_buffers, layouts, strict=True)
+        )
 
     return Kernel(
         name=name,
@@ -135,12 +141,24 @@ def _kernel(call: Call, name: str, graph: CompiledGraph, forward_sites: set[str]
         phase=graph.part,
         runtime_name=call.runtime_name,
         source_ops=tuple(_source_op(node, graph, forward_sites) for node in call.sources),
-        inputs=accesses(known.inputs),
-        outputs=accesses(known.outputs),
+        inputs=accesses(known.inputs, reads=True),
+        outputs=accesses(known.outputs, reads=False),
         workspace_bytes=call.workspace_bytes,
         flops=call.flops,
         provenance=known.provenance,
+        launch=_launch(call),
         facts={key: value for key, value in facts.items() if value},
+    )
+
+
+def _launch(call: Call) -> Launch:
+    grid = None if call.grid is None else (call.grid[0], call.grid[1], call.grid[2])
+    found = Launch(grid, config=configuration(call.kernel.config) or None)
+    if (code := call.resources) is None:
+        return found
+    return dataclasses.replace(
+        found, block=(32 * code["num_warps"], 1, 1), registers=code["registers"], shared_bytes=code["shared_bytes"],
+        local_bytes=code["spill_bytes"],
     )
 
 

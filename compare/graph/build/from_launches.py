@@ -16,11 +16,12 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from ...base.archive import portable_line
-from ..model import Access, Buffer, FusionGraph, Kernel, Phase, Role, SourceOp
+from ..model import Access, Buffer, FusionGraph, Kernel, Launch, Phase, Role, SourceOp
 
 if TYPE_CHECKING:
     from triton_side.calls.dispatch import Operation, Recorded
-    from triton_side.calls.launches import Launch, TensorArgument
+    from triton_side.calls.launches import Launch as Event
+    from triton_side.calls.launches import TensorArgument
 
 DTYPES = {
     "bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int8": "s8", "int16": "s16",
@@ -51,7 +52,7 @@ def from_launches(
     )
 
 
-def is_operation(event: Launch | Operation) -> bool:
+def is_operation(event: Event | Operation) -> bool:
     """Return whether the event is an ATen operation rather than a launch."""
     return hasattr(event, "op")
 
@@ -90,7 +91,7 @@ class Buffers:
         found: dict[str, list[TensorArgument]] = {}
         for tensor in tensors:
             found.setdefault(self.name(tensor, tensor.name or hint), []).append(tensor)
-        return tuple(Access(buffer, _bytes_of_views(views)) for buffer, views in found.items())
+        return tuple(_access(buffer, views) for buffer, views in found.items())
 
     def all(self) -> tuple[Buffer, ...]:
         return tuple(
@@ -105,6 +106,12 @@ class Buffers:
         if storage in self._inputs:
             return "input"
         return "saved" if storage in self._saved else "intermediate"
+
+
+def _access(buffer: str, views: list[TensorArgument]) -> Access:
+    layouts = {(view.shape, view.strides) for view in views}
+    shape, strides = layouts.pop() if len(layouts) == 1 else (None, None)
+    return Access(buffer, _bytes_of_views(views), shape=shape, strides=strides)
 
 
 def _bytes_of_views(views: list[TensorArgument]) -> int:
@@ -177,12 +184,21 @@ def _of_launch(launch: Any, phase: Phase, buffers: Buffers, sites: Sites) -> Ker
         outputs=outputs,
         flops=launch.flops,
         provenance="compiled",
-        facts={
-            "language": launch.kind, "grid": list(launch.grid), "block": list(launch.block),
-            "num_warps": launch.num_warps, "registers": resources.registers, "spills_bytes": resources.spill_bytes,
-            "shared_bytes": resources.shared_bytes,
-        },
+        launch=Launch(
+            launch.grid, launch.block, resources.registers, resources.shared_bytes, resources.spill_bytes,
+            config=_config(launch),
+        ),
+        facts={"language": launch.kind},
     )
+
+
+def _config(launch: Any) -> dict[str, Any]:
+    """Return a launch's constexprs and options, values that JSON lacks as text. CUDA C++ has none but its threads."""
+    options = {"num_warps": launch.num_warps}
+    if launch.kind == "triton":
+        options["num_stages"] = launch.num_stages
+    plain = (bool, int, float, str, type(None))
+    return {k: v if isinstance(v, plain) else str(v) for k, v in launch.constants.items()} | options
 
 
 def _of_operation(operation: Any, phase: Phase, buffers: Buffers, sites: Sites) -> Kernel:

@@ -25,6 +25,7 @@ from typing import NamedTuple, Protocol
 from ...backends import worker_of
 from ...base.exchange_kernels import PEER_COPY, moves_between_gpus
 from ..model import FusionGraph, Kernel
+from .launches import measured
 from .sequence_alignment import Fit, Slot, align_sequences
 
 MEMSET, MEMCPY = "[memset]", "[memcpy]"
@@ -50,7 +51,10 @@ ANY_NUMBER = re.compile(r"\baten\.(sort|topk)\b|\bcub_sort")
 
 
 class Record(Protocol):
-    """One kernel, copy or memset that the GPU ran; times in seconds. It may also have a `grid` or `bytes`."""
+    """One kernel, copy or memset that the GPU ran; times in seconds.
+
+    It may also have `bytes`, and fields of `compare.graph.model.Launch`.
+    """
 
     @property
     def name(self) -> str: ...
@@ -67,7 +71,7 @@ def duration_us(record: Record) -> float:
 
 
 def join(graph: FusionGraph, records: Mapping[str, Sequence[Record]]) -> tuple[FusionGraph, tuple[Record, ...]]:
-    """Return the graph with `device_time_us` and the `runtime_name` of library calls, and the leftover records.
+    """Return the graph with `device_time_us`, `launch` and the `runtime_name` of library calls, and leftover records.
 
     records: of one call, by phase; kernels in a loop repeat in order. Join each phase once: afterwards library calls
     have names, and their helpers no longer match. Raises ValueError if the graph has no kernels (give `from_eager` the
@@ -327,8 +331,10 @@ class _Fits:
 
 
 def _same_grid(kernel: Kernel, key: _RecordKey) -> bool:
-    declared = kernel.facts.get("grid")
-    return key.grid is None or declared is None or key.grid == tuple(declared)
+    """Return whether a launch of a hand-written kernel has the record's grid. A compiled kernel has a name of its own,
+    and a GPU may have chosen another grid than the compile in the graph.
+    """
+    return "language" not in kernel.facts or None in (key.grid, kernel.launch.grid) or key.grid == kernel.launch.grid
 
 
 def _helps_a_sort(kernel: Kernel, name: str) -> bool:
@@ -374,13 +380,16 @@ def _with_time(kernel: Kernel, records: Sequence[Record]) -> Kernel:
     if kernel.runtime_name is not None:
         helpers = Counter(record.name for record in records if _helps_a_sort(kernel, record.name))
         facts = {**kernel.facts, "with": dict(helpers)} if helpers else kernel.facts
-        if not {kernel.runtime_name, *facts.get("with", {})}.issuperset(names):
+        others = set(facts.get("with", {})) - {kernel.runtime_name}
+        if not {kernel.runtime_name, *others}.issuperset(names):
             facts = {**facts, "ran_as": names}
-        return replace(kernel, device_time_us=time, facts=facts)
+        launch = measured(kernel.launch, [record for record in records if record.name not in others])
+        return replace(kernel, device_time_us=time, launch=launch, facts=facts)
     main = main_name(names)
     helpers = Counter(record.name for record in records if record.name != main)
     facts = {**kernel.facts, "with": dict(helpers)} if helpers else kernel.facts
-    return replace(kernel, device_time_us=time, runtime_name=main, facts=facts)
+    launch = measured(kernel.launch, [record for record in records if record.name == main])
+    return replace(kernel, device_time_us=time, runtime_name=main, launch=launch, facts=facts)
 
 
 def main_name(names: Sequence[str]) -> str:

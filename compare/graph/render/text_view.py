@@ -17,7 +17,7 @@ from ..analyse.missed_fusions import missed
 from ..analyse.roofline import roofline_time_us
 from ..analyse.totals import Tally, declared_bytes, known_declared_bytes, tally, totals
 from ..join.kernel_records import SPLIT_K
-from ..model import PHASES, Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
+from ..model import PHASES, Access, Buffer, FusionGraph, Kernel, Launch, Reason, SourceOp
 from . import measured_bytes
 
 if TYPE_CHECKING:
@@ -436,9 +436,13 @@ def kernel(
         tree.add(plain(f"roofline time {formats.microseconds(roofline)}{faster}"))
     if shown.runtime_name:
         tree.add(plain(f"profilers call it {printable(shown.runtime_name)}"))
+    if words := launch_words(shown.launch):
+        tree.add(plain(printable(f"launched with {'; '.join(words)}")))
     for name, value in shown.facts.items():
         if name in (measured_bytes.FACT, _OTHER_MEMORY, _SORT, _CYCLES, "split_k"):
             continue  # `facts` shows them in words
+        if name == "config" and shown.launch.config:
+            continue
         listed = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
         tree.add(plain(printable(f"{name}: {listed}")))
     if shown.source_ops:
@@ -453,6 +457,25 @@ def kernel(
         for reason in reasons:
             branch.add(plain(_other_side(reason, shown.name)))
     return tree
+
+
+def launch_words(launch: Launch) -> list[str]:
+    """Return the known fields of a launch in words: numbers, configuration, differences between launches."""
+
+    def extent(blocks: Sequence[int]) -> str:
+        return "×".join(f"{size:,}" for size in blocks)
+
+    numbers = [
+        launch.grid and f"{extent(launch.grid)} blocks", launch.block and f"{extent(launch.block)} threads",
+        None if launch.registers is None else f"{launch.registers} registers",
+        None if launch.shared_bytes is None else f"{formats.size(launch.shared_bytes)} shared memory a block",
+        None if launch.local_bytes is None else f"{formats.size(launch.local_bytes)} local memory a thread",
+    ]
+    words = [", ".join(filter(None, numbers)), ", ".join(f"{k} {v}" for k, v in (launch.config or {}).items())]
+    words += [
+        f"launches differ in {name}: {', '.join(map(str, values))}" for name, values in (launch.differing or {}).items()
+    ]
+    return list(filter(None, words))
 
 
 def _other_side(reason: Reason, name: str) -> str:

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from xlafuse.compile.compiler import Compilation
 from xlafuse.dumps import artifacts, thunks
+from xlafuse.dumps.dump_folder import single_module
 from xlafuse.hlo import gpu_program
 from xlafuse.reasons.fusion_decisions import read_decisions
 
@@ -41,8 +42,7 @@ def of_module(
         unparsed=tuple(f"line {number}: {text[:1000]}" for number, text in module.unparsed),
     )
     graph = with_epilogues(graph, gpu_program.parse((dumps / artifacts.ARTIFACTS["hlo_before"][0]).read_text()))
-    if (metadata := dumps / artifacts.ARTIFACTS["thunk_metadata"][0]).is_file():
-        graph = with_thunks(graph, thunks.by_instruction(metadata.read_text().splitlines()))
+    graph = with_thunks(graph, thunks.read(single_module(dumps)))
     return replace(graph, reasons=reasons(graph, read_decisions(dumps))), program
 
 

@@ -31,8 +31,9 @@ def computed(op: str, stage: str, backward: bool = False, rematerialized: bool =
 def launch(label: str, reads: list[Any], writes: list[Any], operations: list[Any], flops: float | None = 1.0) -> Any:
     return SimpleNamespace(
         label=label, name=f"{label}_runtime", kind="triton", source="triton_side/kernels/k.py", line=7, grid=(4, 1, 1),
-        block=(128, 1, 1), num_warps=4, reads=tuple(reads), writes=tuple(writes), operations=tuple(operations),
-        flops=flops, resources=SimpleNamespace(registers=32, spill_bytes=0, shared_bytes=1024, num_warps=4),
+        block=(128, 1, 1), num_warps=4, num_stages=3, constants={"BLOCK": 64}, reads=tuple(reads),
+        writes=tuple(writes), operations=tuple(operations), flops=flops,
+        resources=SimpleNamespace(registers=32, spill_bytes=0, shared_bytes=1024, num_warps=4),
     )
 
 

@@ -132,7 +132,8 @@ class FakeCupti:
                         correlation_id=correlation + 1),
             ActivityKernel10(kind=Kind.CONCURRENT_KERNEL, name="k", start=start + 45, end=start + 80, grid_x=2,
                              grid_y=1, grid_z=1, stream_id=13, correlation_id=correlation, registers_per_thread=40,
-                             static_shared_memory=64, dynamic_shared_memory=1024),
+                             static_shared_memory=64, dynamic_shared_memory=1024, block_x=128, block_y=2,
+                             block_z=1, local_memory_per_thread=8),
             ActivityMemcpy6(kind=Kind.MEMCPY, start=start + 80, end=start + 85, bytes=64, stream_id=13,
                             correlation_id=correlation),
         ]
@@ -157,7 +158,8 @@ def test_a_trace_has_the_launch_and_its_kernels(cupti: FakeCupti) -> None:
     assert trace.host[0].start == pytest.approx(10e-9) and trace.host[0].end == pytest.approx(50e-9)
     kernel, copy = trace.device
     assert (kernel.name, kernel.grid, kernel.stream, kernel.correlation) == ("k", (2, 1, 1), 13, 5)
-    assert (kernel.registers, kernel.shared_bytes) == (40, 1088)
+    assert (kernel.registers, kernel.shared_bytes, kernel.block, kernel.local_bytes) == (40, 1088, (128, 2, 1), 8)
+    assert (copy.registers, copy.shared_bytes, copy.block, copy.local_bytes) == (None,) * 4
     assert (copy.name, copy.bytes, copy.start) == ("[memcpy]", 64, pytest.approx(80e-9))
     assert CallTrace.from_json(json.loads(json.dumps(asdict(trace)))) == trace
     assert trace.returned == pytest.approx(1e-6)

@@ -19,11 +19,14 @@ from typing import Any
 import pytest
 
 from compare.base import host
+from compare.graph import store
+from compare.graph.build.from_inductor import from_inductor
 from compare.record.record import Record
 from compare.record.run_files import RunFile
 from compare.run import for_target
 from compare.spec.blocks import BLOCKS
 from compare.workers.client import WorkerError
+from triton_side.inductor import dump
 
 pytestmark = pytest.mark.slow
 PROJECT = Path(__file__).parents[3]
@@ -137,6 +140,26 @@ def test_archives_hold_what_each_compiler_said(folder: Path) -> None:
         suffixes = {Path(name).suffix for name in names(implementation)}
         assert {".ttir", ".ttgir", ".ptx", ".sass"} <= suffixes
     assert {".cu", ".ptx", ".sass"} <= {Path(name).suffix for name in names("cuda")}
+
+
+@pytest.mark.parametrize("implementation", ["xla", "inductor", "triton", "cuda"])
+def test_kernels_have_the_launches_that_compilers_state(folder: Path, implementation: str) -> None:
+    """XLA states no registers, which only its assembler's output has."""
+    graph = store.load(RunFile(folder, f"graphs/softmax-4096-columns-fp32-train-{implementation}.json.gz"))
+    assert graph.kernels
+    for kernel in graph.kernels:
+        launch = kernel.launch
+        assert launch.grid and launch.grid[0] > 1 and launch.block and launch.block[0] % 32 == 0, kernel
+        assert launch.shared_bytes is not None and launch.differing is None
+        assert (launch.registers is None) == (launch.local_bytes is None) == (implementation == "xla")
+        assert (launch.config or {}).get("num_warps") == launch.block[0] // 32 or implementation == "xla"
+        assert all(access.strides for access in (*(kernel.inputs or ()), *(kernel.outputs or ())))
+    if implementation == "inductor":  # the archive of the capture tells the same
+        packed = RunFile(folder, f"dumps/softmax-4096-columns-fp32-train-{implementation}.zip").read_bytes()
+        archive = folder.parent / "inductor.zip"
+        archive.write_bytes(packed)
+        again = from_inductor(dump.read(archive)).kernels or ()
+        assert [kernel.launch for kernel in again] == [kernel.launch for kernel in graph.kernels]
 
 
 def test_a_finished_run_resumes_with_nothing_to_do(folder: Path) -> None:

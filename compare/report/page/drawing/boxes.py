@@ -25,13 +25,14 @@ def costs(
     limits: of the device. declared, time: those of the whole graph, for shares. order: positions of buffers by name.
     product: as in `text_view.remarks`.
     """
-    facts = kernel.facts
+    launch = kernel.launch
     point = None if limits is None or not limits.streams else roofline_point(graph, kernel, limits)
     took, roofline_us = kernel.device_time_us, point.roofline_time_us if point else None
     known = {
         "remarks": "; ".join(text_view.remarks(kernel, product)),
-        "registers": facts.get("registers"), "shared memory": _size(facts.get("shared_bytes")),
-        "spilled": _size(facts.get("spills_bytes")), "grid": facts.get("grid"), "configuration": facts.get("config"),
+        "registers": launch.registers, "shared memory": _size(launch.shared_bytes),
+        "spilled": _size(launch.local_bytes), "grid": launch.grid and list(launch.grid),
+        "configuration": kernel.facts.get("config"),
     }
     return {
         "name": formats.name(kernel.name, 200), "kind": kernel.kind, "work": kind_by_operations(kernel),

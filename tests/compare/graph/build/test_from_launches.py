@@ -9,7 +9,7 @@ from recording import computed, launch, operation, recorded, tensor
 
 from compare.graph import store
 from compare.graph.build.from_launches import from_launches
-from compare.graph.model import Access, FusionGraph
+from compare.graph.model import Access, FusionGraph, Launch
 
 X, Y, DY, DX = (tensor(number, (4, 8)) for number in range(4))
 RSTD, PARTIAL, DX2 = tensor(4, (4,), "float32"), tensor(5, (2, 8), "float32"), tensor(6, (4, 8))
@@ -43,7 +43,10 @@ def test_kernels_in_order_with_bytes_and_names(norm: FusionGraph) -> None:
     )
     assert forward.inputs == (Access("x", 64),) and forward.outputs == (Access("y", 64), Access("rstd", 16))
     assert (backward.bytes_read, backward.bytes_written) == (64 + 16 + 64, 64 + 64)
-    assert forward.flops == 128.0 and forward.facts["grid"] == [4, 1, 1] and forward.facts["registers"] == 32
+    assert forward.flops == 128.0 and forward.facts == {"language": "triton"}
+    assert forward.launch == Launch(
+        (4, 1, 1), (128, 1, 1), 32, 1024, 0, config={"BLOCK": 64, "num_warps": 4, "num_stages": 3}
+    )
     assert forward.lines == ("triton_side/kernels/k.py:7",) and forward.stages == ("normalize", "weight")
     # The operation of PyTorch's in between is a kernel too, by a name that only a device tells.
     assert (add.name, add.kind, add.runtime_name, add.phase) == ("aten.add.Tensor", "elementwise", None, "backward")

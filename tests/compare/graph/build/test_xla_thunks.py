@@ -6,7 +6,7 @@ import pytest
 
 from compare.graph.analyse.totals import totals
 from compare.graph.build.from_hlo import from_hlo
-from compare.graph.model import FusionGraph
+from compare.graph.model import FusionGraph, Launch
 from compare.graph.render import text_view
 from compare.sources.graph_sources import contents
 from xlafuse.dumps import thunks
@@ -71,7 +71,49 @@ def test_a_sort_of_another_platform_is_one_operation() -> None:
     assert kernel.launches == 1 and "sort_launches" not in kernel.facts
 
 
-def test_thunks_by_instruction() -> None:
-    lines = _metadata("kCopy", "kKernel", "kKernel").splitlines()
-    assert thunks.by_instruction(lines) == {"sort.4": {"kCopy": 1, "kKernel": 2}}
-    assert thunks.by_instruction(["  thunk_kind: \"kCopy\"", "nonsense"]) == {}
+SEQUENCE = """\
+001: kCopy         [source       | next=002 (1)] kCopy
+004: kWhile        [prev=001 (1) | sink        ]
+  body:
+    002: kCustomKernel [source | next=003 (1)] sort_4 grid: [16, 2, 1] threads: [512, 1, 1]  shared_memory: 32 bytes
+    003: kCustomKernel [prev=002 (1) | sink] sort_4__1 grid: [8, 1, 1] threads: [64, 1, 1]  shared_memory: 0 bytes
+"""
+PTX = """.extern .shared .align 16 .b8 global_smem[];
+.visible .entry sort_4(
+.reqntid 512, 1, 1
+    .shared .align 4 .b8 tile_0[8192];
+    .shared .align 4 .b32 tile_1[4];
+"""
+
+
+@pytest.mark.parametrize(("ptx", "shared"), [(PTX, 8192 + 16 + 32), ("", None)])
+def test_a_kernels_launch_is_that_of_its_thunk(tmp_path: Path, ptx: str, shared: int | None) -> None:
+    """A sort's first kernel counts. Static shared memory is in the PTX alone."""
+    (tmp_path / "module_0001.jit_f.thunk_sequence.txt").write_text(SEQUENCE)
+    if ptx:
+        (tmp_path / "module_0001.jit_f.1.ptx").write_text(ptx)
+    ((kernel,),) = [_dumped(tmp_path, "kCopy", "kCustomKernel", "kCustomKernel").kernels or ()]
+    assert kernel.launch == Launch((16, 2, 1), (512, 1, 1), shared_bytes=shared)
+    assert kernel.facts["sort_launches"] == {"kCopy": 1, "kCustomKernel": 2}
+
+
+def test_a_dump_without_launches_states_none(tmp_path: Path) -> None:
+    (tmp_path / "module_0001.jit_f.thunk_sequence.txt").write_text("001: kCustomKernel [source | sink] sort_4\n")
+    ((kernel,),) = [_dumped(tmp_path, "kCustomKernel").kernels or ()]
+    assert kernel.launch == Launch()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (".visible .entry a(\n.visible .entry b(\n  .shared .align 4 .b8 x[64];\n", {"a": 0, "b": 64}),
+        ("  .shared .align 4 .b8 x[64];\n.visible .entry a(\n", {"a": 64}),
+        # Either kernel may use it; alignment may add a gap.
+        ("  .shared .align 4 .b8 x[64];\n.visible .entry a(\n.visible .entry b(\n", {"a": None, "b": None}),
+        (".visible .entry a(\n  .shared .align 4 .b8 x[6];\n  .shared .align 16 .b8 y[32];\n", {"a": None}),
+        (".visible .entry a(\n  .shared .align 8 .b64 x;\n", {"a": 8}),
+        ("nonsense", {}),
+    ],
+)
+def test_static_shared_memory(text: str, found: dict[str, int | None]) -> None:
+    assert thunks.static_shared_bytes(text) == found

@@ -15,7 +15,7 @@ from recording import record
 
 from compare.graph import store
 from compare.graph.join.kernel_records import join
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel
+from compare.graph.model import Access, Buffer, FusionGraph, Kernel, Launch
 from compare.measure.clock import DeviceRecord
 from compare.record.record import Record
 from compare.record.run_files import recorded_file
@@ -188,7 +188,9 @@ def test_phases_are_joined_separately() -> None:
 
 
 def test_flat_records_with_grids_are_not_joined_across_shapes() -> None:
-    g = graph(kernel("add", facts={"grid": [4, 1, 1]}), kernel("add", facts={"grid": [8, 1, 1]}), compiler="triton")
+    g = graph(
+        *(kernel("add", launch=Launch((x, 1, 1)), facts={"language": "triton"}) for x in (4, 8)), compiler="triton"
+    )
     right = [record("add", grid=(4, 1, 1)), record("add", grid=(8, 1, 1))]
     assert join(g, {"forward": right})[1] == ()
     assert join(g, {"forward": right[::-1]})[1]
