@@ -295,7 +295,7 @@ def _result_of_graph(block: str, source: GraphSource, *, alone: bool) -> Result:
         row |= {
             "compiler": graph.compiler, "target": graph.target or None,
             "kernels": tally(kernel.launches for kernel in graph.kernels or ()).exact, "kernel_source": "compiler",
-            "bytes_declared": found.declared.exact, "bytes_compulsory": sum(found.compulsory.values()) or None,
+            "bytes_declared": found.declared.exact, "bytes_compulsory": found.compulsory_tally.exact or None,
             "fusion_efficiency": found.fusion_efficiency,
             "roofline_time_us": found.roofline_time_us and found.roofline_time_us.exact,
             "recoverable_us": found.recoverable_us and found.recoverable_us.exact,

@@ -10,7 +10,7 @@ from xlafuse.hlo.buffers import Buffer
 from xlafuse.hlo.call_expansion import check_expansion
 from xlafuse.hlo.gc_pause import collector_paused
 from xlafuse.hlo.kernel_kind import Kind, is_tunable, kind_of, runtime_name
-from xlafuse.hlo.module_walk import KernelSite, ModuleWalk
+from xlafuse.hlo.module_walk import Branch, KernelSite, ModuleWalk
 from xlafuse.hlo.platform import platform_of
 from xlafuse.hlo.source_lines import SourceOp, stage_of
 from xlafuse.hlo.text_reader import Computation, Instruction, Module, Shape, parse
@@ -37,8 +37,8 @@ class Kernel:
         or gather reads as much as it returns, and an in-place update writes its update. A library's scratch space is
         left out.
     launches: in one call of the module; None if that depends on data (a conditional, a loop of unknown length).
-    least_launches: the fewest in one call. Loops of unknown length make no iteration, and of a conditional the branch
-        that moves the fewest bytes runs.
+    least_launches: the fewest in one call, if `branches` are taken. Loops of unknown length make no iteration.
+    branches: those of the conditionals around it, outermost first.
     tunable: XLA's autotuner chooses the configuration by measuring, if there is a device.
     """
 
@@ -53,6 +53,7 @@ class Kernel:
     runtime_name: str | None
     launches: int | None
     least_launches: int
+    branches: tuple[Branch, ...]
     tunable: bool
 
 
@@ -127,20 +128,19 @@ def _program(module: Module, walk: ModuleWalk) -> Program:
     writes = [_merged(walk, site.writes, at_most_once=False) for site in walk.sites]
     outputs = [values.find(value) for value in walk.outputs if values.is_array(value)]
     used = {value for accesses in (*reads, *writes) for value in accesses}
-    buffers = values.buffers(used, set(outputs), platform_of(module) if values.in_other_memory() else None)
-    sizes = [sum(read.values()) + sum(written.values()) for read, written in zip(reads, writes, strict=True)]
-    least = _least_launches(walk, sizes)
+    deciding = {values.find(value): reader for value, reader in walk.deciding.items()}
+    buffers = values.buffers(used, set(outputs), platform_of(module) if values.in_other_memory() else None, deciding)
     return Program(
         name=module.name,
         launches=tuple(
             [
                 Launch(
-                    _kernel(site, fewest, sum(read.values()), sum(written.values())),
+                    _kernel(site, sum(read.values()), sum(written.values())),
                     tuple([Access(buffers[value].name, size) for value, size in read.items()]),
                     tuple([Access(buffers[value].name, size) for value, size in written.items()]),
                     site.source_ops, site.flops, site.workspace_bytes, site.instruction,
                 )
-                for site, fewest, read, written in zip(walk.sites, least, reads, writes, strict=True)
+                for site, read, written in zip(walk.sites, reads, writes, strict=True)
             ]
         ),
         buffers=tuple(buffers.values()),
@@ -148,18 +148,6 @@ def _program(module: Module, walk: ModuleWalk) -> Program:
         outputs=tuple(buffers[value].name for value in outputs),
         unresolved=tuple(walk.unresolved),
     )
-
-
-def _least_launches(walk: ModuleWalk, sizes: list[int]) -> list[int]:
-    """Return the fewest launches of each site, given the bytes of one launch."""
-    least = [site.least for site in walk.sites]
-    for branches in walk.branches:
-        costs = [sum(sizes[site] * least[site] for site in branch) for branch in branches]
-        taken = costs.index(min(costs))
-        for number, branch in enumerate(branches):
-            if number != taken:
-                least[branch.start : branch.stop] = [0] * len(branch)
-    return least
 
 
 def _merged(walk: ModuleWalk, accesses: list[tuple[int, int]], at_most_once: bool) -> dict[int, int]:
@@ -172,7 +160,7 @@ def _merged(walk: ModuleWalk, accesses: list[tuple[int, int]], at_most_once: boo
     return merged
 
 
-def _kernel(site: KernelSite, least_launches: int, bytes_read: int, bytes_written: int) -> Kernel:
+def _kernel(site: KernelSite, bytes_read: int, bytes_written: int) -> Kernel:
     instruction, work = site.instruction, site.work
     kind = kind_of(instruction, work)
     return Kernel(
@@ -186,6 +174,7 @@ def _kernel(site: KernelSite, least_launches: int, bytes_read: int, bytes_writte
         bytes_written=bytes_written,
         runtime_name=runtime_name(instruction, kind, work),
         launches=site.launches,
-        least_launches=least_launches,
+        least_launches=site.least,
+        branches=site.branches,
         tunable=is_tunable(instruction, kind),
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from xlafuse.hlo import custom_calls
 from xlafuse.hlo.buffers import Role, Tree, Values, element, leaves
@@ -33,13 +32,22 @@ _MAX_NAME = 200  # characters of a name in a message
 _TRIPS = re.compile(r'"known_trip_count\\?":\s?\{\\?"n\\?":\s?(?:\\?")?(\d{1,18})(?:\\?")?\}')
 
 
+class Branch(NamedTuple):
+    """A branch of a conditional: the conditional's name, the branch's index, and the number of branches."""
+
+    conditional: str
+    number: int
+    branches: int
+
+
 @dataclass
 class KernelSite:
     """An instruction that runs as a kernel, at one place of the program.
 
     work: the instructions inside that compute or move data.
     launches: in one call of the module, None if that depends on data.
-    least: the fewest launches, as if each branch of a conditional were taken (see `ModuleWalk.branches`).
+    least: the fewest launches, if `branches` are taken.
+    branches: those around it, outermost first.
     reads, writes: (value, bytes) of one launch. Only the finished walk knows which values share a buffer.
     flops: of one launch, None if unknown. FLOPs and source operations of a custom call are those that its author
         declares (see `custom_calls`).
@@ -49,6 +57,7 @@ class KernelSite:
     work: list[Instruction]
     launches: int | None
     least: int
+    branches: tuple[Branch, ...]
     reads: list[tuple[int, int]]
     writes: list[tuple[int, int]]
     source_ops: tuple[SourceOp, ...]
@@ -63,14 +72,17 @@ class _Frame:
     computation: Computation
     launches: int | None
     least: int
+    branches: tuple[Branch, ...]
     arguments: Sequence[Tree | None]
     entered_by: _Caller | None
     rest: Iterator[Instruction]
     known: dict[str, Tree] = field(default_factory=dict)
 
 
-# A computation to run, its arguments, how often it runs (None: data decides), and how often at least.
-_Run: TypeAlias = "tuple[str, list[Tree | None], int | None, int]"
+# A computation to run, its arguments, how often it runs (None: data decides), how often at least, if its branch is
+# taken, and this branch.
+_Run: TypeAlias = "tuple[str, list[Tree | None], int | None, int, tuple[Branch, ...]]"
+_MOST_BRANCHES = 8  # of nested conditionals, the outer ones that are named; computations in deeper ones run 0 times
 
 
 @dataclass
@@ -85,13 +97,12 @@ class _Caller:
     operands: list[Tree | None]
     runs: list[_Run]
     shared: Tree | None
-    ends: list[int] = field(default_factory=list)  # of branches, in ModuleWalk.sites
 
 
 class ModuleWalk:
     """The walk through one module. It enters each loop's body once and does not recurse.
 
-    branches: the branches of each conditional, each a range of `sites`; inner conditionals come before outer ones.
+    deciding: by value, the conditional or loop that reads it to choose a branch, or to end.
     """
 
     def __init__(self, module: Module) -> None:
@@ -99,7 +110,7 @@ class ModuleWalk:
         self._bytes, self._flops, self._numbers = DeclaredBytes(module), Flops(module), ValueNumbers(module)
         self.values = Values()
         self.sites: list[KernelSite] = []
-        self.branches: list[list[range]] = []
+        self.deciding: dict[int, str] = {}
         self.unresolved: list[str] = []
         self._stack: list[_Frame] = []
         self._open: set[str] = set()
@@ -117,7 +128,7 @@ class ModuleWalk:
             key=lambda part: part.index or 0,
         )
         self._sources = SourceOpFinder(frozenset(part.op_name for part in parameters if part.op_name))
-        self._push(entry, 1, 1, (), None)
+        self._push(entry, 1, 1, (), (), None)
         for part in parameters:
             self._note_unbounded(part)
             value = self._new(part.result, part.name, "input", part.op_name)
@@ -135,12 +146,12 @@ class ModuleWalk:
                 self._execute(frame, instruction)
 
     def _push(
-        self, computation: Computation, launches: int | None, least: int, arguments: Sequence[Tree | None],
-        caller: _Caller | None,
+        self, computation: Computation, launches: int | None, least: int, branches: tuple[Branch, ...],
+        arguments: Sequence[Tree | None], caller: _Caller | None,
     ) -> None:
         self._open.add(computation.name)
         rest = iter(computation.instructions.values())
-        self._stack.append(_Frame(computation, launches, least, arguments, caller, rest))
+        self._stack.append(_Frame(computation, launches, least, branches, arguments, caller, rest))
 
     def _execute(self, frame: _Frame, instruction: Instruction) -> None:
         operands = [self._operand(frame, instruction, name) for name in instruction.operands]
@@ -208,19 +219,30 @@ class ModuleWalk:
         match instruction.synchronous_opcode:
             case "call" | "async":
                 names = instruction.called("to_apply", "calls")[:1]
-                runs = [(name, operands, 1, 1) for name in names]
+                runs = [(name, operands, 1, 1, ()) for name in names]
             case "while":
                 trips = _TRIPS.search(instruction.backend_config)
                 if trips:  # the condition is never evaluated
-                    runs = [(name, [], int(trips[1]), int(trips[1])) for name in instruction.called("body")]
+                    runs = [(name, [], int(trips[1]), int(trips[1]), ()) for name in instruction.called("body")]
                 else:  # the condition runs once more often than the body
-                    runs = [(name, [], None, 1) for name in instruction.called("condition")]
-                    runs += [(name, [], None, 0) for name in instruction.called("body")]
+                    runs = [(name, [], None, 1, ()) for name in instruction.called("condition")]
+                    runs += [(name, [], None, 0, ()) for name in instruction.called("body")]
             case "conditional":
                 names = instruction.called("branch_computations") or instruction.called(
                     "true_computation", "false_computation"
                 )
-                runs = [(name, operands[place : place + 1], None, 1) for place, name in enumerate(names, start=1)]
+                numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+                runs = []
+                for place, name in enumerate(names, start=1):
+                    branch = (Branch(instruction.name[:_MAX_NAME], numbers[name], len(numbers)),)
+                    given = operands[place : place + 1]
+                    if len(numbers) == 1:
+                        runs.append((name, given, 1, 1, ()))
+                    elif len(frame.branches) < _MOST_BRANCHES:
+                        runs.append((name, given, None, 1, branch))
+                    else:
+                        runs.append((name, given, None, 0, ()))
+                self._decides(operands[0] if operands else None, instruction)
             case _:
                 return False
         missing = [name for name, *_ in runs if name not in self._module.computations]
@@ -232,15 +254,16 @@ class ModuleWalk:
         called = instruction.synchronous_opcode in ("call", "async")
         result = self._bytes.result(frame.computation, instruction)
         shared = None if called else self._new(result, instruction.name)
-        self._run_next(_Caller(frame, instruction, operands, list(distinct.values()), shared, [len(self.sites)]))
+        self._run_next(_Caller(frame, instruction, operands, list(distinct.values()), shared))
         return True
 
     def _run_next(self, caller: _Caller) -> None:
-        name, arguments, times, least = caller.runs.pop()
+        name, arguments, times, least, branches = caller.runs.pop()
         around = caller.frame.launches
         given = [caller.shared] if caller.instruction.synchronous_opcode == "while" else arguments
         launches = None if around is None or times is None else around * times
-        self._push(self._module.computations[name], launches, caller.frame.least * least, given, caller)
+        least *= caller.frame.least
+        self._push(self._module.computations[name], launches, least, caller.frame.branches + branches, given, caller)
 
     def _leave(self, frame: _Frame, root: Tree | None) -> None:
         caller = frame.entered_by
@@ -248,17 +271,21 @@ class ModuleWalk:
             self.outputs = leaves(root)
             return
         instruction, shared = caller.instruction, caller.shared
-        caller.ends.append(len(self.sites))
         if instruction.synchronous_opcode == "conditional" and shared is not None:
             self.values.join_branch(shared, root)
         elif shared is not None and frame.computation.name in instruction.called("body"):
             self.values.join_loop(shared, next(iter(caller.operands), None), root)
+        elif shared is not None:
+            self._decides(root, instruction)
         if caller.runs:
             self._run_next(caller)
         else:
-            if instruction.synchronous_opcode == "conditional":
-                self.branches.append([range(*ends) for ends in pairwise(caller.ends)])
             self._record(caller.frame, instruction, root if shared is None else shared)
+
+    def _decides(self, value: Tree | None, instruction: Instruction) -> None:
+        """Record that a conditional or a loop reads a value to choose a branch or to end."""
+        for array in leaves(value):
+            self.deciding[array] = f"{instruction.opcode} {instruction.name[:_MAX_NAME]}"
 
     def _launch(self, frame: _Frame, instruction: Instruction, operands: list[Tree | None]) -> Tree:
         computation, values = frame.computation, self.values
@@ -286,8 +313,8 @@ class ModuleWalk:
             flops, source_ops = declared.flops, declared.source_ops
         self.sites.append(
             KernelSite(
-                instruction, [part.instruction for part in work], frame.launches, frame.least, reads, writes,
-                source_ops, flops, workspace,
+                instruction, [part.instruction for part in work], frame.launches, frame.least, frame.branches, reads,
+                writes, source_ops, flops, workspace,
             )
         )
         return value
