@@ -24,6 +24,7 @@ from ..record.record import Record
 from ..record.run_folder import read_records, read_run
 from ..sources import graph_sources
 from ..sources.graph_sources import GraphSource
+from ..sources.profile_sources import any_contents
 from ..spec.blocks import REPLAYS, UNFUSED
 from ..spec.case import Case
 from ..spec.dtype import DTYPES
@@ -226,7 +227,7 @@ def _result(row: Row, source: GraphSource, record: Record, uncalibrated: Contain
 
 
 def _read_graphs(path: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
-    opened = _contents(path)
+    opened = any_contents(path)
     if any(wanted.values()):
         raise UsageError(f"{path}: no run folder, and --block, --case, --direction and -i select in runs only")
     sources, warnings = opened.graphs, list(opened.warnings)
@@ -265,18 +266,6 @@ def side_by_side(name: str, found: Mapping[str, SideBySide]) -> Run:
 
 def _given(graph: FusionGraph) -> FusionGraph:
     return graph
-
-
-def _contents(path: Path) -> graph_sources.Contents:
-    if not graph_sources.has_profile(path):
-        return graph_sources.contents(path)
-    from ..sources.profile_sources import UnreadableCapture, profile_contents
-
-    try:
-        return profile_contents(path)
-    except UnreadableCapture as problem:  # its compilers' files may be there
-        opened = graph_sources.contents(path)
-        return replace(opened, warnings=(str(problem), *opened.warnings))
 
 
 def _result_of_graph(block: str, source: GraphSource, *, alone: bool) -> Result:
