@@ -15,6 +15,7 @@ from .options import json_option
 from .terminal import echo_json, emit
 
 if TYPE_CHECKING:
+    from ..graph.analyse.diff import GraphDiff
     from ..user.ab import Comparison
 
 _NOT_TIMED = "nothing was timed. Without a GPU, a setting that lets the compiler measure candidates changes no choice"
@@ -102,13 +103,20 @@ def _table(found: Comparison) -> str:
         row: dict[str, Any] = {
             "kernels": None if graph.kernels is None else len(graph.kernels),
             "declared": formats.size(totals(graph).declared.exact),
-            "fused": "" if difference is None else "the same" if difference.graph.empty else "differently",
+            "fused": "" if difference is None else _fused(difference.graph),
         }
         if found.explained.rounds:
             verdict = difference.speedup if difference else None
             row |= {"device us": time, "against the default": str(verdict) if verdict else ""}
         rows.append(row | {"settings": name})
     return tabulate(rows, headers="keys", floatfmt=".1f")
+
+
+def _fused(change: GraphDiff) -> str:
+    if change.empty:
+        return "the same"
+    swapped = not change.buffers and all(each.kind == "code" for each in change.kernels)
+    return "by other kernels" if swapped and change.kernels else "differently"
 
 
 def _to_json(found: Comparison) -> dict[str, Any]:
