@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..base.usage import UsageError
-from .functions import NotCompiled, arguments, call_options, check, quiet_jax, resolve, save
+from .functions import NotCompiled, arguments, call_of, call_options, check, quiet_jax, resolve, save
 from .options import json_option
 from .terminal import echo_json, emit
 
@@ -66,7 +67,7 @@ def command(
     try:
         found = ab.compare(
             resolved, args, kwargs, variants, grad=grad, target=target, timeout=timeout,
-            progress=lambda message: click.echo(message, err=True),
+            progress=lambda message: click.echo(message, err=True), again=partial(call_of, function, inputs, shapes),
         )
     except ExplainError as problem:
         raise NotCompiled(" ".join(str(problem).split())) from None
