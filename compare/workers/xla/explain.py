@@ -106,9 +106,9 @@ class XlaExplainer:
                 )
             held = dict.fromkeys((*forward.closed_over, *backward.closed_over))
             graph = self._joined(forward, backward, dumps)
-            compile_again = partial(user_functions.compile_phases, function, args, kwargs, target=target)
+            again: Callable[..., Any] = partial(user_functions.compile_phases, function, args, kwargs, target=target)
             notes = _closed_over(call["name"], tuple(held))
-            return graph, [*notes, *self._sorted_by_cub(call["name"], graph, compile_again, options)]
+            return graph, [*notes, *self._sorted_by_cub(call["name"], graph, again, options)]
         compiled = user_functions.compile_call(
             function, args, kwargs, target=target, dump_to=dumps, options=options
         )
@@ -116,9 +116,9 @@ class XlaExplainer:
             assert compiled.compiled
             self._calls[call["name"]] = partial(random_calls.call_of, compiled.compiled)
         graph = self._graph(compiled, dumps)
-        compile_again = partial(user_functions.compile_call, function, args, kwargs, target=target)
+        again = partial(user_functions.compile_call, function, args, kwargs, target=target)
         notes = _closed_over(call["name"], compiled.closed_over)
-        return graph, [*notes, *self._sorted_by_cub(call["name"], graph, compile_again, options)]
+        return graph, [*notes, *self._sorted_by_cub(call["name"], graph, again, options)]
 
     def _sorted_by_cub(
         self, name: str, graph: FusionGraph, compile_again: Callable[..., Any], options: Mapping[str, Any]
