@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ..base.usage import UsageError
-from .functions import NotCompiled, arguments, call_options, check, quiet_jax, resolve, save
+from .functions import NotCompiled, arguments, call_of, call_options, check, quiet_jax, resolve, save
 from .options import json_option
 from .terminal import echo_json, emit
 
 if TYPE_CHECKING:
+    from ..graph.analyse.diff import GraphDiff
     from ..user.ab import Comparison
 
 _NOT_TIMED = "nothing was timed. Without a GPU, a setting that lets the compiler measure candidates changes no choice"
@@ -65,7 +67,7 @@ def command(
     try:
         found = ab.compare(
             resolved, args, kwargs, variants, grad=grad, target=target, timeout=timeout,
-            progress=lambda message: click.echo(message, err=True),
+            progress=lambda message: click.echo(message, err=True), again=partial(call_of, function, inputs, shapes),
         )
     except ExplainError as problem:
         raise NotCompiled(" ".join(str(problem).split())) from None
@@ -102,13 +104,20 @@ def _table(found: Comparison) -> str:
         row: dict[str, Any] = {
             "kernels": None if graph.kernels is None else len(graph.kernels),
             "declared": formats.size(totals(graph).declared.exact),
-            "fused": "" if difference is None else "the same" if difference.graph.empty else "differently",
+            "fused": "" if difference is None else _fused(difference.graph),
         }
         if found.explained.rounds:
             verdict = difference.speedup if difference else None
             row |= {"device us": time, "against the default": str(verdict) if verdict else ""}
         rows.append(row | {"settings": name})
     return tabulate(rows, headers="keys", floatfmt=".1f")
+
+
+def _fused(change: GraphDiff) -> str:
+    if change.empty:
+        return "the same"
+    swapped = not change.buffers and all(each.kind == "code" for each in change.kernels)
+    return "by other kernels" if swapped and change.kernels else "differently"
 
 
 def _to_json(found: Comparison) -> dict[str, Any]:

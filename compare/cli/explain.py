@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from .functions import NotCompiled, arguments, call_options, check, names, quiet_jax, resolve, save
+from .functions import NotCompiled, arguments, call_of, call_options, check, names, quiet_jax, resolve, save
 from .options import json_option
 from .terminal import echo_json, emit, width
 
@@ -58,6 +59,7 @@ def command(
         explained = explain_all(
             named, args, kwargs, grad=grad, target=target, devices=devices, framework=framework,  # type: ignore[arg-type]
             timeout=timeout, progress=lambda message: click.echo(message, err=True),
+            again={name: partial(call_of, given, inputs, shapes) for name, given in zip(named, functions, strict=True)},
         )
     except ExplainError as problem:
         raise NotCompiled(" ".join(str(problem).split())) from None

@@ -20,10 +20,11 @@ import click
 def command(path: Path, kernel: str, out: Path, module: str | None) -> None:
     """Write one kernel as a Python file that runs by itself.
 
-    PATH is a run, a folder or archive of dumps, HLO as text, or Inductor's output_code.py; KERNEL is a name that
-    `xlafuse inspect PATH` shows. The file needs jax, or torch and triton. It draws inputs, checks the kernel against
-    its operations one by one, and times it on a GPU. `python FILE --replace mine.py:fn` checks and times your function
-    beside it. Nothing in the dump is executed here.
+    PATH is a run, a folder of `xlafuse capture`, a folder or archive of dumps, HLO as text, or Inductor's
+    output_code.py. KERNEL is a number or a name that `xlafuse inspect PATH` shows, the compiler's or a profiler's. The
+    file needs jax, or torch and triton. It draws inputs, checks the kernel against its operations one by one, and times
+    it on a GPU. `python FILE --replace mine.py:fn` checks and times your function beside it. Nothing in the dump is
+    executed here.
 
     \b
       xlafuse extract dumps/ loop_multiply_fusion -o repro.py

@@ -71,6 +71,11 @@ def arguments(inputs: str | None, shapes: str | None) -> tuple[tuple[Any, ...], 
     return arguments_from(inputs) if inputs is not None else parse_arguments(shapes or "")
 
 
+def call_of(function: str, inputs: str | None, shapes: str | None) -> tuple[Any, Any, Any]:
+    """Return (function, args, kwargs) of a call by its names. Raises UsageError."""
+    return resolve(function), *arguments(inputs, shapes)
+
+
 def save(explained: Explained, out: Path | None) -> None:
     """Write the graphs to the file of --out, if there is one. Raises UsageError."""
     if out is None:

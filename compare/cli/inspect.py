@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -481,12 +480,13 @@ def _write_model_explorer(pairs: Pairs, file: Path) -> None:
 
 
 def _show_kernels(pairs: Pairs, wanted: str, options: ViewOptions) -> None:
+    from ..graph.kernel_names import kernels_named, known_names
     from ..graph.render import text_view
 
-    found = [(each, graph, index) for each, graph in pairs for index in _kernel_indices(graph, wanted)]
+    found = [(each, graph, index) for each, graph in pairs for index in kernels_named(graph, wanted)]
     if not found:
-        names = list(dict.fromkeys(kernel.name for _, graph in pairs for kernel in graph.kernels or ()))
-        one_of("kernel", wanted, names, most=MOST_NAMED)
+        shown = dict.fromkeys(kernel.name for _, graph in pairs for kernel in graph.kernels or ())
+        one_of("kernel", wanted, [name for _, graph in pairs for name in known_names(graph)], shown, most=MOST_NAMED)
     if options.as_json:
         echo_json([_kernel_json(graph, index) for _, graph, index in found])
         return
@@ -499,16 +499,6 @@ def _kernel_json(graph: FusionGraph, index: int) -> dict[str, Any]:
     from ..graph import store
 
     return {"graph": graph.name, **store.to_json(graph)["kernels"][index]}
-
-
-def _kernel_indices(graph: FusionGraph, wanted: str) -> list[int]:
-    """Find kernels by number, else by the compiler's or the profiler's name, else by pattern."""
-    kernels = list(enumerate(graph.kernels or ()))
-    return (
-        [i for i, _ in kernels if wanted == str(i + 1)]
-        or [i for i, kernel in kernels if wanted in (kernel.name, kernel.runtime_name)]
-        or [i for i, kernel in kernels if fnmatch.fnmatchcase(kernel.name, wanted)]
-    )
 
 
 def _show_stage(pairs: Pairs, wanted: str, options: ViewOptions) -> None:

@@ -164,6 +164,7 @@ class Buffer:
     dtype: the short form ("bf16", "f32", "s8"). role: "saved" is a residual that forward writes or keeps for backward.
     space: a memory other than the device's ("host", "VMEM", "S(6)"). Accesses of such a buffer count 0 bytes.
     padding: the part of `bytes` that a tiled layout adds to the array's elements.
+    decides: the conditional or loop that reads it to choose a branch or to end ("while while.3"), or "".
     """
 
     name: str
@@ -173,6 +174,7 @@ class Buffer:
     role: Role
     space: str = ""
     padding: int = 0
+    decides: str = ""
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from .model import REASONS, Access, Buffer, FusionGraph, Kernel, Launch, Reason,
 
 SCHEMA = "xlafuse.fusion-graph/1"
 MAX_BYTES = 1 << 30
+_MOST_BRANCHES = 8  # as in xlafuse/hlo/module_walk.py
 
 
 class Readable(Protocol):
@@ -103,12 +104,19 @@ def load(file: Readable) -> FusionGraph:
 
 def _check(graph: FusionGraph) -> None:
     for kernel in graph.kernels or ():
-        for name in ("opcodes", "views"):
+        for name in ("opcodes", "views", "branches"):
             if not isinstance(kernel.facts.get(name, ()), list | tuple):
                 raise GraphError(f"kernel {kernel.name!r}: the fact {name!r} must be a list")
         for name in ("with", "counted"):
             if not isinstance(kernel.facts.get(name, {}), dict):
                 raise GraphError(f"kernel {kernel.name!r}: the fact {name!r} must be an object")
+        branches = kernel.facts.get("branches", ())
+        if len(branches) > _MOST_BRANCHES or any(
+            not isinstance(each, list | tuple) or list(map(type, each)) != [str, int, int] for each in branches
+        ):
+            raise GraphError(f"kernel {kernel.name!r}: the fact 'branches' must list a few [name, index, number]")
+        if not isinstance(kernel.facts.get("launches_if_taken", 0), int):
+            raise GraphError(f"kernel {kernel.name!r}: the fact 'launches_if_taken' must be a number")
         for access in (*(kernel.inputs or ()), *(kernel.outputs or ())):
             if access.buffer not in graph.buffer:
                 raise GraphError(f"kernel {kernel.name!r} uses buffer {access.buffer!r}, which is not among `buffers`")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from ..backends import worker_of
 from ..graph.join.kernel_records import assign
-from ..graph.model import FusionGraph
+from ..graph.model import FusionGraph, Kernel
 from .model import DeviceEvent
 from .steps import ProfiledStep
 
@@ -180,12 +180,24 @@ def _timed(
     name: str, graph: FusionGraph, calls: int, steps: Sequence[ProfiledStep], owners: Sequence[Sequence[Owner | None]]
 ) -> FusionGraph:
     times: dict[int, list[float]] = {}
+    ran: dict[int, dict[str, float]] = {}
     for number, (step, owned) in enumerate(zip(steps, owners, strict=True)):
         for event, owner in zip(step.events, owned, strict=True):
             if owner is not None and owner[0] == name:
                 times.setdefault(owner[1], [0.0] * len(steps))[number] += event.seconds * 1e6 / calls
+                seconds = ran.setdefault(owner[1], {})
+                seconds[event.name] = seconds.get(event.name, 0.0) + event.seconds
     kernels = tuple(
-        replace(kernel, device_time_us=statistics.median(times[index])) if index in times else kernel
+        replace(_named_as_run(kernel, ran[index]), device_time_us=statistics.median(times[index]))
+        if index in times else kernel
         for index, kernel in enumerate(graph.kernels or ())
     )
     return replace(graph, kernels=kernels)
+
+
+def _named_as_run(kernel: Kernel, seconds: Mapping[str, float]) -> Kernel:
+    """Return a kernel with the name on which it spent most time: a library's own, or the fact "ran_as" beside XLA's."""
+    main = max(seconds, key=seconds.__getitem__)
+    if kernel.runtime_name is None:
+        return replace(kernel, runtime_name=main)
+    return kernel if main == kernel.runtime_name else replace(kernel, facts={**kernel.facts, "ran_as": [main]})

@@ -122,7 +122,8 @@ def _readable(versions: str) -> str:
 def _graph(graph: FusionGraph) -> list[str]:
     found = totals(graph)
     moved = "?" if found.declared.exact is None else f"{found.declared.exact:.0f}"
-    lines = [f"moves {moved} bytes, compulsory {sum(found.compulsory.values())}"]
+    least = "at least " if found.open_ended else ""
+    lines = [f"moves {moved} bytes, compulsory {least}{sum(found.compulsory.values())}"]
     phase = None
     for kernel in graph.kernels or ():
         if kernel.phase != phase:

@@ -24,6 +24,7 @@ from ..record.record import Record
 from ..record.run_folder import read_records, read_run
 from ..sources import graph_sources
 from ..sources.graph_sources import GraphSource
+from ..sources.profile_sources import any_contents
 from ..spec.blocks import REPLAYS, UNFUSED
 from ..spec.case import Case
 from ..spec.dtype import DTYPES
@@ -226,7 +227,7 @@ def _result(row: Row, source: GraphSource, record: Record, uncalibrated: Contain
 
 
 def _read_graphs(path: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
-    opened = _contents(path)
+    opened = any_contents(path)
     if any(wanted.values()):
         raise UsageError(f"{path}: no run folder, and --block, --case, --direction and -i select in runs only")
     sources, warnings = opened.graphs, list(opened.warnings)
@@ -267,18 +268,6 @@ def _given(graph: FusionGraph) -> FusionGraph:
     return graph
 
 
-def _contents(path: Path) -> graph_sources.Contents:
-    if not graph_sources.has_profile(path):
-        return graph_sources.contents(path)
-    from ..sources.profile_sources import UnreadableCapture, profile_contents
-
-    try:
-        return profile_contents(path)
-    except UnreadableCapture as problem:  # its compilers' files may be there
-        opened = graph_sources.contents(path)
-        return replace(opened, warnings=(str(problem), *opened.warnings))
-
-
 def _result_of_graph(block: str, source: GraphSource, *, alone: bool) -> Result:
     """Return the result of a graph without a record. alone: it is the only one of its case: name it by its compiler."""
     graph, unreadable, ceilings, ceilings_of = None, None, None, ""
@@ -295,7 +284,7 @@ def _result_of_graph(block: str, source: GraphSource, *, alone: bool) -> Result:
         row |= {
             "compiler": graph.compiler, "target": graph.target or None,
             "kernels": tally(kernel.launches for kernel in graph.kernels or ()).exact, "kernel_source": "compiler",
-            "bytes_declared": found.declared.exact, "bytes_compulsory": sum(found.compulsory.values()) or None,
+            "bytes_declared": found.declared.exact, "bytes_compulsory": found.compulsory_tally.exact or None,
             "fusion_efficiency": found.fusion_efficiency,
             "roofline_time_us": found.roofline_time_us and found.roofline_time_us.exact,
             "recoverable_us": found.recoverable_us and found.recoverable_us.exact,

@@ -18,7 +18,7 @@ from ..profiles import files
 from ..profiles.join import Joined, join, numbered_name
 from ..profiles.model import Profile, ProfileError
 from ..profiles.steps import ProfiledStep, profiled_steps
-from .graph_sources import MOST_NAMED, Contents, GraphSource, contents
+from .graph_sources import MOST_NAMED, Contents, GraphSource, contents, has_profile
 from .target_ceilings import own_ceilings, target_ceilings
 
 MOST_GRAPHS = 200  # modules that are read where events do not name theirs
@@ -179,6 +179,17 @@ def profile_contents(path: Path) -> Contents:
     note = f"kernels have the times of a median step of {len(opened.steps)}; {outside} of the time is of other kernels"
     warnings = (f"{path}: {note}", *filter(None, [opened.others]), *opened.notes)
     return Contents("dump", path, tuple(opened.graph_sources(None)), warnings)
+
+
+def any_contents(path: Path) -> Contents:
+    """Return the graphs of a path: a profile's, joined to it, else those of `contents`. Raises as these do."""
+    if not has_profile(path):
+        return contents(path)
+    try:
+        return profile_contents(path)
+    except UnreadableCapture as problem:  # its compilers' files may be there
+        opened = contents(path)
+        return replace(opened, warnings=(str(problem), *opened.warnings))
 
 
 def _captured(folder: Path) -> dict[str, Any]:

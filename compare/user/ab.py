@@ -79,15 +79,17 @@ class Comparison:
 def compare(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], variants: Sequence[Variant], *, grad: bool = False,
     target: str | None = None, timeout: float = 1800.0, progress: Callable[[str], None] = lambda message: None,
+    again: Callable[[], tuple[Any, Any, Any]] | None = None,
 ) -> Comparison:
     """Compile `function(*args, **kwargs)` without settings and with each variant's. Raises ExplainError.
 
-    target: as for `explain_all`. Without one, on a machine with a GPU, all compiles are timed in turns.
+    target, again: as for `explain_all`. Without a target, on a machine with a GPU, all compiles are timed in turns.
     """
     explained = explain_all(
         {DEFAULT: function, **{each.name: function for each in variants}}, args, kwargs, grad=grad, target=target,
         framework=variants[0].framework, timeout=timeout, progress=progress,
         settings={each.name: each.settings for each in variants}, timed=True,
+        again={} if again is None else dict.fromkeys([DEFAULT, *(each.name for each in variants)], again),
     )
     default = explained.graphs[DEFAULT]
     return Comparison(explained, {

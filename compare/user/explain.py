@@ -13,6 +13,7 @@ import re
 import signal
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 import types
@@ -23,11 +24,13 @@ from typing import Any, Literal
 
 from .. import targets
 from ..base.frameworks import OWNERS
-from ..base.host import gpu_present
+from ..base.host import gpu_present, installed
 from ..base.paths import PACKAGE, python_path
 from ..graph import store
 from ..graph.model import FusionGraph
 from ..sources.explained import Agreement, Explained
+from ..workers.client import interpreter
+from ..workers.explain_request import NotSendable, of_packages, pack
 from . import agreement
 
 Framework = Literal["jax", "torch"]
@@ -124,7 +127,7 @@ def _frameworks_of_code(function: Any) -> set[Framework]:
 
 @dataclass(frozen=True)
 class _Call:
-    """One function with its arguments, or the `stablehlo` of a Lowered. products, settings: see `explain_all`."""
+    """One function with its arguments, or the `stablehlo` of a Lowered. The rest: see `explain_all`."""
 
     name: str
     framework: Framework
@@ -132,6 +135,7 @@ class _Call:
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     stablehlo: str | None = None
+    again: Callable[[], tuple[Any, Any, Any]] | None = None
     products: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
 
@@ -142,6 +146,7 @@ def explain_all(
     progress: Progress = lambda message: None, products: Mapping[str, str] = types.MappingProxyType({}),
     autotune: Path | None = None, settings: Mapping[str, Mapping[str, str]] = types.MappingProxyType({}),
     timed: bool = False, devices: int = 1,
+    again: Mapping[str, Callable[[], tuple[Any, Any, Any]]] = types.MappingProxyType({}),
 ) -> Explained:
     """Explain functions by name, as `explain` does. progress: called at the start of a compile and twice a minute.
 
@@ -151,7 +156,10 @@ def explain_all(
     choice without autotuning. autotune: a folder with XLA's recorded results, autotune-<jax version>.textproto, which
     take precedence over the target pack's. settings: for each function, options of its compile by name: XLA's flags,
     or those of torch._inductor.config. timed: on this machine's GPU, time the functions of each framework in turns.
-    devices: as for `explain`.
+    devices: as for `explain`. again: picklable functions that import a function and make its arguments once more.
+
+    JAX's functions are compiled by the Python of `workers.client.interpreter("xla")`. Where one cannot travel there,
+    this Python compiles all of them, and a note says so.
     """
     if target is not None and target not in targets.names():
         raise ExplainError(f"unknown target {target!r}; known: {', '.join(targets.names())}")
@@ -170,7 +178,7 @@ def explain_all(
             continue
         call = replace(
             _make_call(name, function, tuple(args), dict(kwargs), framework, grad), products=products.get(name),
-            settings=settings.get(name, {}),
+            settings=settings.get(name, {}), again=again.get(name),
         )
         if call.settings and call.stablehlo is not None:
             raise ExplainError(f"{name} is already lowered: settings go only with a function")
@@ -433,26 +441,62 @@ def _leaves(value: Any, depth: int = 0) -> Iterable[Any]:
 # The compiling process
 
 
+class _Stays(Exception):
+    """A call cannot be made in another Python; the message says why."""
+
+
 def _compile(
     framework: Framework, calls: list[_Call], asked: Mapping[str, Any], deadline: float, progress: Progress,
 ) -> Explained:
+    python, note = sys.executable, ""
+    if framework == "jax":
+        python = interpreter("xla")
+    if python != sys.executable:
+        try:
+            return _compile_in(python, framework, calls, asked, deadline, progress)
+        except _Stays as problem:
+            version = installed("jax")["jax"]
+            note = f"compiled by this Python's jax {version} and not by {python}: {' '.join(str(problem).split())}"
+            progress(note)
+    try:
+        found = _compile_in(sys.executable, framework, calls, asked, deadline, progress)
+    except ExplainError as problem:
+        if note and problem.kind == "Skip":
+            problem.args = (f"{problem}; {note}",)
+        raise
+    return replace(found, notes=(*found.notes, *([note] if note else [])))
+
+
+def _compile_in(
+    python: str, framework: Framework, calls: list[_Call], asked: Mapping[str, Any], deadline: float,
+    progress: Progress,
+) -> Explained:
+    """Compile in a process of a Python. Raises _Stays where that is another one, to which a call cannot travel."""
+    elsewhere = python != sys.executable
+    path = [str(Path(entry).absolute()) for entry in sys.path]
+    if elsewhere:  # this Python's library and packages are not for another one
+        library = Path(sysconfig.get_path("stdlib"))
+        path = [each for each in path if not of_packages(each) and not Path(each).is_relative_to(library)]
     with tempfile.TemporaryDirectory(prefix="xlafuse-explain-") as name:
         folder = Path(name)
         request = {
-            **asked, "path": [str(Path(entry).absolute()) for entry in sys.path], "folder": os.getcwd(),
+            **asked, "path": path, "folder": os.getcwd(), "elsewhere": elsewhere,
             "state": _jax_state() if framework == "jax" else _torch_state(),
-            "calls": [_packed(call) for call in calls],
+            "calls": [_packed(call, elsewhere=elsewhere) for call in calls],
         }
         (folder / "request.pickle").write_bytes(pickle.dumps(request))
-        command = [sys.executable, "-m", _WORKERS[framework], str(folder)]
+        command = [python, "-m", _WORKERS[framework], str(folder)]
         environment = {**os.environ, "PYTHONPATH": python_path()}
         environment.pop("TRITON_INTERPRET", None)  # it keeps Triton from compiling
         environment.pop("TORCH_COMPILE_DEBUG", None)  # it loads Dynamo before torch can pretend to have a GPU
         with (folder / "log").open("wb") as log:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-                start_new_session=True,  # so that killpg ends the compilers that it starts, too
-            )
+            try:
+                process = subprocess.Popen(
+                    command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
+                    start_new_session=True,  # so that killpg ends the compilers that it starts, too
+                )
+            except OSError as problem:
+                raise ExplainError(f"{python} does not start ({problem.strerror}); set XLAFUSE_XLA_PYTHON") from None
         try:
             _wait(process, deadline, progress)
         finally:
@@ -462,21 +506,31 @@ def _compile(
         return _reply(folder, process.returncode)
 
 
-def _packed(call: _Call) -> dict[str, Any]:
+def _packed(call: _Call, *, elsewhere: bool = False) -> dict[str, Any]:
     asked = {"name": call.name, "products": call.products, "settings": dict(call.settings)}
+    if elsewhere and call.again is not None:
+        return {**asked, "again": pickle.dumps(functools.partial(_packed_again, call.again))}
     if call.stablehlo is not None:
+        if elsewhere:
+            raise _Stays(f"{call.name} was lowered by this process")
         return {**asked, "stablehlo": call.stablehlo}
-    from ..workers.explain_request import NotSendable, pack
-
     try:
         if call.framework == "torch":  # one pickle, so that shared tensors stay shared
             return {**asked, "parcel": pack((call.function, call.args, call.kwargs), arrays=False)}
         return {
-            **asked, "function": pack(call.function, arrays=not _holds_parameters(call.function)),
-            "arguments": pack((call.args, call.kwargs), arrays=False),
+            **asked,
+            "function": pack(call.function, arrays=not _holds_parameters(call.function), elsewhere=elsewhere),
+            "arguments": pack((call.args, call.kwargs), arrays=False, elsewhere=elsewhere),
         }
     except NotSendable as problem:
-        raise ExplainError(f"{call.name}: {problem}") from None
+        raise (_Stays if elsewhere else ExplainError)(f"{call.name}: {problem}") from None
+
+
+def _packed_again(again: Callable[[], tuple[Any, Any, Any]]) -> dict[str, Any]:
+    """Import a function and make its arguments, in the compiling process. Return their part of the request."""
+    function, args, kwargs = again()
+    packed = _packed(_make_call("", function, tuple(args), dict(kwargs), "jax", False))
+    return {name: packed[name] for name in ("stablehlo", "function", "arguments") if name in packed}
 
 
 def _holds_parameters(function: Any) -> bool:
@@ -534,6 +588,8 @@ def _reply(folder: Path, code: int) -> Explained:
         last = next((f"; its last line: {line.strip()}" for line in reversed(log.splitlines()) if line.strip()), "")
         raise ExplainError(f"the compiling process died ({how}){last}", traceback=log)
     reply = json.loads(file.read_text())
+    if "not_received" in reply:
+        raise _Stays(reply["not_received"])
     if error := reply.get("error"):
         raise _error_of(error)
     graphs = {entry["name"]: store.load(Path(entry["file"])) for entry in reply["graphs"]}

@@ -9,9 +9,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..base.usage import UsageError, one_of, write_file
+from ..base.usage import UsageError, join_some, one_of, write_file
+from ..graph.kernel_names import kernels_named, known_names
 from ..record.run_files import recorded_file
-from ..sources.graph_sources import Contents, GraphSource, contents, reading_errors_as_usage
+from ..sources.graph_sources import Contents, GraphSource, has_profile, reading_errors_as_usage
+from ..sources.profile_sources import any_contents
 from . import extract_hlo, extract_inductor
 
 TEMPLATES = Path(__file__).parent / "repro"
@@ -21,39 +23,54 @@ MOST_NAMED = 30
 def extract(path: Path, kernel: str, module: str | None, out: Path) -> list[str]:
     """Write the program, and return lines about it. module: a record's id or a module's name, where several fit.
 
-    Raises UsageError for an unknown kernel, and for one without operations or source.
+    kernel: its number, or a name (`kernels_named`). Raises UsageError for an unknown kernel, and for one without
+    operations or source.
     """
-    source = _source(contents(path), kernel, module)
+    source, kernel = _kernel(any_contents(path), kernel, module)
     title = f"The kernel {kernel} of {source.name}, written by xlafuse extract."
-    if source.graph().compiler == "inductor":
-        filled, what = _inductor(source, kernel, title)
-    elif source.graph().compiler == "xla":
+    compiler = source.graph().compiler
+    if compiler == "inductor":
+        facts = next(each.facts for each in source.graph().kernels or () if each.name == kernel)
+        filled, what = _inductor(source, str(facts.get("call", kernel)), title)
+    elif compiler == "xla":
         filled, what = _xla(source, kernel, title)
     else:
-        raise UsageError(f"{source.name}: kernels of {source.graph().compiler} are programs of their own")
+        raise UsageError(f"{source.name}: kernels of {compiler} are programs of their own")
     ast.parse(filled)
     write_file(out, filled.encode())
     return [f"{out}: {what}", f"python {out}"]
 
 
-def _source(opened: Contents, kernel: str, module: str | None) -> GraphSource:
-    """Return the only graph that has the kernel."""
+def _kernel(opened: Contents, wanted: str, module: str | None) -> tuple[GraphSource, str]:
+    """Return the only graph that has the kernel, and the compiler's name of it."""
     choice = [each for each in opened.graphs if each.read is not None] if module is None else opened.modules(module)
     if opened.kind == "run" and module is None:
         raise UsageError(
             f"{opened.path}: a run; name a record with --module: "
             + ", ".join(each.name for each in choice[:MOST_NAMED])
         )
-    names = {each.name: [found.name for found in each.graph().kernels or ()] for each in choice}
-    having = [each for each in choice if kernel in names[each.name]]
+    graphs = [(each, each.graph()) for each in choice]
+    having = [(each, graph, found) for each, graph in graphs if (found := kernels_named(graph, wanted))]
     if not having:
-        one_of("kernel", kernel, dict.fromkeys(name for each in names.values() for name in each), most=MOST_NAMED)
+        shown = dict.fromkeys(kernel.name for _, graph in graphs for kernel in graph.kernels or ())
+        one_of("kernel", wanted, [name for _, graph in graphs for name in known_names(graph)], shown, most=MOST_NAMED)
     if len(having) > 1:
         raise UsageError(
-            f"{opened.path}: {len(having)} modules have a kernel {kernel}; choose with --module: "
-            + ", ".join(each.name for each in having[:MOST_NAMED])
+            f"{opened.path}: {len(having)} modules have a kernel {wanted}; choose with --module: "
+            + ", ".join(each.name for each, *_ in having[:MOST_NAMED])
         )
-    return having[0]
+    source, graph, indices = having[0]
+    kernels = graph.kernels or ()
+    names = {kernels[index].name: index for index in reversed(indices)}
+    # XLA names a kernel that several instructions share after one of them.
+    own = [name for name, index in names.items() if kernels[index].runtime_name == wanted]
+    if len(names) > 1 and len(own) != 1:
+        listed = [f"{index + 1} {name}" for name, index in sorted(names.items(), key=lambda item: item[1])]
+        raise UsageError(
+            f"{len(names)} kernels of {source.name} are called {wanted!r}; choose one by number or name: "
+            + join_some(listed, MOST_NAMED)
+        )
+    return source, (own or list(names))[0]
 
 
 def _xla(source: GraphSource, kernel: str, title: str) -> tuple[str, str]:
@@ -79,6 +96,8 @@ def _hlo_texts(source: GraphSource) -> list[str]:
     with reading_errors_as_usage(source.path):
         compiled = source.compiled()
         if not compiled:
+            if has_profile(source.path):
+                raise UsageError(f"{source.path}: a profile holds no HLO text; give the folder of XLA's dumps")
             from xlafuse.dumps.dump_folder import File
 
             with File(source.path).open() as lines:
@@ -99,7 +118,11 @@ def _inductor(source: GraphSource, kernel: str, title: str) -> tuple[str, str]:
     codes = [code for code in _codes(source) if re.search(rf"^{re.escape(kernel)} = ", code, re.MULTILINE)]
     if not codes:
         raise UsageError(f"{kernel}: a call of a library, not a Triton kernel; it has no source to write")
-    found = extract_inductor.extract(codes[0], kernel)
+    found, *others = [extract_inductor.extract(code, kernel) for code in codes]
+    if any(each.source != found.source for each in others):
+        raise UsageError(
+            f"{source.path}: {len(codes)} graphs have a kernel {kernel}, and they differ; give one output_code.py"
+        )
     values = {
         "NAME": kernel, "SOURCE": found.source, "ARGUMENTS": list(found.arguments), "OPERATIONS": found.operations,
         "READS": found.reads, "WRITES": found.writes, "DTYPE": found.dtype, "NOTES": list(found.notes),

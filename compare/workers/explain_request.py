@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import cloudpickle
@@ -39,8 +40,11 @@ class NotSendable(Exception):
     """A value cannot be sent to another process; the message names it."""
 
 
-def pack(value: Any, *, arrays: bool) -> bytes:
-    """Pickle `value`, its arrays with their data if `arrays`, else as `ArrayLike`s. Raises NotSendable."""
+def pack(value: Any, *, arrays: bool, elsewhere: bool = False) -> bytes:
+    """Pickle `value`, its arrays with their data if `arrays`, else as `ArrayLike`s. Raises NotSendable.
+
+    elsewhere: for another Python, with other versions of packages; code and objects of packages do not fit it.
+    """
     stream = io.BytesIO()
     pickler = _Pickler(stream, arrays)
     try:
@@ -53,6 +57,8 @@ def pack(value: Any, *, arrays: bool) -> bytes:
     finally:
         for module in pickler.by_value:
             cloudpickle.unregister_pickle_by_value(module)
+    if elsewhere and (b"cloudpickle.cloudpickle" in stream.getvalue() or pickler.tied):
+        raise NotSendable(pickler.tied or "it is not at the top level of an importable module")
     return stream.getvalue()
 
 
@@ -87,6 +93,7 @@ class _Pickler(cloudpickle.Pickler):
         super().__init__(stream)
         self._arrays = arrays
         self.by_value: list[types.ModuleType] = []
+        self.tied = ""  # the reason why this Python's versions of packages are needed to read the pickle
 
     def reducer_override(self, obj: Any) -> Any:
         if not self._arrays and (like := array_like(obj)) is not None:
@@ -108,6 +115,8 @@ class _Pickler(cloudpickle.Pickler):
             from xlafuse.compile._jax_private import jit_options
 
             return _jit_again, jit_options(obj)
+        if not isinstance(obj, (type, types.FunctionType, types.ModuleType)) and _of_package(type(obj)):
+            self.tied = self.tied or f"it holds a {type(obj).__module__}.{type(obj).__name__}"
         return super().reducer_override(obj)
 
 
@@ -126,6 +135,18 @@ def _jit_again(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     import jax
 
     return jax.jit(function, **options)
+
+
+def _of_package(kind: type) -> bool:
+    """Return whether a class is of an installed package. numpy's pickles fit all of its versions."""
+    if kind.__module__.partition(".")[0] == "numpy":
+        return False
+    return of_packages(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
+
+
+def of_packages(path: str) -> bool:
+    """Return whether a path is in a folder of installed packages."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(Path(path).parts)
 
 
 def _is_at(module: types.ModuleType, name: Any, obj: Any) -> bool:

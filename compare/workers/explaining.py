@@ -46,6 +46,10 @@ class NotTimed(Exception):
     """The calls cannot be timed; the message gives the reason."""
 
 
+class NotReceived(Exception):
+    """This Python, which is not the caller's, cannot import a function or make its arguments; the message says why."""
+
+
 def serve(folder: Path, request: Request, explain: Explain, time: Time) -> int:
     """Answer every call of the request, in order; the first that fails is the answer. Returns the exit code.
 
@@ -55,6 +59,9 @@ def serve(folder: Path, request: Request, explain: Explain, time: Time) -> int:
     for index, call in enumerate(request["calls"]):
         try:
             graph, own_notes = explain(call, folder / f"dumps-{index}")
+        except NotReceived as problem:
+            _write(folder, {"not_received": str(problem)})
+            return 1
         except Exception as problem:
             traceback.print_exc()
             _write(folder, {"error": {"name": call["name"], **_error(problem)}})

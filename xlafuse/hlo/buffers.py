@@ -14,7 +14,7 @@ it was donated. In both cases the written value counts as a separate buffer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -38,6 +38,7 @@ class Buffer:
     label: an input's path in the arguments of the traced function ("inputs['x']"), if known.
     space: a memory other than the device's main memory ("host", "VMEM"; see `platform.memory_space`).
     padding: the part of `bytes` that a tiled layout adds to the array's elements.
+    decides: the conditional or loop that reads it to choose a branch or to end ("while while.3"), or "".
     """
 
     name: str
@@ -48,6 +49,7 @@ class Buffer:
     label: str = ""
     space: str = ""
     padding: int = 0
+    decides: str = ""
 
 
 class Values:
@@ -152,11 +154,13 @@ class Values:
     def in_other_memory(self) -> bool:
         return any(shape.space for shape in self._shapes)
 
-    def buffers(self, used: set[int], outputs: set[int], platform: Platform | None) -> dict[int, Buffer]:
+    def buffers(
+        self, used: set[int], outputs: set[int], platform: Platform | None, deciding: Mapping[int, str]
+    ) -> dict[int, Buffer]:
         """Return the buffer of each input and of each value in `used` and `outputs`, under unique names.
 
         The values are representatives, as `find` returns them. platform: that of the module, which gives memory spaces
-        their meaning.
+        their meaning. deciding: by value, `Buffer.decides`.
         """
         inputs = {value for value, role in enumerate(self._roles) if role == "input" and self.is_array(value)}
         counts: dict[str, int] = {}
@@ -173,7 +177,9 @@ class Values:
                 role = "output"
             label = self._labels.get(value, "")
             space = memory_space(shape.space, platform)
-            found[value] = Buffer(name, shape.dims, shape.dtype, shape.bytes, role, label, space, shape.padding)
+            found[value] = Buffer(
+                name, shape.dims, shape.dtype, shape.bytes, role, label, space, shape.padding, deciding.get(value, "")
+            )
         return found
 
 

@@ -13,7 +13,7 @@ from xlafuse.hlo.buffers import Buffer
 from xlafuse.hlo.call_expansion import check_expansion
 from xlafuse.hlo.gc_pause import collector_paused
 from xlafuse.hlo.kernel_kind import Kind, is_tunable, kind_of, runtime_name
-from xlafuse.hlo.module_walk import Around, KernelSite, ModuleWalk, Use, named
+from xlafuse.hlo.module_walk import Around, Branch, KernelSite, ModuleWalk, Use, named
 from xlafuse.hlo.platform import platform_of
 from xlafuse.hlo.source_lines import SourceOp, stage_of
 from xlafuse.hlo.text_reader import Computation, Instruction, Module, Shape, parse
@@ -40,8 +40,8 @@ class Kernel:
         or gather reads as much as it returns, and an in-place update writes its update. A library's scratch space is
         left out.
     launches: in one call of the module; None if that depends on data (a conditional, a loop of unknown length).
-    least_launches: the fewest in one call. Loops of unknown length make no iteration, and of a conditional the branch
-        that moves the fewest bytes runs.
+    least_launches: the fewest in one call, if `branches` are taken. Loops of unknown length make no iteration.
+    branches: those of the conditionals around it, outermost first.
     around: the loops and branches that hold it, outermost first: each a name that no other one has, and the iterations
         of one entry (None if data decides).
     split_k: of a product, the partial sums of each element of its result, if all its readers add them up; else 0.
@@ -59,6 +59,7 @@ class Kernel:
     runtime_name: str | None
     launches: int | None
     least_launches: int
+    branches: tuple[Branch, ...]
     around: Around
     split_k: int
     tunable: bool
@@ -140,21 +141,21 @@ def _program(module: Module, walk: ModuleWalk) -> Program:
     writes = [_merged(walk, site.writes, at_most_once=False) for site in walk.sites]
     outputs = [values.find(value) for value in walk.outputs if values.is_array(value)]
     used = {value for accesses in (*reads, *writes) for value in accesses}
-    buffers = values.buffers(used, set(outputs), platform_of(module) if values.in_other_memory() else None)
-    sizes = [sum(read.values()) + sum(written.values()) for read, written in zip(reads, writes, strict=True)]
-    least, parts = _least_launches(walk, sizes), _partial_sums(walk, reads, writes)
+    deciding = {values.find(value): reader for value, reader in walk.deciding.items()}
+    buffers = values.buffers(used, set(outputs), platform_of(module) if values.in_other_memory() else None, deciding)
+    parts = _partial_sums(walk, reads, writes)
     return Program(
         name=module.name,
         launches=tuple(
             [
                 Launch(
-                    _kernel(site, fewest, split_k, sum(read.values()), sum(written.values())),
+                    _kernel(site, split_k, sum(read.values()), sum(written.values())),
                     _accesses(walk, buffers, read, site.reads),
                     _accesses(walk, buffers, written, site.writes),
                     site.source_ops, site.flops, site.workspace_bytes, site.instruction,
                     launch_config.of(site.instruction, site.work),
                 )
-                for site, fewest, split_k, read, written in zip(walk.sites, least, parts, reads, writes, strict=True)
+                for site, split_k, read, written in zip(walk.sites, parts, reads, writes, strict=True)
             ]
         ),
         buffers=tuple(buffers.values()),
@@ -162,18 +163,6 @@ def _program(module: Module, walk: ModuleWalk) -> Program:
         outputs=tuple(buffers[value].name for value in outputs),
         unresolved=tuple(walk.unresolved),
     )
-
-
-def _least_launches(walk: ModuleWalk, sizes: list[int]) -> list[int]:
-    """Return the fewest launches of each site, given the bytes of one launch."""
-    least = [site.least for site in walk.sites]
-    for branches in walk.branches:
-        costs = [sum(sizes[site] * least[site] for site in branch) for branch in branches]
-        taken = costs.index(min(costs))
-        for number, branch in enumerate(branches):
-            if number != taken:
-                least[branch.start : branch.stop] = [0] * len(branch)
-    return least
 
 
 def _partial_sums(walk: ModuleWalk, reads: list[dict[int, int]], writes: list[dict[int, int]]) -> list[int]:
@@ -225,7 +214,7 @@ def _merged(walk: ModuleWalk, accesses: list[Use], at_most_once: bool) -> dict[i
     return merged
 
 
-def _kernel(site: KernelSite, least_launches: int, split_k: int, bytes_read: int, bytes_written: int) -> Kernel:
+def _kernel(site: KernelSite, split_k: int, bytes_read: int, bytes_written: int) -> Kernel:
     instruction, work = site.instruction, site.work
     kind = kind_of(instruction, work)
     return Kernel(
@@ -239,7 +228,8 @@ def _kernel(site: KernelSite, least_launches: int, split_k: int, bytes_read: int
         bytes_written=bytes_written,
         runtime_name=runtime_name(instruction, kind, work),
         launches=site.launches,
-        least_launches=least_launches,
+        least_launches=site.least,
+        branches=site.branches,
         around=site.around,
         split_k=split_k,
         tunable=is_tunable(instruction, kind),

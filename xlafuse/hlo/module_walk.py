@@ -6,8 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from xlafuse.hlo import custom_calls
 from xlafuse.hlo.buffers import Role, Tree, Values, element, leaves
@@ -36,9 +35,15 @@ _MAX_NAME = 200  # characters of a name in a message
 # (None: data decides).
 Around: TypeAlias = "tuple[tuple[str, int | None], ...]"
 _TRIPS = re.compile(r'"known_trip_count\\?":\s?\{\\?"n\\?":\s?(?:\\?")?(\d{1,18})(?:\\?")?\}')
-
-
 Use: TypeAlias = tuple[int, int, Shape | None]
+
+
+class Branch(NamedTuple):
+    """A branch of a conditional: the conditional's name, the branch's index, and the number of branches."""
+
+    conditional: str
+    number: int
+    branches: int
 
 
 @dataclass
@@ -47,7 +52,8 @@ class KernelSite:
 
     work: the instructions inside that compute or move data.
     launches: in one call of the module, None if that depends on data.
-    least: the fewest launches, as if each branch of a conditional were taken (see `ModuleWalk.branches`).
+    least: the fewest launches, if `branches` are taken.
+    branches: those around it, outermost first.
     around: the loops and branches that hold it.
     sums: the elements that each element of a reduction adds up, by the reduction's name in the program (`named`).
     reads, writes: (value, bytes, array) of one launch; the array is that of the operand, of which the value may be a
@@ -60,6 +66,7 @@ class KernelSite:
     work: list[Instruction]
     launches: int | None
     least: int
+    branches: tuple[Branch, ...]
     around: Around
     sums: dict[str, int]
     reads: list[Use]
@@ -76,6 +83,7 @@ class _Frame:
     computation: Computation
     launches: int | None
     least: int
+    branches: tuple[Branch, ...]
     around: Around
     arguments: Sequence[Tree | None]
     entered_by: _Caller | None
@@ -83,8 +91,10 @@ class _Frame:
     known: dict[str, Tree] = field(default_factory=dict)
 
 
-# A computation to run, its arguments, how often it runs (None: data decides), and how often at least.
-_Run: TypeAlias = "tuple[str, list[Tree | None], int | None, int]"
+# A computation to run, its arguments, how often it runs (None: data decides), how often at least, if its branch is
+# taken, and this branch.
+_Run: TypeAlias = "tuple[str, list[Tree | None], int | None, int, tuple[Branch, ...]]"
+_MOST_BRANCHES = 8  # of nested conditionals, the outer ones that are named; computations in deeper ones run 0 times
 
 
 @dataclass
@@ -101,13 +111,12 @@ class _Caller:
     runs: list[_Run]
     shared: Tree | None
     name: str
-    ends: list[int] = field(default_factory=list)  # of branches, in ModuleWalk.sites
 
 
 class ModuleWalk:
     """The walk through one module. It enters each loop's body once and does not recurse.
 
-    branches: the branches of each conditional, each a range of `sites`; inner conditionals come before outer ones.
+    deciding: by value, the conditional or loop that reads it to choose a branch, or to end.
     """
 
     def __init__(self, module: Module) -> None:
@@ -115,7 +124,7 @@ class ModuleWalk:
         self._bytes, self._flops, self._numbers = DeclaredBytes(module), Flops(module), ValueNumbers(module)
         self.values = Values()
         self.sites: list[KernelSite] = []
-        self.branches: list[list[range]] = []
+        self.deciding: dict[int, str] = {}
         self.unresolved: list[str] = []
         self._stack: list[_Frame] = []
         self._open: set[str] = set()
@@ -134,7 +143,7 @@ class ModuleWalk:
             key=lambda part: part.index or 0,
         )
         self._sources = SourceOpFinder(frozenset(part.op_name for part in parameters if part.op_name))
-        self._push(entry, 1, 1, (), (), None)
+        self._push(entry, 1, 1, (), (), (), None)
         for part in parameters:
             self._note_unbounded(part)
             value = self._new(part.result, part.name, "input", part.op_name)
@@ -152,12 +161,12 @@ class ModuleWalk:
                 self._execute(frame, instruction)
 
     def _push(
-        self, computation: Computation, launches: int | None, least: int, around: Around,
+        self, computation: Computation, launches: int | None, least: int, branches: tuple[Branch, ...], around: Around,
         arguments: Sequence[Tree | None], caller: _Caller | None,
     ) -> None:
         self._open.add(computation.name)
         rest = iter(computation.instructions.values())
-        self._stack.append(_Frame(computation, launches, least, around, arguments, caller, rest))
+        self._stack.append(_Frame(computation, launches, least, branches, around, arguments, caller, rest))
 
     def _execute(self, frame: _Frame, instruction: Instruction) -> None:
         operands = [self._operand(frame, instruction, name) for name in instruction.operands]
@@ -225,19 +234,30 @@ class ModuleWalk:
         match instruction.synchronous_opcode:
             case "call" | "async":
                 names = instruction.called("to_apply", "calls")[:1]
-                runs = [(name, operands, 1, 1) for name in names]
+                runs = [(name, operands, 1, 1, ()) for name in names]
             case "while":
                 trips = _TRIPS.search(instruction.backend_config)
                 if trips:  # the condition is never evaluated
-                    runs = [(name, [], int(trips[1]), int(trips[1])) for name in instruction.called("body")]
+                    runs = [(name, [], int(trips[1]), int(trips[1]), ()) for name in instruction.called("body")]
                 else:  # the condition runs once more often than the body
-                    runs = [(name, [], None, 1) for name in instruction.called("condition")]
-                    runs += [(name, [], None, 0) for name in instruction.called("body")]
+                    runs = [(name, [], None, 1, ()) for name in instruction.called("condition")]
+                    runs += [(name, [], None, 0, ()) for name in instruction.called("body")]
             case "conditional":
                 names = instruction.called("branch_computations") or instruction.called(
                     "true_computation", "false_computation"
                 )
-                runs = [(name, operands[place : place + 1], None, 1) for place, name in enumerate(names, start=1)]
+                numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+                runs = []
+                for place, name in enumerate(names, start=1):
+                    branch = (Branch(instruction.name[:_MAX_NAME], numbers[name], len(numbers)),)
+                    given = operands[place : place + 1]
+                    if len(numbers) == 1:
+                        runs.append((name, given, 1, 1, ()))
+                    elif len(frame.branches) < _MOST_BRANCHES:
+                        runs.append((name, given, None, 1, branch))
+                    else:
+                        runs.append((name, given, None, 0, ()))
+                self._decides(operands[0] if operands else None, instruction)
             case _:
                 return False
         missing = [name for name, *_ in runs if name not in self._module.computations]
@@ -251,12 +271,11 @@ class ModuleWalk:
         shared = None if called else self._new(result, instruction.name)
         entered = self._entered[instruction.name] = self._entered.get(instruction.name, 0) + 1
         name = instruction.name[:_MAX_NAME] + (f"~{entered}" if entered > 1 else "")
-        ends = [len(self.sites)]
-        self._run_next(_Caller(frame, instruction, operands, list(distinct.values()), shared, name, ends))
+        self._run_next(_Caller(frame, instruction, operands, list(distinct.values()), shared, name))
         return True
 
     def _run_next(self, caller: _Caller) -> None:
-        name, arguments, times, least = caller.runs.pop()
+        name, arguments, times, least, branches = caller.runs.pop()
         outside, opcode, around = caller.frame.launches, caller.instruction.synchronous_opcode, caller.frame.around
         given = [caller.shared] if opcode == "while" else arguments
         launches = None if outside is None or times is None else outside * times
@@ -264,7 +283,8 @@ class ModuleWalk:
             around = (*around, (caller.name, times))
         elif opcode == "conditional":
             around = (*around, (f"{caller.name}#{len(caller.runs)}", None))
-        self._push(self._module.computations[name], launches, caller.frame.least * least, around, given, caller)
+        least, branches = least * caller.frame.least, caller.frame.branches + branches
+        self._push(self._module.computations[name], launches, least, branches, around, given, caller)
 
     def _leave(self, frame: _Frame, root: Tree | None) -> None:
         caller = frame.entered_by
@@ -272,17 +292,21 @@ class ModuleWalk:
             self.outputs = leaves(root)
             return
         instruction, shared = caller.instruction, caller.shared
-        caller.ends.append(len(self.sites))
         if instruction.synchronous_opcode == "conditional" and shared is not None:
             self.values.join_branch(shared, root)
         elif shared is not None and frame.computation.name in instruction.called("body"):
             self.values.join_loop(shared, next(iter(caller.operands), None), root)
+        elif shared is not None:
+            self._decides(root, instruction)
         if caller.runs:
             self._run_next(caller)
         else:
-            if instruction.synchronous_opcode == "conditional":
-                self.branches.append([range(*ends) for ends in pairwise(caller.ends)])
             self._record(caller.frame, instruction, root if shared is None else shared)
+
+    def _decides(self, value: Tree | None, instruction: Instruction) -> None:
+        """Record that a conditional or a loop reads a value to choose a branch or to end."""
+        for array in leaves(value):
+            self.deciding[array] = f"{instruction.opcode} {instruction.name[:_MAX_NAME]}"
 
     def _launch(self, frame: _Frame, instruction: Instruction, operands: list[Tree | None]) -> Tree:
         computation, values = frame.computation, self.values
@@ -315,8 +339,8 @@ class ModuleWalk:
             flops, source_ops = declared.flops, declared.source_ops
         self.sites.append(
             KernelSite(
-                instruction, [part.instruction for part in work], frame.launches, frame.least, frame.around,
-                _sums(work), reads, writes, source_ops, flops, workspace,
+                instruction, [part.instruction for part in work], frame.launches, frame.least, frame.branches,
+                frame.around, _sums(work), reads, writes, source_ops, flops, workspace,
             )
         )
         return value

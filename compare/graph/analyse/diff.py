@@ -1,7 +1,8 @@
 """The differences between two fusion graphs of one program, before and after an upgrade or a flag.
 
-Kernels are matched by their contents (operations with lines and stages, kind, shapes), never by name. So a compiler's
-renumbering is no difference. Measured times and runtime names are no difference either.
+Kernels are matched by their contents (operations with lines and stages, kind, shapes, and the library or code generator
+that they come from), never by name. So a compiler's renumbering is no difference. Measured times and runtime names are
+no difference either.
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from ..operations import token
 from .missed_fusions import missed
 from .totals import declared_bytes, tally
 
-ChangeKind = Literal["split", "merged", "regrouped", "appeared", "vanished", "bytes", "kind", "operations"]
+ChangeKind = Literal["split", "merged", "regrouped", "appeared", "vanished", "bytes", "kind", "operations", "code"]
+
+# The facts that tell a kernel's library, Triton, or emitter.
+_CODE = ("custom_call_target", "fusion_kind", "extern", "template")
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,7 @@ class KernelChange:
         "bytes": one kernel's arrays or number of launches changed.
         "kind": one kernel's kind changed.
         "operations": one kernel's operations changed.
+        "code": the same work comes from another library or code generator.
     before, after: launch indices in the two graphs.
     bytes: declared bytes after minus before; None where a kernel's are unknown.
     time_us: measured time after minus before; None unless all of the kernels were measured.
@@ -148,7 +153,7 @@ class _Matching:
         """Return the contents, launches and shapes, but no sites: they may contain the compiler's numbers."""
         graph = self._graphs[side]
         shapes = _shapes(graph, kernel.inputs), _shapes(graph, kernel.outputs)
-        return self._contents(side, kernel), kernel.launches, shapes
+        return self._contents(side, kernel), _code(kernel), kernel.launches, shapes
 
     def _contents(self, side: int, kernel: Kernel) -> Hashable:
         return kernel.phase, kernel.kind, frozenset(Counter(map(_identity, kernel.source_ops)).items())
@@ -195,6 +200,10 @@ class _Matching:
         return {(kernel.phase, _identity(op)) for op in kernel.source_ops if op.line or op.stage or op.site}
 
 
+def _code(kernel: Kernel) -> tuple[str, ...]:
+    return tuple(str(kernel.facts.get(name) or "") for name in _CODE)
+
+
 def _kernels(graph: FusionGraph) -> tuple[Kernel, ...]:
     if graph.kernels is not None:
         return graph.kernels
@@ -231,7 +240,9 @@ def _kind(old: Sequence[Kernel], new: Sequence[Kernel]) -> ChangeKind:
     if old[0].kind != new[0].kind:
         return "kind"
     held = [Counter(map(_identity, kernel.source_ops)) for kernel in (old[0], new[0])]
-    return "operations" if held[0] != held[1] else "bytes"
+    if held[0] != held[1]:
+        return "operations"
+    return "bytes" if _code(old[0]) == _code(new[0]) else "code"
 
 
 def _more(before: Iterable[float | None], after: Iterable[float | None]) -> float | None:

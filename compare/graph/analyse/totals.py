@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..model import PHASES, Access, FusionGraph, Kernel, Phase, SourceOp
 from ..operations import MOVEMENT, PRODUCTS, REDUCTIONS, is_product, may_multiply, token, tokens
@@ -39,6 +40,8 @@ class Totals:
     kernels: launch sites; None for a graph of operations only, each of which counts as unknown in the sums.
     declared: bytes that the kernels of one call read and write, by the compiler's own account.
     compulsory: by phase, the fewest bytes that must move (`compulsory_traffic`).
+    open_ended: compulsory and gemm_barrier may be more, because a branch or a loop whose length depends on data may
+        touch more.
     gemm_barrier: the fewest bytes if the result of each product goes through memory; None where one kernel holds
         several products or an attention, whose results stay on chip.
     roofline_time_us: the sum of the kernels' roofline times; None without ceilings.
@@ -54,6 +57,7 @@ class Totals:
     declared: Tally
     compulsory: Mapping[str, int]
     gemm_barrier: int | None
+    open_ended: bool = False
     roofline_time_us: Tally | None = None
     block_roofline_time_us: float | None = None
     device_time_us: Tally | None = None
@@ -65,6 +69,11 @@ class Totals:
         """Compulsory over declared bytes; None where declared bytes are unknown or zero."""
         declared = self.declared.exact
         return sum(self.compulsory.values()) / declared if declared else None
+
+    @property
+    def compulsory_tally(self) -> Tally:
+        """The compulsory bytes of all phases."""
+        return Tally(sum(self.compulsory.values()), int(self.open_ended))
 
 
 def totals(
@@ -90,9 +99,13 @@ def totals(
     measured = any(time is not None for time in times)
     return Totals(
         kernels=None if graph.kernels is None else len(kernels),
-        declared=Tally(sum(map(known_declared_bytes, kernels)), tally(map(declared_bytes, kernels), missing).unknown),
+        declared=Tally(
+            fewest((kernel, _known_bytes(kernel)) for kernel in kernels),
+            tally(map(declared_bytes, kernels), missing).unknown,
+        ),
         compulsory=compulsory,
         gemm_barrier=None if any(map(_chained, kernels)) else sum(compulsory.values()) + _barrier_bytes(graph),
+        open_ended=bytes_compulsory is None and any(k.launches is None and not k.least_launches for k in kernels),
         roofline_time_us=None if rooflines is None else tally(rooflines, missing),
         block_roofline_time_us=_block_roofline_time(graph, own, compulsory, flops_declared, ceilings),
         device_time_us=tally(times) if measured else None,
@@ -109,12 +122,33 @@ def declared_bytes(kernel: Kernel) -> int | None:
 
 def known_declared_bytes(kernel: Kernel) -> int:
     """Return the known part of the declared bytes, at the fewest launches where their number depends on data."""
-    accesses = (*(kernel.inputs or ()), *(kernel.outputs or ()))
-    return sum(access.bytes or 0 for access in accesses) * _known_launches(kernel)
+    return _known_bytes(kernel) * _known_launches(kernel)
+
+
+def _known_bytes(kernel: Kernel) -> int:
+    """Return the known bytes that one launch reads and writes."""
+    return sum(access.bytes or 0 for access in (*(kernel.inputs or ()), *(kernel.outputs or ())))
 
 
 def _known_launches(kernel: Kernel) -> int:
     return kernel.least_launches if kernel.launches is None else kernel.launches
+
+
+def fewest(amounts: Iterable[tuple[Kernel, int]]) -> int:
+    """Return the least sum over all launches, given amounts of one launch: each conditional takes its cheapest branch.
+    """
+    sums: Counter[tuple[Any, ...]] = Counter()  # by the branches around the kernels
+    for kernel, amount in amounts:
+        around = tuple(((kernel.phase, name), index, of) for name, index, of in kernel.facts.get("branches", ()))
+        sums[around] += amount * (kernel.facts.get("launches_if_taken", 0) if around else _known_launches(kernel))
+    for depth in range(max(map(len, sums), default=0), 0, -1):
+        costs: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+        for around in [around for around in sums if len(around) == depth]:
+            conditional, _, of = around[-1]
+            costs[around[:-1], conditional, of].append(sums.pop(around))
+        for (outer, _, of), branches in costs.items():
+            sums[outer] += min(branches) if len(branches) == of else 0  # a branch without kernels costs nothing
+    return sums[()]
 
 
 def compulsory_traffic(graph: FusionGraph) -> dict[Phase, tuple[int, int]]:
@@ -125,7 +159,7 @@ def compulsory_traffic(graph: FusionGraph) -> dict[Phase, tuple[int, int]]:
     Forward reads each input that it uses and writes each output. Backward reads the cotangents and those inputs and
     outputs of forward that its kernels use, and writes the gradients. Residuals count the smaller of two amounts: their
     own bytes, or those of the inputs from which backward could compute them again. A partly used buffer (a gather, an
-    update in place) counts the used part.
+    update in place) counts the used part. A conditional counts, for each buffer, the branch that touches least of it.
     """
     result: dict[Phase, tuple[int, int]] = {}
     for phase in PHASES:
@@ -222,12 +256,11 @@ def _accesses(graph: FusionGraph, indices: Iterable[int], side: str) -> Iterator
 
 def _accessed(graph: FusionGraph, indices: Iterable[int], side: str) -> dict[str, int]:
     """Return, by buffer, the bytes that these kernels touch, at most all of the buffer."""
-    result: dict[str, int] = {}
+    touched: dict[str, list[tuple[Kernel, int]]] = defaultdict(list)
     for kernel, access in _accesses(graph, indices, side):
-        whole = _elements(graph, access.buffer)
-        touched = whole if access.bytes is None else access.bytes * _known_launches(kernel)
-        result[access.buffer] = min(whole, result.get(access.buffer, 0) + touched)
-    return result
+        size = _elements(graph, access.buffer) if access.bytes is None else access.bytes
+        touched[access.buffer].append((kernel, size))
+    return {name: min(_elements(graph, name), fewest(amounts)) for name, amounts in touched.items()}
 
 
 def _residual_bytes(graph: FusionGraph, reads: Mapping[str, int], outside: set[str]) -> int:
@@ -275,7 +308,7 @@ def _barrier_bytes(graph: FusionGraph) -> int:
             phases = _phases_that_need(graph, index, access.buffer)
             whole = _elements(graph, access.buffer)
             touched = whole if access.bytes is None else access.bytes
-            size = min(whole, touched * (kernel.launches or 1))
+            size = min(whole, touched * _known_launches(kernel))
             total += size * (len(phases) + (1 if phases and buffer.role != "output" else 0))
     return total
 

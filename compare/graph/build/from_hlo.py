@@ -46,6 +46,8 @@ def from_hlo(
     - "estimated_cycles": the cycles of a launch on a TPU, as XLA's cost model estimates them;
     - "sort_launches": "unknown" for a sort on a GPU (see `xla_thunks`). It is one kernel here, with the bytes of one
       pass, and becomes several launches. So `launches` is None.
+    - "branches": of the conditionals around it, outermost first: each conditional's name, the branch's index, and the
+      number of branches; "launches_if_taken": the fewest launches if these branches are taken.
 
     Buffers start with the inputs, in the order of the entry's parameters. An input that the module returns unchanged
     keeps the role "input". A residual is an output, because one module does not show its purpose. `xlafuse.hlo` defines
@@ -76,7 +78,7 @@ def from_program(
     on_gpu = not on_tpu and target != "cpu"
     with collector_paused():
         buffers = tuple(
-            Buffer(b.name, b.shape, b.dtype, b.bytes, b.role, b.space, b.padding) for b in program.buffers
+            Buffer(b.name, b.shape, b.dtype, b.bytes, b.role, b.space, b.padding, b.decides) for b in program.buffers
         )
         elsewhere = {buffer.name: buffer.space for buffer in buffers if buffer.space}
         kernels = tuple(
@@ -128,10 +130,12 @@ def _kernel(
         "other_memory": dict(other_memory),
         "estimated_cycles": tpu_estimate.cycles(instruction.backend_config),
     }
-    launches, least = kernel.launches, kernel.least_launches if kernel.launches is None else 0
+    launches = kernel.launches
     if on_gpu and "sort" in (instruction.opcode, *kernel.opcodes):
         facts["sort_launches"] = UNKNOWN
-        launches, least = None, kernel.least_launches
+        launches = None
+    if kernel.branches:
+        facts |= {"branches": list(map(list, kernel.branches)), "launches_if_taken": kernel.least_launches}
     return Kernel(
         name=kernel.name,
         kind=kernel.kind,
@@ -145,7 +149,7 @@ def _kernel(
         workspace_bytes=launch.workspace_bytes,
         flops=launch.flops,
         launches=launches,
-        least_launches=least,
+        least_launches=0 if launches is not None or kernel.branches else kernel.least_launches,
         provenance=provenance,
         launch=Launch(config=launch.config or None),
         facts={name: value for name, value in facts.items() if value},

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _WORDS = {
     "split": "split", "merged": "merged", "regrouped": "regrouped", "appeared": "appeared", "vanished": "vanished",
     "bytes": "changed arrays", "kind": "changed kind", "operations": "changed operations",
+    "code": "other code for the same work",
 }
 
 
@@ -95,10 +96,19 @@ def _add_kernels(root: Tree, change: KernelChange, before: tuple[Kernel, ...], a
     for sign, kernels, indices in (("-", before, change.before), ("+", after, change.after)):
         for index in indices:
             branch.add(_kernel(sign, index, kernels[index]))
+    if change.kind == "code":
+        branch.add(plain(f"from {_code(before[change.before[0]])} to {_code(after[change.after[0]])}"))
     if change.kind == "operations":
         old, new = (before[i].source_ops for i in change.before), (after[i].source_ops for i in change.after)
         for label, words in _exchanged(*next(zip(old, new, strict=True))):
             branch.add(plain(f"{label}: {words}"))
+
+
+def _code(kernel: Kernel) -> str:
+    library, fusion = (str(kernel.facts.get(name) or "") for name in ("custom_call_target", "fusion_kind"))
+    if library or kernel.facts.get("extern"):
+        return f"the library call {formats.name(library or kernel.name)}"
+    return f"a fusion of kind {formats.name(fusion)}" if fusion else "the compiler's own code"
 
 
 def _exchanged(old: Iterable[SourceOp], new: Iterable[SourceOp]) -> Iterator[tuple[str, str]]:

@@ -119,6 +119,7 @@ def buffer_lists(graph: FusionGraph) -> list[tuple[str, list[Buffer]]]:
     """Return titled lists of the buffers that kernels write for other kernels, largest first, without empty lists."""
     sums = split_k.partial_sums(graph)
     between = [buffer for buffer in graph.materialized if buffer.role != "saved" and buffer.name not in sums]
+    unread = [buffer for buffer in between if not graph.consumers.get(buffer.name)]
     saved = sorted(graph.saved, key=lambda buffer: -buffer.bytes)
     backward = {index for index, kernel in enumerate(graph.kernels or ()) if kernel.phase == "backward"}
     needed = [b for b in saved if not backward or backward.intersection(graph.consumers.get(b.name, ()))]
@@ -127,7 +128,8 @@ def buffer_lists(graph: FusionGraph) -> list[tuple[str, list[Buffer]]]:
         ("saved for backward, but never read", [buffer for buffer in saved if buffer not in needed]),
         ("written by one kernel for another", [b for b in between if graph.consumers.get(b.name)]),
         ("partial sums of split-K products", [b for b in graph.materialized if b.name in sums]),
-        ("written and never read", [b for b in between if not graph.consumers.get(b.name)]),
+        ("read to choose a branch or to end a loop", [b for b in unread if b.decides]),
+        ("written and never read", [b for b in unread if not b.decides]),
     ]
     return [(title, buffers) for title, buffers in lists if buffers]
 
@@ -144,22 +146,24 @@ def totals_lines(
     if found.kernels is None:
         return []
     rates = " at the rates of the data sheet" if ceilings is not None and ceilings.of_data_sheet else ""
+    least = "at least " if found.open_ended else ""
     compulsory = sum(found.compulsory.values())
-    traffic = f"declared bytes: {_tally(found.declared, formats.size)}; compulsory bytes: {formats.size(compulsory)}"
+    traffic = f"declared bytes: {_tally(found.declared, formats.size)}"
+    traffic += f"; compulsory bytes: {least}{formats.size(compulsory)}"
     if found.fusion_efficiency is not None:
         traffic += f"; fusion efficiency: {formats.share(found.fusion_efficiency, 1)}"
     lines = [traffic]
     if found.gemm_barrier is not None and found.gemm_barrier > compulsory:
-        lines.append(f"compulsory if each product's result passes through memory: {formats.size(found.gemm_barrier)}")
+        barrier = f"{least}{formats.size(found.gemm_barrier)}"
+        lines.append(f"compulsory if each product's result passes through memory: {barrier}")
     if found.device_time_us is not None:
         time = f"the kernels' times add up to {_tally(found.device_time_us, formats.microseconds)}"
         if found.recoverable_us is not None:
             time += f", {_tally(found.recoverable_us, formats.microseconds)} above their roofline times"
         lines.append(time)
     elif found.roofline_time_us is not None:
-        unknown = f" ({found.roofline_time_us.unknown:,} unknown)" if found.roofline_time_us.unknown else ""
-        roofline = formats.microseconds(found.roofline_time_us.value)
-        lines.append(f"the kernels' roofline times add up to {roofline}{unknown}{rates}")
+        roofline = _tally(found.roofline_time_us, formats.microseconds)
+        lines.append(f"the kernels' roofline times add up to {roofline}{rates}")
     if cycles := sum(_estimated_cycles(kernel) for kernel in graph.kernels or ()):
         lines.append(f"the compiler estimates {cycles:,} cycles for the kernels, without asynchronous copies")
     if call_us is not None:
@@ -298,7 +302,10 @@ def facts(kernel: Kernel, product: str | None = None) -> list[str]:
         printable(kernel.kind, 20), *remarks(kernel, product),
         f"reads {formats.size(kernel.bytes_read)}, writes {formats.size(kernel.bytes_written)}",
     ]
-    if kernel.launches != 1 and _SORT not in kernel.facts:
+    if branches := kernel.facts.get(_BRANCHES):
+        names = [f"branch {index + 1} of {of} of {formats.name(name)}" for name, index, of in branches]
+        found.append(f"0 or more launches, in {', '.join(names)}")
+    elif kernel.launches != 1 and _SORT not in kernel.facts:
         unknown = "launches depend on data" + (f", at least {kernel.least_launches:,}" if kernel.least_launches else "")
         found.append(unknown if kernel.launches is None else f"each of {kernel.launches:,} launches")
     if kernel.provenance:
@@ -310,6 +317,7 @@ def facts(kernel: Kernel, product: str | None = None) -> list[str]:
 
 # The keys in Kernel.facts.
 _OTHER_MEMORY, _SORT, _CYCLES = "other_memory", "sort_launches", "estimated_cycles"
+_BRANCHES, _IF_TAKEN = "branches", "launches_if_taken"
 
 
 def remarks(kernel: Kernel, product: str | None = None) -> list[str]:
@@ -439,7 +447,7 @@ def kernel(
     if words := launch_words(shown.launch):
         tree.add(plain(printable(f"launched with {'; '.join(words)}")))
     for name, value in shown.facts.items():
-        if name in (measured_bytes.FACT, _OTHER_MEMORY, _SORT, _CYCLES, "split_k"):
+        if name in (measured_bytes.FACT, _OTHER_MEMORY, _SORT, _CYCLES, _BRANCHES, _IF_TAKEN, "split_k"):
             continue  # `facts` shows them in words
         if name == "config" and shown.launch.config:
             continue
@@ -497,6 +505,8 @@ def _add_accesses(
         relation = str(buffer.role)
         if users := ", ".join(str(index + 1) for index in others.get(access.buffer, ())[:8]):
             relation += f", {'from' if title == 'reads' else 'to'} {users}"
+        if buffer.decides:
+            relation += f", decides {printable(buffer.decides, 60)}"
         if access.bytes not in (None, buffer.bytes):
             relation += f", of {formats.size(buffer.bytes)}"
         rows.append((buffer, formats.size(access.bytes), relation))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from ...base.host import installed
+from ...graph.model import FusionGraph
 from ...measure.clock import CuptiClock, cupti_missing
 from ...measure.l2_flush import L2Flush
 from ...measure.rounds import Round, rounds_of
 from .. import explaining
 
+_NO_CUDNN = "cuDNN not found"
+_CUB_SIZE = re.compile(r"CUB scratch size.*num_items=(\d+)", re.DOTALL)
+_CUB_ALONE = {"xla_gpu_deviceless_cub_mode": "DEVICELESS_CUB_NO_FALLBACK"}
 _BOOLEANS = {"true": True, "false": False}  # XLA takes these words in XLA_FLAGS, but not from jax
 
 
@@ -44,7 +50,7 @@ class XlaExplainer:
             jax.config.update(option, value)
         # HLO names source files by their full path, and files of installed packages relative to site-packages.
         jax.config.update("jax_hlo_source_file_canonicalization_regex", r"^.*/site-packages/")
-        self._grad, self._timed = request["grad"], request["timed"]
+        self._grad, self._timed, self._elsewhere = request["grad"], request["timed"], request["elsewhere"]
         self._calls: dict[str, Callable[[], Any]] = {}  # of the compiled functions, to be timed
         self._versions = installed("jax", "jaxlib")
         self._xla_target = None
@@ -59,6 +65,13 @@ class XlaExplainer:
         """Return the graph of one call, and notes."""
         try:
             return self._explain(call, dumps)
+        except RuntimeError as problem:
+            if _NO_CUDNN not in str(problem):
+                raise
+            raise RuntimeError(
+                f"cuDNN's attention is compiled by cuDNN, which is missing: {sys.executable} -m pip install "
+                "nvidia-cudnn-cu13"
+            ) from problem
         except ValueError as problem:
             if "incompatible devices" not in str(problem) or self._xla_target is None:
                 raise
@@ -70,19 +83,16 @@ class XlaExplainer:
     def _explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[Any, list[str]]:
         from xlafuse.compile import random_calls, user_functions
 
-        from ..explain_request import unpack
-
         target = self._xla_target
         if call["products"] is not None:
             assert target is not None
             target = replace(target, autotune_results=None, products=call["products"])
+        several = target if target is not None and target.devices > 1 else None
+        with user_functions.having_devices_of(several):  # meshes are made of them when the user's module is imported
+            call, function, args, kwargs = self._received(call)
         if "stablehlo" in call:
             compiled = user_functions.compile_stablehlo(call["stablehlo"], target=target, dump_to=dumps)
             return self._graph(compiled, dumps), []
-        args, kwargs = unpack(call["arguments"], _struct)
-        several = target if target is not None and target.devices > 1 else None
-        with user_functions.having_devices_of(several):  # meshes are made of them when the user's module is imported
-            function = unpack(call["function"], _struct)
         options = {name: _BOOLEANS.get(text.lower(), text) for name, text in call["settings"].items()}
         if self._grad:
             forward, backward = user_functions.compile_phases(
@@ -95,14 +105,58 @@ class XlaExplainer:
                     random_calls.step_of, forward.executable, backward.executable, inputs
                 )
             held = dict.fromkeys((*forward.closed_over, *backward.closed_over))
-            return self._joined(forward, backward, dumps), _closed_over(call["name"], tuple(held))
+            graph = self._joined(forward, backward, dumps)
+            again: Callable[..., Any] = partial(user_functions.compile_phases, function, args, kwargs, target=target)
+            notes = _closed_over(call["name"], tuple(held))
+            return graph, [*notes, *self._sorted_by_cub(call["name"], graph, again, options)]
         compiled = user_functions.compile_call(
             function, args, kwargs, target=target, dump_to=dumps, options=options
         )
         if self._timed:
             assert compiled.compiled
             self._calls[call["name"]] = partial(random_calls.call_of, compiled.compiled)
-        return self._graph(compiled, dumps), _closed_over(call["name"], compiled.closed_over)
+        graph = self._graph(compiled, dumps)
+        again = partial(user_functions.compile_call, function, args, kwargs, target=target)
+        notes = _closed_over(call["name"], compiled.closed_over)
+        return graph, [*notes, *self._sorted_by_cub(call["name"], graph, again, options)]
+
+    def _sorted_by_cub(
+        self, name: str, graph: FusionGraph, compile_again: Callable[..., Any], options: Mapping[str, Any]
+    ) -> list[str]:
+        """Return a note if XLA takes CUB for one of the graph's sorts where it has the device, else nothing.
+
+        CUB's scratch size needs a device. XLA sorts by its own kernels where it does not know the size. Without this
+        fallback the compile fails at the first sort that it would give to CUB.
+        """
+        if self._xla_target is None or not any("sort_launches" in each.facts for each in graph.kernels or ()):
+            return []
+        try:
+            compile_again(options={**options, **_CUB_ALONE})
+        except RuntimeError as problem:
+            found = _CUB_SIZE.search(str(problem))
+            if found is None:
+                return []
+            return [
+                f"{name}: on a GPU, XLA sorts {int(found[1]):,} elements by CUB, not by the kernels shown. "
+                "CUB's scratch size needs the device, so this compile kept XLA's own sort"
+            ]
+        return []
+
+    def _received(self, call: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any, Any, Any]:
+        """Return the call with its function, args and kwargs, where it is no StableHLO. Raises NotReceived."""
+        from ..explain_request import unpack
+
+        try:
+            if "again" in call:
+                call = {**call, **pickle.loads(call["again"])()}
+            if "stablehlo" in call:
+                return call, None, None, None
+            args, kwargs = unpack(call["arguments"], _struct)
+            return call, unpack(call["function"], _struct), args, kwargs
+        except (Exception, SystemExit) as problem:
+            if not self._elsewhere:
+                raise
+            raise explaining.NotReceived(f"{type(problem).__name__}: {problem}") from problem
 
     def time(self) -> dict[str, list[Round]]:
         """Return rounds of each call, taken in turns. Raises NotTimed without CUPTI."""

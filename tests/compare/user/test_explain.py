@@ -178,7 +178,8 @@ def test_a_function_over_several_gpus(jax_calls: Any) -> None:
     args = (struct(64, 4096), struct(4096, 256))
     graph = xlafuse.explain(jax_calls.summed, *args, devices=4, **TARGET).graph
     assert [kernel.kind for kernel in graph.kernels].count("collective") == 1
-    assert "all-reduce" in next(k for k in graph.kernels if k.kind == "collective").facts["opcode"]
+    facts = next(k for k in graph.kernels if k.kind == "collective").facts
+    assert any("all-reduce" in opcode for opcode in (facts["opcode"], *facts.get("opcodes", ())))
     with pytest.raises(explain_user.ExplainError, match="devices"):
         xlafuse.explain(jax_calls.summed, *args, devices=2, **TARGET)
 
@@ -201,7 +202,7 @@ def test_closed_over_weights_are_noted(jax_code: Any):
 
     weights = jnp.ones((128, 128))
     explained = xlafuse.explain(lambda x: x @ weights, struct(8, 128, dtype="float32"), **TARGET, name="f")
-    (note,) = explained.notes
+    note = explained.notes[0]
     assert note.startswith("f closes over arrays (float32[128, 128])")
     assert ((128, 128), "f32") in inputs(explained.graph)
 
@@ -486,3 +487,54 @@ def test_nothing_but_progress_goes_to_stderr(jax_code: Any):
     )
     assert done.returncode == 0, done.stderr
     assert all(line.startswith(("compiling ", "still compiling")) for line in done.stderr.splitlines()), done.stderr
+
+
+@pytest.fixture
+def other_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Name another Python for XLA, which leaves a file `ran` where it runs."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\ntouch {tmp_path}/ran\nOTHER_PYTHON=1 exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    monkeypatch.setenv("XLAFUSE_XLA_PYTHON", str(python))
+    return tmp_path / "ran"
+
+
+def test_files_are_compiled_by_the_python_that_is_named_for_xla(jax_code: Any, other_python: Path) -> None:
+    named = f"{CODE / 'jax_code.py'}:gelu"
+    found = CliRunner().invoke(cli, ["explain", named, "--args", "f32[8,128]", "--target", "h200"])
+    assert found.exit_code == 0 and other_python.exists() and "compiled by this" not in found.output
+
+
+def test_a_closure_stays_in_this_python_and_a_note_says_so(jax_code: Any, other_python: Path) -> None:
+    explained = xlafuse.explain(lambda x: x * 2, struct(8), **TARGET, framework="jax", name="twice")
+    assert not other_python.exists() and len(explained.graph.kernels) == 1
+    (note,) = explained.notes
+    assert "this Python's jax" in note and "twice" in note
+
+
+def test_a_file_that_the_other_python_cannot_import_stays(other_python: Path, tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    file = tmp_path / "only_here.py"
+    file.write_text(
+        "import os\nassert 'OTHER_PYTHON' not in os.environ, 'not there'\nimport jax\n\n\ndef f(x):\n    return x * 2\n"
+    )
+    named = ["explain", f"{file}:f", "--args", "f32[8]", "--framework", "jax", "--target", "h200"]
+    found = CliRunner().invoke(cli, named)
+    assert found.exit_code == 0 and other_python.exists(), found.output
+    assert "not there" in " ".join(found.stdout.split())
+
+
+def test_a_sort_that_cub_would_do_on_a_gpu_is_noted(jax_code: Any) -> None:
+    functions = [jax_code.sorted_all, jax_code.sorted_few]
+    explained = xlafuse.explain(functions, struct(200_000, dtype="int32"), **TARGET)
+    notes = [each for each in explained.notes if "CUB" in each]
+    assert len(notes) == 1 and notes[0].startswith("sorted_all: ") and "200,000" in notes[0]
+
+
+def test_attention_of_cudnn_is_compiled_or_names_its_package(jax_code: Any) -> None:
+    try:
+        graph = xlafuse.explain(jax_code.attention_of_cudnn, struct(1, 128, 1, 64), **TARGET).graph
+    except xlafuse.ExplainError as problem:
+        assert "pip install nvidia-cudnn-cu13" in str(problem) and "\n" not in str(problem)
+    else:
+        assert [kernel.kind for kernel in graph.kernels].count("attention") == 1

@@ -6,9 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from compare.base.usage import UsageError
+from compare.cli.main import cli
 from compare.sources.graph_sources import contents
+from compare.sources.profile_sources import any_contents
 from compare.user import extract_hlo
 from compare.user.extract import extract
 
@@ -86,3 +89,32 @@ def test_a_bitcast_between_layouts_keeps_the_order_in_memory():
     line = extract_hlo._Instruction(True, "b", "f32[3,2]{1,0}", "bitcast", ["a"], "")
     first, *_ = extract_hlo._as_reshape(line, "f32[2,3]{0,1}")
     assert (first.opcode, first.type) == ("transpose", "f32[3,2]")
+
+
+CAPTURES = DATA / "profiles"
+
+
+@pytest.mark.parametrize("name", ["11", "fusion.591", "fusion_591"])
+def test_a_captured_kernel_has_a_number_an_hlo_name_and_a_profilers_name(name, tmp_path):
+    extract(CAPTURES / "jax", name, None, tmp_path / "repro.py")
+    first, *rest = (tmp_path / "repro.py").read_text().splitlines()
+    assert "fusion.591 of jit_train_step" in first
+    assert any(" = f32" in line or " = bf16" in line for line in rest)
+
+
+def test_a_librarys_name_lists_the_calls_that_ran_as_it(tmp_path):
+    with pytest.raises(UsageError, match=r"called 'nvjet\S+'; choose one by number or name: \d+ custom-call") as raised:
+        extract(CAPTURES / "jax", "nvjet_sm90_tst_128x128_64x6_2x1_v_bz_TNT", None, tmp_path / "repro.py")
+    number = str(raised.value).partition("name: ")[2].split()[0]
+    with pytest.raises(UsageError, match="no operations in HLO"):
+        extract(CAPTURES / "jax", number, None, tmp_path / "repro.py")
+
+
+def test_a_shortened_name_finds_a_second_launch_of_inductors_kernel(tmp_path):
+    kernels = any_contents(CAPTURES / "torch").graphs[0].graph().kernels
+    number = next(n for n, each in enumerate(kernels, 1) if each.name.endswith("#2") and "triton_" in each.name)
+    extract(CAPTURES / "torch", str(number), None, tmp_path / "by_number.py")
+    first = kernels[number - 1].name.removesuffix("#2")
+    assert f"kernel {first}#2 " in (tmp_path / "by_number.py").read_text()
+    found = CliRunner().invoke(cli, ["inspect", str(CAPTURES / "torch"), "--kernel", f"{first[:12]}…{first[20:]}"])
+    assert found.exit_code == 0 and f"{number}. {first}#2" in found.output

@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 
 from compare.graph.analyse.diff import diff
 from compare.graph.model import Access, FusionGraph, Kernel, Reason, SourceOp
+from compare.graph.render.diff_view import tree
+from compare.graph.render.text_view import render
 
 BASE = replace(
     graph(
@@ -166,3 +168,24 @@ def test_operations_alone_are_compared_with_operations() -> None:
     assert [(c.kind, c.after) for c in diff(eager, more).kernels] == [("appeared", (1,))]
     with pytest.raises(ValueError, match="no kernels"):
         diff(BASE, eager)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"fusion_kind": "kCustom"}, {"custom_call_target": "__cublas$gemm"}),
+        ({"custom_call_target": "__cublas$gemm"}, {"custom_call_target": "__cublas$lt$matmul"}),
+        ({"fusion_kind": "kLoop"}, {"fusion_kind": "kCustom"}),
+        ({"extern": True}, {"template": True}),
+    ],
+)
+def test_other_code_for_the_same_work_is_a_difference(before: dict[str, object], after: dict[str, object]) -> None:
+    def made(facts: dict[str, object]) -> FusionGraph:
+        kernels = tuple(replace(k, facts=facts) if k.name == "dot.2" else k for k in BASE.kernels or ())
+        return replace(BASE, kernels=kernels)
+
+    (change,) = diff(made(before), made(after)).kernels
+    assert (change.kind, change.before, change.after, change.bytes) == ("code", (1,), (1,), 0)
+    assert diff(made(before), made(before)).empty
+    shown = render(tree("other", diff(made(before), made(after)), made(before), made(after)))
+    assert "other code for the same work" in shown and "no difference" not in shown

@@ -158,6 +158,59 @@ def test_at_least_the_cheapest_branch_of_a_conditional() -> None:
     assert _at_least(f"ROOT %y = f32[8]{{0}} conditional(%i, %x, %x), {branches}") == 2 * 32
 
 
+_CONDITIONAL = "f32[8]{0} conditional(%i, %x, %x), branch_computations={%dear, %cheap}"
+
+
+def _branched(work: str) -> FusionGraph:
+    return from_hlo(gpu_program.parse(BRANCHES.replace("WORK", work)))
+
+
+def test_kernels_of_a_branch_may_not_run_and_totals_are_bounds() -> None:
+    graph = _branched(f"ROOT %y = {_CONDITIONAL}")
+    assert [(kernel.launches, kernel.least_launches) for kernel in graph.kernels or ()] == [(None, 0)] * 3
+    shown = text_view.text(graph)
+    assert "compulsory bytes: at least 64 B" in " ".join(shown.replace("│", "").split())
+    assert shown.count("0 or more launches, in branch") == 3
+
+
+def test_a_branch_in_a_branch_counts_its_cheapest_way() -> None:
+    inner = BRANCHES.replace("ENTRY", "%inner (p.1: f32[8]) -> f32[8] {\n  %p.1 = f32[8]{0} parameter(0)\n  "
+                             "%k = s32[] constant(1)\n  ROOT %c.1 = f32[8]{0} conditional(%k, %p.1, %p.1), "
+                             "branch_computations={%dear, %cheap}\n}\nENTRY")
+    text = inner.replace("WORK", "ROOT %y = f32[8]{0} conditional(%i, %x, %x), branch_computations={%inner, %dear}")
+    found = totals(from_hlo(gpu_program.parse(text)))
+    assert found.declared.value == 2 * 32 and found.compulsory == {"forward": 2 * 32} and found.open_ended
+
+
+def test_what_the_branches_have_in_common_must_move() -> None:
+    halves = BRANCHES.replace("sine(%q)", "sine(%z)").replace("%q = f32[8]{0} parameter(0)", (
+        "%q = (f32[8]{0}, f32[8]{0}) parameter(0)\n  %z = f32[8]{0} get-tuple-element(%q), index=1"
+    )).replace("(q: f32[8])", "(q: (f32[8], f32[8]))").replace("i: s32[]", "i: s32[], w: f32[8]")
+    text = halves.replace("WORK", "%w = f32[8]{0} parameter(2)\n  %t = (f32[8]{0}, f32[8]{0}) tuple(%x, %w)\n  ROOT "
+                          "%y = f32[8]{0} conditional(%i, %t, %x), branch_computations={%dear, %cheap}")
+    found = totals(from_hlo(gpu_program.parse(text)))
+    assert found.compulsory == {"forward": 32}  # the result; each branch reads another input
+    assert found.declared.value == 2 * 32
+
+
+def test_conditionals_and_loops_read_what_decides_them() -> None:
+    decided = "%j = s32[] negate(%i)\n  ROOT %y = " + _CONDITIONAL.replace("%i", "%j")
+    for work, name in ((decided, "j"), ("ROOT %y = f32[8]{0} while(%x), condition=%ends, body=%dear", "t")):
+        graph = _branched(work)
+        opcode = "conditional" if name == "j" else "while"
+        assert graph.buffer[name].decides == f"{opcode} y" and not graph.consumers.get(name)
+        titles = {title: [each.name for each in buffers] for title, buffers in text_view.buffer_lists(graph)}
+        assert name in titles["read to choose a branch or to end a loop"]
+        assert "written and never read" not in titles
+        assert store.from_json(store.to_json(graph)) == graph
+
+
+def test_a_loop_of_unknown_length_bounds_the_compulsory_bytes() -> None:
+    assert totals(_branched("ROOT %y = f32[8]{0} while(%x), condition=%ends, body=%dear")).open_ended
+    known = 'ROOT %y = f32[8]{0} while(%x), condition=%ends, body=%dear, backend_config={"known_trip_count":{"n":"3"}}'
+    assert not totals(_branched(known)).open_ended
+
+
 def test_at_least_no_trip_of_a_loop_and_one_look_at_its_condition() -> None:
     loop = "ROOT %y = f32[8]{0} while(%x), condition=%ends, body=%dear"
     assert _at_least(loop) == 32 + 1

@@ -38,6 +38,18 @@ def mismatched(x):
     return x @ x  # raises for what is not square
 
 
+def sorted_all(x):
+    return jnp.sort(x)
+
+
+def sorted_few(x):
+    return jnp.sort(x[:64])
+
+
+def attention_of_cudnn(q):
+    return jax.nn.dot_product_attention(q, q, q, implementation="cudnn")
+
+
 class Attention(nnx.Module):
     def __init__(self, width, heads, *, rngs):
         self.norm = nnx.RMSNorm(width, rngs=rngs)
