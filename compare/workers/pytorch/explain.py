@@ -61,10 +61,7 @@ class TorchExplainer:
             )
         self._calls[call["name"]] = again
         graph = from_inductor(captured, target=self._target, versions=installed("torch", "triton"))
-        broken = [
-            f"{call['name']}: the graph breaks at {reason.line or 'an unknown line'}: {reason.text.splitlines()[0]}"
-            for reason in graph.reasons if reason.origin == "dynamo" and reason.text
-        ]
+        broken = [f"{call['name']}: {cut}" for cut in captured.breaks]
         return graph, [*broken, *self._assumed(call["name"], captured)]
 
     def time(self) -> dict[str, list[Round]]:
@@ -88,11 +85,9 @@ class TorchExplainer:
 
     def _assumed(self, name: str, captured: Any) -> list[str]:
         chosen = {match[1] for kernel in captured.kernels if (match := _ATTENTION.search(kernel.name))}
-        values = [f"{name}: without a GPU, it is assumed that {words}" for words in self._factory.assumed()]
         if not chosen or not self._deviceless:
-            return values
+            return []
         return [
-            *values,
             f"{name}: without a GPU, scaled_dot_product_attention is assumed to run {' and '.join(sorted(chosen))}; "
             "torch.nn.attention.sdpa_kernel fixes the choice",
         ]
