@@ -120,6 +120,8 @@ def compile_call(
             captured.stopped = GraphBreak(reason or f"it fails there: {type(problem).__name__}: {problem}", line)
         finally:
             captured.assumed = factory.assumed() if factory.mode is not None else ()
+        if isinstance(outputs, torch.nn.Module) and not captured.graphs:
+            raise TypeError("it returns a module; to explain that, write () after the function's name")
         captured.record_results(_tensors(outputs))
         call = _Call(compiled, args, kwargs, _trained(function, args, kwargs) if train else None)
         if train and factory.mode is None:
