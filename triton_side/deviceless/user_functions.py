@@ -1,8 +1,8 @@
 """Compile a user's function or module with TorchInductor, for this machine's GPU or for an absent one (for_target).
 
-A graph break is no error: every graph is compiled, `Captured.breaks` says where and why, and the operations that PyTorch
-runs between the graphs are recorded. For an absent GPU nothing runs; after a graph break the call continues with fake
-results, to the first operation whose results cannot be known without data (`Captured.stopped`).
+A graph break is no error: every graph is compiled, `Captured.breaks` says where and why, and the operations that
+PyTorch runs between the graphs are recorded. For an absent GPU nothing runs; after a graph break the call continues
+with fake results, to the first operation whose results cannot be known without data (`Captured.stopped`).
 """
 
 from __future__ import annotations

@@ -179,8 +179,8 @@ class GraphBreak:
 class CompiledGraph:
     """One compiled graph.
 
-    unit: number of the traced function that the graph belongs to; a graph break starts another one. An operation between
-        compiled graphs is a unit, too, and so is each call of a graph that is called several times.
+    unit: number of the traced function that the graph belongs to; a graph break starts another one. An operation
+        between compiled graphs is a unit, too, and so is each call of a graph that is called several times.
     inputs, outputs: names of buffers, in order; None for a value that is no tensor.
     storages: a number for each input's and output's place in memory at the first call. Equal numbers in several units
         mean the same tensor. Empty if the code did not run.

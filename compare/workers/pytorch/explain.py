@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...base.archive import portable_line
 from ...base.host import installed
 from ...measure.clock import CuptiClock, cupti_missing
 from ...measure.l2_flush import L2Flush
@@ -60,6 +62,9 @@ class TorchExplainer:
                 settings=call["settings"], keep_compiled=self._timed,
             )
         self._calls[call["name"]] = again
+        captured.breaks = tuple(replace(cut, line=portable_line(cut.line)) for cut in captured.breaks)
+        if captured.stopped is not None:
+            captured.stopped = replace(captured.stopped, line=portable_line(captured.stopped.line))
         graph = from_inductor(captured, target=self._target, versions=installed("torch", "triton"))
         broken = [f"{call['name']}: {cut}" for cut in captured.breaks]
         return graph, [*broken, *self._assumed(call["name"], captured)]
