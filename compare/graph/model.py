@@ -78,8 +78,8 @@ class Kernel:
     workspace_bytes: a library's scratch space; no other number includes it.
     flops: of one launch; None where they are unknown.
     launches: per call; None where the number depends on data. least_launches: the fewest where it does.
-    provenance: where its configuration comes from ("compiled", "device", "replayed", "not autotuned", or ""); "eager" for
-        an operation that PyTorch runs beside compiled graphs.
+    provenance: where its configuration comes from ("compiled", "device", "replayed", "not autotuned", or "");
+        "eager" for an operation that PyTorch runs beside compiled graphs.
     device_time_us: the measured time of all launches of one call; None without a GPU.
     facts: details that only some compilers give (grid, registers, ...).
     """
