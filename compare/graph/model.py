@@ -109,7 +109,8 @@ class Kernel:
     workspace_bytes: a library's scratch space; no other number includes it.
     flops: of one launch; None where they are unknown.
     launches: per call; None where the number depends on data. least_launches: the fewest where it does.
-    provenance: where its configuration comes from ("compiled", "device", "replayed", "not autotuned", or "").
+    provenance: where its configuration comes from ("compiled", "device", "replayed", "not autotuned", or "");
+        "eager" for an operation that PyTorch runs beside compiled graphs.
     device_time_us: the measured time of all launches of one call; None without a GPU.
     launch: of the kernel named `runtime_name`, not of its helpers (`facts["with"]`). On a GPU as CUPTI recorded it,
         else as the compiler states it; `config` is always the compiler's.

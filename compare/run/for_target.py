@@ -15,6 +15,7 @@ from ..backends import BACKENDS, Backend
 from ..graph import store
 from ..graph.analyse.fingerprint import fingerprint
 from ..graph.model import FusionGraph
+from ..numerics.errors import ErrorCheck
 from ..plan.plan import Plan
 from ..record.record import Record
 from ..record.record_fields import RecordedTimeFields
@@ -165,6 +166,8 @@ def _join_check(entry: Record, checking: Future[dict[str, Any]]) -> None:
         return
     entry.checked = outcome["checked"]
     judge(entry, outcome["errors"])
+    if entry.status == "wrong" and outcome["failed"]:
+        entry.detail = f"check on the CPU: {outcome['failed']}: {entry.detail}"
 
 
 def _compile(
@@ -190,12 +193,14 @@ class _Checks:
         if role is None:
             return None
         dtype = _check_dtype(case, role, implementation)
-        key = (case.block, implementation.name, dtype, case.direction)
+        cases = [
+            c for c in BLOCKS[case.block].cpu_check_cases()
+            if (c.dtype, c.direction) == (dtype, case.direction) and not implementation.unsupported(c)
+        ]
+        if implementation.loader is not None:  # a user's function may support the selected kind of case only
+            cases = [c for c in cases if _kind(c) == _kind(case)] or cases
+        key = (case.block, implementation.name, dtype, case.direction, *(c.name for c in cases))
         if key not in self._known:
-            cases = [
-                c for c in BLOCKS[case.block].cpu_check_cases()
-                if (c.dtype, c.direction) == (dtype, case.direction) and not implementation.unsupported(c)
-            ]
             if implementation.backend.family in _INDUCTOR:
                 # A C++ build of seconds each; they test the graph, which is the others' too.
                 cases = [c for c in cases if c.name == "odd"] or cases[:1]
@@ -221,7 +226,7 @@ class _Checks:
                 ranks, "check", id=entry.id, scales=data.scales, timeout=RANKS_SECONDS
             )
             self._session.workers.ask(ranks, "release", id=entry.id, timeout=RANKS_SECONDS)
-        return {"errors": worst_errors(answers), "checked": _checked(answers[-1], cases)}
+        return {"errors": worst_errors(answers), "checked": _checked(answers[-1], cases), "failed": ""}
 
     def _check(self, role: str, cases: list[Case], implementation: Implementation) -> dict[str, Any]:
         answers: list[dict[str, Any]] = []
@@ -229,13 +234,38 @@ class _Checks:
             entry = self._session.new(case, implementation)
             data = self._session.check_data(case)
             dumps = self._session.scratch / "checks" / role / entry.id.replace("/", "-")
-            self._session.workers.ask(
-                role, "prepare", id=entry.id, case=case.to_json(), implementation=implementation.name,
-                folders=[str(f) for f in data.folders], scales=data.scales, dumps=str(dumps),
-            )
-            answers.append(self._session.workers.ask(role, "check", id=entry.id))
+            try:
+                self._session.workers.ask(
+                    role, "prepare", id=entry.id, case=case.to_json(), implementation=implementation.name,
+                    folders=[str(f) for f in data.folders], scales=data.scales, dumps=str(dumps),
+                )
+                answers.append(self._session.workers.ask(role, "check", id=entry.id))
+            except WorkerError as problem:
+                raise WorkerError(problem.kind, f"{_with_sizes(case)}: {problem.message}") from None
             self._session.workers.ask(role, "release", id=entry.id)
-        return {"errors": worst_errors(answers), "checked": _checked(answers[-1], cases)}
+        return _outcome(answers, cases)
+
+
+def _kind(case: Case) -> tuple[bool, ...]:
+    """Return what a function of the case must support: each of the block's parameters, and groups of heads."""
+    sizes = case.sizes
+    parameters = (bool(sizes.get(name)) for name in BLOCKS[case.block].parameters)
+    return (*parameters, sizes.get("heads") == sizes.get("kv_heads"))
+
+
+def _with_sizes(case: Case) -> str:
+    return f"case {case.name} ({', '.join(f'{axis}={size}' for axis, size in case.sizes.items())})"
+
+
+def _outcome(answers: list[dict[str, Any]], cases: list[Case]) -> dict[str, Any]:
+    failed = [
+        case for case, answer in zip(cases, answers, strict=True)
+        if not all(ErrorCheck(**error).passes for error in answer["errors"])
+    ]
+    return {
+        "errors": worst_errors(answers), "checked": _checked(answers[-1], cases),
+        "failed": _with_sizes(failed[0]) if failed else "",
+    }
 
 
 def _checked(outcome: Mapping[str, Any], cases: list[Case]) -> dict[str, Any]:

@@ -124,9 +124,9 @@ class Explained:
             if found := list(map(str, self.findings()[:MOST_FINDINGS])):
                 yield text_view.plain("")
                 yield text_view.titled("what stands out", found)
-            if configurations := self._configurations():
+            if lines := [*self._graphs_notes(), *self._configurations()]:
                 yield text_view.plain("")
-                yield text_view.plain("\n".join(configurations))
+                yield text_view.plain("\n".join(lines))
         else:
             ceilings, _ = own_ceilings(first)
             notes, remarks = text_view.totals_lines(first, ceilings), text_view.finding_lines(first, ceilings)
@@ -142,6 +142,9 @@ class Explained:
     def _configurations(self) -> list[str]:
         said = {name: provenance.sentence(graph) for name, graph in self.graphs.items()}
         return [f"{name}: {sentence}" for name, sentence in said.items() if sentence]
+
+    def _graphs_notes(self) -> list[str]:
+        return [f"{name}: {note}" for name, graph in self.graphs.items() for note in graph.notes]
 
     def text(self, width: int = 80) -> str:
         """Return the views as plain text of that width."""

@@ -6,6 +6,7 @@ import contextlib
 import dis
 import functools
 import hashlib
+import inspect
 import json
 import os
 import pickle
@@ -204,7 +205,7 @@ def explain_all(
         done[calls[-1].name] = replace(done[calls[-1].name], notes=result.notes)
     graphs = {name: done[name].graph for name in functions}
     static = [
-        f"{name}: torch.compile was given dynamic=True, and the shapes are static here"
+        f"{name}: torch.compile was given dynamic=True, but these are the kernels of static shapes; others may differ"
         for name, function in functions.items() if _is_dynamic(function)
     ]
     notes = (*static, *(note for name in functions for note in done[name].notes))
@@ -344,7 +345,39 @@ def _make_call(
         function = _uncompiled(function.func)
     if not callable(function):
         raise ExplainError(f"{function!r:.80} cannot be called; give a function, a module, or a Lowered of jax")
+    _refuse_factory(name, function, args, kwargs)
     return _Call(name, framework or _framework(name, function, args, kwargs), function, args, kwargs)
+
+
+def _refuse_factory(name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse a class, and a function without parameters that is given arguments: they make what the user means."""
+    try:
+        signature = inspect.signature(function, follow_wrapped=False)
+    except ValueError:  # a function of C
+        return
+    needed = any(
+        parameter.default is parameter.empty and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        for parameter in signature.parameters.values()
+    )
+    if isinstance(function, type):
+        write = f"write a function without parameters that returns one, such as {name}(...), and give its call"
+        raise ExplainError(
+            f"{name} is a class; to explain an instance of it, {write if needed else _call_of(function)}"
+        )
+    if not signature.parameters and (args or kwargs):
+        raise ExplainError(
+            f"{name} has no parameters, and arguments are given; if they are for what it returns, {_call_of(function)}"
+        )
+
+
+def _call_of(factory: Any) -> str:
+    """Return how a user gives the result of a function, on the command line and in Python."""
+    name = factory.__qualname__
+    try:
+        file = os.path.relpath(inspect.getfile(factory))
+    except (TypeError, OSError, ValueError):  # of no file
+        return f"give {name}()"
+    return f"give {name}(), on the command line '{file}:{name}()'"
 
 
 def _framework(name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Framework:

@@ -14,7 +14,8 @@ that torch.compile compiled cannot be recorded: Dynamo runs it uncompiled while 
 These names are not public API; versions.py lists the tested builds:
 - `torch._C._current_autograd_node`: the autograd node that runs;
 - `torch.autograd._get_sequence_nr`: the number that the forward and backward of an operation share;
-- `torch._C._dispatch_has_kernel_for_dispatch_key`, `Library._destroy`: to register an operation temporarily.
+- `torch._C._dispatch_has_kernel_for_dispatch_key`, `Library._destroy`: to register an operation temporarily;
+- `torch._guards.CompileContext`: whether Dynamo is compiling.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ Kind = Literal[
 Call = Callable[[Any], Mapping[str, torch.Tensor]]
 
 _TORCH = str(Path(torch.__file__).parent)
+_DEVICELESS = str(Path(__file__).parents[1] / "deviceless")  # it calls users' functions
 _CHECKPOINT = str(Path(torch.__file__).parent / "utils" / "checkpoint.py")
 _ENGINE = "_engine_run_backward"  # torch.autograd.graph: every backward pass goes through it
 
@@ -315,6 +317,46 @@ class _Recorder(TorchDispatchMode):
         return False, repeated, line, stage
 
 
+class EagerRecorder(_Recorder):
+    """While it is active, calls `add` for each operation that a function under torch.compile runs uncompiled.
+
+    device: as in `record_operations`. An operation that raises an error is recorded, too, without results.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, add: Callable[[Operation], None], storages: Storages, device: str | None) -> None:
+        super().__init__(storages, (), add, {}, device)
+        self._paused = False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True  # otherwise Dynamo compiles nothing while this mode is active
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Record nothing inside, where compiled code runs."""
+        before, self._paused = self._paused, True
+        try:
+            yield
+        finally:
+            self._paused = before
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self._paused or torch._guards.CompileContext.current_compile_id() is not None:
+            return function(*args, **(kwargs or {}))
+        try:
+            return super().__torch_dispatch__(function, types, args, kwargs)
+        except Exception:
+            if isinstance(function, torch._ops.OpOverload):
+                backward, rematerialized, line, stage = self._site()
+                reads = self._describe(_unique(_tensors([args, kwargs])))
+                kind = _kind(function, function._schema.name.partition("::")[2])
+                op = str(function)
+                self._add(Operation(op, kind, reads, (), stage, line, backward, rematerialized, None))
+            raise
+
+
 def _line(backward: bool) -> tuple[str, bool]:
     """Return the innermost line outside PyTorch and this module, and whether torch.utils.checkpoint repeats it.
 
@@ -324,7 +366,7 @@ def _line(backward: bool) -> tuple[str, bool]:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code.co_name != _ENGINE:
         file = frame.f_code.co_filename
-        if not line and not file.startswith((_TORCH, "<")) and file != __file__:
+        if not line and not file.startswith((_TORCH, _DEVICELESS, "<")) and file != __file__:
             line = f"{file}:{frame.f_lineno}"
         if line and (not backward or file == _CHECKPOINT):
             return line, backward

@@ -111,6 +111,7 @@ def activate(properties: Mapping[str, Any], cache_folder: str | os.PathLike[str]
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     _hooks = _install_hooks(torch_folder, _build_hooks(torch_folder, build, cache_folder))
     _patch_torch(device)
+    _use_cudnn_for_recurrent_layers()
     _patch_triton(device)
     _active = device
 
@@ -217,6 +218,38 @@ def _patch_torch(device: types.SimpleNamespace) -> None:
     # Otherwise fake tensors would use the device to start its context, and for constants.
     fake_tensor.FakeTensorMode.avoid_device_init = property(lambda mode: True)  # type: ignore[assignment,method-assign]
     fake_tensor.init_gpu_context = lambda device: None  # type: ignore[assignment]
+
+
+_CUDNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cudnnRNNMode_t
+_library: Any = None  # while it exists, its operations are registered
+
+
+def _use_cudnn_for_recurrent_layers() -> None:
+    """Make LSTM, GRU and RNN one call of cuDNN, as a GPU does. A CPU build would run them cell by cell."""
+    global _library
+    import torch
+
+    _library = torch.library.Library("aten", "IMPL")
+
+    def calling(name: str, mode: int) -> Any:
+        def layer(
+            x: Any, state: Any, weights: Any, has_biases: bool, layers: int, dropout: float, train: bool,
+            bidirectional: bool, batch_first: bool,
+        ) -> Any:
+            hx, cx = state if name == "lstm" else (state, None)
+            hidden = (hx if cx is None else cx).shape[2]
+            projected = hx.shape[2] if hx.shape[2] != hidden else 0
+            y, hy, cy, _, _ = torch.ops.aten._cudnn_rnn(
+                x, weights, 4 if has_biases else 2, None, hx, cx, mode, hidden, projected, layers, batch_first, dropout,
+                train, bidirectional, [], None,
+            )
+            return (y, hy, cy) if name == "lstm" else (y, hy)
+
+        return layer
+
+    for name, mode in _CUDNN_MODES.items():
+        for key in ("CUDA", "AutogradCUDA"):
+            _library.impl(f"{name}.input", torch.compiler.disable(calling(name, mode)), key)
 
 
 def _patch_triton(device: types.SimpleNamespace) -> None:

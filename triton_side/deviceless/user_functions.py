@@ -1,7 +1,8 @@
 """Compile a user's function or module with TorchInductor, for this machine's GPU or for an absent one (for_target).
 
-A graph break is no error: every graph is compiled, and `Captured.breaks` says where and why. For an absent GPU nothing
-runs; after a graph break the call continues with fake results.
+A graph break is no error: every graph is compiled, `Captured.breaks` says where and why, and the operations that
+PyTorch runs between the graphs are recorded. For an absent GPU nothing runs; after a graph break the call continues
+with fake results, to the first operation whose results cannot be known without data (`Captured.stopped`).
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
@@ -21,6 +23,7 @@ from triton_side.deviceless import _fake_cuda
 from triton_side.inductor import _private as private
 from triton_side.inductor import compiler
 from triton_side.inductor.compiler import Captured
+from triton_side.inductor.graph import GraphBreak
 
 Products = Literal["padded", "triton"]
 
@@ -44,8 +47,7 @@ class TensorFactory:
 
     def assumed(self) -> list[str]:
         """Return, and forget, the assumptions about values that code between the pieces of a broken graph read."""
-        if self.mode is None:
-            return []
+        assert self.mode is not None
         found = list(self.mode.assumed)
         self.mode.assumed.clear()
         return found
@@ -106,7 +108,21 @@ def compile_call(
         stack.enter_context(private.inductor_settings(settings))
         stack.enter_context(warnings.catch_warnings())
         warnings.filterwarnings("ignore", message="Accessing the data pointer of FakeTensor")
-        outputs = compiled(*args, **kwargs)
+        outputs = None
+        try:
+            with captured.following("cuda" if torch.cuda.is_available() else None):
+                outputs = compiled(*args, **kwargs)
+        except Exception as problem:
+            reason = private.why_not_followed(problem)
+            if factory.mode is None or not (reason or factory.mode.assumed):
+                raise
+            line = private.users_line(traceback.extract_tb(problem.__traceback__))
+            captured.stopped = GraphBreak(reason or f"it fails there: {type(problem).__name__}: {problem}", line)
+        finally:
+            captured.assumed = factory.assumed() if factory.mode is not None else ()
+        if isinstance(outputs, torch.nn.Module) and not captured.graphs:
+            raise TypeError("it returns a module; to explain that, write () after the function's name")
+        captured.record_results(_tensors(outputs))
         call = _Call(compiled, args, kwargs, _trained(function, args, kwargs) if train else None)
         if train and factory.mode is None:
             call.differentiate(outputs)  # compiled already; the first run of a Triton kernel autotunes it
@@ -142,9 +158,10 @@ def _compile_and_fake(captured: Captured, graph: torch.fx.GraphModule, inputs: l
     made = [new for new in captured.graphs if new.part == "forward" and not any(new is known for known in before)]
 
     def fake(*args: Any) -> Any:
-        results = graph.forward(*args)  # the code after a graph break needs their shapes
+        with captured.compiled_code():
+            results = graph.forward(*args)  # the code after a graph break needs their shapes
         for forward in made:
-            captured.record_storages(forward, args, results)
+            captured.record_call(forward, args, results)
         return results
 
     return fake

@@ -17,6 +17,8 @@ import logging
 import math
 import operator
 import re
+import traceback
+import types
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -36,6 +38,7 @@ _CUSTOM_PASSES = (
 # module -> the private names that this file reads or replaces
 _NAMES = {
     "torch._dynamo.config": ("trace_autograd_ops",),
+    "torch._dynamo.convert_frame": ("format_error_msg",),
     "torch._dynamo.decorators": ("mark_static_address",),
     "torch._dynamo.output_graph": ("graph_break_reasons",),
     "torch._functorch._aot_autograd.logging_utils": ("setup_stacktrace_preservation_hooks",),
@@ -76,7 +79,10 @@ _NAMES = {
     ),
     "torch._higher_order_ops.utils": ("registered_hop_fake_fns",),
     "torch._ops": ("HigherOrderOperator.dispatch",),
-    "torch._subclasses.fake_tensor": ("FakeTensorMode.dispatch",),
+    "torch._subclasses.fake_tensor": (
+        "DataDependentOutputException", "DynamicOutputShapeException", "FakeTensorMode.dispatch",
+        "UnsupportedOperatorException",
+    ),
     "torch.utils._pytree": ("arg_tree_leaves", "tree_leaves"),
 }
 
@@ -110,6 +116,7 @@ import torch._inductor.codegen.triton as codegen_triton  # noqa: E402
 import torch._inductor.config as inductor_config  # noqa: E402
 import torch._inductor.debug as inductor_debug  # noqa: E402
 import torch._inductor.ir as ir  # noqa: E402
+from torch._dynamo import convert_frame as dynamo_frames  # noqa: E402
 from torch._dynamo import decorators as dynamo_decorators  # noqa: E402
 from torch._dynamo import output_graph as dynamo_output  # noqa: E402
 from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks  # noqa: E402
@@ -134,7 +141,12 @@ from torch._inductor.runtime.triton_heuristics import (  # noqa: E402
 from torch._inductor.scheduler import SchedulerNode, WhyNoFuse  # noqa: E402
 from torch._inductor.virtualized import V  # noqa: E402
 from torch._ops import HigherOrderOperator  # noqa: E402
-from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch._subclasses.fake_tensor import (  # noqa: E402
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
 from torch.fx.experimental.proxy_tensor import get_proxy_mode  # noqa: E402
 from torch.utils import _pytree as pytree  # noqa: E402
 
@@ -198,6 +210,7 @@ class Listener(Protocol):
     def kernel_announced(self, announcement: Announcement) -> None: ...
     def graph_loaded(self, loaded: LoadedGraph) -> None: ...
     def graph_broken(self, graph_break: GraphBreak) -> None: ...
+    def graph_runs(self) -> AbstractContextManager[None]: ...
     def graph_called(self, module: Any, taken: Sequence[Any], returned: Sequence[Any]) -> None: ...
 
 
@@ -350,7 +363,8 @@ def observe_compiles(listener: Listener) -> Iterator[None]:
             if not active:
                 return call(args)
             taken = list(args)  # a copy, because the call empties `args`
-            returned = call(args)
+            with listener.graph_runs():
+                returned = call(args)
             listener.graph_called(module, taken, returned)
             return returned
 
@@ -389,6 +403,16 @@ def observe_compiles(listener: Listener) -> Iterator[None]:
         _compiled_by_descent.setdefault(kernel, {})[str(config)] = result
         return result
 
+    failure = dynamo_frames.format_error_msg
+
+    def skipped(problem: Exception, code: types.CodeType, *args: Any, **kwargs: Any) -> str:
+        # Dynamo calls it where it leaves a function uncompiled; `graph_break_reasons` lacks some of these reasons.
+        stack = list(getattr(problem, "real_stack", None) or ())
+        own = users_line([traceback.FrameSummary(code.co_filename, code.co_firstlineno, code.co_name)])
+        text = str(getattr(problem, "msg", problem))
+        listener.graph_broken(GraphBreak(text, users_line(stack) or own, code.co_name if own else ""))
+        return failure(problem, code, *args, **kwargs)
+
     def scheduled(fused: bool) -> Callable[[Sequence[Any]], Sequence[Any]]:
         def custom_pass(nodes: Sequence[Any]) -> Sequence[Any]:
             listener.scheduler_ir(_part(V.graph), fused, "\n\n".join(node.debug_str() for node in nodes) + "\n")
@@ -422,13 +446,14 @@ def observe_compiles(listener: Listener) -> Iterator[None]:
         stack.enter_context(_patched(pad_mm, "_should_pad", padding_decided))
         stack.enter_context(_patched(SIMDScheduling, "codegen_mix_order_reduction", mixing_orders))
         stack.enter_context(_patched(WhyNoFuse, "__call__", refused))
+        stack.enter_context(_patched(dynamo_frames, "format_error_msg", skipped))
         known_breaks = len(dynamo_output.graph_break_reasons)
         try:
             yield
         finally:
             active = False
         for reason in dynamo_output.graph_break_reasons[known_breaks:]:
-            listener.graph_broken(GraphBreak(text=str(reason.reason), line=_break_line(reason.user_stack)))
+            listener.graph_broken(GraphBreak(text=str(reason.reason), line=users_line(reason.user_stack)))
 
 
 @contextlib.contextmanager
@@ -495,10 +520,14 @@ def _output_name(output: Any) -> str | None:
     return None if name is None else _owner(name)
 
 
-def _break_line(stack: Sequence[Any]) -> str:
-    """Return the innermost line outside torch."""
-    lines = [f"{frame.filename}:{frame.lineno}" for frame in stack if not frame.filename.startswith(_TORCH_FOLDER)]
-    return lines[-1] if lines else ""
+_LIBRARIES = re.compile(r"/site-packages/|/lib/python3\.\d+/")
+
+
+def users_line(stack: Sequence[Any]) -> str:
+    """Return the innermost line of the user's own code, else the innermost outside torch and this package; or ""."""
+    outside = [frame for frame in stack if not frame.filename.startswith((_TORCH_FOLDER, _OWN_FOLDER))]
+    frames = [frame for frame in outside if not _LIBRARIES.search(frame.filename)] or outside
+    return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
 
 
 def _announcement(
@@ -761,6 +790,7 @@ def _replacements(graph: torch.fx.Graph, rewritten: Sequence[torch.fx.Graph]) ->
 # '  File "/home/me/block.py", line 12, in apply'
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH_FOLDER = torch.__file__.rsplit("/", 1)[0] + "/"
+_OWN_FOLDER = __file__.rsplit("/", 2)[0] + "/"
 
 
 def _user_line(stack_trace: str | None) -> str | None:
@@ -896,6 +926,19 @@ def _precompile_first(kernel: CachingAutotuner, *args: Any, **kwargs: Any) -> No
     raise RuntimeError(f"none of {len(configs)} configurations of {kernel.fn.__name__} fits the GPU") from failure
 
 
+def why_not_followed(problem: Exception) -> str:
+    """Return why fake tensors cannot follow a call beyond an operation, or "" for any other problem."""
+    op = str(getattr(problem, "func", problem)).rpartition(".")[0]
+    match problem:
+        case DynamicOutputShapeException():
+            return f"the size of the result of {op} depends on data, which needs a GPU"
+        case DataDependentOutputException():
+            return f"the result of {op} depends on data, which needs a GPU"
+        case UnsupportedOperatorException():
+            return f"PyTorch has no rule for the result of {op} on tensors without data"
+    return ""
+
+
 class _AssumingValues(FakeTensorMode):
     """Fake tensors between the pieces of a broken graph: every number read from one is 1, and every mask is true.
 
@@ -927,7 +970,10 @@ class _AssumingValues(FakeTensorMode):
             for index in args[1]:
                 indices += index.nonzero().unbind(1) if _is_mask(index) else [index]
             args = (args[0], indices)
-        return super().dispatch(func, types, args, kwargs)
+        try:
+            return super().dispatch(func, types, args, kwargs)
+        except NotImplementedError as problem:  # it has no rule for fake tensors, and no GPU can run it on real ones
+            raise UnsupportedOperatorException(func) from problem
 
 
 def _is_mask(index: Any) -> bool:

@@ -17,6 +17,7 @@ import dataclasses
 import functools
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -26,8 +27,10 @@ import torch
 from torch.fx.traceback import preserve_node_meta
 
 from triton_side.calls import artifacts, effects
-from triton_side.calls.launches import Storages
+from triton_side.calls.dispatch import EagerRecorder, Operation
+from triton_side.calls.launches import Storages, TensorArgument
 from triton_side.inductor import _private as private
+from triton_side.inductor import eager
 from triton_side.inductor.graph import (
     Buffer,
     Call,
@@ -57,6 +60,8 @@ from triton_side.inductor.output_code import (
     subgraph_buffers,
     views_in,
 )
+
+MOST_BREAKS = 3  # named in an error
 
 
 @dataclasses.dataclass
@@ -165,15 +170,37 @@ class _Call:
 
 
 class _StorageNumbers:
-    """Numbers tensors by where in memory they begin."""
+    """Numbers tensors by where in memory they begin. whole: the largest tensor of each storage."""
 
     def __init__(self) -> None:
-        self._storages = Storages()
+        self.storages = Storages()
+        self.whole: dict[int, TensorArgument] = {}
         self._numbers: dict[tuple[int, int], int] = {}  # storage and offset
 
     def of(self, tensor: torch.Tensor) -> int:
-        place = self._storages.of(tensor), int(tensor.storage_offset())
-        return self._numbers.setdefault(place, len(self._numbers))
+        described = self.storages.describe(tensor, 0)
+        self.seen(described)
+        return self.at(described.storage, described.offset)
+
+    def at(self, storage: int, offset: int) -> int:
+        return self._numbers.setdefault((storage, offset), len(self._numbers))
+
+    def storages_at(self, numbers: Iterable[int]) -> set[int]:
+        wanted = set(numbers)
+        return {storage for (storage, _), number in self._numbers.items() if number in wanted}
+
+    def seen(self, tensor: TensorArgument) -> None:
+        known = self.whole.get(tensor.storage)
+        if known is None or tensor.bytes > known.bytes:
+            self.whole[tensor.storage] = tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class _GraphCall:
+    """One call of a compiled forward graph. storages: as in `CompiledGraph`."""
+
+    graph: Graph
+    storages: Mapping[str, int]
 
 
 @dataclasses.dataclass
@@ -182,11 +209,17 @@ class Captured:
 
     joint: the joint forward and backward FX graph; None for inference. After a graph break, the last function's.
     breaks: where and why tracing stopped and began again.
+    stopped: without a GPU, where and why a call could not be followed any further. assumed: what it took for granted.
     """
 
     joint: str | None
     graphs: tuple[Graph, ...]
     breaks: tuple[GraphBreak, ...] = ()
+    stopped: GraphBreak | None = None
+    assumed: Sequence[str] = ()
+    _steps: list[_GraphCall | Operation] = dataclasses.field(default_factory=list, repr=False)
+    _results: set[int] = dataclasses.field(default_factory=set, repr=False)
+    _eager: EagerRecorder | None = dataclasses.field(default=None, repr=False)
     _storage_numbers: _StorageNumbers = dataclasses.field(default_factory=_StorageNumbers, repr=False)
 
     @property
@@ -196,16 +229,110 @@ class Captured:
 
     def program(self) -> Program:
         """Return everything, as known now, as plain data that needs no torch."""
-        return Program(tuple(graph.compiled() for graph in self.graphs), self.breaks)
+        graphs = [graph.compiled() for graph in self.graphs]
+        if not self._steps:
+            return Program(tuple(graphs), self.breaks)
+        order = {"forward": 0, "backward": 1}
+        units = sorted(self._units(graphs), key=lambda graph: order[graph.part])
+        return Program(tuple(units), self.breaks, tuple(self._notes()))
 
-    def record_storages(self, graph: Graph, taken: Sequence[Any], returned: Sequence[Any]) -> None:
-        """Record where in memory the inputs and results of a graph's first call are."""
+    def _units(self, graphs: Sequence[CompiledGraph]) -> Iterator[CompiledGraph]:
+        """Yield a graph for each call of a compiled one, and for each operation between them."""
+        numbers = self._storage_numbers
+        calls = Counter(step.graph.unit for step in self._steps if isinstance(step, _GraphCall))
+        kept = set(self._results)
+        found: list[CompiledGraph] = []
+        for unit, step in reversed(list(enumerate(self._steps))):
+            if isinstance(step, Operation):
+                found.append(eager.graph_of(step, unit, numbers.whole, numbers.at, kept))
+                kept |= {tensor.storage for tensor in step.reads}
+                continue
+            kept |= numbers.storages_at(step.storages.values())
+            for graph in graphs:
+                if graph.unit != step.graph.unit:
+                    continue
+                storages = graph.storages if calls[graph.unit] == 1 else {}
+                if graph.part == "forward":
+                    storages = {name: number for name, number in step.storages.items() if name in graph.memory}
+                found.append(dataclasses.replace(graph, unit=unit, storages=storages))
+        yield from reversed(found)
+        for graph in graphs:
+            if graph.unit not in calls:
+                yield dataclasses.replace(graph, unit=len(self._steps) + graph.unit)
+
+    def _operations(self) -> list[Operation]:
+        return [step for step in self._steps if isinstance(step, Operation)]
+
+    def _notes(self) -> Iterator[str]:
+        if operations := self._operations():
+            differentiated = any(graph.part == "backward" for graph in self.graphs)
+            missing = differentiated and any(operation.writes for operation in operations)
+            backward = "; their backward pass is missing" if missing else ""
+            yield (
+                f"outside the compiled graphs, PyTorch runs {eager.counted(operations)}; an operation counts as one "
+                f"kernel, and may launch several{backward}"
+            )
+        if self.assumed:
+            yield (
+                f"without a GPU, it is assumed that {', and that '.join(self.assumed)}: what depends on it, such as "
+                "sizes, is that of this case"
+            )
+        if self.stopped is not None:
+            yield (
+                f"the call is followed only to {self.stopped.line or 'an unknown line'}, because {self.stopped.text}; "
+                "what comes after it is missing"
+            )
+
+    def why_nothing(self) -> str:
+        """Return why there are no graphs."""
+        if not self.breaks and self.stopped is None:
+            return (
+                "the function computes nothing that it returns or changes, or no compiled function was called inside "
+                "the capture"
+            )
+        operations = self._operations()
+        runs = [f"PyTorch runs {eager.counted(operations)}"] if operations else []
+        more = [f"{len(self.breaks) - MOST_BREAKS} more breaks follow"] if len(self.breaks) > MOST_BREAKS else []
+        named = map(str, self.breaks[:MOST_BREAKS])
+        return "; ".join([*named, *more, *runs, *list(self._notes())[bool(operations) :]])
+
+    @contextlib.contextmanager
+    def following(self, device: str | None) -> Iterator[None]:
+        """Record the calls of compiled graphs, and the operations between them whose tensors are on `device`.
+
+        device: None for every device.
+        """
+
+        def add(operation: Operation) -> None:
+            for tensor in (*operation.reads, *operation.writes):
+                self._storage_numbers.seen(tensor)
+            if not operation.backward:
+                self._steps.append(operation)
+
+        self._eager = EagerRecorder(add, self._storage_numbers.storages, device)
+        with self._eager:
+            yield
+
+    def compiled_code(self) -> AbstractContextManager[None]:
+        """Record no operations inside, where a compiled graph runs."""
+        return self._eager.paused() if self._eager is not None else contextlib.nullcontext()
+
+    def record_call(self, graph: Graph, taken: Sequence[Any], returned: Sequence[Any]) -> None:
+        """Record a call of a graph, and where in memory its inputs and results are."""
         inputs, outputs = graph._loaded.inputs, graph._loaded.outputs
-        if graph._storages_of or len(taken) != len(inputs) or len(returned) > len(outputs):
-            return
-        for name, value in (*zip(inputs, taken, strict=True), *zip(outputs, returned, strict=False)):
-            if name is not None and isinstance(value, torch.Tensor):
-                graph._storages_of[name] = self._storage_numbers.of(value)
+        storages: dict[str, int] = {}
+        if len(taken) == len(inputs) and len(returned) <= len(outputs):
+            for name, value in (*zip(inputs, taken, strict=True), *zip(outputs, returned, strict=False)):
+                if name is not None and isinstance(value, torch.Tensor):
+                    storages[name] = self._storage_numbers.of(value)
+        if not graph._storages_of:
+            graph._storages_of.update(storages)
+        if self._eager is not None and graph.part == "forward":
+            self._steps.append(_GraphCall(graph, storages))
+
+    def record_results(self, results: Iterable[torch.Tensor]) -> None:
+        """Record what the function returns."""
+        self._results.update(map(self._storage_numbers.storages.of, results))
 
     def graph(self, part: Part) -> Graph:
         """Return the graph of `part`. Raises KeyError unless there is exactly one."""
@@ -313,10 +440,7 @@ def recording(measured: bool) -> Iterator[Captured]:
     with private.observe_compiles(recorder), preserve_node_meta():
         yield captured
     if not captured.graphs:
-        raise RuntimeError(
-            "TorchInductor compiled nothing: the function computes nothing that it returns or changes, or no compiled "
-            "function was called inside the capture"
-        )
+        raise RuntimeError(f"TorchInductor compiled nothing: {captured.why_nothing()}")
 
 
 class _Recorder:
@@ -348,13 +472,17 @@ class _Recorder:
         self.refusals[refusal.first, refusal.second] = refusal
 
     def graph_broken(self, graph_break: GraphBreak) -> None:
-        if graph_break not in self.captured.breaks:  # Dynamo reports it in the caller and in the function itself
+        known = {(cut.text, cut.line) for cut in self.captured.breaks}
+        if (graph_break.text, graph_break.line) not in known:  # Dynamo reports it in the caller and in the function
             self.captured.breaks = (*self.captured.breaks, graph_break)
+
+    def graph_runs(self) -> AbstractContextManager[None]:
+        return self.captured.compiled_code()
 
     def graph_called(self, module: Any, taken: Sequence[Any], returned: Sequence[Any]) -> None:
         graph = next(graph for graph in self.captured.graphs if graph._loaded.module is module)
         if len(returned) == len(graph._loaded.outputs):
-            self.captured.record_storages(graph, taken, returned)
+            self.captured.record_call(graph, taken, returned)
 
     def kernel_announced(self, announcement: private.Announcement) -> None:
         self.announcements[announcement.handle] = announcement

@@ -15,9 +15,9 @@ from triton_side.calls.flops import Shape, grouped_product_flops
 
 Part = Literal["forward", "backward"]
 Kind = Literal[
-    "elementwise", "reduction", "gemm", "attention", "copy", "scatter", "collective", "library", "custom"
+    "elementwise", "reduction", "gemm", "attention", "copy", "scatter", "collective", "library", "custom", "memset"
 ]
-Provenance = Literal["compiled", "device", "replayed", "not autotuned", ""]
+Provenance = Literal["compiled", "device", "replayed", "not autotuned", "eager", ""]
 
 # torch's dtype -> (HLO's name, bytes)
 DTYPES = {
@@ -81,7 +81,8 @@ class Kernel:
     is_template: generated from a hand-written template (max-autotune's GEMMs, FlexAttention).
     is_extern: a library call.
     provenance: "device": chosen by measuring on this device; "compiled": there was no choice; "not autotuned": a GPU
-        would measure, but none has; "": a dump does not say. Inductor measures configurations of Triton kernels. In
+        would measure, but none has; "eager": Inductor did not compile this operation, and PyTorch runs it; "": a dump
+        does not say. Inductor measures configurations of Triton kernels. In
         every mode it also measures whether to pad GEMM operands whose sizes are no multiple of 16 bytes, which adds
         kernels. With max-autotune it also measures GEMM implementations, and the split of a reduction over rows and
         columns at once.
@@ -173,17 +174,37 @@ class Refusal:
 
 @dataclass(frozen=True)
 class GraphBreak:
-    """Where tracing stopped ("file:line", or "") and why, in Dynamo's words."""
+    """Where tracing stopped ("file:line", or "") and why, in Dynamo's words.
+
+    skipped: the function of which Dynamo therefore compiles nothing, or "". Functions that it calls may be compiled.
+    """
 
     text: str
     line: str
+    skipped: str = ""
+
+    @property
+    def reason(self) -> str:
+        """The first line of the text, and its explanation if it has one."""
+        title, *details = self.text.splitlines() or [""]
+        if title.startswith("generic_jump"):
+            return "a branch depends on the value of a tensor"
+        if title == "step_unsupported":
+            return "Dynamo cannot trace this line"
+        found = [words[1] for detail in details if (words := re.match(r"\s*Explanation: (.+)", detail))]
+        return ": ".join([title, *found[:1]]).rstrip(".")
+
+    def __str__(self) -> str:
+        so = f", so {self.skipped}() itself runs uncompiled" if self.skipped else ""
+        return f"the graph breaks{f' at {self.line}' if self.line else ''}: {self.reason}{so}"
 
 
 @dataclass(frozen=True)
 class CompiledGraph:
     """One compiled graph.
 
-    unit: number of the traced function that the graph belongs to; a graph break starts another one.
+    unit: number of the traced function that the graph belongs to; a graph break starts another one. An operation
+        between compiled graphs is a unit, too, and so is each call of a graph that is called several times.
     inputs, outputs: names of buffers, in order; None for a value that is no tensor.
     storages: a number for each input's and output's place in memory at the first call. Equal numbers in several units
         mean the same tensor. Empty if the code did not run.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from ...base.archive import portable_line
 from ...base.host import installed
 from ...measure.clock import CuptiClock, cupti_missing
 from ...measure.l2_flush import L2Flush
@@ -60,11 +62,11 @@ class TorchExplainer:
                 settings=call["settings"], keep_compiled=self._timed,
             )
         self._calls[call["name"]] = again
+        captured.breaks = tuple(replace(cut, line=portable_line(cut.line)) for cut in captured.breaks)
+        if captured.stopped is not None:
+            captured.stopped = replace(captured.stopped, line=portable_line(captured.stopped.line))
         graph = from_inductor(captured, target=self._target, versions=installed("torch", "triton"))
-        broken = [
-            f"{call['name']}: the graph breaks at {reason.line or 'an unknown line'}: {reason.text.splitlines()[0]}"
-            for reason in graph.reasons if reason.origin == "dynamo" and reason.text
-        ]
+        broken = [f"{call['name']}: {cut}" for cut in captured.breaks]
         return graph, [*broken, *self._assumed(call["name"], captured)]
 
     def time(self) -> dict[str, list[Round]]:
@@ -88,11 +90,9 @@ class TorchExplainer:
 
     def _assumed(self, name: str, captured: Any) -> list[str]:
         chosen = {match[1] for kernel in captured.kernels if (match := _ATTENTION.search(kernel.name))}
-        values = [f"{name}: without a GPU, it is assumed that {words}" for words in self._factory.assumed()]
         if not chosen or not self._deviceless:
-            return values
+            return []
         return [
-            *values,
             f"{name}: without a GPU, scaled_dot_product_attention is assumed to run {' and '.join(sorted(chosen))}; "
             "torch.nn.attention.sdpa_kernel fixes the choice",
         ]

@@ -72,6 +72,38 @@ def test_functions_of_both_frameworks_become_rows(tmp_path: Path) -> None:
     assert rows["by_triton"]["status"] == "failed" and "--with-backward" in rows["by_triton"]["detail"]
 
 
+ATTENTION = """
+import math, torch
+
+def causal(q, k, v):
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    seen = torch.ones_like(scores).tril()
+    return torch.softmax(scores.masked_fill(seen == 0, -math.inf), -1) @ v
+
+def full(q, k, v):
+    return torch.softmax(q @ k.mT / math.sqrt(q.shape[-1]), -1) @ v
+"""
+
+
+def test_a_function_of_one_kind_of_attention_is_checked_on_that_kind(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(ATTENTION)
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(PROJECT)}
+    functions = [word for name in ("causal", "full") for word in ("--with", f"mine.py:{name}")]
+    subprocess.run(
+        [
+            sys.executable, "-m", "compare", "run", "attention", *functions, "-i", "causal,full", "--direction", "fwd",
+            "--dtype", "fp32", "--size", "batch=1,heads=2,kv_heads=2,sequence=64,head_dim=32", "--target", "h200",
+            "--out", "run",
+        ],
+        cwd=tmp_path, env=environment, capture_output=True, timeout=280, check=False,
+    )
+    lines = [json.loads(line) for line in (tmp_path / "run/records.jsonl").read_text().splitlines()]
+    rows = {row["implementation"]: row for row in lines}
+    assert rows["causal"]["status"] == "compiled" and rows["causal"]["checked"]["device"]
+    assert rows["full"]["status"] == "wrong"
+    assert "CPU: case odd (" in rows["full"]["detail"] and "causal=1" in rows["full"]["detail"]
+
+
 def test_pytorch_takes_the_gradient_that_its_user_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "mine.py").write_text(TORCH)
     monkeypatch.syspath_prepend(tmp_path)

@@ -17,7 +17,9 @@ import pytest
 from click.testing import CliRunner
 
 import xlafuse
+from compare.cli.functions import resolve
 from compare.cli.main import cli
+from compare.graph.analyse.totals import totals
 from compare.user import explain as explain_user
 
 pytestmark = pytest.mark.slow
@@ -319,17 +321,72 @@ def torch_breaks(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_pieces_around_values_that_depend_on_data_are_compiled(torch_breaks: Any):
     import torch
 
-    functions = [getattr(torch_breaks, name) for name in ("number", "mask", "branch", "indices", "nothing", "in_place")]
+    named = ("number", "mask", "branch", "indices", "nothing", "in_place", "counted", "repeated")
+    functions = [getattr(torch_breaks, name) for name in named]
     explained = xlafuse.explain(functions, torch.empty(64, 128, device="meta"), **TARGET)
     wanted = {
         "number": {"aten.sum", "aten.mul"}, "mask": {"aten.gt", "aten.mul"}, "branch": {"aten.sum", "aten.add"},
         "indices": {"aten.add"}, "nothing": {"aten.add"}, "in_place": {"aten.mul"},
+        "counted": {"aten.relu", "aten.bincount"}, "repeated": {"aten.relu", "aten.mm"},
     }
     for name, operations in wanted.items():
         assert operations <= names(explained.graphs[name]), name
         broken = any(reason.origin == "dynamo" for reason in explained.graphs[name].reasons)
-        assert broken == (name in ("number", "mask", "branch", "indices")), name
-    assert sum("assumed" in note for note in explained.notes) == 4
+        assert broken == (name not in ("nothing", "in_place")), name
+    assert sum("assumed" in note for graph in explained.graphs.values() for note in graph.notes) == 4
+    text = explained.text()
+    assert "mask: without a GPU, it is assumed" in text and "aten.nonzero" in text
+
+    counted = explained["counted"]
+    *_, last = counted.graph.kernels
+    assert (last.name, last.outputs) == ("aten.bincount.default", None)
+    (line,) = last.lines
+    assert any(f"only to {line}, because the size of" in note for note in counted.graph.notes)
+    assert "declared bytes: at least" in counted.text()
+
+    repeated = explained["repeated"]
+    kinds = [kernel.kind for kernel in repeated.graph.kernels]
+    assert kinds == ["elementwise", "gemm", "gemm"] * 3
+    found = totals(repeated.graph)
+    x, square = 64 * 128 * 4, 64 * 64 * 4
+    # A piece reads and writes x; x @ x.T reads it once; the second product reads and writes it.
+    assert found.declared.value == 3 * (2 * x + (x + square) + (square + 2 * x)) and not found.declared.unknown
+    assert found.compulsory == {"forward": 2 * x}
+    assert "aten.mm x6" in " ".join(repeated.graph.notes) and "repeated() itself runs uncompiled" in repeated.text()
+
+
+@pytest.mark.parametrize(
+    ("named", "shape", "reason"),
+    [
+        ("uncompiled", (64,), r"torch_breaks.py:\d+: .*graph_break.*6 operations .aten.add x3, aten.relu x3"),
+        ("recurrent", (2, 4, 16), r"LSTM.*aten._cudnn_rnn"),
+    ],
+)
+def test_where_nothing_is_compiled_the_error_gives_dynamos_reason(
+    torch_breaks: Any, named: str, shape: tuple[int, ...], reason: str
+):
+    import torch
+
+    function = torch_breaks.uncompiled
+    if named == "recurrent":
+        function = torch.nn.LSTM(16, 8, 2, bidirectional=True, batch_first=True, device="meta")
+    with pytest.raises(xlafuse.ExplainError, match=f"compiled nothing: .*{reason}"):
+        xlafuse.explain(function, torch.empty(shape, device="meta"), **TARGET)
+
+
+def test_a_factory_or_class_is_refused_with_a_call_that_works(torch_code: Any, monkeypatch: pytest.MonkeyPatch):
+    import torch
+
+    monkeypatch.chdir(CODE)
+    x = torch.empty(8, 16)
+    for given in (torch_code.mlp, torch_code.Mlp):
+        with pytest.raises(xlafuse.ExplainError, match="on the command line '") as raised:
+            explain_user.identify(given, (x,), {})
+        assert isinstance(resolve(str(raised.value).split("'")[1]), torch_code.Mlp)
+    with pytest.raises(xlafuse.ExplainError, match="Linear is a class; .* without parameters"):
+        explain_user.identify(torch.nn.Linear, (x,), {})
+    with pytest.raises(xlafuse.ExplainError, match="returns a module"):
+        xlafuse.explain(torch_code.mlp, framework="torch", **TARGET)
 
 
 def test_dynamic_shapes_that_become_static_are_noted(torch_breaks: Any, monkeypatch: pytest.MonkeyPatch):

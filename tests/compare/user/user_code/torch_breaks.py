@@ -22,6 +22,30 @@ def indices(x):
     return torch.nonzero(x) + 1
 
 
+def counted(x):
+    return torch.bincount(x.relu().long()) + 1
+
+
+def piece(x):
+    return torch.relu(x) * 2
+
+
+def repeated(x):
+    for _ in range(3):
+        x = piece(x)
+        torch._dynamo.graph_break()
+        x = x @ x.T @ x
+    return x
+
+
+def uncompiled(x):
+    for _ in range(3):
+        x = x + 1
+        torch._dynamo.graph_break()
+        x = torch.relu(x)
+    return x
+
+
 def nothing(x):
     x.add_(1)
 
