@@ -56,7 +56,7 @@ def findings(graphs: Mapping[str, FusionGraph], ceilings: Ceilings | None = None
 
 
 def _one_of_each_buffer(found: Iterable[Finding]) -> list[Finding]:
-    """Drop each finding whose buffers earlier findings have covered. A sum over all of a graph's buffers covers none."""
+    """Drop each finding whose buffers earlier findings have covered. A sum over all buffers covers none of them."""
     covered: set[tuple[str, str]] = set()
     kept = []
     for one in found:
