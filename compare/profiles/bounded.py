@@ -6,11 +6,14 @@ import gzip
 import zlib
 from pathlib import Path
 
+from xlafuse.hlo.regular_file import require_regular
+
 from .model import ProfileError
 
 
 def head(path: Path, size: int = 4096) -> bytes:
     """Return the beginning of a file, unpacked; b"" for a damaged gzip file."""
+    require_regular(path)
     try:
         with path.open("rb") as file:
             if not file.peek(2).startswith(b"\x1f\x8b"):
@@ -23,6 +26,7 @@ def head(path: Path, size: int = 4096) -> bytes:
 
 def read_bytes(path: Path, most: int) -> bytes:
     """Return a file's bytes, unpacked. Raises ProfileError for a damaged file and for more than `most` bytes."""
+    require_regular(path)
     try:
         with path.open("rb") as file:
             packed = file.peek(2).startswith(b"\x1f\x8b")

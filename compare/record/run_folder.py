@@ -27,6 +27,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from xlafuse.hlo.regular_file import require_regular
+
 from ..base import atomic_write
 from ..spec.case import Case
 from .record import Record
@@ -109,6 +111,7 @@ def repair(folder: Path) -> str | None:
     """
     path = folder / "records.jsonl"
     try:
+        require_regular(path)
         with path.open("r+b", buffering=0) as file:
             content = file.readall()
             good = content.rfind(b"\n") + 1
@@ -139,11 +142,12 @@ def read_run(folder: Path) -> dict[str, Any]:
     if not folder.is_dir():
         raise RunFolderError(f"{folder}: no such run folder; `xlafuse run --out {folder}` makes one")
     try:
+        require_regular(path)
         run = json.loads(path.read_text())
     except FileNotFoundError:
         raise RunFolderError(f"{path}: missing, so this is not a run folder") from None
     except (OSError, ValueError) as problem:
-        raise RunFolderError(f"{path}: cannot be read: {problem}") from problem
+        raise RunFolderError(f"{path}: cannot be read: {getattr(problem, 'strerror', None) or problem}") from problem
     if not isinstance(run, dict):
         raise RunFolderError(f"{path}: expected a JSON object, got {type(run).__name__}")
     return run
@@ -193,6 +197,7 @@ def _record_files(folder: Path) -> tuple[Path, Path]:
 def _contents(path: Path) -> bytes | None:
     """Return a file's content, unpacked; None for a missing file. Raises RunFolderError for an unreadable one."""
     try:
+        require_regular(path)
         if path.suffix != ".gz":
             return path.read_bytes()
         with gzip.open(path) as stream:

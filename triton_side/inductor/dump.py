@@ -167,7 +167,7 @@ def _ranks(folder: Path) -> dict[int, list[Path]]:
 
 
 def _logs(folder: Path) -> list[Path]:
-    return sorted([*folder.rglob("*.log"), *folder.rglob("*.log.gz")])
+    return sorted(log for log in (*folder.rglob("*.log"), *folder.rglob("*.log.gz")) if _is_file(log))
 
 
 _RANK = re.compile(r"_rank_(\d{1,6})_")
@@ -193,11 +193,18 @@ def _some(names: Counter[str]) -> str:
 
 
 def _text(path: Path) -> str:
-    if not path.is_file():
+    if not _is_file(path):
         return ""
     if path.stat().st_size > MAX_BYTES:
         raise DumpError(f"{path}: more than {MAX_BYTES >> 20} MiB")
     return path.read_text(errors="replace")
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether a file is there. Raises DumpError for a FIFO or a device, whose reader may wait forever."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise DumpError(f"{path}: neither a regular file nor a folder")
+    return path.is_file()
 
 
 def _of_debug(code: Path) -> _Texts:
