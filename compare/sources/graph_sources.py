@@ -461,7 +461,10 @@ def _of_json(path: Path) -> list[GraphSource]:
     from . import explained
 
     data = json.loads(read_bytes(path, store.MAX_BYTES))
-    if data.get("schema") == explained.SCHEMA:
+    schema = data.get("schema")
+    if schema != explained.SCHEMA and (remedy := store.other_version(schema, explained.SCHEMA)):
+        raise ValueError(f"expected an object of schema {explained.SCHEMA!r}, got {schema!r}{remedy}")
+    if schema == explained.SCHEMA:
         if not isinstance(data.get("graphs"), dict):
             raise ValueError(f"expected an object `graphs` of name and graph in a file of schema {explained.SCHEMA!r}")
         graphs = {name: store.from_json(each) for name, each in data["graphs"].items()}
@@ -479,7 +482,7 @@ def _of_graphs(folder: Path) -> list[GraphSource]:
     from ..graph import store
 
     files = [p for p in _files(folder) if p.name.endswith((".json", ".json.gz"))]
-    files = [p for p in files if store.SCHEMA.encode() in _head_of_any(p)]
+    files = [p for p in files if store.KIND.encode() in _head_of_any(p)]
     return [GraphSource(p.name.split(".json")[0], 1, p, partial(store.load, p), p.stat().st_size) for p in files]
 
 
