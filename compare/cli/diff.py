@@ -63,6 +63,8 @@ def command(
 
     Exit code 2 when A or B cannot be read, or the options do not fit them.
     """
+    if every and as_json:
+        raise UsageError("--all lengthens lists in a terminal; --json has all changes")
     if has_profile(a) or has_profile(b):
         options = {
             "--fail-on": fail_on, "--html": html, "--module": module,
