@@ -45,7 +45,8 @@ def command(
 
     Two runs: first the versions and flags that differ. Then cases that became faster or slower as far as both runs'
     rounds can tell, became right or wrong, are new or gone, or are fused differently. Exit code 1 where something is
-    slower, no longer right, launches more kernels, moves more bytes or is gone (--fail-on), else 0.
+    slower, no longer right, launches more kernels, moves more bytes or is gone (--fail-on), else 0. Between different
+    GPUs, nothing counts as a regression.
 
     Two folders of dumps, or files, as for `inspect`: kernels that split, merged, appeared or vanished, arrays that are
     newly written to memory, and changed reasons for not fusing; most bytes first. Names and numbers that the compiler
@@ -62,6 +63,8 @@ def command(
 
     Exit code 2 when A or B cannot be read, or the options do not fit them.
     """
+    if every and as_json:
+        raise UsageError("--all lengthens lists in a terminal; --json has all changes")
     if has_profile(a) or has_profile(b):
         options = {
             "--fail-on": fail_on, "--html": html, "--module": module,
@@ -118,7 +121,7 @@ def _diff_profiles(a: Path, b: Path, tolerance: str | None, *, every: bool, as_j
         echo_json(found.to_json())
     else:
         emit(profiles_view.tree(found, f"{a} → {b}", every=every))
-    return found.busy.word == "slower"
+    return found.regressed
 
 
 def _diff_runs(
@@ -134,6 +137,9 @@ def _diff_runs(
         a, b, tolerance=TOLERANCE if tolerance is None else parse_tolerance(tolerance),
         fail_on=tuple(fail_on) or runs.DEFAULT_FAIL_ON, wanted=filters,
     )
+    if fail_on and not found.judged:
+        cards = printable(", ".join(found.other_cards))
+        raise UsageError(f"--fail-on goes only with two runs of one GPU; these are of different ones: {cards}")
     warn(found.warnings)
     if html is not None:
         from ..report.diff import page

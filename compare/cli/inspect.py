@@ -147,14 +147,20 @@ def inspect(
         _check_html(paths, options, side_by_side=align is not None or len(paths) > 1)
     if (align or len(paths) > 1) and views:
         raise UsageError(f"{views[0]} shows one graph at a time; it does not go with several side by side")
+    _check_all_and_target(options, views)
     if len(paths) == 1 and has_profile(paths[0]):
         from ..sources.profile_sources import UnreadableCapture, open_profile
 
         try:
             profile = open_profile(paths[0], dump, rank)
         except UnreadableCapture as problem:  # its compilers' files may be there
+            if dump is not None:
+                raise UsageError(f"{problem}; without --dump, its own compilers' files are shown") from None
             warn([str(problem)])
         else:
+            if align:
+                raise UsageError(f"--align goes with a run, a folder of dumps, or two runs; {paths[0]} is a profile")
+            _refuse_filters(filters, f"{paths[0]} is a profile")
             return _show_profile(profile, options, module)
     elif dump is not None:
         raise UsageError(f"{paths[0]}: --dump goes with one profile, and this is none")
@@ -166,27 +172,55 @@ def inspect(
         _show_cases(aligned.of_two_runs(opened, selected, align), options)
         return [source for sources in selected for source in sources]
     if len(paths) > 1:
-        if any(filters.values()):
-            raise UsageError("--block, --case, --direction and -i select records of runs; leave the other path out")
+        _refuse_filters(filters, "leave the other path out")
+        if align:
+            raise UsageError("--align with two paths goes with two runs; these are shown side by side without it")
         sources = [each.module(module) for each in opened]
         _show_aligned(sources, options)
         return sources
     (only,) = opened
     sources = _select(only, module, filters)
+    if align and module is not None:
+        raise UsageError("--align names the modules itself; --module goes with one module alone, or with two paths")
     if align:
         _show_choice(only, sources, align, options)
     elif only.kind == "dump" and module is None and len(sources) > SHOWN_AT_ONCE:
         if views:
             raise UsageError(f"{only.path}: holds {len(sources)} modules; {views[0]} needs --module NAME or NUMBER")
+        _refuse_target(options, f"{only.path} holds {len(sources)} modules: choose one with --module")
         _list_modules(sources, options)
     elif only.kind == "run":
         if len(sources) > MOST_TREES and not (views or options.as_json or options.every or any(filters.values())):
+            _refuse_target(options, f"{only.path} has {len(sources)} records: select some with --block or -i")
             _list_records(sources)
         else:
             _show_records(sources, options)
     else:
         _show_graphs(sources, options)
     return sources
+
+
+def _check_all_and_target(options: ViewOptions, views: Sequence[str]) -> None:
+    """Refuse --all and --target where they would change nothing."""
+    view = views[0] if views else ""
+    if options.every and (options.as_json or options.html or view not in ("", "--why", "--stage")):
+        raise UsageError("--all lengthens lists in a terminal: kernels, modules, --why, --stage; other forms are whole")
+    if view not in ("", "--why", "--kernel"):
+        _refuse_target(options, f"{view} has no prices")
+    if options.as_json and view == "--kernel":
+        _refuse_target(options, "its JSON has no prices")
+
+
+def _refuse_target(options: ViewOptions, reason: str) -> None:
+    if options.target is not None:
+        raise UsageError(
+            f"--target prices bytes in the lists of kernels, in --kernel and --why, and side by side; {reason}"
+        )
+
+
+def _refuse_filters(filters: Mapping[str, list[str]], reason: str) -> None:
+    if any(filters.values()):
+        raise UsageError(f"--block, --case, --direction and -i select records of runs; {reason}")
 
 
 def _check_html(paths: Sequence[Path], options: ViewOptions, *, side_by_side: bool) -> None:
@@ -258,6 +292,7 @@ def _show_aligned(sources: Sequence[GraphSource], options: ViewOptions) -> None:
         _write_page({" and ".join(found.graphs): found}, options.html)
         return
     if options.as_json:
+        _refuse_target(options, "the JSON of graphs side by side has no prices")
         echo_json(found.to_json())
         return
     for view in found.views(target=options.target, every=options.every):
@@ -280,6 +315,7 @@ def _show_cases(cases: Mapping[str, aligned.SideBySide], options: ViewOptions) -
         _write_page(cases, options.html)
         return
     if options.as_json:
+        _refuse_target(options, "the JSON of graphs side by side has no prices")
         echo_json([{"case": case, **found.to_json()} for case, found in cases.items()])
         return
     for case, found in cases.items():
@@ -331,6 +367,7 @@ def _show_graphs(sources: Sequence[GraphSource], options: ViewOptions) -> None:
     # In the order of compilation. A record's archive has forward and backward without such numbers.
     pairs = [(each, each.graph()) for each in sorted(sources, key=lambda each: (each.order, each.name == "backward"))]
     if options.as_json and not options.views():
+        _refuse_target(options, "a graph's JSON has no prices")
         if len(pairs) == 1:
             echo_json(store.to_json(pairs[0][1]))
         else:
@@ -359,6 +396,7 @@ def _show_records(sources: list[GraphSource], options: ViewOptions) -> None:
             raise UsageError(f"none of {len(sources)} records has a graph that can be read")
         _answer(known, options)
     elif options.as_json:
+        _refuse_target(options, "a graph's JSON has no prices")
         echo_json([_record_json(each, graph) for each, graph in pairs])
     elif not sources:
         emit(text_view.plain("no records"))

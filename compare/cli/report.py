@@ -149,6 +149,8 @@ def _findings(run: Path, form: str, filters: Filters, every: bool) -> str:
 
     read = run_results.read(run, filters)
     warn(read.warnings)
+    if unread := [result.unreadable for result in read.results if result.unreadable]:
+        warn([f"{len(unread)} of {formats.count(len(read.results), 'graph')} cannot be read: {unread[0]}"])
     found = every_finding(read) if every else strongest(read)
     if form in ("json", "csv"):
         return _as_data([row_of(each, FINDING_COLUMNS) for each in found], form)

@@ -15,7 +15,8 @@ from typing import Any, Literal, Protocol
 from ..base import atomic_write
 from .model import REASONS, Access, Buffer, FusionGraph, Kernel, Launch, Reason, SourceOp
 
-SCHEMA = "xlafuse.fusion-graph/1"
+KIND = "xlafuse.fusion-graph/"
+SCHEMA = KIND + "1"
 MAX_BYTES = 1 << 30
 _MOST_BRANCHES = 8  # as in xlafuse/hlo/module_walk.py
 
@@ -60,7 +61,7 @@ def from_json(data: Any) -> FusionGraph:
     """Return the graph that `to_json` wrote. Raises GraphError that names the first error."""
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-        raise GraphError(f"expected an object of schema {SCHEMA!r}, got {found!r}")
+        raise GraphError(f"expected an object of schema {SCHEMA!r}, got {found!r}{other_version(found, SCHEMA)}")
     try:
         kernels = data.get("kernels")
         graph = FusionGraph(
@@ -80,6 +81,11 @@ def from_json(data: Any) -> FusionGraph:
         raise GraphError(f"a field is missing or misshapen: {type(problem).__name__}: {problem}") from None
     _check(graph)
     return graph
+
+
+def other_version(found: Any, schema: str) -> str:
+    """Return what to do with a file of another version of a schema; "" for one of another kind."""
+    return ": use the xlafuse that wrote it" if str(found).startswith(schema.rpartition("/")[0] + "/") else ""
 
 
 def save(graph: FusionGraph, path: Path) -> None:

@@ -11,6 +11,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any
 
+from xlafuse.hlo.regular_file import require_regular
+
 from .model import ProfileError
 
 # Raised where a packed file is damaged or cut off. RuntimeError: a zip that is encrypted or of an unknown method.
@@ -24,6 +26,7 @@ _NAMES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".pb", ".pb.gz")
 
 def chunks(path: Path, most: int = _CHUNK) -> Iterator[bytes]:
     """Yield a file's bytes, unpacked, at most so many at a time. Raises OSError and, where it is damaged, DAMAGED."""
+    require_regular(path)
     with ExitStack() as opened:
         stream: Any = opened.enter_context(path.open("rb"))
         if stream.peek(4).startswith(ZIP):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from xlafuse.hlo.regular_file import require_regular
+
 from .bounded import head
 from .chrome_trace import is_trace
 from .model import Profile, ProfileError
@@ -21,19 +23,25 @@ _SESSIONS = ("plugins/profile/*", "profile/*", "*", "")
 
 
 def capture_folders(path: Path) -> list[Path]:
-    """Return the folders of `xlafuse capture` in a path, by rank; an empty list for other paths."""
-    if (path / CAPTURE).is_file():
+    """Return the folders of `xlafuse capture` in a path, by rank; an empty list for other paths. Raises OSError."""
+    if _is_capture(path):
         return [path]
     if not path.is_dir():
         return []
-    ranks = [each for each in path.iterdir() if _RANK.fullmatch(each.name) and (each / CAPTURE).is_file()]
+    ranks = [each for each in path.iterdir() if _RANK.fullmatch(each.name) and _is_capture(each)]
     return sorted(ranks, key=lambda each: int(each.name.removeprefix("rank")))
+
+
+def _is_capture(folder: Path) -> bool:
+    if (folder / CAPTURE).exists():
+        require_regular(folder / CAPTURE)
+    return (folder / CAPTURE).is_file()
 
 
 def profile_files(path: Path) -> list[Path]:
     """Return the files of profiles in a path, one for each process; an empty list where it has none.
 
-    The latest session of jax.profiler in a folder counts.
+    The latest session of jax.profiler in a folder counts. Raises OSError.
     """
     if path.is_file():
         return [path] if _format(path) else []
@@ -57,7 +65,7 @@ def _in_folder(folder: Path) -> list[Path]:
             latest = max(file.parent for file in planes)
             return [file for file in planes if file.parent == latest]
     named = (each for each in folder.iterdir() if each.name.endswith(_NAMES))
-    return sorted(each for each in named if each.is_file() and _format(each))
+    return sorted(each for each in named if each.exists() and not each.is_dir() and _format(each))
 
 
 def read(path: Path) -> list[Profile]:

@@ -28,6 +28,10 @@ STATUSES = ("ok", "compiled", "wrong", "failed", "skipped", "timeout")
 BAD = ("wrong", "failed", "timeout")  # statuses that something must be done about
 
 
+class NewerSchema(Exception):
+    """A record of a later version, which this one cannot read."""
+
+
 @dataclass
 class Record:
     """One implementation of one case.
@@ -86,10 +90,12 @@ class Record:
         """Return the record of JSON data, also of an older version's.
 
         This is the only place that checks records: code that reads one may rely on its types. Raises ValueError naming
-        the first field that is wrong.
+        the first field that is wrong, and NewerSchema.
         """
-        if data.get("schema") != SCHEMA:
-            raise ValueError(f"schema {data.get('schema')!r}, expected {SCHEMA}")
+        if (schema := data.get("schema")) != SCHEMA:
+            if isinstance(schema, int) and schema > SCHEMA and isinstance(data.get("id"), str):
+                raise NewerSchema(f"schema {schema}, and this version reads {SCHEMA}: use the xlafuse that wrote it")
+            raise ValueError(f"schema {schema!r}, expected {SCHEMA}")
         if data.get("status") not in STATUSES:
             raise ValueError(f"status {data.get('status')!r}, expected one of {', '.join(STATUSES)}")
         known = {name: value for name, value in with_current_names(dict(data)).items() if name in _types()}

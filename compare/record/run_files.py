@@ -24,6 +24,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
+from xlafuse.hlo.regular_file import require_regular
+
 from .record import Record
 
 ARCHIVES = {"graphs": "graphs.zip", "traces": "timelines.zip", "dumps": "artifacts.zip"}
@@ -69,17 +71,21 @@ class RunFile:
     def read_bytes(self) -> bytes:
         """Return the content. Raises FileNotFoundError for a missing file, OSError for a damaged archive."""
         try:
-            return (self.folder / self.name).read_bytes()
+            return self._loose()
         except FileNotFoundError:
             return self._unpacked(self._archived())
 
     def packed(self) -> bytes:
         """Return the member's bytes. Raises as `read_bytes`."""
         try:
-            loose = (self.folder / self.name).read_bytes()
+            loose = self._loose()
         except FileNotFoundError:
             return self._archived()
         return lzma.compress(_uncompressed(loose), preset=_PRESET)
+
+    def _loose(self) -> bytes:
+        require_regular(self.folder / self.name)
+        return (self.folder / self.name).read_bytes()
 
     def _archived(self) -> bytes:
         if self._archive is None:
@@ -163,6 +169,7 @@ def _opened(archive: Path) -> zipfile.ZipFile:
 
     It stays open: a report reads thousands of members, and listing them takes milliseconds.
     """
+    require_regular(archive)
     stat = archive.stat()
     try:
         return _opened_once(archive, stat.st_ino, stat.st_size, stat.st_mtime_ns)

@@ -27,9 +27,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from xlafuse.hlo.regular_file import require_regular
+
 from ..base import atomic_write
+from ..base.text import printable
 from ..spec.case import Case
-from .record import Record
+from .record import SCHEMA, NewerSchema, Record
 
 LARGE = 1_000_000  # bytes from which records are compressed
 MAX_BYTES = 1 << 32  # of unpacked records
@@ -109,6 +112,7 @@ def repair(folder: Path) -> str | None:
     """
     path = folder / "records.jsonl"
     try:
+        require_regular(path)
         with path.open("r+b", buffering=0) as file:
             content = file.readall()
             good = content.rfind(b"\n") + 1
@@ -117,6 +121,8 @@ def repair(folder: Path) -> str | None:
                 return None
             try:
                 record = _parse(tail)
+            except NewerSchema as problem:
+                raise RunFolderError(f"{path}: its last record: {problem}") from None
             except ValueError:
                 file.truncate(good)
                 done = f"a partial record at the end, {len(tail)} bytes, was cut off; the run makes it again"
@@ -132,20 +138,25 @@ def repair(folder: Path) -> str | None:
 
 
 def read_run(folder: Path) -> dict[str, Any]:
-    """Return run.json. Raises RunFolderError where it is missing or malformed."""
+    """Return run.json. Raises RunFolderError where it is missing, malformed or of another schema."""
     path = folder / "run.json"
     if folder.exists() and not folder.is_dir():
         raise RunFolderError(f"{folder}: a file; expected a run's folder, the one that holds its run.json")
     if not folder.is_dir():
         raise RunFolderError(f"{folder}: no such run folder; `xlafuse run --out {folder}` makes one")
     try:
+        require_regular(path)
         run = json.loads(path.read_text())
     except FileNotFoundError:
         raise RunFolderError(f"{path}: missing, so this is not a run folder") from None
     except (OSError, ValueError) as problem:
-        raise RunFolderError(f"{path}: cannot be read: {problem}") from problem
+        raise RunFolderError(f"{path}: cannot be read: {getattr(problem, 'strerror', None) or problem}") from problem
     if not isinstance(run, dict):
         raise RunFolderError(f"{path}: expected a JSON object, got {type(run).__name__}")
+    if (schema := run.get("schema", SCHEMA)) != SCHEMA:
+        wrote = printable(f"xlafuse {run['xlafuse']}" if "xlafuse" in run else "the xlafuse that wrote it", 60)
+        shown = printable(repr(schema), 60)
+        raise RunFolderError(f"{path}: schema {shown}, and this version reads {SCHEMA}: use {wrote}")
     return run
 
 
@@ -153,7 +164,7 @@ def read_records(folder: Path) -> tuple[list[Record], list[str]]:
     """Return the valid records, the newest of each id, and a warning for each bad line.
 
     Cases are in the order of the run's plan, which may differ from the order in the file. Cases outside the plan follow
-    in the file's order.
+    in the file's order. Raises RunFolderError for an unreadable file, and for records of a later version.
     """
     records: dict[str, Record] = {}
     warnings: list[str] = []
@@ -166,6 +177,8 @@ def read_records(folder: Path) -> tuple[list[Record], list[str]]:
                 continue
             try:
                 record = _parse(line)
+            except NewerSchema as problem:
+                raise RunFolderError(f"{path}:{number}: {problem}") from None
             except ValueError as problem:
                 warnings.append(f"{path}:{number}: line skipped: {problem}")
                 continue
@@ -193,6 +206,7 @@ def _record_files(folder: Path) -> tuple[Path, Path]:
 def _contents(path: Path) -> bytes | None:
     """Return a file's content, unpacked; None for a missing file. Raises RunFolderError for an unreadable one."""
     try:
+        require_regular(path)
         if path.suffix != ".gz":
             return path.read_bytes()
         with gzip.open(path) as stream:
@@ -216,7 +230,7 @@ def _positions(folder: Path) -> dict[str, int]:
 
 
 def _parse(line: bytes) -> Record:
-    """Return a line's record. Raises ValueError naming the first field that is wrong."""
+    """Return a line's record. Raises ValueError naming the first field that is wrong, and NewerSchema."""
     try:
         data = json.loads(line)
     except RecursionError as problem:

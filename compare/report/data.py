@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -21,6 +22,7 @@ def as_csv(rows: Iterable[Row]) -> str:
     """Return a line of names, then a line a row. Values that are not known or not finite are empty.
 
     Text is kept, quoted where CSV needs it, except for the characters that no CSV can hold: NUL and carriage return.
+    Text that a spreadsheet would run as a formula begins with an apostrophe.
     """
     rows = list(rows)
     stream = io.StringIO()
@@ -34,5 +36,18 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+_FORMULA = re.compile(r"[=+\-@\t\n＝＋－＠]")  # the last four are the full-width forms of the first four
+
+
 def _cell(value: Any) -> Any:
-    return value.replace("\0", "").replace("\r", "") if isinstance(value, str) else value
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\0", "").replace("\r", "")
+    return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

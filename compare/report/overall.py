@@ -107,6 +107,12 @@ def _of_bytes(run: Run) -> str:
         for case in run.cases
     ]
     nothing = "Nothing ran on a GPU, so there are no times."
+    if run.recorded_on:
+        known = sum(result.row["recorded_time_us"] is not None for result in run.results)
+        nothing = (
+            f"Nothing ran on a GPU; {known} of {formats.count(len(run.results), 'record')} "
+            f"{'has' if known == 1 else 'have'} the time of the same kernels, recorded on an {run.recorded_on}."
+        )
     if not (found := leads(costs)):
         return nothing
     shown = [found[0].winner, *(lead.other for lead in _rivals(found))]

@@ -168,6 +168,16 @@ class Run:
     def timed(self) -> bool:
         return any(case.timed for case in self.cases)
 
+    @cached_property
+    def recorded_on(self) -> str:
+        return recorded_on(self.results)
+
+
+def recorded_on(results: Iterable[Result]) -> str:
+    """Return the GPU whose recorded times the records have, as "H200"; "" where they have none."""
+    known = {str(r.row["target"]).upper() for r in results if r.row["recorded_time_us"] is not None}
+    return printable(" and ".join(sorted(known)), 100)
+
 
 def read(path: Path, wanted: Mapping[str, Iterable[str]]) -> Run:
     """Return the contents of a run's folder, or of another path with graphs.

@@ -14,7 +14,7 @@ from ..base.text import printable
 from ..graph import formats
 from ..graph.analyse.causes import cause
 from ..graph.analyse.split_k import passed_on
-from ..graph.findings.finding import Finding
+from ..graph.findings.finding import FACTS, Finding
 from ..graph.findings.ranking import rank
 from ..graph.findings.view import display_name
 from ..graph.model import Buffer, FusionGraph
@@ -29,7 +29,7 @@ class StrongFinding:
     """A finding of a run.
 
     at_stake_us: the time that the finding is about; in a timed run at most the difference to a better implementation.
-        None if the graphs' device, and so its bandwidth, is not known.
+        None for a fact, and if the graphs' device, and so its bandwidth, is not known.
     headline: the finding in words. kind: the kind of compare.graph.findings.finding. bytes: the traffic behind it.
     case: the block and the case in words. case_id: its id.
     """
@@ -45,16 +45,16 @@ class StrongFinding:
 
 
 def every_finding(run: Run) -> list[StrongFinding]:
-    """Return all findings of a run, timed or not, strongest first."""
-    return _ranked(each for case in run.cases for each in of_case(case))
+    """Return all findings of a run, timed or not, strongest first, facts last."""
+    return sorted(_ranked(each for case in run.cases for each in of_case(case)), key=lambda each: each.kind in FACTS)
 
 
 def strongest(run: Run, most: int = MOST) -> list[StrongFinding]:
-    """Return the strongest findings of a run, timed or not, strongest first.
+    """Return the strongest findings of a run, timed or not, strongest first, without facts.
 
     At most one for each block and two of one kind are chosen while others are left.
     """
-    candidates = every_finding(run)
+    candidates = [each for each in every_finding(run) if each.kind not in FACTS]
     chosen: list[StrongFinding] = []
     for per_block, per_kind in ((1, 2), (2, 3), (most, most)):
         for each in candidates:
@@ -71,13 +71,13 @@ def _ranked(found: Iterable[StrongFinding]) -> list[StrongFinding]:
 
 
 def of_case(case: CaseResults) -> Iterator[StrongFinding]:
-    """Yield the findings of a case that are worth a known time; all of them where no device is known."""
+    """Yield the facts, and the findings that are worth a known time; all of them where no device is known."""
     results = {result.name: result for result in case.results}
     unpriced = case.ceilings is None
     for finding in case.findings:
         subject = _FindingInRun(finding, results[finding.graphs[0]], [results[name] for name in finding.graphs[1:]])
         at_stake = subject.at_stake_us
-        if unpriced or (at_stake is not None and (subject.call_us is not None or not case.timed)):
+        if unpriced or finding.is_fact or (at_stake is not None and (subject.call_us is not None or not case.timed)):
             yield StrongFinding(
                 at_stake, finding.bytes, printable(subject.headline, 600),
                 f"{printable(case.block, 60)} {case.label}".rstrip(), case.id, finding.kind, case.block,
@@ -142,7 +142,7 @@ class _FindingInRun:
                 text = self._kept_more()
             case "above roofline":
                 text = self.finding.text
-            case "launch gaps":
+            case "launch gaps" | "inside a product":
                 return self.finding.text
             case "kept on chip" if self.call_us is not None and self.kernels_us is not None:
                 text = f"{self.finding.text} These kernels take {formats.span(self.kernels_us)}."

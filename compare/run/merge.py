@@ -21,7 +21,7 @@ from xlafuse.compile.autotune import merge_results
 from ..base import atomic_write
 from ..base.usage import UsageError
 from ..record import packing, run_files, run_folder
-from ..record.record import SCHEMA, Record, record_id
+from ..record.record import Record, record_id
 from ..record.run_files import RunFile
 from ..record.run_folder import RunFolderError
 from ..spec.blocks import BLOCKS
@@ -91,9 +91,6 @@ def merge(
 def _read(folder: Path) -> _Run:
     """Return a run. Raises RunFolderError for one without a plan, or of another schema."""
     run = run_folder.read_run(folder)
-    if (schema := run.get("schema", SCHEMA)) != SCHEMA:
-        wrote = f"xlafuse {run['xlafuse']}" if "xlafuse" in run else "the version that wrote it"
-        raise RunFolderError(f"{folder} has schema {schema!r}, and this version reads {SCHEMA}: merge it with {wrote}")
     if "plan" not in run:
         raise RunFolderError(f"{folder / 'run.json'}: does not say what was selected")
     return _Run(folder, run, *run_folder.read_records(folder))

@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from xlafuse.hlo.regular_file import require_regular
+
 from ..base.text import printable
 from ..base.usage import UsageError, join_some, one_of
 from ..record.record import Record
@@ -170,15 +172,16 @@ def is_run(path: Path) -> bool:
 
 
 def has_profile(path: Path) -> bool:
-    """Return whether a path is a profile, or a folder that has one and is no run."""
-    try:
+    """Return whether a path is a profile, or a folder that has one and is no run.
+
+    Raises UsageError where its files cannot be read.
+    """
+    with reading_errors_as_usage(path):
         if is_run(path):
             return False
         from ..profiles.files import profile_files
 
         return bool(profile_files(path))
-    except OSError:
-        return False
 
 
 @contextmanager
@@ -188,6 +191,8 @@ def reading_errors_as_usage(path: Path) -> Iterator[None]:
         yield
     except (EOFError, OSError, RecursionError, ValueError, zlib.error) as problem:
         words = str(problem) or type(problem).__name__
+        if isinstance(problem, OSError) and problem.filename and problem.strerror:
+            words = f"{problem.filename}: {problem.strerror}"
         raise UsageError(words if str(path) in words else f"{path}: {words}") from None
 
 
@@ -257,7 +262,7 @@ def _of_rank(folder: Path, rank: int) -> Contents:
 def _of_files(folder: Path) -> list[GraphSource]:
     """Return the HLO files and archives of dumps in a folder, by file name."""
     found = []
-    for path in sorted(path for path in folder.iterdir() if path.is_file()):
+    for path in _files(folder):
         if zipfile.is_zipfile(path):
             modules = _of_modules(path)
             for each in modules:
@@ -265,6 +270,14 @@ def _of_files(folder: Path) -> list[GraphSource]:
             found += [replace(each, name=path.stem) for each in _of_inductor(path)]
         elif b"HloModule" in _head_of_any(path) or path.name.removesuffix(".gz").endswith((".hlo", ".hlo.pb")):
             found.append(GraphSource(path.name, 1, path, partial(_from_hlo_file, path), path.stat().st_size))
+    return found
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files in a folder, sorted. Raises OSError where one is a FIFO, a socket or a device."""
+    found = sorted(path for path in folder.iterdir() if path.exists() and not path.is_dir())
+    for path in found:
+        require_regular(path)
     return found
 
 
@@ -457,7 +470,10 @@ def _of_json(path: Path) -> list[GraphSource]:
     data = json.loads(read_bytes(path, store.MAX_BYTES))
     if not isinstance(data, dict) or "schema" not in data:
         raise ValueError(f"JSON that is neither a fusion graph nor a profile; {EXPECTED}")
-    if data.get("schema") == explained.SCHEMA:
+    schema = data["schema"]
+    if schema != explained.SCHEMA and (remedy := store.other_version(schema, explained.SCHEMA)):
+        raise ValueError(f"expected an object of schema {explained.SCHEMA!r}, got {schema!r}{remedy}")
+    if schema == explained.SCHEMA:
         if not isinstance(data.get("graphs"), dict):
             raise ValueError(f"expected an object `graphs` of name and graph in a file of schema {explained.SCHEMA!r}")
         graphs = {name: store.from_json(each) for name, each in data["graphs"].items()}
@@ -474,8 +490,8 @@ def _itself(graph: FusionGraph) -> FusionGraph:
 def _of_graphs(folder: Path) -> list[GraphSource]:
     from ..graph import store
 
-    files = sorted(p for p in folder.iterdir() if p.name.endswith((".json", ".json.gz")) and p.is_file())
-    files = [p for p in files if store.SCHEMA.encode() in _head_of_any(p)]
+    files = [p for p in _files(folder) if p.name.endswith((".json", ".json.gz"))]
+    files = [p for p in files if store.KIND.encode() in _head_of_any(p)]
     return [GraphSource(p.name.split(".json")[0], 1, p, partial(store.load, p), p.stat().st_size) for p in files]
 
 

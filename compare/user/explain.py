@@ -164,6 +164,7 @@ def explain_all(
     """
     if target is not None and target not in targets.names():
         raise ExplainError(f"unknown target {target!r}; known: {', '.join(targets.names())}")
+    chosen = target
     if target is None and not gpu_present():
         target = targets.DEFAULT
     if devices < 1 or (devices > 1 and target is None):
@@ -174,7 +175,9 @@ def explain_all(
     waiting: dict[Framework, list[_Call]] = {}
     for name, function in functions.items():
         if _is_stage(function, "Compiled"):
-            _refuse_arguments(name, args, kwargs, grad)
+            _refuse_arguments(name, args, kwargs, grad, framework)
+            if chosen is not None:
+                raise ExplainError(f"{name} is already compiled: target= goes with a function or its Lowered")
             done[name] = _read_compiled(name, function)
             continue
         call = replace(
@@ -187,6 +190,9 @@ def explain_all(
     if targets.is_tpu(target) and "torch" in waiting:
         names = ", ".join(call.name for call in waiting["torch"])
         raise ExplainError(f"{names}: XLA compiles JAX functions for {target}, and this is PyTorch's; name a GPU")
+    if devices > 1 and "torch" in waiting:
+        names = ", ".join(call.name for call in waiting["torch"])
+        raise ExplainError(f"{names}: devices={devices} goes with JAX functions of a mesh, and this is PyTorch's")
     deadline = time.monotonic() + timeout
     for framework, calls in waiting.items():
         progress(f"compiling {', '.join(call.name for call in calls)} for {target or 'this GPU'} ({framework})")
@@ -308,9 +314,13 @@ def _is_stage(fn: Any, kind: str) -> bool:
     return stages is not None and isinstance(fn, getattr(stages, kind))
 
 
-def _refuse_arguments(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], grad: bool) -> None:
+def _refuse_arguments(
+    name: str, args: Sequence[Any], kwargs: Mapping[str, Any], grad: bool, framework: Framework | None
+) -> None:
     if args or kwargs or grad:
         raise ExplainError(f"{name} is already lowered: it takes neither arguments nor grad=True")
+    if framework == "torch":
+        raise ExplainError(f"{name} is already lowered by JAX: framework='torch' goes with a function")
 
 
 def _read_compiled(name: str, compiled: Any) -> Explained:
@@ -336,7 +346,7 @@ def _make_call(
     name: str, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], framework: Framework | None, grad: bool
 ) -> _Call:
     if _is_stage(function, "Lowered"):
-        _refuse_arguments(name, args, kwargs, grad)
+        _refuse_arguments(name, args, kwargs, grad, framework)
         text = function.as_text(dialect="stablehlo", debug_info=True)
         return _Call(name, "jax", None, (), {}, stablehlo=text)
     function = _uncompiled(function)

@@ -203,8 +203,11 @@ def trace_logs_in(archive: zipfile.ZipFile) -> list[str]:
 
 
 def _logs(folder: Path) -> list[Path]:
-    files = sorted(path for path in islice(folder.rglob("*"), _MAX_FILES) if path.is_file())
-    return [path for path in files if path.name.endswith((".log", ".log.gz")) or is_trace_log(path)]
+    files = sorted(path for path in islice(folder.rglob("*"), _MAX_FILES) if not path.is_dir())
+    return [
+        path for path in files
+        if (_is_file(path) if path.name.endswith((".log", ".log.gz")) else path.is_file() and is_trace_log(path))
+    ]
 
 
 def _early_line(stream: IO[bytes], pattern: re.Pattern[str], size: int) -> re.Match[str] | None:
@@ -255,11 +258,18 @@ def _some(names: Counter[str]) -> str:
 
 
 def _text(path: Path) -> str:
-    if not path.is_file():
+    if not _is_file(path):
         return ""
     if path.stat().st_size > MAX_BYTES:
         raise DumpError(f"{path}: more than {MAX_BYTES >> 20} MiB")
     return path.read_text(errors="replace")
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether a file is there. Raises DumpError for a FIFO or a device, whose reader may wait forever."""
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise DumpError(f"{path}: neither a regular file nor a folder")
+    return path.is_file()
 
 
 def _of_debug(code: Path) -> _Texts:

@@ -20,6 +20,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
 from xlafuse.dumps.artifacts import ARTIFACTS
+from xlafuse.hlo.regular_file import require_regular
 
 MAX_BYTES = 4 << 30  # of one unpacked file
 MAX_LINE = 256 << 20  # characters; a fusion log holds a whole module in one line
@@ -62,6 +63,7 @@ class File:
         """Open the file, unpacked. Raises OSError if that fails."""
         with ExitStack() as stack:
             if self.archive is None:
+                require_regular(self.path)
                 stream: IO[bytes] = stack.enter_context(self.path.open("rb"))
             else:
                 with self._intact():
@@ -99,6 +101,7 @@ class File:
     def local(self) -> Iterator[Path]:
         """Yield a path that any program can open: the file itself, or a temporary unpacked copy."""
         if self.archive is None and not self.name.endswith(".gz"):
+            require_regular(self.path)
             yield self.path
             return
         with tempfile.TemporaryDirectory(prefix="xlafuse-") as folder:
@@ -310,5 +313,5 @@ def _entries(source: Path | Archive) -> Iterator[tuple[str, File]]:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     pending.append((entry.path, f"{folder}/{entry.name}" if folder else entry.name))
-                elif entry.is_file():
+                elif not entry.is_dir():  # also a FIFO; opening it raises an error
                     yield folder, File(Path(entry.path))

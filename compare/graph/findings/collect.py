@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ...base.text import printable
+from .. import formats
 from ..analyse.align import common_depth
 from ..analyse.roofline import Ceilings
 from ..model import FusionGraph
@@ -14,6 +16,7 @@ from .copies import copies
 from .finding import Finding
 from .memory import intermediates, kept_on_chip, largest, saved
 from .missed import missed
+from .phrases import count
 from .products import inside_products
 from .ranking import NEVER_LEADING
 from .repeated import duplicates, recomputations
@@ -29,32 +32,58 @@ def findings(graphs: Mapping[str, FusionGraph], ceilings: Ceilings | None = None
 
     The kernel furthest above its roofline time comes first. The others are sorted by their traffic, one finding for
     each buffer; FLOPs count as the traffic that takes as long (without ceilings they come last). Findings about
-    implementations in NEVER_LEADING come after all others. Less than 1% of a graph's traffic makes no finding.
+    implementations in NEVER_LEADING come after all others, and facts after these: a fusion that was made costs nothing.
+    Less than 1% of a graph's traffic makes no finding.
     """
     shorten = common_depth(list(graphs.values()))
     views = [View(name, graph, shorten) for name, graph in graphs.items() if graph.kernels]
     # Only the first finding about a buffer stays, so findings that name a better implementation come first.
-    found = [*inside_products(views), *kept_on_chip(views)]
+    found = list(kept_on_chip(views))
     for view in views:
         found += [*copies(view), *duplicates(view), *largest(view), *missed(view)]
     found += [*recomputations(views), *saved(views), *intermediates(views)]
     found = _one_of_each_buffer(sorted(found, key=lambda one: -one.bytes))
+    found = list(_said_once([*found, *sorted(inside_products(views), key=lambda one: -one.bytes)]))
     found += [*more_flops(views, ceilings), *(one for view in views for one in dense_ragged(view, ceilings))]
     if ceilings is not None:
         rate = ceilings.bandwidth(1, 1) / 1e6
         found.sort(key=lambda one: -(one.bytes or (one.us or 0.0) * rate))
         found = [*above_roofline(views, ceilings), *found]
-        found = [one if one.us is not None or not one.bytes else replace(one, us=one.bytes / rate) for one in found]
-    found.sort(key=lambda one: one.graphs[0] in NEVER_LEADING)
+        unpriced = [one.us is None and one.bytes > 0 and not one.is_fact for one in found]
+        found = [replace(one, us=one.bytes / rate) if new else one for one, new in zip(found, unpriced, strict=True)]
+    found.sort(key=lambda one: (one.is_fact, one.graphs[0] in NEVER_LEADING))
     return [replace(one, text=printable(one.text, LONGEST)) for one in found]
 
 
 def _one_of_each_buffer(found: Iterable[Finding]) -> list[Finding]:
-    """Drop each finding whose buffers earlier findings have covered."""
+    """Drop each finding whose buffers earlier findings have covered. A sum over all buffers covers none of them."""
     covered: set[tuple[str, str]] = set()
     kept = []
     for one in found:
         if not one.buffers or not one.buffers <= covered:
             kept.append(one)
-        covered |= one.buffers
+        if one.kind != "intermediates":
+            covered |= one.buffers
     return kept
+
+
+def _said_once(found: Iterable[Finding]) -> Iterator[Finding]:
+    """Join findings of one text, as those of equal layers are. The joined text says how many there are."""
+    equal: dict[str, list[Finding]] = defaultdict(list)
+    for one in found:
+        equal[one.text].append(one)
+    for text, several in equal.items():
+        first, *rest = several
+        if rest:
+            size, times = sum(one.bytes for one in several), [one.us for one in several if one.us is not None]
+            groups = [set(one.kernels.get(first.graphs[0], ())) for one in several]
+            apart = sum(map(len, groups)) == len(set().union(*groups))  # else two of them count some reads twice
+            first = replace(
+                first, bytes=size, us=sum(times) if len(times) == len(several) else None,
+                text=f"{text} There are {count(len(several))} such groups of kernels: "
+                f"{'' if apart else 'at most '}{formats.size(size)} in all.",
+                kernels={name: tuple(dict.fromkeys(i for one in several for i in one.kernels.get(name, ())))
+                         for name in dict.fromkeys(name for one in several for name in one.kernels)},
+                buffers=frozenset().union(*(one.buffers for one in several)),
+            )
+        yield first

@@ -121,4 +121,6 @@ def _compared(
             f"{first.name} {words.format(formats.size(sizes[first]))}{f' ({others})' if rest else ''}. "
             f"Writing and reading them moves {formats.size(traffic)}{more}."
         )
-        yield Finding(kind, text, tuple(view.key for view in (first, *rest)), traffic)
+        # Other findings name single intermediates; one of them may name the only one that there is.
+        buffers = frozenset((first.key, buffer.name) for buffer in kept[first] if kind == "intermediates")
+        yield Finding(kind, text, tuple(view.key for view in (first, *rest)), traffic, buffers=buffers)

@@ -49,8 +49,7 @@ def inside_products(views: Sequence[View]) -> Iterator[Finding]:
             f"{f', in {count(many)} kernels' if many > 1 else ''}. This saves {spared}: {formats.size(size)}."
             f"{others}"
         )
-        buffers = frozenset(pair for view in elsewhere for pair in _spared(view, phase, set(stages)))
-        yield Finding("inside a product", text, tuple(kernels), size, None, kernels, buffers)
+        yield Finding("inside a product", text, tuple(kernels), size, None, kernels)
 
 
 def _around_product(view: View, index: int) -> Iterator[tuple[str, str, tuple[str, ...], _Extra]]:
@@ -100,12 +99,3 @@ def _operand(view: View, index: int) -> int:
 
 def _apart(view: View, phase: Phase, stages: set[str]) -> bool:
     return any(not is_product(view.kernels[i]) for stage in stages for i in view.holders.get((phase, stage), ()))
-
-
-def _spared(view: View, phase: Phase, stages: set[str]) -> Iterator[tuple[str, str]]:
-    """Yield the results of products that kernels of these stages read."""
-    users = {i for stage in stages for i in view.holders.get((phase, stage), ()) if not is_product(view.kernels[i])}
-    for index in users:
-        for buffer in view.buffers(index, "inputs"):
-            if any(is_product(view.kernels[i]) for i in view.graph.producers.get(buffer.name, ())):
-                yield view.key, buffer.name

@@ -32,6 +32,7 @@ def _change(change: RecordChange) -> dict[str, Any]:
         fusion = diff_view.to_json(change.graph, change.before.graph, change.after.graph)
     return {
         "id": change.id, "only_in": only, "differs": change.differs, "regressions": list(change.regressions),
+        "other_card": change.other_card or None,
         **{name: dict(zip(("before", "after"), change.pair(name), strict=True)) for name in _COMPARED},
         "times": None if change.times is None else _times(change.times),
         "fusion": fusion, "notes": list(change.notes),

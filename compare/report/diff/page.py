@@ -29,8 +29,8 @@ def write(diff: RunDiff, file: Path) -> None:
 def html(diff: RunDiff) -> str:
     """Return the comparison as an HTML document."""
     return _template().render(
-        title=_clean(f"{diff.before} → {diff.after}"), regressed=bool(diff.regressed),
-        verdict="Regressed" if diff.regressed else "No regression",
+        title=_clean(f"{diff.before} → {diff.after}"), judged=diff.judged, regressed=bool(diff.regressed),
+        verdict="Regressed" if diff.regressed else "No regression" if diff.judged else "Another card: no verdict",
         summary=[_clean(line) for line in show.summary(diff)],
         environment=[[_clean(text) for text in (each.name, each.before, each.after)] for each in diff.environment],
         shared_notes=list(map(_clean, diff.shared_notes)),

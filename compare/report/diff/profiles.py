@@ -6,6 +6,7 @@ are apart and the medians differ by more than a tolerance.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -50,13 +51,20 @@ class Change:
 class ProfileDiff:
     """Changes between two profiles. step, busy: of a step's time on the device, and of the time in which kernels ran.
 
-    kernels: all of them, those with the largest change first. notes: differences of device and versions.
+    kernels: all of them, those with the largest change first. notes: differences of device and versions. other_card:
+    True where the GPUs are known and differ.
     """
 
     step: Change
     busy: Change
     kernels: tuple[Change, ...]
     notes: tuple[str, ...]
+    other_card: bool = False
+
+    @property
+    def regressed(self) -> bool:
+        """True where the kernels of a step take longer on the same GPU."""
+        return self.busy.word == "slower" and not self.other_card
 
     def of(self, word: Word) -> list[Change]:
         return [each for each in self.kernels if each.word == word]
@@ -76,6 +84,7 @@ def compare(before: ProfileView, after: ProfileView, tolerance: float) -> Profil
         _of_times("step", before.device_us, after.device_us, tolerance),
         _of_times("busy", before.busy_us, after.busy_us, tolerance),
         tuple(sorted(kernels, key=lambda each: -abs(each.lost_us))), tuple(_notes(before, after)),
+        _other_card(before, after),
     )
 
 
@@ -144,9 +153,17 @@ def _word(before: Times | None, after: Times | None, tolerance: float) -> Word:
     return "same"
 
 
+def _other_card(before: ProfileView, after: ProfileView) -> bool:
+    """Return whether both profiles name their GPU, and differently; a number is no name."""
+    devices = {view.opened.profile.device for view in (before, after)}
+    return len(devices) == 2 and not any(re.fullmatch(r"GPU \d+|", device) for device in devices)
+
+
 def _notes(before: ProfileView, after: ProfileView) -> Iterable[str]:
     old, new = before.opened.profile, after.opened.profile
-    if old.device != new.device:
+    if _other_card(before, after):
+        yield f"another card: {old.device} → {new.device}; no change between them counts as a regression"
+    elif old.device != new.device:
         yield f"device: {old.device} → {new.device}"
     if old.tool != new.tool:
         yield f"profiler: {old.tool} → {new.tool}"

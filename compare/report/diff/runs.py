@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ... import targets
 from ...base.usage import UsageError
 from ...graph.analyse.diff import GraphDiff
 from ...graph.analyse.diff import diff as graph_differences
@@ -46,7 +47,8 @@ class RecordChange:
     """The changes of one record.
 
     before, after: None if only the other run has the record. times: None if neither run timed it. graph: None if the
-    graphs cannot be compared. notes: what could not be compared, and why. regressions: keys of REGRESSIONS.
+    graphs cannot be compared. notes: what could not be compared, and why. worse: keys of REGRESSIONS. other_card: the
+    GPUs of both runs where they differ ("NVIDIA H200 → NVIDIA A100"), else "".
     """
 
     id: str
@@ -55,7 +57,13 @@ class RecordChange:
     times: times.TimeChange | None = None
     graph: GraphDiff | None = None
     notes: tuple[str, ...] = ()
-    regressions: tuple[str, ...] = ()
+    worse: tuple[str, ...] = ()
+    other_card: str = ""
+
+    @property
+    def regressions(self) -> tuple[str, ...]:
+        """The keys of `worse`; none between different GPUs, because nothing needs to have become worse there."""
+        return () if self.other_card else self.worse
 
     def pair(self, name: str) -> tuple[Any, Any]:
         """Return a column's values before and after; None for a missing record or value."""
@@ -102,6 +110,16 @@ class RunDiff:
         """Records with a regression that `fail_on` names."""
         return [change for change in self.changes if set(change.regressions) & set(self.fail_on)]
 
+    @property
+    def other_cards(self) -> list[str]:
+        """The pairs of different GPUs, as in `RecordChange.other_card`."""
+        return list(dict.fromkeys(change.other_card for change in self.changes if change.other_card))
+
+    @property
+    def judged(self) -> bool:
+        """False if all records are of different GPUs, so none can have regressed."""
+        return not all(change.other_card for change in self.changes)
+
     def timed(self, *words: str) -> list[RecordChange]:
         """Return the records whose time changed in one of these ways, most microseconds first."""
         found = [change for change in self.changes if change.times and change.times.word in words]
@@ -145,7 +163,15 @@ def compare(
     if not ids:
         raise UsageError(f"{a.path} and {b.path}: neither run has a record")
     segments = environment.segments(runs[0]), environment.segments(runs[1])
-    changes = [_change(id, entries[0].get(id), entries[1].get(id), segments, tolerance) for id in ids]
+    cards = [{id: _cards(entry, of) for id, entry in side.items()} for side, of in zip(entries, segments, strict=True)]
+    everywhere = [frozenset[str]().union(*side.values()) for side in cards]
+    changes = [
+        replace(
+            _change(id, entries[0].get(id), entries[1].get(id), segments, tolerance),
+            other_card=_other_card(*(side.get(id, all) for side, all in zip(cards, everywhere, strict=True))),
+        )
+        for id in ids
+    ]
     if not any(change.compared for change in changes):
         raise UsageError(f"{a.path} and {b.path}: no record has a time or a graph in both runs")
     ordered = tuple(kind for kind in REGRESSIONS if kind in fail_on)
@@ -179,7 +205,7 @@ def _chosen(entries: tuple[dict[str, _Entry], dict[str, _Entry]], wanted: Mappin
 def _change(id: str, a: _Entry | None, b: _Entry | None, segments: Segments, tolerance: float) -> RecordChange:
     if a is None or b is None:
         before, after = (None if entry is None else RunRecord(_record(entry), entry[1]) for entry in (a, b))
-        return RecordChange(id, before, after, regressions=("missing",) if after is None else ())
+        return RecordChange(id, before, after, worse=("missing",) if after is None else ())
     records = _record(a), _record(b)
     sizes = [dict(record.case.sizes) for record in records]
     if sizes[0] != sizes[1]:
@@ -196,7 +222,23 @@ def _change(id: str, a: _Entry | None, b: _Entry | None, segments: Segments, tol
     timing = times.compare_times(*records, where, tolerance)
     before, after = RunRecord(records[0], a[1], graphs[0]), RunRecord(records[1], b[1], graphs[1])
     found = RecordChange(id, before, after, timing, change, tuple(notes))
-    return replace(found, regressions=tuple(_regressions(found, tolerance)))
+    return replace(found, worse=tuple(_worse(found, tolerance)))
+
+
+def _cards(entry: _Entry, segments: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
+    """Return the names of the GPUs that a record was compiled for, or else ran on; none where nothing names them."""
+    record = _record(entry)
+    if record.target is None:
+        return frozenset(environment.devices(segments.get(record.segment or "", {})))
+    known = targets.of_device(record.target)
+    return frozenset([record.target if known is None else targets.load(known).device])
+
+
+def _other_card(before: Collection[str], after: Collection[str]) -> str:
+    """Return "NVIDIA H200 → NVIDIA A100" where both are known and no card is among both, else ""."""
+    if not before or not after or set(before) & set(after):
+        return ""
+    return " → ".join(" or ".join(sorted(side)) for side in (before, after))
 
 
 def _record(entry: _Entry) -> Record:
@@ -218,7 +260,7 @@ def _graphs(a: GraphSource, b: GraphSource, notes: list[str]) -> tuple[FusionGra
     return found[0], found[1]
 
 
-def _regressions(change: RecordChange, tolerance: float) -> Iterable[str]:
+def _worse(change: RecordChange, tolerance: float) -> Iterable[str]:
     if change.times and change.times.word == "slower":
         yield "slower"
     if change.times and change.times.word == "longer launch gaps":

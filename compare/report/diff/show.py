@@ -43,7 +43,7 @@ def listed(diff: RunDiff) -> list[tuple[str, list[list[str]]]]:
     return [
         ("status changed", _statuses(diff)),
         ("more kernels, or more bytes", [
-            _kernels_and_bytes(each) for each in diff.changes if {"kernels", "bytes"} & set(each.regressions)
+            _kernels_and_bytes(each) for each in diff.changes if {"kernels", "bytes"} & set(each.worse)
         ]),
         ("times not compared", _refused(diff)),
         ("kernel configurations of other provenance", _configurations(diff)),
@@ -72,13 +72,20 @@ def summary(diff: RunDiff) -> list[str]:
         *_mean_ratios(judged),
         f"{formats.count(len(diff.fused), 'record')} fused differently, {same} fused the same",
     ]
+    lines += other_cards(diff)
     if diff.regressed:
         kinds = {kind: sum(kind in change.regressions for change in diff.regressed) for kind in diff.fail_on}
         told = ", ".join(f"{many} {kind} ({REGRESSIONS[kind]})" for kind, many in kinds.items() if many)
         lines.append(f"regressions: {told}")
-    else:
+    elif diff.judged:
         lines.append(f"no regression; checked: {', '.join(diff.fail_on)}")
     return lines
+
+
+def other_cards(diff: RunDiff) -> list[str]:
+    """Return a line for each pair of different GPUs: what differs between them is no regression."""
+    said = "no change between them counts as a regression"
+    return [f"another card: {printable(pair)}; {said}" for pair in diff.other_cards]
 
 
 def _mean_ratios(judged: Iterable[RecordChange]) -> list[str]:

@@ -103,7 +103,7 @@ def _front(run: Run, title: str) -> Markup:
     values = {
         "title": title, "recorded": run.run is not None, "overall": overall(run), "findings": strongest(run),
         "matrix": overview.matrix(run), "graphs": [] if run.run is not None else overview.graphs(run),
-        "timed": run.timed,
+        "timed": run.timed, "recorded_on": run.recorded_on,
         "some_roofline": any(result.row["roofline_time_us"] is not None for result in run.results),
         "bounds": overview.BOUNDS, "warnings": [printable(w, 400) for w in run.warnings], **about.values(run),
         "total": len(run.results), "cases": len(run.cases),

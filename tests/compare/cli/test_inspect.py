@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 from examples import EAGER, INDUCTOR, XLA
 
+from compare.base.paths import PROJECT
 from compare.cli.inspect import MOST_LISTED, MOST_TREES, in_stage
 from compare.cli.main import cli
 from compare.graph import store
@@ -371,3 +372,36 @@ def test_a_rank_of_a_torch_trace_is_chosen(tmp_path: Path, file: Path) -> None:
     for path, rank, message in ((folder, 5, "it has ranks 0, 1"), (file, 0, "--rank chooses in a TORCH_TRACE folder")):
         refused = inspect(path, "--rank", rank)
         assert refused.exit_code == 2 and message in flat(refused.output)
+
+
+_RUN, _PROFILE = "tests/data/runs/h200-rmsnorm", "tests/data/profiles/torch"
+_HLO, _DUMP = "tests/data/xla/softmax.hlo.txt", "tests/data/xla_reasons/jax-0.11.2/mlp"
+
+
+@pytest.mark.parametrize("words", [
+    f"inspect {_PROFILE} --align a b", f"inspect {_PROFILE} -i xla", f"inspect {_PROFILE} --case llama-8b",
+    f"inspect {_PROFILE} --rank 0", f"inspect {_HLO} {_HLO} --align a b", f"inspect {_DUMP} --align 1 1 --module 1",
+    f"inspect {_HLO} --align a b -i xla", f"inspect {_HLO} --dump {_DUMP}", f"inspect {_HLO} --rank 0",
+    f"inspect {_HLO} --all --json", f"inspect {_HLO} --all --dot", f"inspect {_HLO} --all --kernel 1",
+    f"inspect {_RUN} --all --json", f"inspect {_PROFILE} --all --json", f"inspect {_HLO} {_HLO} --all --html x.html",
+    f"inspect {_HLO} --target h100 --json", f"inspect {_HLO} --target h100 --dot",
+    f"inspect {_HLO} --target h100 --stage softmax", f"inspect {_HLO} --target h100 --passes",
+    f"inspect {_HLO} --target h100 --kernel 1 --json", f"inspect {_HLO} --target h100 --model-explorer x.json",
+    f"inspect {_RUN} --target h100 --json", f"inspect {_HLO} {_HLO} --target h100 --json",
+    f"inspect {_RUN} --align xla triton --target h100 --json", "inspect tests/data/runs/tour --target h100",
+    "inspect tests/data/hlo/jax-0.11.2 --target h100", f"diff {_RUN} {_RUN} --all --json",
+    f"diff {_PROFILE} {_PROFILE} --all --json", f"diff {_HLO} {_HLO} --all",
+])
+def test_an_option_without_an_effect_is_refused(words: str) -> None:
+    done = CliRunner().invoke(cli, [word if "/" not in word else str(PROJECT / word) for word in words.split()])
+    assert done.exit_code == 2 and done.stdout == "" and done.stderr.count("\n") == 1, done.output
+    assert any(word in done.stderr for word in words.split() if word.startswith("-") and word != "--json")
+
+
+@pytest.mark.parametrize("words", [
+    f"inspect {_HLO} --target h100 --why --json", f"inspect {_HLO} --target h100 --kernel 1",
+    f"inspect {_PROFILE} --target h100 --json", f"inspect {_HLO} --all --why",
+])
+def test_an_option_with_an_effect_stays(words: str) -> None:
+    done = CliRunner().invoke(cli, [word if "/" not in word else str(PROJECT / word) for word in words.split()])
+    assert done.exit_code == 0, done.output

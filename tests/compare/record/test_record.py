@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 
+from compare.base.usage import UsageError
 from compare.record import run_folder
-from compare.record.record import Record
+from compare.record.record import SCHEMA, Record
 from compare.record.run_folder import RunFolderError
+from compare.sources import graph_sources
 from compare.spec.blocks import BLOCKS
 
 
@@ -62,7 +64,7 @@ def written(folder: Path, **change: Any) -> tuple[list[Record], list[str]]:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"schema": 99}, "schema 99"),
+        ({"schema": 1}, "schema 1"),
         ({"status": "splendid"}, "splendid"),
         ({"case": {"block": "gelu"}}, "misnamed"),
         ({"case": 3}, "misnamed"),
@@ -107,3 +109,32 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         run_folder.read_run(tmp_path)
     with pytest.raises(RunFolderError, match=r"run\.json: a file; expected a run's folder, the one that holds"):
         run_folder.read_run(tmp_path / "run.json")
+
+
+@pytest.mark.parametrize("schema", [3, 99])
+def test_a_later_schema_is_refused_and_kept(tmp_path: Path, schema: int) -> None:
+    """The message says which schema came, which is read and what to do; a resumed run keeps such records."""
+    run_folder.create(tmp_path, {"schema": SCHEMA})
+    said = f"schema {schema}, and this version reads {SCHEMA}: use "
+    for end in ("\n", ""):
+        (tmp_path / "records.jsonl").write_text(json.dumps(entry().to_json() | {"schema": schema}) + end)
+        before = (tmp_path / "records.jsonl").read_bytes()
+        with pytest.raises(RunFolderError, match=f"records.jsonl:1: {said}"):
+            run_folder.read_records(tmp_path)
+        if not end:
+            with pytest.raises(RunFolderError, match=said):
+                run_folder.repair(tmp_path)
+        assert (tmp_path / "records.jsonl").read_bytes() == before
+    run_folder.write_run(tmp_path, {"schema": schema, "xlafuse": "9.9"})
+    with pytest.raises(RunFolderError, match=f"run.json: {said}xlafuse 9.9"):
+        run_folder.read_run(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["fusion-graph", "explained"])
+def test_a_later_schema_of_a_graph_is_refused(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "folder" / "graph.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps({"schema": f"xlafuse.{name}/99", "name": "f", "compiler": "xla", "kernels": []}))
+    for path in (file, *([file.parent] if name == "fusion-graph" else [])):
+        with pytest.raises(UsageError, match=f"xlafuse.{name}/1', got 'xlafuse.{name}/99': use the xlafuse that"):
+            graph_sources.contents(path).graphs[0].graph()

@@ -20,7 +20,7 @@ from compare.base.paths import PROJECT
 from compare.cli.main import cli
 from compare.record import run_folder
 from compare.record.record import Record
-from compare.report import picture, rows
+from compare.report import data, picture, rows
 from compare.report.columns import COLUMNS
 from compare.report.palette import PALETTE
 from compare.sources.graph_sources import contents
@@ -71,9 +71,9 @@ def test_csv_and_json_have_the_values_of_the_rows() -> None:
     as_json = json.loads(report(RUN, "--block", "softmax", "--json").stdout)
     as_csv = list(csv.DictReader(io.StringIO(report(RUN, "--block", "softmax", "--csv").stdout)))
     assert len(found) == len(as_json) == len(as_csv) > 20
-    for row, data, line in zip(found, as_json, as_csv, strict=True):
-        assert list(data) == list(line)
-        for name, value in data.items():
+    for row, entry, line in zip(found, as_json, as_csv, strict=True):
+        assert list(entry) == list(line)
+        for name, value in entry.items():
             assert not isinstance(value, dict | list), name
             assert value == row[name], name
             if isinstance(value, float):
@@ -240,3 +240,12 @@ def test_hostile_names_are_text_in_a_picture(tmp_path: Path) -> None:
     text = file.read_text()
     ElementTree.fromstring(text)
     assert "<script" not in text and len(text) < 100_000
+
+
+@pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r=", "\n=", "\0@", "＝"])
+def test_csv_has_no_formulas(start: str) -> None:
+    text = f"{start}HYPERLINK(1)"
+    (line,) = csv.DictReader(io.StringIO(data.as_csv([{"detail": text, "ratio": -1.5, "note": "-1.5", "of": "a=b"}])))
+    assert line["detail"].startswith("'") and line["detail"].endswith("HYPERLINK(1)")
+    assert (line["ratio"], line["note"], line["of"]) == ("-1.5", "-1.5", "a=b")
+    assert json.loads(data.as_json([{"detail": text}])) == [{"detail": text}]

@@ -168,3 +168,15 @@ def test_teaching_kernels_come_last(tmp_path: Path) -> None:
     found = chosen(tmp_path, times, {"cuda": slow, "xla": APART, "triton": TOGETHER})
     names = [one.implementation for one in found]
     assert names[0] != "cuda" and "cuda" in names and names == sorted(names, key=lambda name: name == "cuda")
+
+
+def test_a_fusion_that_was_made_is_listed_last_without_a_price(tmp_path: Path) -> None:
+    ops = (DOT, SourceOp("add", "bias", "model.py:8", site="add"))
+    fused = FusionGraph("f", "xla", (Kernel("dot", "gemm", source_ops=ops, inputs=(Access("x", SIZE),),
+                                           outputs=(Access("y", SIZE),)),), (IN, OUT))
+    for graphs in ({"xla": fused}, {"xla": fused, "triton": APART}):
+        found = chosen(tmp_path / str(len(graphs)), dict.fromkeys(graphs, 75.0), graphs)
+        assert not any("inside the product" in one.headline for one in found)
+        read = run_results.read(tmp_path / str(len(graphs)), {})
+        last = strongest_findings.every_finding(read)[-1]
+        assert "XLA computes bias (add) inside the product of experts" in last.headline and last.at_stake_us is None

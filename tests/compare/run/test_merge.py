@@ -275,7 +275,7 @@ def test_a_part_of_another_schema_is_for_the_version_that_wrote_it(tmp_path: Pat
     lines = (folder / "records.jsonl").read_text().replace(f'"schema": {SCHEMA}', '"schema": 1')
     (folder / "records.jsonl").write_text(lines)
     run_folder.write_run(folder, run_folder.read_run(folder) | {"schema": 1, "xlafuse": "0.1.0"})
-    with pytest.raises(RunFolderError, match="schema 1, .* 2: merge it with xlafuse 0.1.0$"):
+    with pytest.raises(RunFolderError, match="schema 1, .* 2: use xlafuse 0.1.0$"):
         merge([folder], tmp_path / "out")
 
 

@@ -153,6 +153,17 @@ def test_lowered_and_compiled_functions(jax_code: Any):
     assert any("compiled for the CPU" in note for note in as_compiled.notes) == (jax.default_backend() == "cpu")
     with pytest.raises(xlafuse.ExplainError, match="neither arguments"):
         xlafuse.explain(lowered, struct(64, 128))
+    with pytest.raises(explain_user.ExplainError, match="target="):
+        xlafuse.explain(lowered.compile(), **TARGET)
+    with pytest.raises(explain_user.ExplainError, match="framework='torch'"):
+        xlafuse.explain(lowered, framework="torch", **TARGET)
+
+
+def test_several_gpus_are_for_jax() -> None:
+    import torch
+
+    with pytest.raises(explain_user.ExplainError, match="devices=4"):
+        xlafuse.explain(torch.relu, torch.empty(4, device="meta"), devices=4, **TARGET)
 
 
 def test_several_are_compared(jax_code: Any):

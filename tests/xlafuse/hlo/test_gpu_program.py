@@ -452,3 +452,38 @@ def test_a_random_module_is_a_consistent_graph(made: tuple[str, int]) -> None:
     returned = {name for name in program.outputs if buffers[name].role not in ("input", "constant")}
     assert returned == {buffer.name for buffer in program.buffers if buffer.role == "output"}
     assert _edges(_program(body.replace("%", ""))) == _edges(program)
+
+
+_CALLS = {
+    "fusion": "fusion(%p), kind=kLoop, calls=%{}",
+    "call": "call(%p), to_apply=%{}",
+    "body": "while(%p), condition=%c, body=%{}",
+    "condition": "while(%p), condition=%{}, body=%c",
+    "branch": "conditional(%p, %p, %p), true_computation=%c, false_computation=%{}",
+    "branches": "conditional(%p, %p, %p), branch_computations={{%c, %{}}}",
+    "reduce": "reduce(%p, %p), dimensions={{}}, to_apply=%{}",
+    "sort": "sort(%p), dimensions={{}}, to_apply=%{}",
+}
+
+
+@pytest.mark.parametrize("way", _CALLS)
+@pytest.mark.parametrize("between", [0, 1, 3])
+@pytest.mark.parametrize("reached", [True, False])
+def test_computations_that_call_each_other_are_refused(way: str, between: int, reached: bool) -> None:
+    names = ["a", *(f"b{number}" for number in range(between))]
+    text = "HloModule m\n\n%c (p: f32[]) -> f32[] {\n  ROOT %p = f32[] parameter(0)\n}\n\n"
+    for name, called in zip(names, [*names[1:], "a"], strict=True):
+        call = (_CALLS[way] if called == "a" else _CALLS["call"]).format(called)
+        text += f"%{name} (p: f32[]) -> f32[] {{\n  %p = f32[] parameter(0)\n  ROOT %r = f32[] {call}\n}}\n\n"
+    text += "ENTRY %main (p: f32[]) -> f32[] {\n  %p = f32[] parameter(0)\n"
+    text += f"  ROOT %r = f32[] call(%p), to_apply=%{'a' if reached else 'c'}\n}}\n"
+    with pytest.raises(ValueError, match=r"'(a|b\d)' of module 'm' calls itself"):
+        gpu_program.program(gpu_program.parse(text))
+
+
+def test_a_computation_that_several_call_is_no_recursion() -> None:
+    text = "HloModule m\n\n%c (p: f32[]) -> f32[] {\n  %p = f32[] parameter(0)\n  ROOT %s = f32[] sine(%p)\n}\n\n"
+    text += "%d (p: f32[]) -> f32[] {\n  %p = f32[] parameter(0)\n  ROOT %r = f32[] call(%p), to_apply=%c\n}\n\n"
+    text += "ENTRY %main (p: f32[]) -> f32[] {\n  %p = f32[] parameter(0)\n  %q = f32[] call(%p), to_apply=%d\n"
+    text += "  %w = f32[] while(%q), condition=%c, body=%d\n  ROOT %r = f32[] call(%w), to_apply=%c\n}\n"
+    assert len(gpu_program.program(gpu_program.parse(text)).launches) >= 3

@@ -16,7 +16,7 @@ from ....spec.blocks import BLOCKS
 from ...columns import BASELINE, Row, checked_on, marks, marks_explained, memory
 from ...missed_fusions import price
 from ...record_values import product_rate
-from ...run_results import BASELINES, CaseResults, Result
+from ...run_results import BASELINES, CaseResults, Result, recorded_on
 from . import charts, choices, kernels, ranks
 from .overview import level_of, mark_of
 
@@ -42,7 +42,7 @@ def values(case: CaseResults) -> dict[str, Any]:
         ),
         "priced": priced,
         "timed_kernels": any(row["device_time_us"] is not None for r in case.results for row in r.kernels),
-        "recorded": case.case is not None, "findings": _findings(case),
+        "recorded": case.case is not None, "recorded_on": recorded_on(case.results), "findings": _findings(case),
         "some_measured": any(r.row["dram_bytes"] or r.row["dram_bytes_call"] for r in case.results),
         "some_rates": any(r.row["intensity_flop_per_byte"] is not None for r in case.results),
         "missed": missed, "missed_unlisted": unlisted,

@@ -1,6 +1,6 @@
 """The front page's matrix: a row for each case, a column for each implementation, times relative to the row's best.
 
-A run without a GPU shows declared bytes instead, relative to the row's fewest.
+A run without a GPU shows declared bytes instead, relative to the row's fewest, with the times that such a GPU recorded.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def graphs(run: Run) -> list[dict[str, Any]]:
 
 def matrix(run: Run) -> Matrix:
     """Return the matrix of all cases and implementations."""
-    found = [{result.name: _cell(case, result, run.timed) for result in case.results} for case in run.cases]
+    found = [{result.name: _cell(case, result, run) for result in case.results} for case in run.cases]
     counts = Counter(name for cells in found for name in cells)
     wins = Counter(name for cells in found for name, cell in cells.items() if cell.best)
     # The main compilers and hand-written Triton come first, implementations without fusion last.
@@ -100,9 +100,9 @@ def level_of(ratio: float) -> int:
     return sum(ratio > bound for bound in BOUNDS)
 
 
-def _cell(case: CaseResults, result: Result, timed: bool) -> Cell:
+def _cell(case: CaseResults, result: Result, run: Run) -> Cell:
     if result.time_us is None:
-        return _untimed(case, result, timed)
+        return _untimed(case, result, run)
     best = case.best(result)
     assert best is not None
     time = formats.microseconds(result.time_us)
@@ -127,16 +127,21 @@ def mark_of(judged: paired_rounds.Comparison | None) -> str:
     return {DEPENDS: "flip", "tie": "tie", "unresolved": "unresolved"}.get(judged.word, "")
 
 
-def _untimed(case: CaseResults, result: Result, timed: bool) -> Cell:
+def _untimed(case: CaseResults, result: Result, run: Run) -> Cell:
     row = result.row
     status = printable(str(row["status"]), 20)
     words = printable(f"{result.name}: {status}{': ' if row['detail'] else ''}{row['detail'] or ''}")
-    if timed or not counts(row):
+    if run.timed or not counts(row):
         return Cell(outcome(row), status=status, title=words)
     declared, kernels = row["bytes_declared"], formats.count(row["kernels"], "kernel")
     fewest = min(filter(None, (r.row["bytes_declared"] for r in case.results if counts(r.row))), default=None)
+    small, time = kernels, row["recorded_time_us"]
+    recorded = "" if time is None else f"; {formats.microseconds(time)} recorded on an {run.recorded_on}"
+    if time is not None:
+        small += f" · {number(time)} µs"
     if not declared or not fewest:
-        return Cell("?", kernels, status=status, title=words)
+        return Cell("?", small, status=status, title=f"{words}{recorded}")
     ratio = declared / fewest
     words = f"{result.name}: {kernels}, {formats.size(declared)} declared, {number(ratio)} times the fewest in the row"
-    return Cell(number(ratio), kernels, level_of(ratio), best=declared == fewest, title=printable(words), status=status)
+    title = printable(f"{words}{recorded}")
+    return Cell(number(ratio), small, level_of(ratio), best=declared == fewest, title=title, status=status)

@@ -18,9 +18,10 @@ Value = Callable[[Result, Result | None], Any]  # of a record, and of the fastes
 def data(run: Run) -> dict[str, Any]:
     """Return {"columns", "rows", "links": the page of each row's case} for static/records.js."""
     lines = [(case, result) for case in run.cases for result in case.results]
+    shown = [each for each in _COLUMNS if run.recorded_on or each[0].name != "recorded_time_us"]
     return {
-        "columns": [{"title": column.header, "kind": kind, "help": column.doc} for column, kind, _ in _COLUMNS],
-        "rows": [[value(result, case.best(result)) for _, _, value in _COLUMNS] for case, result in lines],
+        "columns": [{"title": column.header, "kind": kind, "help": column.doc} for column, kind, _ in shown],
+        "rows": [[value(result, case.best(result)) for _, _, value in shown] for case, result in lines],
         "links": [href(case.id) for case, _ in lines],
     }
 
@@ -65,6 +66,7 @@ _COLUMNS: tuple[tuple[Column, str, Value], ...] = (
     _of_row("status", "filter"),
     _of_row("device_time_us"),
     _of_row("device_time_us_spread"),
+    _of_row("recorded_time_us"),
     (
         Column("time_vs_best", "ratio", "device time over the shortest one of its case, segment and timer", "/ best"),
         "number", lambda result, best: None if best is None else ratio(result.time_us, best.time_us),

@@ -303,10 +303,12 @@ def test_residuals_are_compared() -> None:
 
 
 def test_intermediates_are_compared_where_there_are_several_graphs() -> None:
-    whole = kernel("all", "reduction", "norm:mul@1 act:exp@3", "x", "y")
-    apart = graph(NORM, kernel("exp", "elementwise", "act:exp@3", "h", "y"))
+    whole = kernel("all", "reduction", ":mul@1 :exp@3 :sub@4", "x", "y")
+    apart = graph(
+        NORM, kernel("exp", "elementwise", "act:exp@3", "h", "e"), kernel("s", "elementwise", "act:sub@4", "e", "y")
+    )
     assert texts(findings({"triton": graph(whole), "xla": apart}), "intermediates") == [
-        "XLA writes 4.00 kB of intermediates to memory (Triton: 0 B). Writing and reading them moves 8.00 kB more than "
+        "XLA writes 8.00 kB of intermediates to memory (Triton: 0 B). Writing and reading them moves 16.0 kB more than "
         "Triton's."
     ]
     assert texts(findings({"xla": apart, "inductor": apart}), "intermediates") == []
@@ -380,14 +382,35 @@ def test_a_buffer_has_one_finding() -> None:
     assert [each.kind for each in found if ("xla", "g") in each.buffers] == ["largest"]
 
 
-def test_a_saved_buffer_has_one_finding() -> None:
+def test_a_fusion_that_was_made_is_a_fact_without_a_price_after_all_costs() -> None:
     inside = kernel("mlp", "gemm", "gate:dot@2 up:dot@2 act:mul@3", "h wg wu", "a")
     up = kernel("up", "gemm", "up:dot@2", "h wu", "u")
     apart = (NORM, GATE, up, kernel("act", "elementwise", "act:mul@3", "g u", "a"))
     graphs = {"triton": graph(NORM, inside), "xla": graph(*apart), "inductor": graph(*apart)}
-    found = findings(graphs)
-    assert [each.kind for each in found if each.kind in ("inside a product", "kept on chip")] == ["inside a product"]
-    assert "XLA and Inductor use separate kernels." in texts(found, "inside a product")[0]
+    found = findings(graphs, Ceilings({0.5: 1e12}, {}))
+    *costs, fact = found
+    assert "XLA and Inductor use separate kernels." in str(fact) and str(fact).endswith(".")
+    assert not any("inside the product" in str(each) for each in costs) and all(each.us for each in costs)
+    assert {each.graphs for each in costs if each.kind == "kept on chip"} == {("xla", "triton"), ("inductor", "triton")}
+
+
+def test_the_only_intermediate_has_one_finding() -> None:
+    whole = graph(kernel("mlp", "gemm", ":dot@2 :max@3", "h w", "y"))
+    apart = graph(kernel("dot", "gemm", ":dot@2", "h w", "g"), kernel("max", "elementwise", ":max@3", "g", "y"))
+    found = findings({"jax": whole, "torch": apart})
+    assert [each.kind for each in found if each.graphs[0] == "torch"] == ["largest"]
+
+
+def test_equal_layers_make_one_sentence_with_the_sum() -> None:
+    layers = [
+        kernel(f"{name}{layer}", "elementwise", f"act:exp@{layer}{extra}", f"g{layer}", f"{name}{layer}")
+        for layer in (3, 4) for name, extra in (("a", " act:mul@5"), ("b", " act:add@6"))
+    ]
+    found = findings({"xla": graph(*layers)}, Ceilings({0.5: 1e12}, {}))
+    assert [(each.text, each.bytes, each.us) for each in found if each.kind == "recomputed"] == [(
+        "XLA computes act (exp) in two kernels. They read 4.00 kB more than once. "
+        "There are two such groups of kernels: 8.00 kB in all.", 8000, 0.008,
+    )]
 
 
 def test_the_comparison_stays_of_two_findings_about_one_buffer() -> None:

@@ -77,6 +77,11 @@ def test_slower_kernels_of_a_step_fail(changed: Callable[..., Path]) -> None:
     assert "kernels in a step: 8786 µs" in done.output and "kernels slower" in done.output
     assert diff(after, CAPTURE).exit_code == 0
     assert diff(CAPTURE, after, "--tolerance", "90%").exit_code == 0
+    trace = after / "profile" / "torch.json.gz"
+    smaller = gzip.decompress(trace.read_bytes()).replace(b"NVIDIA H200", b"NVIDIA L4")
+    trace.write_bytes(gzip.compress(smaller, 1))
+    done = diff(CAPTURE, after)
+    assert done.exit_code == 0 and "another card: NVIDIA H200 → NVIDIA L4" in done.output
 
 
 def test_a_kernel_of_one_capture_is_new_or_gone(changed: Callable[..., Path]) -> None:

@@ -99,6 +99,36 @@ def test_fail_on_selects_each_regression(tmp_path: Path, kind: str) -> None:
     assert diff(b, a, "--fail-on", ",".join(WORSE)).exit_code == 0  # the other way round is an improvement
 
 
+@pytest.mark.parametrize("kind", WORSE)
+def test_another_card_is_named_and_nothing_regresses(tmp_path: Path, kind: str) -> None:
+    worse = WORSE[kind]
+    small = {**SEGMENT, "environment": {"workers": {"xla": {"device": "NVIDIA L4"}}}}
+    a = run(tmp_path / "a", named("it"), named("other"))
+    b = run(tmp_path / "b", *([worse] if worse else []), named("other"), segments=[small])
+    done = diff(a, b, "--html", tmp_path / "diff.html")
+    assert done.exit_code == 0 and "another card: NVIDIA H200 → NVIDIA L4" in flat(done.stdout)
+    page = (tmp_path / "diff.html").read_text()
+    assert "Another card" in page and "egressed" not in page and "No regression" not in page
+    answer = json.loads(diff(a, b, "--json").stdout)
+    assert answer["regressed"] == [] and not any(each["regressions"] for each in answer["records"])
+    refused = diff(a, b, "--fail-on", "status")
+    assert refused.exit_code == 2 and "NVIDIA L4" in refused.stderr
+
+
+def test_targets_are_cards_and_each_record_has_its_own(tmp_path: Path) -> None:
+    def compiled(target: str, launches: int) -> Record:
+        made = named("xla", status="compiled", target=target, kernels=kernels_of(launches, 1000))
+        return dataclasses.replace(made, measurement=None)
+
+    known = {"xla": XLA}
+    a, b = (run(tmp_path / name, compiled(name, n), graphs=known) for name, n in (("h200", 8), ("h100", 9)))
+    assert diff(a, b).exit_code == 0 and "NVIDIA H200 → NVIDIA H100" in flat(diff(a, b).stdout)
+    same = run(tmp_path / "same", compiled("h200", 9), graphs=known)
+    assert diff(a, same).exit_code == 1  # the same card
+    on_it = run(tmp_path / "on-it", named("xla"), graphs=known)
+    assert "another card" not in flat(diff(a, on_it).stdout)  # measured on the GPU that the other was compiled for
+
+
 def test_the_tolerance_decides(tmp_path: Path) -> None:
     a = run(tmp_path / "a", named("xla", kernels=kernels_of(8, 1000)))
     b = run(tmp_path / "b", named("xla", 104.0, kernels=kernels_of(8, 1040)))

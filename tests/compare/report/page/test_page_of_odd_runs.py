@@ -19,7 +19,8 @@ from compare.record.record import Record
 from compare.report import run_results
 from compare.report.overall import overall
 from compare.report.page import page
-from compare.report.page.content import choices, libraries
+from compare.report.page.content import case as case_page
+from compare.report.page.content import choices, libraries, records
 from compare.spec.case import Case
 
 SCRIPT = "<script>window.broken = true</script>"
@@ -362,3 +363,31 @@ def test_malformed_segments(segments: Any, tmp_path: Path) -> None:
     folder = run_of(tmp_path / "run", [timed(case, "xla", 10.0, made, graph="a.json.gz")], {"a.json.gz": made})
     (folder / "run.json").write_text(json.dumps({"segments": segments}))
     assert len(page.write(folder, tmp_path / "page.html", {}).results) == 1
+
+
+def test_recorded_times_of_a_run_without_a_gpu(tmp_path: Path) -> None:
+    """The page shows the times that an H200 recorded, says so, and does not say that there are none."""
+
+    def shown(folder: Path) -> tuple[str, list[str]]:
+        run = run_results.read(folder, {})
+        html = page.render("case.html", **case_page.values(run.cases[0]), drawn_kernels=False, rank_calls=None)
+        return html, [column["title"] for column in records.data(run)["columns"]]
+
+    case = Case("softmax", "tiny", {"rows": 4096, "columns": 2048}, "bfloat16", "fwd")
+    made = graph("", target="NVIDIA H200")
+    known = Record(
+        case, "xla", "xla", "compiled", target="h200", graph="a.json.gz", kernels=summary(made, case.phases),
+        recorded={"device_time_us": 82.4},
+    )
+    other = replace(known, implementation="triton", recorded={"unavailable": "other kernels"})
+    folder = run_of(tmp_path / "run", [known, other], {"a.json.gz": made}, segments=[], target="h200")
+    text = written(folder, tmp_path).read_text()
+    assert "1 of 2 records has the time of the same kernels, recorded on an H200." in text
+    assert "2 kernels · 82.4 µs" in text and "there are no times" not in text
+    of_case, titles = shown(folder)
+    assert "µs recorded on an H200" in of_case and "82.4" in of_case and "recorded µs" in titles
+    folder = run_of(tmp_path / "other", [other], {"a.json.gz": made}, segments=[], target="h200")
+    text = written(folder, tmp_path).read_text()
+    assert "so there are no times" in text and "recorded on an" not in text
+    of_case, titles = shown(folder)
+    assert "recorded on" not in of_case and "recorded µs" not in titles
