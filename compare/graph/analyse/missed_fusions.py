@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..buffer_edges import buffer_edges
-from ..model import FusionGraph, Kernel, Reason
+from ..buffer_edges import BufferEdge, at_least, buffer_edges, bytes_passed
+from ..model import FusionGraph, Reason
 from .roofline import Ceilings
 from .split_k import split_products
 
@@ -150,27 +150,37 @@ class _Pricing:
         return {kernel.name: index for index, kernel in enumerate(kernels) if uses[kernel.name] == 1}
 
     @cached_property
-    def _writers(self) -> Mapping[tuple[str, int], int | None]:
-        """By buffer and reader, the kernel that wrote what the reader reads; None for an input."""
-        edges = ((buffer.name, edge) for buffer in self.graph.buffers for edge in buffer_edges(self.graph, buffer))
-        return {(name, edge.reader): edge.writer for name, edge in edges if edge.reader is not None}
+    def _sources(self) -> Mapping[tuple[str, int], frozenset[int | None]]:
+        """By buffer and reader, the kernels that wrote what the reader reads; None for what an input had before."""
+        found: dict[tuple[str, int], set[int | None]] = {}
+        for buffer in self.graph.buffers:
+            for edge in buffer_edges(self.graph, buffer):
+                if edge.reader is not None:
+                    found.setdefault((buffer.name, edge.reader), set()).add(edge.writer)
+        return {read: frozenset(writers) for read, writers in found.items()}
 
     def fused(self, members: frozenset[int]) -> Price:
         """Return the price of fusing these kernels into one."""
         kernels = self.graph.kernels or ()
-        reads: dict[tuple[str, int | None], list[tuple[int, int]]] = {}
+        reads: dict[tuple[str, frozenset[int | None]], list[tuple[int, int]]] = {}
         for index in sorted(members):
             for access in kernels[index].inputs or ():
-                if access.bytes is not None and (access.buffer, index) in self._writers:
-                    version = access.buffer, self._writers[access.buffer, index]
-                    reads.setdefault(version, []).append((access.bytes, _launches(kernels[index])))
+                if access.bytes is not None and (access.buffer, index) in self._sources:
+                    version = access.buffer, self._sources[access.buffer, index]
+                    reads.setdefault(version, []).append((index, access.bytes))
         saved: Counter[str] = Counter()
-        for (name, writer), sizes in reads.items():
-            if writer in members:
-                saved[name] += sum(size * launches for size, launches in sizes) + self._written(name, writer, members)
-            else:
-                saved[name] += self._repeated(name, sizes)
-        launches = [_launches(kernels[index]) for index in members]
+        writers: dict[tuple[str, int], None] = {}
+        for (name, sources), accesses in reads.items():
+            inside = [writer for writer in sources if writer is not None and writer in members]
+            writers |= dict.fromkeys((name, writer) for writer in inside)
+            for index, size in accesses if inside else ():
+                passed = sum(bytes_passed(self.graph, BufferEdge(writer, index), name) or 0 for writer in inside)
+                saved[name] += min(size * at_least(kernels[index]), passed)
+            if not inside:
+                saved[name] += self._repeated(name, [(size, at_least(kernels[index])) for index, size in accesses])
+        for name, writer in writers:
+            saved[name] += self._written(name, writer, members)
+        launches = [at_least(kernels[index]) for index in members]
         buffers = tuple(name for name, size in saved.most_common() if size)
         return self.price(saved.total(), buffers, sum(launches) - max(launches))
 
@@ -181,14 +191,10 @@ class _Pricing:
             return 0
         kernel = (self.graph.kernels or ())[writer]
         written = sum(access.bytes or 0 for access in kernel.outputs or () if access.buffer == name)
-        return written * _launches(kernel)
+        return written * at_least(kernel)
 
     def _repeated(self, name: str, sizes: list[tuple[int, int]]) -> int:
         """Return the bytes that several of these reads have for certain in common; two halves may be different ones."""
         each = [size for size, _ in sizes]
         whole = self.graph.buffer[name].bytes  # 0: not known
         return max(0, sum(each) - max(whole, *each)) * min(n for _, n in sizes) if whole and len(each) > 1 else 0
-
-
-def _launches(kernel: Kernel) -> int:
-    return kernel.least_launches if kernel.launches is None else kernel.launches

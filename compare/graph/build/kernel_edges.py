@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ..buffer_edges import buffer_edges
+from ..buffer_edges import BufferEdge, at_least, buffer_edges, bytes_passed
 from ..model import FusionGraph, Kernel, Reason
 
 
@@ -37,28 +36,21 @@ def kernel_edges(graph: FusionGraph) -> list[KernelEdge]:
 def bytes_saved(graph: FusionGraph, edge: KernelEdge) -> int | None:
     """Return the most bytes of a call that fusing the two kernels would save; None where they are unknown.
 
-    These are the consumer's reads of the shared buffers, and the producer's writes of those with no other use.
+    These are the consumer's reads of what the producer wrote, and the producer's writes of buffers with no other use.
     """
-    producer, consumer = _ends(graph, edge)
+    producer, _ = _ends(graph, edge)
     private = {
         name
         for name in edge.buffers
         if graph.buffer[name].role == "intermediate" and set(graph.consumers[name]) == {edge.consumer}
     }
-    reads = _sum(consumer, (a.bytes for a in consumer.inputs or () if a.buffer in edge.buffers))
-    writes = _sum(producer, (a.bytes for a in producer.outputs or () if a.buffer in private))
-    return None if reads is None or writes is None else reads + writes
-
-
-def _sum(kernel: Kernel, amounts: Iterable[int | None]) -> int | None:
-    """Return the sum over all launches; a sort of an unknown number of launches reads and writes these buffers once."""
-    launches = kernel.least_launches or None if kernel.launches is None else kernel.launches
-    total = 0
-    for amount in amounts:
-        if amount is None or launches is None:
-            return None
-        total += amount * launches
-    return total
+    launches = at_least(producer)
+    amounts = [bytes_passed(graph, BufferEdge(edge.producer, edge.consumer), name) for name in edge.buffers]
+    for access in producer.outputs or ():
+        if access.buffer in private:
+            known = access.bytes is not None and (launches or producer.launches == 0)
+            amounts.append((access.bytes or 0) * launches if known else None)
+    return None if None in amounts else sum(amount or 0 for amount in amounts)
 
 
 def barrier(graph: FusionGraph, edge: KernelEdge) -> Reason | None:
