@@ -528,16 +528,19 @@ class _Graph:
         memory = self.memory.get(buffer)
         if memory is None:
             return None
-        node = self._ir(call)
-        if self._is_library(call) or (node is not None and node.elements is None):
-            return part_viewed(memory, memory.bytes, call.viewed) if reads else memory.bytes
-        points = 1
-        for extent in memory.shape:
-            points *= extent
-        if node is not None and node.elements is not None:
-            accesses = node.reads[buffer] if reads else 1
-            return min(memory.bytes, node.elements * max(accesses, 1) * (memory.bytes // points if points else 0))
-        return memory.bytes if call.elements is not None and call.elements >= points else None
+        definition = self.code.definitions.get(call.name)
+        elements: int | None = None
+        if self._is_library(call):
+            return part_viewed(memory, memory.bytes, call.viewed) if reads or call.scatters else memory.bytes
+        if definition is not None and definition.points is not None:
+            counts = definition.loads if reads else definition.stores
+            own = [counts.get(name, 0) for name, argument in call.arguments.items() if argument == buffer]
+            elements = sum(own) or definition.points
+        elif (node := self._ir(call)) is not None:
+            if node.elements is None:
+                return memory.bytes
+            elements = node.elements * max(node.reads[buffer] if reads else 1, 1)
+        return None if elements is None else min(memory.bytes, elements * SIZES[memory.dtype])
 
 
 def _listed_sources(listed: Mapping[str, Any]) -> list[SourceNode] | None:

@@ -68,7 +68,8 @@ def barrier_code(kernel: Kernel) -> str | None:
     """Return "gemm" or "library", or None where a compiler may fuse into the kernel."""
     if kernel.kind == "gemm":
         return "gemm"
-    return "library" if kernel.kind in ("attention", "library", "collective") else None
+    called = kernel.kind == "scatter" and kernel.facts.get("extern")
+    return "library" if called or kernel.kind in ("attention", "library", "collective") else None
 
 
 def _ends(graph: FusionGraph, edge: KernelEdge) -> tuple[Kernel, Kernel]:

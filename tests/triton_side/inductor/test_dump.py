@@ -146,14 +146,16 @@ print(sum(len(graph.calls) for graph in read({str(DEBUG)!r}).graphs))
     assert done.stdout == "14\n", done.stderr
 
 
-def test_without_the_ir_bytes_of_a_partial_read_are_unknown(tmp_path):
+def test_without_the_ir_a_kernel_reads_as_much_as_its_loop_says(tmp_path):
     shutil.copytree(FORWARD, tmp_path / "model__0_forward_1.0")
     code = tmp_path / "model__0_forward_1.0/output_code.py"
-    code.write_text(code.read_text().replace("buf4, buf5, 16384,", "buf4, buf5, 100,"))
     (tmp_path / "model__0_forward_1.0/ir_post_fusion.txt").unlink()
-    (graph,) = read(tmp_path).graphs
-    assert [buffer.bytes for buffer in graph.calls[3].kernel.inputs] == [None, None]
-    assert None not in [buffer.bytes for buffer in graph.calls[4].kernel.inputs]
+    whole = code.read_text()
+    for extent, size in (("xnumel = 16384\n", 32768), ("xnumel = 100\n", 200), ("", None)):
+        code.write_text(whole.replace("xnumel = 16384\n", extent))
+        (graph,) = read(tmp_path).graphs
+        assert [buffer.bytes for buffer in graph.calls[3].kernel.inputs] == [size, size]
+        assert None not in [buffer.bytes for buffer in graph.calls[4].kernel.inputs]
 
 
 def test_a_kernel_that_prepares_an_attention_is_none():
