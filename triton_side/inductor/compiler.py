@@ -42,6 +42,7 @@ from triton_side.inductor.graph import (
     drop_foreign_operations,
     helper_node,
     kind_of,
+    own_operations,
     part_viewed,
     without_views,
     without_waits,
@@ -471,7 +472,7 @@ def _kernel(call: _Call, loaded: private.LoadedGraph, measured: bool) -> Kernel:
     kind = kind_of(
         announcement.name,
         targets={itself.op for _, _, itself in announcement.nodes},
-        before={source.op for source in call.sources},
+        before=own_operations(call.sources),
         is_template=announcement.is_template,
         is_extern=announcement.is_extern,
         is_reduction=announcement.is_reduction,
