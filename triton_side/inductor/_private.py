@@ -535,8 +535,9 @@ def _announcement(
         members = [scheduler.name_to_fused_node.get(schedule.get_operation_name())]
         template = False
     else:
-        groups = [node for node in schedule if isinstance(node, BaseSchedulerNode)]  # the others mark loops
-        scheduled = [node for group in groups for node in group.get_nodes()]
+        # The others mark loops.
+        groups: list[Any] = [node for node in schedule if isinstance(node, BaseSchedulerNode)]
+        scheduled = [node for group in groups for node in group.get_nodes() if node.node is not None]
         operations = frozenset(node.get_name() for node in scheduled)
         nodes = []
         for node in scheduled:
@@ -698,8 +699,10 @@ def _only_orders(dependency: Any, node: Any) -> bool:
 
 def _stays_inside(buffer: str, operations: set[str]) -> bool:
     """Return whether the kernel of these operations keeps the buffer in registers."""
-    scheduler = V.graph.scheduler
-    return buffer in scheduler.name_to_buf and scheduler.can_buffer_be_removed_through_fusion(buffer, operations)
+    scheduler: Any = V.graph.scheduler
+    return buffer in scheduler.name_to_buf and bool(
+        scheduler.can_buffer_be_removed_through_fusion(buffer, operations)
+    )
 
 
 def _points(node: Any) -> int | None:

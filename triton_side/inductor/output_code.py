@@ -442,11 +442,11 @@ class _Body:
         if whole is None or not isinstance(indices, ast.List | ast.Tuple) or len(indices.elts) > len(whole):
             return None
         broadcast: list[int] = []
-        for index in indices.elts:
-            if isinstance(index, ast.Constant):  # None: all of this dimension
+        for each in indices.elts:
+            if isinstance(each, ast.Constant):  # None: all of this dimension
                 continue
-            shape = self._shape_of(index)
-            if shape is None or self._is_mask(index):
+            shape = self._shape_of(each)
+            if shape is None or self._is_mask(each):
                 return None
             longest = max(len(broadcast), len(shape))
             sides = [[1] * (longest - len(side)) + list(side) for side in (broadcast, shape)]

@@ -118,8 +118,8 @@ def counted(program):
     (graph,) = program.graphs
     assert not graph.unparsed, graph.unparsed
     return [[c.kernel.name, c.kernel.kind, side(c.kernel.inputs), side(c.kernel.outputs)] for c in graph.calls]
-def both(function, *args):
-    captured = compiled(function, *args)
+def both(function, *args, **settings):
+    captured, _ = user_functions.compile_call(function, args, {}, factory, train=False, settings=settings)
     with tempfile.TemporaryDirectory() as folder:
         code = Path(folder) / "output_code.py"
         code.write_text(captured.graphs[0].code)
@@ -135,14 +135,15 @@ def two(arrays, others):
     torch._foreach_add_(arrays, others)
 def arrays(n):
     return [tensor(8 + i, dtype="float32") for i in range(n)]
-print(json.dumps([both(two, arrays(3), arrays(3)), both(two, arrays(52), arrays(52))]))
+several = both(two, arrays(5), arrays(5), combo_kernel_max_num_args="12")
+print(json.dumps([both(two, arrays(3), arrays(3)), several]))
 """)
     ((_, kind, reads, writes),) = one
     assert one == read and kind == "elementwise"
     assert sorted(reads.values()) == [32, 32, 36, 36, 40, 40] and sorted(writes.values()) == [32, 36, 40]
     assert ops[0][:2] == ["aten._foreach_mul", "aten._foreach_add"]
     assert len(live) > 1 and live == dumped
-    sizes = [4 * (8 + index) for index in range(52)]
+    sizes = [4 * (8 + index) for index in range(5)]
     assert sorted(size for _, _, reads, _ in live for size in reads.values()) == sorted(2 * sizes)
     assert sorted(size for _, _, _, writes in live for size in writes.values()) == sizes
 
