@@ -534,7 +534,7 @@ class _Body:
 
     def _root(self, name: str) -> str | None:
         name = self.owner.get(name, name)
-        known = (self.code.memory, self.code.inputs, self.library_results, self.written)
+        known = (self.code.memory, self.code.inputs, self.library_results, self.written, self.reused)
         return name if any(name in names for names in known) else None
 
     def _buffers_in(self, node: ast.expr) -> list[str]:

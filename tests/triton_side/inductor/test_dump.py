@@ -248,6 +248,22 @@ def call(self, args):
     assert code.outputs == ("buf1", None)
 
 
+def test_a_buffer_in_the_memory_of_a_library_calls_result_is_known(tmp_path):
+    (tmp_path / "output_code.py").write_text(
+        FOREACH.partition("def call")[0].replace("in_ptr1", "in_out_ptr0") + """
+def call(self, args):
+    arg0_1, = args
+    buf0 = torch.ops.aten._foreach_norm.Scalar([arg0_1], 2.0)
+    buf1 = buf0[0]
+    buf2 = buf1; del buf1  # reuse
+    triton_for_fused_0.run(arg0_1, buf2, arg0_1, arg0_1, arg0_1, stream=raw_stream0)
+    return (buf2, )
+"""
+    )
+    (graph,) = read(tmp_path).graphs
+    assert {"buf1", "buf2"} <= {text.split(":")[0] for text in graph.unparsed}  # so totals are "at least"
+
+
 def scattered(folder: Path, statement: str) -> tuple[dict[str, int | None], dict[str, int | None]]:
     """Return the bytes of each buffer that a statement reads and writes."""
     arguments = {"x": "(64, 1000)", "row": "(1, 1000)", "i": "(1,)", "j": "(7, 1)", "v": "()", "mask": "(64, 1000)"}
