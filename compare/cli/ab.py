@@ -103,7 +103,7 @@ def _table(found: Comparison) -> str:
         difference, time = found.differences.get(name), found.device_time_us(name)
         row: dict[str, Any] = {
             "kernels": None if graph.kernels is None else len(graph.kernels),
-            "declared": formats.size(totals(graph).declared.exact),
+            "declared": totals(graph).declared.in_words(formats.size),
             "fused": "" if difference is None else _fused(difference.graph),
         }
         if found.explained.rounds:

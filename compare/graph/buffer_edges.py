@@ -1,4 +1,4 @@
-"""The edges of one buffer: from the kernel that wrote it last to each reader, or from and to the outside.
+"""The edges of one buffer: from the kernels whose contents it has to each reader, or from and to the outside.
 
 And how many bytes pass along an edge. In a loop, a kernel may read what an earlier one wrote in the first iteration
 alone, because the loop overwrites it.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
-from .model import Buffer, FusionGraph, Kernel
+from .model import Access, Buffer, FusionGraph, Kernel
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,27 @@ class BufferEdge:
 def buffer_edges(graph: FusionGraph, buffer: Buffer) -> Iterator[BufferEdge]:
     """Yield the edges of a buffer in launch order of its readers; none if no kernel uses it.
 
-    A kernel that overwrites its input reads the earlier contents.
+    A kernel that overwrites its input reads the earlier contents. A kernel that writes a part of the buffer leaves the
+    rest as it was, so a reader may have edges from several writers, the last one first.
     """
     writers, readers = graph.producers.get(buffer.name, ()), graph.consumers.get(buffer.name, ())
     for reader in readers:
-        earlier = bisect_left(writers, reader)
-        yield BufferEdge(writers[earlier - 1] if earlier else None, reader)
+        earlier = writers[: bisect_left(writers, reader)]
+        yield from (BufferEdge(writer, reader) for writer in _sources(graph, buffer, earlier))
     if writers and (buffer.role == "output" or not readers):
         yield BufferEdge(writers[-1], None)
+
+
+def _sources(graph: FusionGraph, buffer: Buffer, writers: Sequence[int]) -> Iterator[int | None]:
+    """Yield the writers whose contents the buffer has after these, the last one first; None for its first contents."""
+    for writer in reversed(writers):
+        yield writer
+        kernel = (graph.kernels or ())[writer]
+        written = _accessed(kernel.outputs, buffer.name)
+        if written is None or written * max(1, launches(kernel)) >= buffer.bytes - buffer.padding:
+            return
+    if not writers or buffer.role in ("input", "constant"):
+        yield None
 
 
 def launches(kernel: Kernel) -> int:
@@ -53,6 +66,26 @@ def reads_of(graph: FusionGraph, name: str, writer: int, reader: int) -> int:
     if once and None not in each:
         return math.prod(count for count in each if count is not None)
     return launches(kernels[reader]) // math.prod(around[depth][1] or 1 for depth in once)
+
+
+def bytes_passed(graph: FusionGraph, edge: BufferEdge, name: str) -> int | None:
+    """Return the most bytes that all launches of the reader read of what the writer wrote; None where it is unknown."""
+    kernels = graph.kernels or ()
+    assert edge.writer is not None and edge.reader is not None
+    writer, reader = kernels[edge.writer], kernels[edge.reader]
+    read, times = _accessed(reader.inputs, name), reads_of(graph, name, edge.writer, edge.reader)
+    if read is None or not (times or reader.launches == 0):
+        return None
+    written = _accessed(writer.outputs, name)
+    if written is None or writer.launches is None:
+        return read * times
+    return min(read * times, written * max(times, writer.launches))
+
+
+def _accessed(accesses: Iterable[Access] | None, name: str) -> int | None:
+    """Return the bytes of a buffer that one launch reads or writes; None where they are unknown."""
+    sizes = [access.bytes for access in accesses or () if access.buffer == name]
+    return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
 def written_for(graph: FusionGraph, name: str, writer: int, readers: Collection[int]) -> int | None:

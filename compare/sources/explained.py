@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base import atomic_write
-from ..graph import store
+from ..base.text import printable
+from ..graph import formats, store
 from ..graph.model import FusionGraph
 from . import provenance
 from .target_ceilings import own_ceilings
@@ -124,9 +125,9 @@ class Explained:
             if found := list(map(str, self.findings()[:MOST_FINDINGS])):
                 yield text_view.plain("")
                 yield text_view.titled("what stands out", found)
-            if lines := [*self._graphs_notes(), *self._configurations()]:
+            if about := [*self._graphs_notes(), *self._configurations(), *self._unread()]:
                 yield text_view.plain("")
-                yield text_view.plain("\n".join(lines))
+                yield text_view.plain("\n".join(about))
         else:
             ceilings, _ = own_ceilings(first)
             notes, remarks = text_view.totals_lines(first, ceilings), text_view.finding_lines(first, ceilings)
@@ -145,6 +146,11 @@ class Explained:
 
     def _graphs_notes(self) -> list[str]:
         return [f"{name}: {note}" for name, graph in self.graphs.items() for note in graph.notes]
+    def _unread(self) -> Iterator[str]:
+        for name, graph in self.graphs.items():
+            if graph.unparsed:
+                first = printable(graph.unparsed[0], 100)
+                yield f"{name}: {formats.count(len(graph.unparsed), 'thing')} could not be read: {first}"
 
     def text(self, width: int = 80) -> str:
         """Return the views as plain text of that width."""

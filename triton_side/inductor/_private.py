@@ -20,7 +20,6 @@ import re
 import traceback
 import types
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -55,18 +54,24 @@ _NAMES = {
     "torch._inductor.graph": (
         "GraphLowering._compile_to_module_lines", "GraphLowering.get_numel", "GraphLowering.get_dtype",
     ),
-    "torch._inductor.dependencies": ("WeakDep",),
+    "torch._inductor.dependencies": ("StarDep", "WeakDep"),
     "torch._inductor.virtualized": ("V",),
-    "torch._inductor.ir": ("Layout", "MultiOutput", "MultiOutputLayout", "NonOwningLayout"),
+    "torch._inductor.ir": (
+        "Layout", "MultiOutput", "MultiOutputLayout", "NonOwningLayout", "ExternKernel.codegen_comment",
+        "ScatterFallback.codegen", "IndexPutFallback.codegen", "InplaceBernoulliFallback.codegen",
+    ),
     "torch._inductor.codegen.common": ("InplacedBuffer.other_names",),
-    "torch._inductor.codegen.simd": ("SIMDScheduling.codegen_mix_order_reduction",),
+    "torch._inductor.codegen.simd": (
+        "SIMDScheduling.codegen_mix_order_reduction", "SIMDScheduling.generate_combo_kernel_code",
+    ),
     "torch._inductor.codegen.triton": ("set_kernel_post_grad_provenance_tracing", "TritonKernel.call_kernel"),
     "torch._inductor.codegen.wrapper": ("PythonWrapperCodegen.write_provenance_debug_handle",),
     "torch._inductor.fx_passes.pad_mm": ("_should_pad", "get_cached_should_pad"),
     "torch._inductor.runtime.benchmarking": ("TritonBenchmarker.benchmark_gpu", "InductorBenchmarker.benchmark_gpu"),
     "torch._inductor.runtime.coordinate_descent_tuner": ("CoordescTuner.autotune_single_field",),
     "torch._inductor.scheduler": (
-        "BaseSchedulerNode.get_read_write_buffer_accesses", "SchedulerNode", "WhyNoFuse",
+        "BaseSchedulerNode.get_nodes", "BaseSchedulerNode.is_foreach", "SchedulerNode", "WhyNoFuse",
+        "Scheduler.can_buffer_be_removed_through_fusion",
     ),
     "torch._inductor.select_algorithm": (
         "add_preprocessing_fn", "get_algorithm_selector_cache", "TritonTemplateCaller",
@@ -126,7 +131,7 @@ from torch._inductor.codegen.common import InplacedBuffer  # noqa: E402
 from torch._inductor.codegen.simd import SIMDScheduling  # noqa: E402
 from torch._inductor.codegen.triton import TritonKernel as TritonCodegen  # noqa: E402
 from torch._inductor.compile_fx import compile_fx  # noqa: E402, F401
-from torch._inductor.dependencies import WeakDep  # noqa: E402
+from torch._inductor.dependencies import StarDep, WeakDep  # noqa: E402
 from torch._inductor.fx_passes import joint_graph, pad_mm  # noqa: E402
 from torch._inductor.graph import GraphLowering  # noqa: E402
 from torch._inductor.runtime import triton_helpers  # noqa: E402
@@ -138,7 +143,7 @@ from torch._inductor.runtime.triton_heuristics import (  # noqa: E402
     OutOfResources,
     PTXASError,
 )
-from torch._inductor.scheduler import SchedulerNode, WhyNoFuse  # noqa: E402
+from torch._inductor.scheduler import BaseSchedulerNode, SchedulerNode, WhyNoFuse  # noqa: E402
 from torch._inductor.virtualized import V  # noqa: E402
 from torch._ops import HigherOrderOperator  # noqa: E402
 from torch._subclasses.fake_tensor import (  # noqa: E402
@@ -282,7 +287,9 @@ def observe_compiles(listener: Listener) -> Iterator[None]:
     load = GraphLowering._compile_to_module_lines
     should_pad = inspect.unwrap(pad_mm._should_pad)  # without the disk cache of torch 2.13, which ignores the device
     mix_orders = SIMDScheduling.codegen_mix_order_reduction
+    combine = SIMDScheduling.generate_combo_kernel_code
 
+    combined: list[list[Any]] = []  # the scheduler nodes of each kernel that Inductor announces next
     rewritten: list[torch.fx.Graph] = []  # kept alive, so that no other graph gets their ids
     padding_measured: set[str] = set()
     active = True
@@ -315,8 +322,21 @@ def observe_compiles(listener: Listener) -> Iterator[None]:
         handle = announce(schedule, kernel_name, is_extern=is_extern)
         if handle is None:
             raise RuntimeError("Inductor gave a kernel no debug handle although provenance tracking is on")
-        listener.kernel_announced(_announcement(handle, kernel_name, schedule, is_extern, rewritten))
+        nodes = schedule if is_extern else _own_nodes(schedule, combined)
+        listener.kernel_announced(_announcement(handle, kernel_name, nodes, is_extern, rewritten))
         return handle
+
+    def combining(*args: Any, **kwargs: Any) -> Any:
+        made = combine(*args, **kwargs)
+        combined[:] = [nodes for _, _, nodes in made]
+        return made
+
+    def announcing(codegen: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+        def announced_first(kernel: Any, wrapper: Any) -> None:
+            kernel.codegen_comment(wrapper)
+            codegen(kernel, wrapper)
+
+        return announced_first
 
     def padding_decided(match: Any, *args: Any, **kwargs: Any) -> bool:
         remembered = pad_mm.get_cached_should_pad
@@ -445,6 +465,10 @@ def observe_compiles(listener: Listener) -> Iterator[None]:
         stack.enter_context(_patched(CachingAutotuner, "_precompile_config", compiled_one))
         stack.enter_context(_patched(pad_mm, "_should_pad", padding_decided))
         stack.enter_context(_patched(SIMDScheduling, "codegen_mix_order_reduction", mixing_orders))
+        stack.enter_context(_patched(SIMDScheduling, "generate_combo_kernel_code", combining))
+        # Inductor announces no call of PyTorch that only changes its operand.
+        for fallback in (ir.ScatterFallback, ir.IndexPutFallback, ir.InplaceBernoulliFallback):
+            stack.enter_context(_patched(fallback, "codegen", announcing(fallback.codegen)))
         stack.enter_context(_patched(WhyNoFuse, "__call__", refused))
         stack.enter_context(_patched(dynamo_frames, "format_error_msg", skipped))
         known_breaks = len(dynamo_output.graph_break_reasons)
@@ -540,29 +564,42 @@ def _announcement(
         members = [scheduler.name_to_fused_node.get(schedule.get_operation_name())]
         template = False
     else:
-        scheduled = [node for node in schedule if getattr(node, "node", None) is not None]  # the others mark loops
+        # The others mark loops.
+        groups: list[Any] = [node for node in schedule if isinstance(node, BaseSchedulerNode)]
+        scheduled = [node for group in groups for node in group.get_nodes() if node.node is not None]
         operations = frozenset(node.get_name() for node in scheduled)
         nodes = []
         for node in scheduled:
             nodes += _exact_origins(node.node) if node.is_template() else node.node.get_origins()
         members = [scheduler.name_to_fused_node.get(node.get_name()) for node in scheduled]
+        if any(member is not None and member.is_foreach() for member in members):  # it may become several kernels
+            members = groups
         template = any(node.is_template() for node in scheduled)
     graph = V.graph.orig_gm.graph
     position = {node.name: index for index, node in enumerate(graph.nodes)}
     replacements = _replacements(graph, rewritten)
     ordered = sorted(dict.fromkeys(nodes), key=lambda node: position.get(node.name, len(position)))
-    groups = list(dict.fromkeys(members))
+    fused = list(dict.fromkeys(members))
     return Announcement(
         handle=handle,
         name=name,
         nodes=tuple((node.name, replacements.get(node.name, ()), _source(node)) for node in ordered),
-        reads=_accesses(groups, reads=True),
-        writes=_accesses(groups, reads=False),
+        reads=_accesses(fused, reads=True),
+        writes=_accesses(fused, reads=False),
         is_reduction=not is_extern and any(node.is_reduction() for node in scheduled),
         is_template=template,
         is_extern=is_extern,
         operations=operations,
     )
+
+
+def _own_nodes(schedule: Sequence[Any], combined: list[list[Any]]) -> Sequence[Any]:
+    """Return the scheduler nodes of one kernel. combined: the nodes of each of the next kernels.
+
+    Inductor announces each kernel of a foreach operation with all of the operation's nodes.
+    """
+    nodes = {node for each in schedule for node in ((each, *each.snodes) if hasattr(each, "snodes") else (each,))}
+    return combined.pop(0) if combined and nodes.issuperset(combined[0]) else schedule
 
 
 def _mix_order_announcements(
@@ -646,51 +683,71 @@ def _producer(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def _accesses(groups: Sequence[Any], reads: bool) -> Mapping[str, int] | None:
+    """Return the bytes by buffer that a kernel reads or writes, each byte once; None for unknown nodes.
+
+    As Inductor does, it counts the points of a node's loop for each access, at most the whole buffer. A library call or
+    a template may touch all of a buffer. Inductor's own count takes a buffer that is written through a view for as
+    large as the view, and cuts the operands of a template to the size of its result.
+    """
     if any(group is None for group in groups):
         return None
-    total: dict[str, int] = {}
+    nodes = [node for group in groups for node in group.get_nodes()]
+    names = {node.get_name() for node in nodes}
     # A fused kernel may read what it wrote, by another index: that is no input. A mutation has its own name here.
-    written = {dependency.name for group in groups for dependency in group.read_writes.writes}
-    # Inductor also notes buffers whose kernels come before, without access to them.
-    accessed = {d.name for group in groups for d in group.read_writes.reads if not isinstance(d, WeakDep)} | written
-    for group in groups:
-        if isinstance(group, SchedulerNode) and group.is_template():
-            # Inductor counts a single template as a loop over its output, and cuts larger operands to that size.
-            dependencies = group.read_writes.reads if reads else group.read_writes.writes
-            sizes = {name: _size(name) for name in dict.fromkeys(dependency.name for dependency in dependencies)}
-        else:
-            sizes = _sizes(group, reads)
-        for buffer, size in sizes.items():
-            if buffer not in accessed or (reads and buffer in written):
+    written = {dependency.name for node in nodes for dependency in node.read_writes.writes}
+    total: dict[str, int] = {}
+    for node in nodes:
+        for dependency in node.read_writes.reads if reads else node.read_writes.writes:
+            if _only_orders(dependency, node) or (reads and dependency.name in written):
                 continue
-            real = _owner(buffer)
-            parts = {name: _size(name) for name in _results_of(real)}
-            if not parts:
-                parts = {real: int(size) if isinstance(group, SchedulerNode) else _uncapped(buffer, int(size))}
-            for name, part in parts.items():
-                total[name] = total.get(name, 0) + part
+            if isinstance(node, SchedulerNode) and not reads and _stays_inside(dependency.name, names):
+                continue
+            real = _owner(dependency.name)
+            for name in _results_of(real) or [real]:
+                if not _is_tensor(name):
+                    continue
+                size, points = _size(name), _points(node)
+                if points is not None and name == real:
+                    size = min(size, total.get(name, 0) + points * V.graph.get_dtype(name).itemsize)
+                total[name] = size
     return total
 
 
-def _sizes(group: Any, reads: bool) -> dict[str, int]:
-    """Return bytes by buffer.
+def _only_orders(dependency: Any, node: Any) -> bool:
+    """Return whether a dependency only says which kernel comes first, without an access.
 
-    For several nodes in one kernel Inductor counts whole buffers. A gather, scatter or slice touches at most the sum of
-    the bytes that each node touches alone.
+    A kernel that overwrites a part of a buffer depends on the kernel before that wrote it. Its `mode` names an atomic
+    operation, which reads what it changes.
     """
-    sizes: dict[str, int] = group.get_read_write_buffer_accesses(include_reads=reads, include_writes=not reads)
-    alone = Counter[str]()
-    for node in getattr(group, "snodes", ()):
-        alone.update(node.get_read_write_buffer_accesses(include_reads=reads, include_writes=not reads))
-    return {name: min(size, alone[name]) if alone[name] else size for name, size in sizes.items()}
+    if isinstance(dependency, WeakDep):
+        return True
+    if not isinstance(node, SchedulerNode) or not isinstance(dependency, StarDep) or dependency.mode is not None:
+        return False
+    return _owner(dependency.name) in {_owner(write.name) for write in node.read_writes.writes}
 
 
-_CAP = int(1e9)  # Inductor's largest count of elements per access, except in a single loop
+def _stays_inside(buffer: str, operations: set[str]) -> bool:
+    """Return whether the kernel of these operations keeps the buffer in registers."""
+    scheduler: Any = V.graph.scheduler
+    return buffer in scheduler.name_to_buf and bool(
+        scheduler.can_buffer_be_removed_through_fusion(buffer, operations)
+    )
 
 
-def _uncapped(buffer: str, size: int) -> int:
-    """Return the whole buffer's size where Inductor's count for a library call or fused kernel reached its cap."""
-    return size if size < _CAP else _size(V.graph.scheduler.mutation_real_name.get(buffer, buffer))
+def _points(node: Any) -> int | None:
+    """Return the points of a node's loop; None for a library call or a template, or if an extent is a symbol."""
+    if not isinstance(node, SchedulerNode) or node.is_template():
+        return None
+    extents = [extent for ranges in node.get_ranges() for extent in ranges]
+    try:
+        return math.prod(map(int, extents))
+    except TypeError:
+        return None
+
+
+def _is_tensor(buffer: str) -> bool:
+    value = V.graph.name_to_buffer.get(buffer) or V.graph.graph_inputs.get(buffer)
+    return isinstance(value, ir.IRNode) and isinstance(value.maybe_get_layout(), ir.Layout)
 
 
 def _owner(buffer: str) -> str:

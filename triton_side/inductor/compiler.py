@@ -46,6 +46,7 @@ from triton_side.inductor.graph import (
     drop_foreign_operations,
     helper_node,
     kind_of,
+    own_operations,
     part_viewed,
     without_views,
     without_waits,
@@ -90,16 +91,14 @@ class Graph:
     def kernels(self) -> tuple[Kernel, ...]:
         """The kernels in emitted order. On CUDA a kernel's first run autotunes it, which may change `provenance`."""
         kernels = [_kernel(call, self._loaded, self._measured) for call in self._calls]
-        if all(kernel.kind != "custom" for kernel in kernels):
+        if all(kernel.kind not in ("custom", "scatter", "library") for kernel in kernels):
             return tuple(kernels)
         emitted = self._emitted
-        own = {
-            call.handle: call for call in emitted.calls
-            if (definition := emitted.definitions.get(call.name)) and definition.heuristic == USERS_OWN
-        }
+        own = {name for name, definition in emitted.definitions.items() if definition.heuristic == USERS_OWN}
+        calls = {call.handle: call for call in emitted.calls if call.name in own or call.scatters}
         handles = [f"{call.announcement.name}:{call.announcement.handle}" for call in self._calls]
         return tuple(
-            _with_effects(kernel, own[handle], self._loaded) if handle in own else kernel
+            _with_effects(kernel, calls[handle], self._loaded) if handle in calls else kernel
             for kernel, handle in zip(kernels, handles, strict=True)
         )
 
@@ -584,8 +583,8 @@ def _keep_products_once(announcements: list[private.Announcement]) -> list[priva
 # '        # [Provenance debug handles] triton_poi_fused_mul_0:3'
 _HANDLE = re.compile(r"# \[Provenance debug handles\] \S+:(\d+)\s*$")
 # 'extern_kernels.mm(a, b, out=c)', 'buf0 = torch.ops.aten.sort.stable(...)', 'triton_poi_fused_mul_0.run(...)',
-# 'cpp_fused_add_1(...)'
-_CALL = re.compile(r"(?:\w+ = )?((?:extern_kernels|torch\.ops|aten|prims)\.[\w.]+|\w+\.run|cpp_\w+)\(")
+# 'cpp_fused_add_1(...)', 'buf1.copy_(buf0, False)'
+_CALL = re.compile(r"(?:\w+ = )?((?:extern_kernels|torch\.ops|aten|prims)\.[\w.]+|\w+\.(?:run|copy_)|cpp_\w+)\(")
 # 'buf1 = workspace_0[0 * (64) * (256) : (0 + 1) * (64) * (256)].view(64, 256).sum(dim=0).to(torch.bfloat16)'
 _FINISH = re.compile(r"\w+ = workspace_\d+\[")
 
@@ -626,7 +625,7 @@ def _kernel(call: _Call, loaded: private.LoadedGraph, measured: bool) -> Kernel:
     kind = kind_of(
         announcement.name,
         targets={itself.op for _, _, itself in announcement.nodes},
-        before={source.op for source in call.sources},
+        before=own_operations(call.sources),
         is_template=announcement.is_template,
         is_extern=announcement.is_extern,
         is_reduction=announcement.is_reduction,
@@ -657,19 +656,27 @@ def _kernel(call: _Call, loaded: private.LoadedGraph, measured: bool) -> Kernel:
 
 
 def _with_effects(kernel: Kernel, call: EmittedCall, loaded: private.LoadedGraph) -> Kernel:
-    """Return a user's Triton kernel with the reads and writes of its own code, which Inductor knows in part only."""
-    triton = private.triton_kernel(loaded.module, kernel.name)
-    if triton is None or triton.compiled is None:
-        return kernel
-    parameters = effects.arguments_in_ir(triton.compiled.src.signature.items())
-    found = effects.of_ttir(triton.compiled.asm["ttir"], triton.compiled.name)
+    """Return a user's Triton kernel, or a scatter of PyTorch, with its reads and writes.
 
-    def buffers(touched: effects.Parameters) -> tuple[Buffer, ...]:
-        names = dict.fromkeys(call.arguments.get(parameters[index], "") for index in sorted(touched))
-        known = [loaded.memory[name] for name in names if name in loaded.memory]
+    Inductor knows those of a Triton kernel in part only, and takes a scatter for an operation on whole buffers.
+    """
+    reads, writes = call.reads, call.writes
+    if not call.scatters:
+        triton = private.triton_kernel(loaded.module, kernel.name)
+        if triton is None or triton.compiled is None:
+            return kernel
+        parameters = effects.arguments_in_ir(triton.compiled.src.signature.items())
+        found = effects.of_ttir(triton.compiled.asm["ttir"], triton.compiled.name)
+        reads, writes = (
+            [call.arguments.get(parameters[index], "") for index in sorted(touched)]
+            for touched in (found.reads, found.writes)
+        )
+
+    def buffers(names: Iterable[str]) -> tuple[Buffer, ...]:
+        known = [loaded.memory[name] for name in dict.fromkeys(names) if name in loaded.memory]
         return tuple(Buffer(each.name, part_viewed(each, each.bytes, call.viewed)) for each in known)
 
-    return dataclasses.replace(kernel, inputs=buffers(found.reads), outputs=buffers(found.writes))
+    return dataclasses.replace(kernel, inputs=buffers(reads), outputs=buffers(writes))
 
 
 def _parts_viewed(call: _Call, memory: Mapping[str, Memory]) -> Mapping[str, int] | None:

@@ -24,7 +24,7 @@ import re
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import md5
 from itertools import islice
@@ -44,6 +44,8 @@ from triton_side.inductor.graph import (
     drop_foreign_operations,
     helper_node,
     kind_of,
+    operation_of,
+    own_operations,
     part_viewed,
     without_views,
     without_waits,
@@ -489,6 +491,8 @@ class _Graph:
             if not names and call.name in self.code.definitions:
                 names = list(self.code.definitions[call.name].nodes)
             named.append(sorted((name for name in names if name in order), key=order.__getitem__))
+        for index, names in self._unnamed(named).items():
+            named[index] = sorted(names, key=order.__getitem__)
         library = [self._is_library(call) and not call.sums_partials for call in self.code.calls]
         owned = {name for names, own in zip(named, library, strict=True) if own for name in names}
         self.helping = [
@@ -498,6 +502,45 @@ class _Graph:
             names if own or helps else [name for name in names if name not in owned]
             for names, own, helps in zip(named, library, self.helping, strict=True)
         ]
+
+    def _unnamed(self, named: list[list[str]]) -> dict[int, list[str]]:
+        """Return the FX nodes of calls of which neither a comment nor a mapping names any.
+
+        Inductor names no node of a call in place of PyTorch: the graph has as many such nodes as the code has calls, in
+        the same order. It names none of a foreach kernel that changes its inputs either: these are the nodes that
+        compute the new values of the inputs that it writes, from the results of other kernels.
+        """
+        found: dict[int, list[str]] = {}
+        calls: dict[str, list[int]] = {}
+        taken = {name for names in named for name in names}
+        changes = {
+            node.inputs[0]: name for name, node in self.after.nodes.items() if node.op == "aten.copy_" and node.inputs
+        }
+        for index, (call, names) in enumerate(zip(self.code.calls, named, strict=True)):
+            if not names and call.scatters:
+                calls.setdefault(operation_of(call.name), []).append(index)
+            elif not names and self._heuristic(call) == "foreach":
+                found[index] = self._computing([changes[name] for name in call.writes if name in changes], taken)
+        for operation, indices in calls.items():
+            alike = {"aten.scatter_add", operation} if operation == "aten.scatter_reduce" else {operation}
+            nodes = [name for name, node in self.after.nodes.items() if node.op.removesuffix("_") in alike]
+            if len(nodes) == len(indices):
+                found |= {index: [name] for index, name in zip(indices, nodes, strict=True)}
+        return found
+
+    def _computing(self, results: list[str], taken: Collection[str]) -> list[str]:
+        """Return the nodes that compute `results` from inputs and from `taken` nodes."""
+        found: dict[str, None] = {}
+        waiting = list(results)
+        while waiting:
+            name = waiting.pop()
+            if name not in found and name not in taken and name in self.after.nodes:
+                found[name] = None
+                waiting += self.after.nodes[name].inputs
+        return [name for name in found if self.after.nodes[name].op != "getitem"]
+
+    def _of_name(self, call: EmittedCall) -> tuple[str, ...]:
+        return (operation_of(call.name),) if call.scatters else ()
 
     def _is_library(self, call: EmittedCall) -> bool:
         return call.is_extern or self._heuristic(call) == "template"
@@ -546,7 +589,7 @@ class _Graph:
         if self.helping[index]:
             sources = nodes = [helper_node(node) for node in nodes]
         if not nodes:  # use the call's comment; for a library call it also names the operations before it
-            atens = call.atens[-1:] if call.is_extern else call.atens
+            atens = (call.atens or self._of_name(call))[-1:] if call.is_extern else call.atens
             sources = [SourceNode("", aten, None, None, (), self.code.part == "backward") for aten in atens]
         targets = {node.op for node in nodes or sources}
         heuristic = self._heuristic(call)
@@ -563,7 +606,7 @@ class _Graph:
             kind=kind_of(
                 call.name,
                 targets,
-                {source.op for source in sources} or {"unknown"},
+                own_operations(sources),
                 is_template=heuristic == "template",
                 is_extern=call.is_extern,
                 is_reduction=reduces,
@@ -632,16 +675,19 @@ class _Graph:
         memory = self.memory.get(buffer)
         if memory is None:
             return None
-        node = self._ir(call)
-        if self._is_library(call) or (node is not None and node.elements is None):
-            return part_viewed(memory, memory.bytes, call.viewed) if reads else memory.bytes
-        points = 1
-        for extent in memory.shape:
-            points *= extent
-        if node is not None and node.elements is not None:
-            accesses = node.reads[buffer] if reads else 1
-            return min(memory.bytes, node.elements * max(accesses, 1) * (memory.bytes // points if points else 0))
-        return memory.bytes if call.elements is not None and call.elements >= points else None
+        definition = self.code.definitions.get(call.name)
+        elements: int | None = None
+        if self._is_library(call):
+            return part_viewed(memory, memory.bytes, call.viewed) if reads or call.scatters else memory.bytes
+        if definition is not None and definition.points is not None:
+            counts = definition.loads if reads else definition.stores
+            own = [counts.get(name, 0) for name, argument in call.arguments.items() if argument == buffer]
+            elements = sum(own) or definition.points
+        elif (node := self._ir(call)) is not None:
+            if node.elements is None:
+                return memory.bytes
+            elements = node.elements * max(node.reads[buffer] if reads else 1, 1)
+        return None if elements is None else min(memory.bytes, elements * SIZES[memory.dtype])
 
 
 def _listed_sources(listed: Mapping[str, Any]) -> list[SourceNode] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -306,9 +306,17 @@ def sum_before_cast(buffer: str) -> str:
     return f"{buffer}_sum"
 
 
+_HELPER = "#helper"
+
+
 def helper_node(node: SourceNode) -> SourceNode:
     """Return `node` without shapes, for a kernel that only prepares or finishes the library call that computes it."""
-    return replace(node, name=f"{node.name}#helper", shapes=(), input_shapes=())
+    return replace(node, name=f"{node.name}{_HELPER}", shapes=(), input_shapes=())
+
+
+def own_operations(nodes: Iterable[SourceNode]) -> set[str]:
+    """Return the operations that a kernel computes; {"unknown"} if it only helps a library call."""
+    return {node.op for node in nodes if not node.name.endswith(_HELPER)} or {"unknown"}
 
 
 def drop_foreign_operations(calls: Sequence[Call], memory: Mapping[str, Memory]) -> tuple[Call, ...]:
@@ -382,7 +390,7 @@ IS_CAUSAL = {
 ATTENTION = re.compile(r"scaled_dot_product|flash_attention|flex_attention|efficient_attention|cudnn_attention")
 SCATTER = {
     "aten.scatter", "aten.scatter_add", "aten.scatter_reduce", "aten.index_put", "aten._unsafe_index_put",
-    "aten.index_add",
+    "aten.index_add", "aten.index_copy",
 }
 EXCHANGES = "_c10d_functional"  # the namespace of operations between GPUs
 WAIT = f"{EXCHANGES}.wait_tensor"
@@ -410,6 +418,11 @@ _ONLINE_SOFTMAX = "prims.prepare_softmax_online"
 _COSTS_VARY = {"aten.sort", "aten.topk", "aten.cumsum", "aten.cumprod", "aten.rand", "aten.randn", "aten.nonzero"}
 
 
+def operation_of(call: str) -> str:
+    """Return the operation that a call computes: "aten.scatter" for "torch.ops.aten.scatter_.src"."""
+    return ".".join(call.removeprefix("torch.ops.").split(".")[:2]).removesuffix("_")
+
+
 def kind_of(
     name: str, targets: set[str], before: set[str], *, is_template: bool, is_extern: bool, is_reduction: bool
 ) -> Kind:
@@ -425,7 +438,7 @@ def kind_of(
     library = f"aten.{name.removeprefix('extern_kernels.').removesuffix('_dtype')}"
     if is_template or (is_extern and (targets & GEMM or library in GEMM)):
         return "gemm"
-    if before & SCATTER:
+    if {op.removesuffix("_") for op in before} & SCATTER or (is_extern and operation_of(name) in SCATTER):
         return "scatter"
     if is_extern:
         return "collective" if f"{EXCHANGES}." in name else "library"
@@ -446,7 +459,7 @@ def flops(node: SourceNode) -> float | None:
     - Other arithmetic, conversions included, counts one per output element, as in XLA's cost analysis.
     - Moving data counts none.
     """
-    if node.op in _MAKES_OR_MOVES:
+    if node.op.removesuffix("_") in _MAKES_OR_MOVES:
         return 0.0
     if node.op == _ONLINE_SOFTMAX:  # a maximum, a difference, an exponential and a sum
         return 4.0 * math.prod(node.input_shapes[0]) if node.input_shapes else None

@@ -21,9 +21,10 @@ from triton_side.inductor.launch import VIEW, configuration, grid, layouts_in
 class EmittedCall:
     """A kernel call.
 
-    handle: Inductor's "name:number", or "". elements: points that a generated kernel iterates over; None for a library
-    call. atens: the operations that its comment names. sums_partials: it adds up a kernel's partial results.
-    views: the views in its arguments. viewed: the elements that it can reach of buffers that it has as views only.
+    handle: Inductor's "name:number", or "". atens: the operations that its comment names. sums_partials: it adds up a
+    kernel's partial results.
+    views: the views in its arguments. viewed: the elements that it can reach of buffers that it has as views only, or
+    of which it changes a part. scatters: an operation of PyTorch that changes a part of its first argument in place.
     arguments: parameter -> buffer, of a generated kernel. sizes: parameter -> number. last: the numbers after them.
     line: the statement.
     """
@@ -33,11 +34,11 @@ class EmittedCall:
     reads: list[str]
     writes: list[str]
     is_extern: bool
-    elements: int | None = None
     atens: tuple[str, ...] = ()
     sums_partials: bool = False
     views: tuple[str, ...] = ()
     viewed: Mapping[str, int] = field(default_factory=dict)
+    scatters: bool = False
     arguments: dict[str, str] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     last: tuple[int, ...] = ()
@@ -92,6 +93,8 @@ class Definition:
     nodes: the FX nodes that its comment lists. heuristic: Inductor's Triton heuristic ("pointwise", "template", ...);
     a user's own Triton kernel has "user_autotune". Inductor does not write down which of its arguments it reads.
     grid_type: Inductor's name for the rule of its grid, or "".
+    points: the points that the kernel iterates over; None where they are unknown.
+    loads, stores: by parameter, the points of all its accesses with different indices.
     """
 
     runtime_name: str | None
@@ -99,6 +102,9 @@ class Definition:
     heuristic: str
     nodes: tuple[str, ...]
     grid_type: str = ""
+    points: int | None = None
+    loads: Mapping[str, int] = field(default_factory=dict)
+    stores: Mapping[str, int] = field(default_factory=dict)
 
 
 # "triton_poi_fused_0 = async_compile.triton('triton_poi_fused_0', '''"
@@ -224,6 +230,7 @@ def _definitions(lines: list[str]) -> Iterator[tuple[str, Definition]]:
 
 def _triton_definition(runtime: str | None, source: list[str], nodes: tuple[str, ...]) -> Definition:
     heuristic, mutated, parameters, grid_type = "", set(), [], ""
+    accesses = _Accesses()
     for line in source:
         if match := _GRID_TYPE.search(line):
             grid_type = match[1]
@@ -233,17 +240,76 @@ def _triton_definition(runtime: str | None, source: list[str], nodes: tuple[str,
             mutated = set(re.findall(r"\w+", match[1]))
         elif (match := _TRITON_PARAMETERS.match(line)) and match[1] == runtime:
             parameters = [part.split(":")[0].strip() for part in match[2].split(",") if "constexpr" not in part]
+        elif parameters:
+            accesses.read(line)
 
     def use(name: str) -> str:
         if name.startswith("in_out_ptr"):
             return "both"
         if name.startswith(("out_ptr", "ws_ptr")):
-            return "write"
+            return "both" if name in accesses.atomic else "write"
         if re.fullmatch(r"\w*numel|ks\d+|load_seed_offset\w*|sem_ptr\w*", name):
             return ""
         return "both" if name in mutated or heuristic == USERS_OWN else "read"
 
-    return Definition(runtime, tuple((name, use(name)) for name in parameters), heuristic, nodes, grid_type)
+    known = heuristic not in (USERS_OWN, "template") and accesses.points > 0
+    return Definition(
+        runtime, tuple((name, use(name)) for name in parameters), heuristic, nodes, grid_type,
+        *((accesses.points, accesses.total("load"), accesses.total("store")) if known else ()),
+    )
+
+
+# "    xnumel = 1024", and in a foreach kernel's branch for one tensor "        xnumel = 1024"
+_EXTENT = re.compile(r"\s+\w*[xyz_]numel = (\d{1,15})$")
+_BRANCH = re.compile(r"\s+(?:el)?if pid < |\s+(?:el)?if pid % ")
+# "tmp0 = tl.load(in_ptr0 + (x0), xmask)", "tl.atomic_add(out_ptr0 + (x0), tmp4, xmask, sem='relaxed')"
+_ACCESS = re.compile(r"tl\.(load|store|atomic_\w+)\((\w+) \+ \(")
+
+
+class _Accesses:
+    """Counts the points of a Triton kernel's loops and of its loads and stores, line by line."""
+
+    def __init__(self) -> None:
+        self.atomic: set[str] = set()
+        self._branches: list[int] = [1]
+        self._extents = False
+        self._found: dict[tuple[str, str, str, int], None] = {}  # "load" or "store", parameter, index, branch
+
+    @property
+    def points(self) -> int:
+        """The points of all branches; 0 if their extents are not in the code."""
+        return sum(self._branches[1:] or self._branches) if self._extents else 0
+
+    def read(self, line: str) -> None:
+        if _BRANCH.match(line):
+            self._branches.append(1)
+        elif match := _EXTENT.match(line):
+            self._branches[-1] *= int(match[1])
+            self._extents = True
+        elif match := _ACCESS.search(line):
+            kind, parameter = match.groups()
+            branch, index = len(self._branches) - 1, _until_closed(line[match.end() :])
+            if kind.startswith("atomic"):  # it reads what it changes
+                self.atomic.add(parameter)
+            for side in ("load", "store") if kind.startswith("atomic") else (kind,):
+                self._found[side, parameter, index, branch] = None
+
+    def total(self, side: str) -> dict[str, int]:
+        total: dict[str, int] = {}
+        for kind, parameter, _, branch in self._found:
+            if kind == side:
+                total[parameter] = total.get(parameter, 0) + self._branches[branch]
+        return total
+
+
+def _until_closed(text: str) -> str:
+    """Return the text up to the bracket that closes one opened before it."""
+    depth = 1
+    for position, character in enumerate(text):
+        depth += (character == "(") - (character == ")")
+        if not depth:
+            return text[:position]
+    return text
 
 
 def _cpp_definition(source: list[str], nodes: tuple[str, ...]) -> Definition:
@@ -378,26 +444,76 @@ class _Body:
         arguments = [*call.args, *(word.value for word in call.keywords if word.arg != "out")]
         reads = [name for argument in arguments for name in self._buffers_in(argument)]
         writes = [] if output is None else [output]
-        if called.removesuffix(".default").endswith("_") and reads:  # such an aten operation changes its first argument
-            writes.append(reads[0])
         new = self._announce(EmittedCall(called, "", list(dict.fromkeys(reads)), writes, is_extern=True))
+        operation = called.removeprefix("torch.ops.").partition(".")[2].partition(".")[0]
+        if operation.endswith("_"):  # such an operation of PyTorch changes its first argument
+            self._change(new, operation, call)
         if target is not None:
             self.library_results[target] = new
             self._describe(target)
             new.writes.append(target)
         return True
 
+    def _change(self, new: EmittedCall, operation: str, call: ast.Call) -> None:
+        """Describe the buffers that an operation in place changes, and how much of them a scatter touches."""
+        positions = _CHANGED_LISTS.get(operation, (0,))
+        given = [argument for position in positions for argument in call.args[position : position + 1]]
+        changed = [name for argument in given for name in self._buffers_in(argument)]
+        new.writes += [name for name in dict.fromkeys(changed) if name not in new.writes]
+        self.written |= set(changed)
+        if operation not in _SCATTERS or len(changed) != 1:
+            return
+        new.scatters = True
+        others = [name for argument in call.args[1:] for name in self._buffers_in(argument)]
+        if not _accumulates(operation, call) and changed[0] not in others:
+            new.reads.remove(changed[0])
+        if (touched := self._touched(operation, call)) is not None:
+            new.viewed = {**new.viewed, changed[0]: min(touched, new.viewed.get(changed[0], touched))}
+
+    def _touched(self, operation: str, call: ast.Call) -> int | None:
+        """Return the most elements of its first argument that a scatter touches; None if shapes are unknown."""
+        if operation != "index_put_":  # an element for each element of the index
+            index = self._shape_of(call.args[2]) if len(call.args) > 2 else None
+            return None if index is None else math.prod(index)
+        whole, indices = self._shape_of(call.args[0]), call.args[1]
+        if whole is None or not isinstance(indices, ast.List | ast.Tuple) or len(indices.elts) > len(whole):
+            return None
+        broadcast: list[int] = []
+        for each in indices.elts:
+            if isinstance(each, ast.Constant):  # None: all of this dimension
+                continue
+            shape = self._shape_of(each)
+            if shape is None or self._is_mask(each):
+                return None
+            longest = max(len(broadcast), len(shape))
+            sides = [[1] * (longest - len(side)) + list(side) for side in (broadcast, shape)]
+            broadcast = [max(pair) for pair in zip(*sides, strict=True)]
+        kept = [
+            extent for position, extent in enumerate(whole)
+            if position >= len(indices.elts) or isinstance(indices.elts[position], ast.Constant)
+        ]
+        return math.prod(kept) * math.prod(broadcast)
+
+    def _shape_of(self, node: ast.expr) -> Shape | None:
+        match node:
+            case ast.Call(func=ast.Name(id="reinterpret_tensor"), args=[_, sizes, *_]):
+                return _shape(sizes)
+            case ast.Name(id=name) if self.owner.get(name, name) == name and name in self.code.memory:
+                return self.code.memory[name].shape
+        return None
+
+    def _is_mask(self, node: ast.expr) -> bool:
+        known = self.code.memory.get(self._buffer(node) or "")
+        return known is None or known.dtype in ("pred", "u8")
+
     def _generated(self, name: str, call: ast.Call) -> bool:
         definition = self.code.definitions.get(name)
         if definition is None:
             return False
         new = EmittedCall(name, "", [], [], is_extern=False)
-        elements = 1
         for (parameter, use), argument in zip(definition.parameters, call.args, strict=False):
             if isinstance(argument, ast.Constant) and isinstance(argument.value, int):
                 new.sizes[parameter] = argument.value
-                if parameter.endswith("numel"):
-                    elements *= argument.value
             buffer = self._buffer(argument) if use else None
             if buffer is None:
                 continue
@@ -414,7 +530,6 @@ class _Body:
         numbers = [argument.value for argument in last if isinstance(argument, ast.Constant)]
         new.last = tuple(number for number in numbers if isinstance(number, int))
         new.reads, new.writes = list(dict.fromkeys(new.reads)), list(dict.fromkeys(new.writes))
-        new.elements = elements if definition.runtime_name else None
         self._announce(new)
         return True
 
@@ -461,7 +576,7 @@ class _Body:
 
     def _root(self, name: str) -> str | None:
         name = self.owner.get(name, name)
-        known = (self.code.memory, self.code.inputs, self.library_results, self.written)
+        known = (self.code.memory, self.code.inputs, self.library_results, self.written, self.reused)
         return name if any(name in names for names in known) else None
 
     def _buffers_in(self, node: ast.expr) -> list[str]:
@@ -490,6 +605,23 @@ def elements_viewed(line: str) -> dict[str, int]:
         span = 1 + sum((extent - 1) * step for extent, step in zip(shape, steps, strict=True))
         reached[name] = reached.get(name, 0) + (min(distinct, span) if math.prod(shape) else 0)
     return {name: elements for name, elements in reached.items() if name not in bare}
+
+
+_VIEW = re.compile(r"reinterpret_tensor\((\w+), (\([^()]*\)), (\([^()]*\)), \d+\)")
+# Operations in place that touch a part of their first argument.
+_SCATTERS = {"scatter_", "scatter_add_", "scatter_reduce_", "index_put_"}
+# The arguments that an operation in place changes, if not the first alone.
+_CHANGED_LISTS = {
+    "_fused_adam_": (0, 2, 3, 4), "_fused_adamw_": (0, 2, 3, 4), "_fused_sgd_": (0, 2), "_fused_adagrad_": (0, 2),
+}
+
+
+def _accumulates(operation: str, call: ast.Call) -> bool:
+    """Return whether a scatter reads what it changes."""
+    if operation == "index_put_":
+        given = [*call.args[3:4], *(word.value for word in call.keywords if word.arg == "accumulate")]
+        return any(not isinstance(value, ast.Constant) or bool(value.value) for value in given)
+    return operation != "scatter_" or any(word.arg == "reduce" for word in call.keywords)
 
 
 _VIEWS = ("reinterpret_tensor", "copy_if_misaligned", "alloc_from_pool")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..buffer_edges import buffer_edges, launches, reads_of, written_for
+from ..buffer_edges import BufferEdge, buffer_edges, bytes_passed, launches, reads_of, written_for
 from ..model import FusionGraph, Reason
 from .roofline import Ceilings
 from .split_k import split_products
@@ -150,34 +150,41 @@ class _Pricing:
         return {kernel.name: index for index, kernel in enumerate(kernels) if uses[kernel.name] == 1}
 
     @cached_property
-    def _writers(self) -> Mapping[tuple[str, int], int | None]:
-        """By buffer and reader, the kernel that wrote what the reader reads; None for an input."""
-        edges = ((buffer.name, edge) for buffer in self.graph.buffers for edge in buffer_edges(self.graph, buffer))
-        return {(name, edge.reader): edge.writer for name, edge in edges if edge.reader is not None}
+    def _sources(self) -> Mapping[tuple[str, int], frozenset[int | None]]:
+        """By buffer and reader, the kernels that wrote what the reader reads; None for what an input had before."""
+        found: dict[tuple[str, int], set[int | None]] = {}
+        for buffer in self.graph.buffers:
+            for edge in buffer_edges(self.graph, buffer):
+                if edge.reader is not None:
+                    found.setdefault((buffer.name, edge.reader), set()).add(edge.writer)
+        return {read: frozenset(writers) for read, writers in found.items()}
 
     def fused(self, members: frozenset[int]) -> Price:
         """Return the price of fusing these kernels into one."""
         kernels = self.graph.kernels or ()
-        # By version of a buffer. If its writer is a member, only the reads of a loop's later iterations are here.
-        reads: dict[tuple[str, int | None], list[tuple[int, int]]] = {}
+        # By version of a buffer. If members wrote it, only the reads of a loop's later iterations are here.
+        reads: dict[tuple[str, frozenset[int | None]], list[tuple[int, int]]] = {}
         saved: Counter[str] = Counter()
+        inner: dict[tuple[str, int], None] = {}  # buffers and their writers
         for index in sorted(members):
             for access in kernels[index].inputs or ():
-                if access.bytes is None or (access.buffer, index) not in self._writers:
+                name, count = access.buffer, launches(kernels[index])
+                if access.bytes is None or (name, index) not in self._sources:
                     continue
-                writer, count = self._writers[access.buffer, index], launches(kernels[index])
-                if writer in members:
-                    passed = reads_of(self.graph, access.buffer, writer, index)
-                    saved[access.buffer] += access.bytes * passed
-                    count -= passed
-                same = reads.setdefault((access.buffer, writer), [])
+                sources = self._sources[name, index]
+                if writers := [writer for writer in sources if writer is not None and writer in members]:
+                    inner |= dict.fromkeys((name, writer) for writer in writers)
+                    passed = sum(bytes_passed(self.graph, BufferEdge(writer, index), name) or 0 for writer in writers)
+                    saved[name] += min(access.bytes * count, passed)
+                    count -= max(reads_of(self.graph, name, writer, index) for writer in writers)
+                same = reads.setdefault((name, sources), [])
                 if count > 0:
                     same.append((access.bytes, count))
-        for (name, writer), sizes in reads.items():
+        for (name, _), sizes in reads.items():
             saved[name] += self._repeated(name, sizes)
-            if writer in members:
-                readers = members.intersection(self.graph.consumers[name])
-                saved[name] += written_for(self.graph, name, writer, readers) or 0
+        for name, writer in inner:
+            readers = members.intersection(self.graph.consumers[name])
+            saved[name] += written_for(self.graph, name, writer, readers) or 0
         counts = [launches(kernels[index]) for index in members]
         buffers = tuple(name for name, size in saved.most_common() if size)
         return self.price(saved.total(), buffers, sum(counts) - max(counts))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,10 @@ class Tally:
         """The sum; None where terms are missing."""
         return None if self.unknown else self.value
 
+    def in_words(self, wording: Callable[[float], str]) -> str:
+        """Return the sum as `wording` writes it, and how many terms are missing."""
+        return f"at least {wording(self.value)} ({self.unknown:,} unknown)" if self.unknown else wording(self.value)
+
 
 @dataclass(frozen=True)
 class Recomputed:
@@ -37,7 +41,8 @@ class Recomputed:
 class Totals:
     """The totals of one graph.
 
-    kernels: launch sites; None for a graph of operations only, each of which counts as unknown in the sums.
+    kernels: launch sites; None for a graph of operations only, each of which counts as unknown in the sums. So does
+        each thing that could not be read.
     declared: bytes that the kernels of one call read and write, by the compiler's own account.
     compulsory: by phase, the fewest bytes that must move (`compulsory_traffic`).
     open_ended: compulsory and gemm_barrier may be more, because a branch or a loop whose length depends on data may
@@ -89,7 +94,7 @@ def totals(
     `Block.phase_flops`); they replace what the graph alone can tell.
     """
     kernels = graph.kernels or ()
-    missing = len(graph.operations) if graph.kernels is None else 0
+    missing = len(graph.operations) if graph.kernels is None else len(graph.unparsed)
     own = compulsory_traffic(graph)
     compulsory: Mapping[str, int] = {phase: read + written for phase, (read, written) in own.items()}
     if bytes_compulsory is not None:

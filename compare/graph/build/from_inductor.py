@@ -43,7 +43,7 @@ def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str
 
     Buffers are Inductor's logical ones: two that share an allocation are two, and a view is the buffer that it views.
     Names of later units begin with "graph-1/", unless the buffer comes from an earlier unit. A capture recognizes such
-    buffers by their memory addresses; a dump cannot, and `unparsed` says so. `join_phases` joins forward and backward.
+    buffers by their memory addresses; a dump cannot, and a note says so. `join_phases` joins forward and backward.
 
     Source operations are the FX nodes before Inductor's pattern matchers. `site` is the node's name in the joint graph.
     So a forward operation that the partitioner computes again in backward has the same site, and is `rematerialized`.
@@ -111,7 +111,8 @@ def _phase_graph(
         compiler="inductor",
         kernels=tuple(_renamed(kernel, same) for kernel in kernels),
         buffers=tuple(_joined_buffers(units, same)),
-        unparsed=(*(text for graph in units for text in graph.unparsed), *unknown),
+        unparsed=tuple(text for graph in units for text in graph.unparsed),
+        notes=unknown,
         **about,
     )
     return dataclasses.replace(phase, reasons=tuple(_reasons(units, phase)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..buffer_edges import buffer_edges, reads_of, written_for
+from ..buffer_edges import BufferEdge, buffer_edges, bytes_passed, written_for
 from ..model import FusionGraph, Kernel, Reason
 
 
@@ -36,19 +36,14 @@ def kernel_edges(graph: FusionGraph) -> list[KernelEdge]:
 def bytes_saved(graph: FusionGraph, edge: KernelEdge) -> int | None:
     """Return the most bytes of a call that fusing the two kernels would save; None where they are unknown.
 
-    These are the consumer's reads of the shared buffers, and the producer's writes of those with no other use. A sort
-    of an unknown number of launches reads and writes these buffers once.
+    These are the consumer's reads of what the producer wrote, and the producer's writes of buffers with no other use. A
+    sort of an unknown number of launches reads and writes these buffers once.
     """
-    _, consumer = _ends(graph, edge)
-    total = 0
-    for access in consumer.inputs or ():
-        if access.buffer in edge.buffers:
-            reads = reads_of(graph, access.buffer, edge.producer, edge.consumer)
-            written = written_for(graph, access.buffer, edge.producer, (edge.consumer,))
-            if access.bytes is None or written is None or not (reads or consumer.launches == 0):
-                return None
-            total += access.bytes * reads + written
-    return total
+    amounts: list[int | None] = []
+    for name in edge.buffers:
+        amounts.append(bytes_passed(graph, BufferEdge(edge.producer, edge.consumer), name))
+        amounts.append(written_for(graph, name, edge.producer, (edge.consumer,)))
+    return None if None in amounts else sum(amount or 0 for amount in amounts)
 
 
 def barrier(graph: FusionGraph, edge: KernelEdge) -> Reason | None:
@@ -66,7 +61,8 @@ def barrier_code(kernel: Kernel) -> str | None:
     """Return "gemm" or "library", or None where a compiler may fuse into the kernel."""
     if kernel.kind == "gemm":
         return "gemm"
-    return "library" if kernel.kind in ("attention", "library", "collective") else None
+    called = kernel.kind == "scatter" and kernel.facts.get("extern")
+    return "library" if called or kernel.kind in ("attention", "library", "collective") else None
 
 
 def _ends(graph: FusionGraph, edge: KernelEdge) -> tuple[Kernel, Kernel]:

@@ -66,7 +66,7 @@ def _totals(a: FusionGraph, b: FusionGraph) -> str:
     if a.kernels is None or b.kernels is None:
         return f"{len(a.operations)} → {len(b.operations)} operations"
     kernels = [str(len(graph.kernels or ())) for graph in (a, b)]
-    declared = [formats.size(totals(graph).declared.exact) for graph in (a, b)]
+    declared = [totals(graph).declared.in_words(formats.size) for graph in (a, b)]
     noun = "kernel" if kernels == ["1", "1"] else "kernels"
     return f"{kernels[0]} → {kernels[1]} {noun}, {declared[0]} → {declared[1]} declared"
 

@@ -55,7 +55,7 @@ def _kernel(index: int, kernel: Kernel) -> str:
 def _edges(
     number: int, buffer: Buffer, graph: FusionGraph, largest: int, why_not: Mapping[tuple[str, str], str]
 ) -> Iterator[str]:
-    """Yield edges from the buffer's last writer to each reader. An input or output gets a node of its own."""
+    """Yield edges from the writers of the contents to each reader. An input or output gets a node of its own."""
     kernels = graph.kernels or ()
     style = f"penwidth={max(0.5, WIDEST * math.sqrt(buffer.bytes / largest)) if largest else 0.5:.2f}"
     if buffer.role == "saved":

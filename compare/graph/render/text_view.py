@@ -6,7 +6,7 @@ Colour never carries information alone. No text of a file reaches the terminal a
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from .. import formats
 from ..analyse import causes, dense_ragged, split_k
 from ..analyse.missed_fusions import missed
 from ..analyse.roofline import roofline_time_us
-from ..analyse.totals import Tally, declared_bytes, known_declared_bytes, tally, totals
+from ..analyse.totals import declared_bytes, known_declared_bytes, tally, totals
 from ..join.kernel_records import SPLIT_K
 from ..model import PHASES, Access, Buffer, FusionGraph, Kernel, Launch, Reason, SourceOp
 from . import measured_bytes
@@ -87,9 +87,9 @@ def stage(
     """Return a view of the kernels that hold operations of a stage (`indices`), with all their other operations."""
     kernels = graph.kernels or ()
     declared = tally(declared_bytes(kernels[index]) for index in indices)
-    of_all = formats.share(declared.exact, tally(map(declared_bytes, kernels)).exact)
+    of_all = formats.share(declared.exact, tally(map(declared_bytes, kernels), len(graph.unparsed)).exact)
     held = f"{name}: in {formats.count(len(indices), 'kernel')} of {len(kernels)}"
-    size = f"{_tally(declared, formats.size)} declared" + (f", {of_all} of all" if of_all else "")
+    size = f"{declared.in_words(formats.size)} declared" + (f", {of_all} of all" if of_all else "")
     tree = titled(graph.name, [formats.origin(graph), f"{held}, {size}"])
     shown = indices if every else costliest(graph, MOST_KERNELS, indices)
     _add_phases(tree, graph, set(shown), width, others=False)
@@ -148,7 +148,7 @@ def totals_lines(
     rates = " at the rates of the data sheet" if ceilings is not None and ceilings.of_data_sheet else ""
     least = "at least " if found.open_ended else ""
     compulsory = sum(found.compulsory.values())
-    traffic = f"declared bytes: {_tally(found.declared, formats.size)}"
+    traffic = f"declared bytes: {found.declared.in_words(formats.size)}"
     traffic += f"; compulsory bytes: {least}{formats.size(compulsory)}"
     if found.fusion_efficiency is not None:
         traffic += f"; fusion efficiency: {formats.share(found.fusion_efficiency, 1)}"
@@ -157,12 +157,12 @@ def totals_lines(
         barrier = f"{least}{formats.size(found.gemm_barrier)}"
         lines.append(f"compulsory if each product's result passes through memory: {barrier}")
     if found.device_time_us is not None:
-        time = f"the kernels' times add up to {_tally(found.device_time_us, formats.microseconds)}"
+        time = f"the kernels' times add up to {found.device_time_us.in_words(formats.microseconds)}"
         if found.recoverable_us is not None:
-            time += f", {_tally(found.recoverable_us, formats.microseconds)} above their roofline times"
+            time += f", {found.recoverable_us.in_words(formats.microseconds)} above their roofline times"
         lines.append(time)
     elif found.roofline_time_us is not None:
-        roofline = _tally(found.roofline_time_us, formats.microseconds)
+        roofline = found.roofline_time_us.in_words(formats.microseconds)
         lines.append(f"the kernels' roofline times add up to {roofline}{rates}")
     if cycles := sum(_estimated_cycles(kernel) for kernel in graph.kernels or ()):
         lines.append(f"the compiler estimates {cycles:,} cycles for the kernels, without asynchronous copies")
@@ -186,12 +186,6 @@ def _estimated_cycles(kernel: Kernel) -> int:
     """Return the cycles of all launches of a call, as the compiler estimates them; 0 where it gives no estimate."""
     cycles = kernel.facts.get(_CYCLES)
     return cycles * (kernel.launches or kernel.least_launches) if isinstance(cycles, int) else 0
-
-
-def _tally(tally: Tally, wording: Callable[[float], str]) -> str:
-    if tally.unknown:
-        return f"at least {wording(tally.value)} ({tally.unknown:,} unknown)"
-    return wording(tally.value)
 
 
 def costliest(graph: FusionGraph, most: int, among: Collection[int] | None = None) -> list[int]:
@@ -231,7 +225,8 @@ def _add_phases(tree: Tree, graph: FusionGraph, shown: set[int], width: int, *, 
     kernels = graph.kernels or ()
     timed = any(kernel.device_time_us is not None for kernel in kernels)
     whole = _Whole(
-        tally(map(declared_bytes, kernels)).exact, tally(kernel.device_time_us for kernel in kernels).exact,
+        tally(map(declared_bytes, kernels), len(graph.unparsed)).exact,
+        tally(kernel.device_time_us for kernel in kernels).exact,
         _widths((op for kernel in kernels for op in kernel.source_ops), width), width,
     )
     products = described_products(graph)

@@ -380,7 +380,7 @@ _HLO, _DUMP = "tests/data/xla/softmax.hlo.txt", "tests/data/xla_reasons/jax-0.11
 
 @pytest.mark.parametrize("words", [
     f"inspect {_PROFILE} --align a b", f"inspect {_PROFILE} -i xla", f"inspect {_PROFILE} --case llama-8b",
-    f"inspect {_PROFILE} --rank 0", f"inspect {_HLO} {_HLO} --align a b", f"inspect {_DUMP} --align 1 1 --module 1",
+    f"inspect {_HLO} {_HLO} --align a b", f"inspect {_DUMP} --align 1 1 --module 1",
     f"inspect {_HLO} --align a b -i xla", f"inspect {_HLO} --dump {_DUMP}", f"inspect {_HLO} --rank 0",
     f"inspect {_HLO} --all --json", f"inspect {_HLO} --all --dot", f"inspect {_HLO} --all --kernel 1",
     f"inspect {_RUN} --all --json", f"inspect {_PROFILE} --all --json", f"inspect {_HLO} {_HLO} --all --html x.html",

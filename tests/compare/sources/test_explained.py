@@ -116,3 +116,8 @@ def test_markup_in_names_and_notes_is_escaped():
     pytest.importorskip("jinja2")
     page = Explained({"<f>": graph("<f>", "tanh")}, ("<b>",))._repr_html_()
     assert "<f>" not in page and "<b>" not in page and "&lt;b&gt;" in page
+
+
+def test_functions_side_by_side_name_what_could_not_be_read() -> None:
+    unread = replace(graph("g", "tanh"), unparsed=("mystery(buf0)",))
+    assert "g: 1 thing could not be read: mystery(buf0)" in str(Explained({"f": graph("f", "tanh"), "g": unread}))

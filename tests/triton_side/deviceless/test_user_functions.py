@@ -108,6 +108,94 @@ def test_operations_of_another_kernel_are_not_counted_twice(run):
     assert [op for op in last if op.startswith("aten.")] == ["aten.sub", "aten.exp", "aten.div"]
 
 
+COUNTED = """
+import tempfile
+from pathlib import Path
+from triton_side.inductor import dump
+def counted(program):
+    def side(buffers):
+        return {b.name: b.bytes for b in buffers}
+    (graph,) = program.graphs
+    assert not graph.unparsed, graph.unparsed
+    return [[c.kernel.name, c.kernel.kind, side(c.kernel.inputs), side(c.kernel.outputs)] for c in graph.calls]
+def both(function, *args, **settings):
+    captured, _ = user_functions.compile_call(function, args, {}, factory, train=False, settings=settings)
+    with tempfile.TemporaryDirectory() as folder:
+        code = Path(folder) / "output_code.py"
+        code.write_text(captured.graphs[0].code)
+        return counted(captured.program()), counted(dump.read(code)), [k.ops for k in captured.kernels]
+"""
+
+
+def test_foreach_operations_in_one_kernel_and_in_several(run):
+    """Inductor limits the arguments of a kernel, so two operations on many arrays become several kernels."""
+    (one, read, ops), (live, dumped, _) = run(COUNTED + """
+def two(arrays, others):
+    torch._foreach_mul_(arrays, 0.9)
+    torch._foreach_add_(arrays, others)
+def arrays(n):
+    return [tensor(8 + i, dtype="float32") for i in range(n)]
+several = both(two, arrays(5), arrays(5), combo_kernel_max_num_args="12")
+print(json.dumps([both(two, arrays(3), arrays(3)), several]))
+""")
+    ((_, kind, reads, writes),) = one
+    assert one == read and kind == "elementwise"
+    assert sorted(reads.values()) == [32, 32, 36, 36, 40, 40] and sorted(writes.values()) == [32, 36, 40]
+    assert ops[0][:2] == ["aten._foreach_mul", "aten._foreach_add"]
+    assert len(live) > 1 and live == dumped
+    sizes = [4 * (8 + index) for index in range(5)]
+    assert sorted(size for _, _, reads, _ in live for size in reads.values()) == sorted(2 * sizes)
+    assert sorted(size for _, _, _, writes in live for size in writes.values()) == sizes
+
+
+def test_an_update_in_place_touches_its_part_alone(run):
+    """The cache has 1000 rows of 64; the column that is written and the intermediates are no whole arrays."""
+    row, column, adamw = run(COUNTED + """
+def row(cache, new, position):
+    cache.index_copy_(0, position, new)
+    return cache.sum()
+def column(cache, new):
+    cache[:, 5] = new
+    return cache.sum(0)
+def step(p, g, m):
+    m.mul_(0.9).add_(g)
+    p.sub_(m * m)
+    p.add_(m.sqrt())
+cache, position = tensor(1000, 64, dtype="float32"), tensor(1, dtype="int64")
+print(json.dumps([
+    both(row, cache, tensor(1, 64, dtype="float32"), position),
+    both(column, cache, tensor(1000, dtype="float32")),
+    both(step, *(tensor(64, 64, dtype="float32") for _ in range(3))),
+]))
+""")
+    for live, dumped, _ in (row, column, adamw):
+        assert live == dumped
+    update, read = row[0][:2]
+    assert sorted(update[2].values()) == [8, 256] and list(update[3].values()) == [256]
+    assert max(read[2].values()) == 256000
+    assert list(column[0][0][2].values()) == [4000] and list(column[0][0][3].values()) == [4000]
+    assert list(column[0][1][2].values()) == [256000]
+    ((_, _, reads, writes),) = adamw[0]
+    assert len(reads) == 3 and len(writes) == 2
+
+
+def test_a_scatter_that_pytorch_runs_is_a_kernel(run):
+    found = run(COUNTED + """
+def add(x, index, values):
+    return x.scatter_add(0, index, values)
+def put(x, index, values):
+    return x.index_put((index,), values, accumulate=True)
+x, index = tensor(1000, dtype="int64"), tensor(10, dtype="int64")
+print(json.dumps([both(add, x, index, index), both(put, x, index, index)]))
+""")
+    for live, dumped, ops in found:
+        # The code's comment gives the copy before the operation its name.
+        assert [each[2:] for each in live] == [each[2:] for each in dumped] and live[1] == dumped[1]
+        (_, kind, reads, writes), operation = live[1], ops[1]
+        assert kind == "scatter" and operation[0] in ("aten.scatter_add", "aten.index_put")
+        assert set(reads.values()) == {80} and list(writes.values()) == [80]
+
+
 def test_bytes_of_results_and_operands_of_more_than_a_billion_elements(run):
     found = run("""
         q = tensor(1, 64, 131072, 128)

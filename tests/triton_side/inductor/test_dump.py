@@ -184,14 +184,16 @@ print(sum(len(graph.calls) for graph in read({str(DEBUG)!r}).graphs))
     assert done.stdout == "14\n", done.stderr
 
 
-def test_without_the_ir_bytes_of_a_partial_read_are_unknown(tmp_path):
+def test_without_the_ir_a_kernel_reads_as_much_as_its_loop_says(tmp_path):
     shutil.copytree(FORWARD, tmp_path / "model__0_forward_1.0")
     code = tmp_path / "model__0_forward_1.0/output_code.py"
-    code.write_text(code.read_text().replace("buf4, buf5, 16384,", "buf4, buf5, 100,"))
     (tmp_path / "model__0_forward_1.0/ir_post_fusion.txt").unlink()
-    (graph,) = read(tmp_path).graphs
-    assert [buffer.bytes for buffer in graph.calls[3].kernel.inputs] == [None, None]
-    assert None not in [buffer.bytes for buffer in graph.calls[4].kernel.inputs]
+    whole = code.read_text()
+    for extent, size in (("xnumel = 16384\n", 32768), ("xnumel = 100\n", 200), ("", None)):
+        code.write_text(whole.replace("xnumel = 16384\n", extent))
+        (graph,) = read(tmp_path).graphs
+        assert [buffer.bytes for buffer in graph.calls[3].kernel.inputs] == [size, size]
+        assert None not in [buffer.bytes for buffer in graph.calls[4].kernel.inputs]
 
 
 def test_a_kernel_that_prepares_an_attention_is_none():
@@ -282,6 +284,133 @@ def call(self, args):
     assert (put.reads, put.writes) == (["arg1_1", "buf2", "buf1"], ["arg1_1"])
     assert code.unparsed == ["mystery(buf1)"]
     assert code.outputs == ("buf1", None)
+
+
+def test_a_buffer_in_the_memory_of_a_library_calls_result_is_known(tmp_path):
+    (tmp_path / "output_code.py").write_text(
+        FOREACH.partition("def call")[0].replace("in_ptr1", "in_out_ptr0") + """
+def call(self, args):
+    arg0_1, = args
+    buf0 = torch.ops.aten._foreach_norm.Scalar([arg0_1], 2.0)
+    buf1 = buf0[0]
+    buf2 = buf1; del buf1  # reuse
+    triton_for_fused_0.run(arg0_1, buf2, arg0_1, arg0_1, arg0_1, stream=raw_stream0)
+    return (buf2, )
+"""
+    )
+    (graph,) = read(tmp_path).graphs
+    assert {"buf1", "buf2"} <= {text.split(":")[0] for text in graph.unparsed}  # so totals are "at least"
+
+
+def scattered(folder: Path, statement: str) -> tuple[dict[str, int | None], dict[str, int | None]]:
+    """Return the bytes of each buffer that a statement reads and writes."""
+    arguments = {"x": "(64, 1000)", "row": "(1, 1000)", "i": "(1,)", "j": "(7, 1)", "v": "()", "mask": "(64, 1000)"}
+    dtypes = {"i": "int64", "j": "int64", "mask": "bool"}
+    made = [
+        f"    {name} = rand_strided({shape}, (1,), device='cuda:0', dtype=torch.{dtypes.get(name, 'float32')})"
+        for name, shape in arguments.items()
+    ]
+    (folder / "output_code.py").write_text(
+        f"def call(self, args):\n    {', '.join(arguments)} = args\n    {statement}\n    return (x, )\n"
+        "def get_args():\n" + "\n".join(made) + "\n"
+    )
+    (graph,) = read(folder).graphs
+    assert graph.unparsed == ()
+    (call,) = graph.calls
+    assert call.kernel.kind == "scatter" and len(call.kernel.ops) == 1
+    return tuple({b.name: b.bytes for b in side} for side in (call.kernel.inputs, call.kernel.outputs))
+
+
+ROW, WHOLE = 4000, 256000
+
+
+@pytest.mark.parametrize(
+    ("statement", "reads", "writes"),
+    [
+        ("aten.index_put_(x, [i], row, False)", {"i": 8, "row": ROW}, {"x": ROW}),
+        ("aten.index_put_(x, [i], row, True)", {"x": ROW, "i": 8, "row": ROW}, {"x": ROW}),
+        ("torch.ops.aten.index_put_.default(x, [i], v, accumulate=True)", {"x": ROW, "i": 8, "v": 4}, {"x": ROW}),
+        ("aten.index_put_(x, [None, i], v, False)", {"i": 8, "v": 4}, {"x": 64 * 4}),
+        ("aten.index_put_(x, [j, i], v, False)", {"j": 56, "i": 8, "v": 4}, {"x": 7 * 4}),
+        ("aten.index_put_(x, [mask], v, False)", {"mask": 64000, "v": 4}, {"x": WHOLE}),
+        ("aten.scatter_.value(x,0,j,3)", {"j": 56}, {"x": 7 * 4}),
+        ("aten.scatter_.src(x,0,j,row)", {"j": 56, "row": ROW}, {"x": 7 * 4}),
+        (
+            "aten.scatter_reduce_.two(x,0,j,row, reduce='sum', include_self=True)",
+            {"x": 7 * 4, "j": 56, "row": ROW}, {"x": 7 * 4},
+        ),
+    ],
+    ids=["rows", "added rows", "one value", "columns", "two indices", "mask", "scatter a value", "scatter", "reduce"],
+)
+def test_a_scatter_in_place_touches_the_elements_of_its_indices(tmp_path, statement, reads, writes):
+    assert scattered(tmp_path, statement) == (reads, writes)
+
+
+def test_a_library_call_in_place_changes_all_its_lists():
+    code = read_code(
+        """
+def call(self, args):
+    arg0_1, arg1_1, arg2_1, arg3_1, arg4_1 = args
+    torch.ops.aten._fused_adamw_.default([arg0_1], [arg1_1], [arg2_1], [arg3_1], [], [arg4_1], lr=0.1)
+    return ()
+"""
+    )
+    (step,) = code.calls
+    assert step.reads == ["arg0_1", "arg1_1", "arg2_1", "arg3_1", "arg4_1"]
+    assert step.writes == ["arg0_1", "arg2_1", "arg3_1"]
+
+
+FOREACH = """# AOT ID: ['0_inference']
+triton_for_fused_0 = async_compile.triton('triton_for_fused_0', '''
+@triton_heuristics.foreach(
+    inductor_meta={'kernel_name': 'triton_for_fused_0', 'mutated_arg_names': ['in_ptr0', 'out_ptr0', 'out_ptr1']},
+)
+@triton.jit
+def triton_for_fused_0(in_ptr0, in_ptr1, in_ptr2, out_ptr0, out_ptr1):
+    pid = tl.program_id(0)
+    if pid < num_xblocks_0:
+        xnumel = 1000
+        r0_numel = 1
+        tmp0 = tl.load(in_ptr0 + (x0), xmask)
+        tmp1 = tl.load(in_ptr2 + (0))
+        tl.store(out_ptr0 + (x0), tmp2, xmask)
+    elif pid < num_xblocks_1:
+        xnumel = 10
+        r0_numel = 1
+        tmp3 = tl.load(in_ptr1 + (x0), xmask)
+        tmp4 = tl.load(in_ptr2 + (0))
+        tl.atomic_add(out_ptr1 + (x0), tmp5, xmask, sem='relaxed')
+''', device_str='cuda')
+def call(self, args):
+    arg0_1, arg1_1, arg2_1, arg3_1 = args
+    triton_for_fused_0.run(arg0_1, arg1_1, arg2_1, arg0_1, arg3_1, stream=raw_stream0)
+    return ()
+def get_args():
+    arg0_1 = rand_strided((1000, ), (1, ), device='cuda:0', dtype=torch.float32)
+    arg1_1 = rand_strided((10, ), (1, ), device='cuda:0', dtype=torch.float32)
+    arg2_1 = rand_strided((), (), device='cuda:0', dtype=torch.float32)
+    arg3_1 = rand_strided((500, ), (1, ), device='cuda:0', dtype=torch.float32)
+"""
+
+
+def test_a_foreach_kernel_has_the_bytes_of_its_loads_and_stores_and_its_operations(tmp_path):
+    (tmp_path / "output_code.py").write_text(FOREACH)
+    (tmp_path / "fx_graph_transformed.py").write_text(
+        '    def forward(self, arg0_1: "f32[1000]", arg1_1: "f32[10]", arg2_1: "f32[]", arg3_1: "f32[500]"):\n'
+        "        # File: /home/me/model.py:3 in f, code: torch._foreach_mul_(v, 0.9)\n"
+        "        _foreach_mul = torch.ops.aten._foreach_mul.Tensor([arg0_1, arg1_1], arg2_1)\n"
+        '        getitem: "f32[1000]" = _foreach_mul[0]\n'
+        '        getitem_1: "f32[10]" = _foreach_mul[1]\n'
+        '        copy_: "f32[1000]" = torch.ops.aten.copy_.default(arg0_1, getitem);  arg0_1 = copy_ = None\n'
+        '        exp: "f32[1000]" = torch.ops.aten.exp.default(getitem);  getitem = None\n'
+    )
+    (graph,) = read(tmp_path).graphs
+    (call,) = graph.calls
+    assert call.kernel.inputs == (
+        Buffer("arg0_1", 4000), Buffer("arg1_1", 40), Buffer("arg2_1", 4), Buffer("arg3_1", 40),
+    )
+    assert call.kernel.outputs == (Buffer("arg0_1", 4000), Buffer("arg3_1", 40))
+    assert call.kernel.ops == ("aten._foreach_mul", "aten.copy_") and call.kernel.lines == ("/home/me/model.py:3",)
 
 
 def test_ambiguous_replacements_are_not_guessed():

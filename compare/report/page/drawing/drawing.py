@@ -187,7 +187,7 @@ def _note(graph: FusionGraph) -> str:
 
 
 def _edges(graph: FusionGraph, order: Mapping[str, int]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Return the edges from a buffer's last writer to each reader, largest first, and the reasons for not fusing.
+    """Return the edges from writers of a buffer's contents to each reader, largest first, and reasons for not fusing.
 
     Edges refer to reasons by position.
     """

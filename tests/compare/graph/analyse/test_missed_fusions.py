@@ -12,6 +12,7 @@ from graph_builder import graph, kernel
 
 from compare.graph.analyse.missed_fusions import MissedFusion, ranked, together
 from compare.graph.analyse.roofline import Ceilings
+from compare.graph.build.kernel_edges import bytes_saved, kernel_edges
 from compare.graph.model import Access, FusionGraph, Kernel, Reason
 from compare.report import run_results
 from compare.sources.target_ceilings import target_ceilings
@@ -116,6 +117,31 @@ def test_parts_of_an_array_may_be_different_parts() -> None:
 def test_an_array_that_is_overwritten_between_two_reads_is_not_the_same_data() -> None:
     made = graph(step("a", "x", "m"), step("o", "z", "x"), step("b", "m x", "y"), output="x")
     assert prices(unfused(made, "a b")) == [(2 * BUFFER, 1, 8.5)]
+
+
+def test_a_fusion_with_an_update_in_place_saves_at_most_the_update() -> None:
+    """A step of decoding: a row is written into the cache, and the whole cache is read."""
+    row = replace(step("update", "row", "cache"), outputs=(Access("cache", 40),))
+    decoded = graph(row, step("read", "cache", "y"), input="row cache", sizes="row=10")
+    assert prices(unfused(decoded, "update read")) == [(40, 1, pytest.approx(0.54))]
+    (edge,) = kernel_edges(decoded)
+    assert bytes_saved(decoded, edge) == 40
+    looped = graph(replace(row, launches=5), step("read", "cache", "y", launches=5), input="row cache", sizes="row=10")
+    assert bytes_saved(looped, *kernel_edges(looped)) == 5 * 40
+    once = graph(replace(row, launches=5), step("read", "cache", "y"), input="row cache", sizes="row=10")
+    assert bytes_saved(once, *kernel_edges(once)) == 5 * 40
+
+
+def test_the_rest_of_an_updated_buffer_comes_from_its_earlier_writers() -> None:
+    update = replace(step("update", "row", "m"), outputs=(Access("m", 40),))
+    made = graph(step("make", "x", "m"), update, step("read", "m", "y"), sizes="row=10")
+    saved = {(edge.producer, edge.consumer): bytes_saved(made, edge) for edge in kernel_edges(made)}
+    assert saved == {(0, 2): 2 * BUFFER, (1, 2): 2 * 40}
+    total = together(unfused(made, "make read", "update read"), CEILINGS)
+    assert total.bytes == 2 * BUFFER + 40  # the update's write vanishes, too
+    halves = [replace(step(name, name, "m"), outputs=(Access("m", BUFFER // 2),)) for name in ("left", "right")]
+    joined = graph(*halves, step("read", "m", "y"))
+    assert [bytes_saved(joined, edge) for edge in kernel_edges(joined)] == [BUFFER, BUFFER]
 
 
 def test_reasons_of_no_known_saving_are_left_out() -> None:

@@ -41,6 +41,14 @@ def test_unknown_bytes_are_counted_separately() -> None:
     assert found.fusion_efficiency is None
 
 
+def test_totals_of_a_graph_with_unread_lines_are_at_least_the_known_part() -> None:
+    made = graph(kernel("a", "elementwise", "s:mul", "x", "y"))
+    unread = replace(made, unparsed=("mystery(buf0)",))
+    assert totals(made).declared.exact == 8000 and totals(made).fusion_efficiency == 1
+    assert totals(unread).declared == Tally(8000, 1) and totals(unread).fusion_efficiency is None
+    assert "at least 8.00 kB (1 unknown)" in text_view.text(unread) and "100%" not in text_view.text(unread)
+
+
 def test_a_graph_of_operations_has_no_kernels_to_count() -> None:
     eager = FusionGraph("f", "eager", None, operations=(SourceOp("aten.mul"), SourceOp("aten.add", line="f.py:1")))
     found = totals(eager, ceilings=CEILINGS)

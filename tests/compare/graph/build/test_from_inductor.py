@@ -476,7 +476,7 @@ def test_units_around_a_graph_break_share_buffers():
     assert "graph-break" in {r.code for r in graph.reasons if r.producer and r.consumer}
     # Without a run, nothing is known of it.
     unknown = Program(tuple(dataclasses.replace(g, storages={}) for g in (one, other)))
-    assert "2 graphs" in from_inductor(unknown).unparsed[0]
+    assert "2 graphs" in from_inductor(unknown).notes[0]
 
 
 def test_gradients_pass_between_units_in_reverse():
@@ -507,7 +507,7 @@ def test_gradients_pass_between_units_in_reverse():
     assert _cotangents(told) == {"graph-2/tangents_1"}
     # Without a run of forward, the passed buffers are unknown.
     unknown = from_inductor(Program(tuple(dataclasses.replace(g, storages={}) for g in program.graphs)))
-    assert [text.split()[0] for text in unknown.unparsed] == ["forward", "backward"]
+    assert [text.split()[0] for text in unknown.notes] == ["forward", "backward"]
 
 
 def test_an_array_that_backward_reads_in_two_units_is_one_buffer():
