@@ -12,13 +12,14 @@ from triton_side.inductor.graph import Call, CompiledGraph, Program, SourceNode
 
 from ...base.archive import portable_line, users_line
 from ..model import Access, Buffer, FusionGraph, Kernel, Reason, Role, SourceOp
+from ..operations import hides_flops
 from .kernel_edges import barrier, bytes_saved, kernel_edges
 from .phases import join_phases
 
 # Messages of torch 2.11 to 2.13 (`WhyNoFuse` in scheduler.py, choices.py, codegen/simd.py). The first match counts.
 PHRASES = (
-    (r"^no shared data due to indexing mismatch", "layout"),
-    (r"^no shared data|^score_fusion_memory_threshold", "no-shared-data"),
+    (r"^no shared data", "no-shared-data"),
+    (r"^score_fusion_memory_threshold", "unprofitable"),
     (r"^exceeds max fusion|^fusion_prevent_too_many_reads_and_writes|^register spilling", "resources"),
     (r"peak memory", "peak-memory"),
     (r"^numel/rnumel mismatch|^nodes numel", "shape"),
@@ -129,7 +130,7 @@ def _kernel(call: Call, name: str, graph: CompiledGraph, forward_sites: set[str]
         # A name without memory is no data: such a call only mutates buffers of others.
         return tuple(Access(_name(b.name, graph), b.bytes) for b in buffers if b.name in graph.memory)
 
-    return Kernel(
+    kernel = Kernel(
         name=name,
         kind=known.kind,
         phase=graph.part,
@@ -142,6 +143,9 @@ def _kernel(call: Call, name: str, graph: CompiledGraph, forward_sites: set[str]
         provenance=known.provenance,
         facts={key: value for key, value in facts.items() if value},
     )
+    if kernel.kind == "library" and hides_flops(kernel):  # it may be a whole layer, with arrays between its kernels
+        return dataclasses.replace(kernel, launches=None, least_launches=1)
+    return kernel
 
 
 def _source_op(node: SourceNode, graph: CompiledGraph, forward_sites: set[str]) -> SourceOp:
@@ -356,8 +360,6 @@ def _refused(text: str, producer: Kernel, consumer: Kernel, saved: int | None) -
     code = code_of(text)
     if code == "library" and "gemm" in (producer.kind, consumer.kind):
         code = "gemm"
-    if code == "no-shared-data" and saved:
-        code = "layout"  # Inductor only counts data as shared if both index expressions are equal
     return Reason(producer.name, consumer.name, code, text, "inductor", saved)
 
 

@@ -156,9 +156,8 @@ def totals_lines(
             time += f", {_tally(found.recoverable_us, formats.microseconds)} above their roofline times"
         lines.append(time)
     elif found.roofline_time_us is not None:
-        unknown = f" ({found.roofline_time_us.unknown:,} unknown)" if found.roofline_time_us.unknown else ""
-        roofline = formats.microseconds(found.roofline_time_us.value)
-        lines.append(f"the kernels' roofline times add up to {roofline}{unknown}{rates}")
+        roofline = _tally(found.roofline_time_us, formats.microseconds)
+        lines.append(f"the kernels' roofline times add up to {roofline}{rates}")
     if cycles := sum(_estimated_cycles(kernel) for kernel in graph.kernels or ()):
         lines.append(f"the compiler estimates {cycles:,} cycles for the kernels, without asynchronous copies")
     if call_us is not None:
@@ -298,7 +297,8 @@ def facts(kernel: Kernel, product: str | None = None) -> list[str]:
         f"reads {formats.size(kernel.bytes_read)}, writes {formats.size(kernel.bytes_written)}",
     ]
     if kernel.launches != 1 and _SORT not in kernel.facts:
-        unknown = "launches depend on data" + (f", at least {kernel.least_launches:,}" if kernel.least_launches else "")
+        unknown = "its launches are unknown" if kernel.kind == "library" else "launches depend on data"
+        unknown += f", at least {kernel.least_launches:,}" if kernel.least_launches else ""
         found.append(unknown if kernel.launches is None else f"each of {kernel.launches:,} launches")
     if kernel.provenance:
         found.append(printable(kernel.provenance, 40))

@@ -128,6 +128,16 @@ def test_one_recomputation_in_backward_is_on_purpose() -> None:
     assert not any("on purpose" in text for text in one(graph(first, marked, twice), "recomputed"))
 
 
+def test_a_product_that_checkpointing_launches_again_is_on_purpose_alone() -> None:
+    """The launches have equal code, inputs and results."""
+    first = kernel("f", "gemm", "gate:mm@3", "g w", "a")
+    again = kernel("b", "gemm", "gate:mm@3", "g w", "da", phase="backward")
+    marked = replace(again, source_ops=tuple(replace(op, rematerialized=True) for op in again.source_ops))
+    assert one(graph(first, marked), "duplicate") == []
+    assert ["on purpose" in text for text in one(graph(first, marked), "recomputed")] == [True]
+    assert one(graph(first, replace(again, phase="forward")), "duplicate") != []
+
+
 def test_the_sums_of_a_product_in_parts_are_no_recomputation() -> None:
     split = graph(
         kernel("dot", "gemm", "down:dot@4", "a w", "parts"), kernel("s1", "reduction", "down:dot@4", "parts", "p"),
