@@ -160,10 +160,15 @@ _NO_PRODUCTS = MOVEMENT | REDUCTIONS | frozenset(
 
 
 def hides_flops(kernel: Kernel) -> bool:
-    """Return whether the kernel's FLOPs are unknown and may be those of products."""
+    """Return whether the kernel's FLOPs are unknown and may be those of products.
+
+    A library call may be a whole factorization. One whose kernel a device has named is a single kernel.
+    """
     if kernel.flops is not None or not may_multiply(kernel):
         return False
-    return kernel.kind != "library" or not kernel.source_ops or not _NO_PRODUCTS.issuperset(tokens(kernel))
+    if kernel.kind != "library" or is_product(kernel):
+        return True
+    return kernel.runtime_name is None and not (kernel.source_ops and _NO_PRODUCTS.issuperset(tokens(kernel)))
 
 
 def may_multiply(kernel: Kernel) -> bool:

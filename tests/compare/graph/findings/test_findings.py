@@ -347,7 +347,8 @@ def test_baselines_and_teaching_kernels_never_lead() -> None:
 
 
 def test_an_operation_of_pytorch_is_named_in_words() -> None:
-    softmax = replace(kernel("aten._softmax_backward_data", "library", ":x", "dy y", "dx"), device_time_us=168.0)
+    softmax = kernel("aten._softmax_backward_data", "library", ":x", "dy y", "dx")
+    softmax = replace(softmax, device_time_us=168.0, runtime_name="softmax_warp_backward")
     found = findings({"library": graph(softmax)}, Ceilings({0.5: 1e9}, {}))
     assert found[0].text == "PyTorch's softmax backward takes 168 µs; moving its 12.0 kB needs 12.0 µs."
 
