@@ -27,7 +27,7 @@ REASONS = {
     "reduction": "one side needs the complete result of the other side's reduction",
     "shape": "the two sides iterate over different shapes",
     "layout": "the two sides walk memory in different orders",
-    "no-shared-data": "the two sides share no data, so fusing them would save no traffic",
+    "no-shared-data": "the compiler sees no data that both sides access by the same index",
     "recompute": "the producer has other consumers, and fusion would compute it again for each",
     "unprofitable": "the compiler expects no gain from this fusion, or a loss elsewhere",
     "peak-memory": "the compiler expects a higher peak memory from the fused program",
@@ -108,7 +108,8 @@ class Kernel:
     inputs, outputs: of one launch; None where they are unknown.
     workspace_bytes: a library's scratch space; no other number includes it.
     flops: of one launch; None where they are unknown.
-    launches: per call; None where the number depends on data. least_launches: the fewest where it does.
+    launches: per call; None where the number depends on data, or a library does not tell it. least_launches: the fewest
+        then.
     provenance: where its configuration comes from ("compiled", "device", "replayed", "not autotuned", or "");
         "eager" for an operation that PyTorch runs beside compiled graphs.
     device_time_us: the measured time of all launches of one call; None without a GPU.

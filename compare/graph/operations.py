@@ -153,6 +153,24 @@ def kind_by_operations(kernel: Kernel) -> str:
     return "copy" if MOVEMENT.issuperset(found) else "elementwise"
 
 
+# Library calls without products, whose FLOPs no formula has.
+_NO_PRODUCTS = MOVEMENT | REDUCTIONS | frozenset(
+    "sort argsort topk top_k scatter nonzero unique inductor_seeds randint rand randn seed cumprod".split()
+)
+
+
+def hides_flops(kernel: Kernel) -> bool:
+    """Return whether the kernel's FLOPs are unknown and may be those of products.
+
+    A library call may be a whole factorization. One whose kernel a device has named is a single kernel.
+    """
+    if kernel.flops is not None or not may_multiply(kernel):
+        return False
+    if kernel.kind != "library" or is_product(kernel):
+        return True
+    return kernel.runtime_name is None and not (kernel.source_ops and _NO_PRODUCTS.issuperset(tokens(kernel)))
+
+
 def may_multiply(kernel: Kernel) -> bool:
     """Return whether the kernel computes a product or an attention, or may do so without saying it."""
     return is_product(kernel) or kernel.kind in ("attention", "library", "custom")

@@ -195,7 +195,7 @@ class LoadedGraph:
 
     part: Part
     fx: str
-    fx_names: frozenset[str]
+    fx_nodes: Mapping[str, SourceNode]
     code: str
     gemm_autotuned: bool
     padding_measured: frozenset[str]
@@ -396,7 +396,7 @@ def observe_compiles(listener: Listener) -> Iterator[None]:
             LoadedGraph(
                 part=_part(graph),
                 fx=graph.orig_gm.print_readable(print_output=False),
-                fx_names=frozenset(node.name for node in graph.orig_gm.graph.nodes),
+                fx_nodes={node.name: _source(node) for node in graph.orig_gm.graph.nodes},
                 code=wrapper_code.value,
                 gemm_autotuned=bool(inductor_config.max_autotune or inductor_config.max_autotune_gemm),
                 padding_measured=frozenset(padding_measured),

@@ -31,20 +31,20 @@ from triton_side.calls.dispatch import EagerRecorder, Operation
 from triton_side.calls.launches import Storages, TensorArgument
 from triton_side.inductor import _private as private
 from triton_side.inductor import eager
+from triton_side.inductor.attribution import shares
 from triton_side.inductor.graph import (
     Buffer,
     Call,
     CompiledGraph,
     GraphBreak,
     Kernel,
+    Kind,
     Memory,
     Part,
     Program,
     Provenance,
     Refusal,
     SourceNode,
-    drop_foreign_operations,
-    helper_node,
     kind_of,
     own_operations,
     part_viewed,
@@ -52,7 +52,6 @@ from triton_side.inductor.graph import (
     without_waits,
 )
 from triton_side.inductor.output_code import (
-    USERS_OWN,
     EmittedCall,
     EmittedCode,
     body_of_call,
@@ -90,17 +89,7 @@ class Graph:
     @property
     def kernels(self) -> tuple[Kernel, ...]:
         """The kernels in emitted order. On CUDA a kernel's first run autotunes it, which may change `provenance`."""
-        kernels = [_kernel(call, self._loaded, self._measured) for call in self._calls]
-        if all(kernel.kind not in ("custom", "scatter", "library") for kernel in kernels):
-            return tuple(kernels)
-        emitted = self._emitted
-        own = {name for name, definition in emitted.definitions.items() if definition.heuristic == USERS_OWN}
-        calls = {call.handle: call for call in emitted.calls if call.name in own or call.scatters}
-        handles = [f"{call.announcement.name}:{call.announcement.handle}" for call in self._calls]
-        return tuple(
-            _with_effects(kernel, calls[handle], self._loaded) if handle in calls else kernel
-            for kernel, handle in zip(kernels, handles, strict=True)
-        )
+        return tuple(_kernel(call, self._loaded, self._measured) for call in self._calls)
 
     @functools.cached_property
     def _emitted(self) -> EmittedCode:
@@ -112,19 +101,15 @@ class Graph:
         workspaces = [call.announcement.workspace for call in self._calls]
         memory = {**loaded.memory} | {workspace.name: workspace for workspace in workspaces if workspace is not None}
         memory = self._emitted.with_strides(memory)
-        emitted = {call.handle: call for call in self._emitted.calls if call.handle}
         resources = {} if self._measured else self._resources()
         calls = [
-            self._plain_call(
-                kernel, call, emitted.get(f"{call.announcement.name}:{call.announcement.handle}"),
-                resources.get(kernel.name),
-            )
+            self._plain_call(kernel, call, resources.get(kernel.name))
             for kernel, call in zip(self.kernels, self._calls, strict=True)
         ]
         return without_views(without_waits(CompiledGraph(
             part=self.part,
             unit=self.unit,
-            calls=drop_foreign_operations(calls, memory),
+            calls=tuple(calls),
             memory=memory,
             inputs=tuple(name for name in loaded.inputs if name in memory),
             outputs=tuple(name if name in memory else None for name in loaded.outputs),
@@ -133,13 +118,12 @@ class Graph:
             storages={name: number for name, number in self._storages_of.items() if name in memory},
         )))
 
-    def _plain_call(
-        self, kernel: Kernel, call: _Call, emitted: EmittedCall | None, resources: dict[str, int] | None
-    ) -> Call:
+    def _plain_call(self, kernel: Kernel, call: _Call, resources: dict[str, int] | None) -> Call:
+        emitted = call.emitted
         return Call(
             kernel=kernel,
             sources=call.sources,
-            nodes=_without_inputs(node for _, _, node in call.announcement.nodes),
+            nodes=call.nodes,
             operations=call.announcement.operations,
             runtime_name=private.runtime_name(self._loaded.module, kernel.name),
             views=call.views,
@@ -162,8 +146,14 @@ class Graph:
 
 @dataclasses.dataclass(frozen=True)
 class _Call:
+    """An announcement with the operations that the call computes. emitted: the call in the code."""
+
     announcement: private.Announcement
+    fx_nodes: tuple[str, ...]
+    nodes: tuple[SourceNode, ...]
     sources: tuple[SourceNode, ...]
+    emitted: EmittedCall | None
+    kind_by_code: Kind | None = None
     views: tuple[str, ...] = ()
     viewed: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
@@ -449,6 +439,7 @@ class _Recorder:
         self.captured = captured
         self.measured = measured
         self.sources: dict[str, SourceNode] = {}
+        self.position: dict[str, int] = {}
         self.graph_names: set[str] = set()
         self.units = 0
         self.refusals: dict[tuple[frozenset[str], frozenset[str]], Refusal] = {}
@@ -457,6 +448,7 @@ class _Recorder:
 
     def source_graph(self, nodes: Mapping[str, SourceNode]) -> None:
         self.sources = dict(nodes)
+        self.position = {name: index for index, name in enumerate(nodes)}
         self.graph_names = set()
 
     def joint_graph(self, readable: str) -> None:
@@ -487,15 +479,15 @@ class _Recorder:
         self.announcements[announcement.handle] = announcement
 
     def graph_loaded(self, loaded: private.LoadedGraph) -> None:
-        self.graph_names |= loaded.fx_names
+        self.graph_names |= loaded.fx_nodes.keys()
         if loaded.part == "forward":
             self.units += 1
         handles, lines, unparsed = _calls_in(loaded.code)
         inner = subgraph_buffers(loaded.code.splitlines())
+        emitted = read_code(loaded.code)
         if inner:  # the graph's own memory lacks the buffers inside its subgraphs
-            loaded = dataclasses.replace(loaded, memory={**read_code(loaded.code).memory, **loaded.memory})
-        announcements = _keep_products_once([_renamed(self.announcements[handle], inner) for handle in handles])
-        claimed = {name for announcement in announcements for _, replaced, _ in announcement.nodes for name in replaced}
+            loaded = dataclasses.replace(loaded, memory={**emitted.memory, **loaded.memory})
+        announcements = [_renamed(self.announcements[handle], inner) for handle in handles]
         graph = Graph(
             part=loaded.part,
             unit=self.units - 1,
@@ -505,10 +497,7 @@ class _Recorder:
             code=loaded.code,
             unparsed=unparsed,
             refusals=tuple(self.refusals.values()),
-            _calls=tuple(
-                _Call(each, self._sources_of(each, claimed), views_in(line), elements_viewed(line))
-                for each in announcements for line in [lines.get(each.handle, "")]
-            ),
+            _calls=tuple(self._calls(announcements, loaded, emitted, lines)),
             _loaded=loaded,
             _measured=self.measured,
         )
@@ -516,24 +505,46 @@ class _Recorder:
         order = {"forward": 0, "backward": 1}
         self.captured.graphs = tuple(sorted((*self.captured.graphs, graph), key=lambda graph: order[graph.part]))
 
-    def _sources_of(self, announcement: private.Announcement, claimed: set[str]) -> tuple[SourceNode, ...]:
+    def _calls(
+        self, announcements: Sequence[private.Announcement], loaded: private.LoadedGraph, code: EmittedCode,
+        lines: Mapping[int, str],
+    ) -> Iterator[_Call]:
+        by_handle = {call.handle: call for call in code.calls}
+        emitted = [by_handle.get(f"{each.name}:{each.handle}") for each in announcements]
+        graph = {name: node for name, node in loaded.fx_nodes.items() if node.op not in ("placeholder", "output")}
+        for each in announcements:  # a subgraph's nodes are not in the graph
+            graph |= {name: node for name, _, node in each.nodes if node.op != "placeholder"}
+        given = [[name for name, _, node in each.nodes if node.op not in _NO_OPERATION] for each in announcements]
+        claimed = {name for each in announcements for _, replaced, _ in each.nodes for name in replaced}
+        workspaces = [each.workspace for each in announcements if each.workspace is not None]
+        memory = {**loaded.memory, **{workspace.name: workspace for workspace in workspaces}}
+        for each, call, share in zip(announcements, emitted, shares(emitted, given, code, graph), strict=True):
+            own = set(share.computed)
+            before = {
+                name: self._before(node, replaced, claimed) for name, replaced, node in each.nodes if name in own
+            }
+            nodes, sources = share.operations(graph.__getitem__, before.__getitem__, memory)
+            definition = code.definitions.get(each.name)
+            line = lines.get(each.handle, "")
+            yield _Call(
+                each, share.computed, nodes, sources, call,
+                definition.kind if definition is not None else None, views_in(line), elements_viewed(line),
+            )
+
+    def _before(self, node: SourceNode, replaced: Sequence[str], claimed: set[str]) -> list[SourceNode]:
         """Return the nodes before pattern matching. A node that a match created yields the nodes that it replaced.
 
         claimed: all nodes that some node replaced.
         """
-        found: dict[str, SourceNode] = {}
-        position = {name: index for index, name in enumerate(self.sources)}
-        for name, replaced, itself in announcement.nodes:
-            if name in self.sources:
-                found[name] = self.sources[name]
-                continue
-            own = {name for name in replaced if name in self.sources}
-            others = claimed & self._removed_ancestors(own) - own
-            # Removed nodes between `own` and the others belong to this match.
-            stops = {name for name in others if not self._removed_ancestors({name}) & own}
-            matched = self._removed_ancestors(own, stops)
-            found |= {key: self.sources[key] for key in sorted(matched, key=position.__getitem__)} or {name: itself}
-        return _without_inputs(found.values())
+        if node.name in self.sources:
+            return [self.sources[node.name]]
+        own = {name for name in replaced if name in self.sources}
+        others = claimed & self._removed_ancestors(own) - own
+        # Removed nodes between `own` and the others belong to this match.
+        stops = {name for name in others if not self._removed_ancestors({name}) & own}
+        matched = self._removed_ancestors(own, stops)
+        found = [self.sources[name] for name in sorted(matched, key=self.position.__getitem__)]
+        return [each for each in found if each.op not in _NO_OPERATION] or [node]
 
     def _removed_ancestors(self, names: set[str], stops: Collection[str] = ()) -> set[str]:
         """Return `names` and their inputs, transitively, up to nodes that a graph still has or that are in `stops`."""
@@ -547,8 +558,7 @@ class _Recorder:
         return found
 
 
-def _without_inputs(nodes: Iterable[SourceNode]) -> tuple[SourceNode, ...]:
-    return tuple(node for node in nodes if node.op not in ("placeholder", "get_attr"))
+_NO_OPERATION = ("placeholder", "get_attr")
 
 
 def _renamed(announcement: private.Announcement, names: Mapping[str, str]) -> private.Announcement:
@@ -558,26 +568,6 @@ def _renamed(announcement: private.Announcement, names: Mapping[str, str]) -> pr
     if not names:
         return announcement
     return dataclasses.replace(announcement, reads=side(announcement.reads), writes=side(announcement.writes))
-
-
-def _keep_products_once(announcements: list[private.Announcement]) -> list[private.Announcement]:
-    """Remove library calls and templates from the operations of other kernels.
-
-    A kernel that only copies an operand into the layout for such a call has the call among its origins.
-    """
-
-    def calls(announcement: private.Announcement) -> bool:
-        # A call that only sums another kernel's partial results has no operations.
-        return announcement.is_template or (announcement.is_extern and bool(announcement.operations))
-
-    called = {name for announcement in announcements if calls(announcement) for name, _, _ in announcement.nodes}
-
-    def without_calls(announcement: private.Announcement) -> private.Announcement:
-        own = tuple(node for node in announcement.nodes if node[0] not in called)
-        helping = tuple((helper_node(itself).name, (), helper_node(itself)) for _, _, itself in announcement.nodes)
-        return dataclasses.replace(announcement, nodes=own or helping)
-
-    return [announcement if calls(announcement) else without_calls(announcement) for announcement in announcements]
 
 
 # '        # [Provenance debug handles] triton_poi_fused_mul_0:3'
@@ -624,8 +614,9 @@ def _kernel(call: _Call, loaded: private.LoadedGraph, measured: bool) -> Kernel:
     triton = private.triton_kernel(loaded.module, announcement.name)
     kind = kind_of(
         announcement.name,
-        targets={itself.op for _, _, itself in announcement.nodes},
+        targets={node.op for node in call.nodes},
         before=own_operations(call.sources),
+        by_code=call.kind_by_code,
         is_template=announcement.is_template,
         is_extern=announcement.is_extern,
         is_reduction=announcement.is_reduction,
@@ -638,12 +629,12 @@ def _kernel(call: _Call, loaded: private.LoadedGraph, measured: bool) -> Kernel:
         provenance = chosen
     elif kind == "gemm" and (loaded.gemm_autotuned or any(s.name in loaded.padding_measured for s in call.sources)):
         provenance = chosen
-    return Kernel(
+    kernel = Kernel(
         name=announcement.name,
         part=loaded.part,
         kind=kind,
         ops=tuple(source.op for source in call.sources),
-        fx_nodes=tuple(name for name, _, _ in announcement.nodes),
+        fx_nodes=call.fx_nodes,
         stages=tuple(dict.fromkeys(source.stage for source in call.sources if source.stage)),
         lines=tuple(dict.fromkeys(source.line for source in call.sources if source.line)),
         inputs=_buffers(_parts_viewed(call, loaded.memory)),
@@ -653,6 +644,9 @@ def _kernel(call: _Call, loaded: private.LoadedGraph, measured: bool) -> Kernel:
         provenance=provenance,
         config=triton.config if triton is not None else None,
     )
+    if call.emitted is not None and (kind == "custom" or call.emitted.scatters):
+        return _with_effects(kernel, call.emitted, loaded)
+    return kernel
 
 
 def _with_effects(kernel: Kernel, call: EmittedCall, loaded: private.LoadedGraph) -> Kernel:

@@ -31,6 +31,7 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast, get_args
 
+from triton_side.inductor.attribution import shares
 from triton_side.inductor.graph import (
     REDUCTIONS,
     Buffer,
@@ -41,12 +42,11 @@ from triton_side.inductor.graph import (
     Program,
     Provenance,
     SourceNode,
-    drop_foreign_operations,
-    helper_node,
     kind_of,
     operation_of,
     own_operations,
     part_viewed,
+    second_step,
     without_views,
     without_waits,
 )
@@ -92,6 +92,8 @@ def read(path: str | Path, rank: int | None = None) -> Program:
     notes: list[str] = []
     texts = _texts(Path(path), rank, breaks, notes)
     graphs = tuple(_graphs(texts))
+    if any(read_code(one.code).on_cpu for one in texts):
+        notes.append("compiled for a CPU: its kernels are C++ code, not a GPU's")
     if not any(graph.calls or graph.outputs for graph in graphs):
         raise DumpError(f"{path}: no kernel call in its emitted code; {'; '.join(graphs[0].unparsed[:1])}")
     return Program(graphs, tuple(dict.fromkeys(breaks)), tuple(notes))
@@ -466,6 +468,7 @@ class _Graph:
         self.memory = self.after.memory | made | code.memory
         self.replaced = replaced(self.before, self.after.nodes.keys() | texts.elsewhere)
         self.named = self._named()
+        self.shares = shares(code.calls, self.named, code, self.after.nodes)
         # Sums before a cast have another dtype than the result, so each has its own buffer.
         casts = [call for call in code.calls if call.sums_partials and call.name == "aten.to"]
         converted = {call.reads[0]: call.writes[0] for call in casts}
@@ -483,25 +486,21 @@ class _Graph:
     def _named(self) -> list[list[str]]:
         """Return each call's FX nodes after the passes, in the graph's order."""
         order = {name: index for index, name in enumerate(self.after.nodes)}
-        named = []
+        named: list[list[str]] = []
+        defined: set[str] = set()
         for index, call in enumerate(self.code.calls):
             names = self.texts.handles.get(call.handle, [])
-            if not names and self.texts.kernels is not None:
+            # A definition has the nodes of its first call. Our own list has those that a kernel computes.
+            if not names and call.name in self.code.definitions and call.name not in defined:
+                names = list(self.code.definitions[call.name].fragment.nodes)
+                defined.add(call.name)
+            if (not names or self._is_library(call)) and self.texts.kernels is not None:
                 names = [str(name) for name in self.texts.kernels[index].get("fx_nodes") or ()]
-            if not names and call.name in self.code.definitions:
-                names = list(self.code.definitions[call.name].nodes)
+            names = [name.partition("#")[0] for name in names]
             named.append(sorted((name for name in names if name in order), key=order.__getitem__))
         for index, names in self._unnamed(named).items():
             named[index] = sorted(names, key=order.__getitem__)
-        library = [self._is_library(call) and not call.sums_partials for call in self.code.calls]
-        owned = {name for names, own in zip(named, library, strict=True) if own for name in names}
-        self.helping = [
-            not own and bool(names) and owned.issuperset(names) for names, own in zip(named, library, strict=True)
-        ]
-        return [
-            names if own or helps else [name for name in names if name not in owned]
-            for names, own, helps in zip(named, library, self.helping, strict=True)
-        ]
+        return named
 
     def _unnamed(self, named: list[list[str]]) -> dict[int, list[str]]:
         """Return the FX nodes of calls of which neither a comment nor a mapping names any.
@@ -557,7 +556,7 @@ class _Graph:
         return without_views(without_waits(CompiledGraph(
             part=self.code.part,
             unit=unit,
-            calls=drop_foreign_operations(calls, self.memory),
+            calls=tuple(calls),
             memory=self.code.with_strides(
                 {name: memory for name, memory in self.memory.items() if name in used or name in self.code.inputs}
                 | {name: self.memory[name] for name in self.code.outputs if name in self.memory}
@@ -578,19 +577,22 @@ class _Graph:
             yield from (f"{name}: without its TTIR, each array counts as read and written" for name in names)
 
     def _scratch(self) -> dict[str, int]:
-        """Return the workspaces that no later call reads, with their bytes."""
+        """Return the arrays that only their own kernel reads, with their bytes.
+
+        These are workspaces, and the arrays between the loops of one C++ function.
+        """
         read = {buffer for call in self.code.calls for buffer in call.reads}
-        unread = [name for name in self.memory if name.startswith("workspace_") and name not in read]
+        loops = [call for call in self.code.calls if self.code.on_cpu and not call.is_extern]
+        own = {buffer for call in loops for buffer in call.writes}.difference(self.code.inputs, self.code.outputs)
+        unread = [n for n in self.memory if n not in read and (n in own or n.startswith("workspace_"))]
         return {name: self.memory[name].bytes for name in unread}
 
     def _call(self, index: int, call: EmittedCall, scratch: Mapping[str, int]) -> Call:
-        nodes = [self._node(name, self.after) for name in self.named[index]]
-        sources = [source for node in nodes for source in self._before(node)]
-        if self.helping[index]:
-            sources = nodes = [helper_node(node) for node in nodes]
+        share = self.shares[index]
+        nodes, sources = share.operations(self._after, self._before, self.memory)
         if not nodes:  # use the call's comment; for a library call it also names the operations before it
             atens = (call.atens or self._of_name(call))[-1:] if call.is_extern else call.atens
-            sources = [SourceNode("", aten, None, None, (), self.code.part == "backward") for aten in atens]
+            sources = tuple(SourceNode("", aten, None, None, (), self.code.part == "backward") for aten in atens)
         targets = {node.op for node in nodes or sources}
         heuristic = self._heuristic(call)
         reduces = "reduction" in heuristic or (not heuristic and bool(targets & REDUCTIONS))
@@ -599,7 +601,7 @@ class _Graph:
         written = [name for name in call.writes if name not in scratch]
         listed = self.texts.kernels[index] if self.texts.kernels is not None else {}
         if listed.get("name") == call.name:
-            sources = _listed_sources(listed) or _as_listed(sources, listed)
+            sources = self._listed(index, listed) or _as_listed(sources, listed)
         kernel = Kernel(
             name=call.name,
             part=self.code.part,
@@ -607,12 +609,13 @@ class _Graph:
                 call.name,
                 targets,
                 own_operations(sources),
+                by_code=definition.kind if definition is not None else None,
                 is_template=heuristic == "template",
                 is_extern=call.is_extern,
                 is_reduction=reduces,
             ),
             ops=tuple(source.op for source in sources),
-            fx_nodes=tuple(self.named[index]),
+            fx_nodes=share.computed,
             stages=tuple(dict.fromkeys(source.stage for source in sources if source.stage)),
             lines=tuple(dict.fromkeys(source.line for source in sources if source.line)),
             inputs=tuple(Buffer(name, self._bytes(call, name, reads=True)) for name in call.reads),
@@ -625,8 +628,8 @@ class _Graph:
         kernel = self._measured(kernel, listed)
         return Call(
             kernel=kernel,
-            sources=tuple(dict.fromkeys(sources)),
-            nodes=tuple(nodes),
+            sources=sources,
+            nodes=nodes,
             operations=frozenset() if scheduled is None else scheduled.operations,
             runtime_name=definition.runtime_name if definition is not None else None,
             workspace_bytes=sum(scratch.get(name, 0) for name in call.writes),
@@ -660,12 +663,29 @@ class _Graph:
         node = graph.nodes[name]
         return dataclasses.replace(node, backward=self.code.part == "backward" and name not in self.forward)
 
-    def _before(self, node: SourceNode) -> list[SourceNode]:
-        """Return the nodes that `node` replaced, or that it was, before the passes."""
-        if node.name in self.before.nodes:
-            return [self._node(node.name, self.before)]
+    def _after(self, name: str) -> SourceNode:
+        return self._node(name, self.after)
+
+    def _before(self, name: str) -> list[SourceNode]:
+        """Return the nodes that a node replaced, or that it was, before the passes."""
+        if name in self.before.nodes:
+            return [self._node(name, self.before)]
+        node = self._after(name)
         names = self.replaced.get(frozenset(node.inputs), ())
         return [self._node(name, self.before) for name in names] or [node]
+
+    def _listed(self, index: int, listed: Mapping[str, Any]) -> tuple[SourceNode, ...]:
+        """Return the operations in kernels.json; an older one also has operations that the kernel does not compute."""
+        share = self.shares[index]
+        dropped = set(self.named[index]).difference(share.computed)
+        finished = {source.name: buffer for name, buffer in share.finished.items() for source in self._before(name)}
+        found: list[SourceNode] = []
+        for source in _listed_sources(listed) or ():
+            if source.name in finished:
+                found += second_step([source], self.memory.get(finished[source.name]))
+            elif source.name not in dropped:
+                found.append(source)
+        return tuple(found)
 
     def _ir(self, call: EmittedCall) -> IrNode | None:
         return next((self.ir_of[buffer] for buffer in call.writes if buffer in self.ir_of), None)
@@ -713,7 +733,7 @@ def _listed_sources(listed: Mapping[str, Any]) -> list[SourceNode] | None:
         return None
 
 
-def _as_listed(sources: list[SourceNode], listed: Mapping[str, Any]) -> list[SourceNode]:
+def _as_listed(sources: tuple[SourceNode, ...], listed: Mapping[str, Any]) -> tuple[SourceNode, ...]:
     """Return the operations of an older kernels.json, each as the node in `sources` with that operation, if any.
 
     An inference graph has no text from before the passes, but the list has those operations.
@@ -729,7 +749,7 @@ def _as_listed(sources: list[SourceNode], listed: Mapping[str, Any]) -> list[Sou
             waiting.remove(known)
         stage, line = (_nth(listed.get(key), index, len(ops)) for key in ("stages", "lines"))
         found.append(known or SourceNode("", op, stage, line, ()))
-    return found
+    return tuple(found)
 
 
 def _nth(values: Any, index: int, count: int) -> str | None:

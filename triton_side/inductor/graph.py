@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -159,7 +159,9 @@ class Call:
 
     @property
     def flops(self) -> float | None:
-        counts = [flops(node) for node in self.nodes]
+        if self.kernel.kind == "copy":
+            return 0.0
+        counts = [flops(node, by_library=self.kernel.is_extern) for node in self.nodes]
         return sum(count or 0 for count in counts) if counts and None not in counts else None
 
 
@@ -309,64 +311,24 @@ def sum_before_cast(buffer: str) -> str:
 _HELPER = "#helper"
 
 
-def helper_node(node: SourceNode) -> SourceNode:
-    """Return `node` without shapes, for a kernel that only prepares or finishes the library call that computes it."""
-    return replace(node, name=f"{node.name}{_HELPER}", shapes=(), input_shapes=())
-
-
 def own_operations(nodes: Iterable[SourceNode]) -> set[str]:
     """Return the operations that a kernel computes; {"unknown"} if it only helps a library call."""
     return {node.op for node in nodes if not node.name.endswith(_HELPER)} or {"unknown"}
 
 
-def drop_foreign_operations(calls: Sequence[Call], memory: Mapping[str, Memory]) -> tuple[Call, ...]:
-    """Return `calls` without the origins that Inductor gives to a kernel that cannot compute them.
+def helper_node(node: SourceNode, op: str | None) -> SourceNode:
+    """Return `node` without shapes, for a kernel that only prepares or finishes the call that computes it.
 
-    Inductor splits a reduction with too few rows, and gives both kernels all origins. The second kernel reads what the
-    first wrote and none of the first one's inputs, so it computes nothing that precedes the reduction; it keeps the
-    reduction itself, under a new name. A kernel without inputs computes no operation on operands: the zeros to which a
-    scatter adds have the origins of the added values. A generated kernel after a product computes no product itself:
-    it may add up the partial sums of one that is split along K.
+    op: the kernel's own operation, where it is known.
     """
-    done: list[Call] = []
-    writers: dict[str, Call] = {}
-    for call in calls:
-        taken = _names(call.kernel.inputs)
-        for earlier in {id(writers[name]): writers[name] for name in taken if name in writers}.values():
-            if taken & _names(earlier.kernel.inputs):
-                continue
-            partial = [memory[name].shape for name in taken & _names(earlier.kernel.outputs) if name in memory]
-            nodes = _second_step(call.nodes, earlier.nodes, partial[:1])
-            if earlier.kernel.kind == "gemm" and not (call.kernel.is_extern or call.kernel.is_template):
-                nodes = tuple(node for node in nodes if node.op not in GEMM)  # it adds up partial sums
-            sources = _second_step(call.sources, earlier.sources, partial[:1])
-            call = replace(call, nodes=nodes, sources=sources)
-        if call.kernel.inputs == ():
-            call = replace(call, nodes=_from_nothing(call.nodes), sources=_from_nothing(call.sources))
-        done.append(call)
-        writers |= dict.fromkeys(_names(call.kernel.outputs), call)
-    return tuple(done)
+    return replace(node, name=f"{node.name}{_HELPER}", op=op or node.op, shapes=(), input_shapes=())
 
 
-def _second_step(
-    nodes: tuple[SourceNode, ...], earlier: tuple[SourceNode, ...], partial: list[Shape]
-) -> tuple[SourceNode, ...]:
-    before = {node.name for node in earlier}
-    kept = []
-    for node in nodes:
-        if not node.name or node.name not in before or not node.inputs:
-            kept.append(node)
-        elif node.op in REDUCTIONS or node.op == _ONLINE_SOFTMAX:
-            kept.append(replace(node, name=f"{node.name}#2", input_shapes=tuple(partial)))
-    return tuple(kept)
-
-
-def _from_nothing(nodes: tuple[SourceNode, ...]) -> tuple[SourceNode, ...]:
-    kept: dict[str, SourceNode] = {}
-    for node in nodes:
-        if all(operand in kept for operand in node.inputs):
-            kept[node.name] = node
-    return tuple(kept.values()) or nodes
+def second_step(nodes: Iterable[SourceNode], partial: Memory | None) -> tuple[SourceNode, ...]:
+    """Return the reductions among `nodes` under new names, for a kernel that reduces the partial results."""
+    shapes = () if partial is None else (partial.shape,)
+    reductions = (node for node in nodes if node.op in TWO_STEPS)
+    return tuple(replace(node, name=f"{node.name}#2", input_shapes=shapes) for node in reductions)
 
 
 def _names(buffers: tuple[Buffer, ...] | None) -> set[str]:
@@ -390,7 +352,7 @@ IS_CAUSAL = {
 ATTENTION = re.compile(r"scaled_dot_product|flash_attention|flex_attention|efficient_attention|cudnn_attention")
 SCATTER = {
     "aten.scatter", "aten.scatter_add", "aten.scatter_reduce", "aten.index_put", "aten._unsafe_index_put",
-    "aten.index_add", "aten.index_copy",
+    "aten.index_add", "aten.index_copy", "aten._unsafe_masked_index_put_accumulate",
 }
 EXCHANGES = "_c10d_functional"  # the namespace of operations between GPUs
 WAIT = f"{EXCHANGES}.wait_tensor"
@@ -406,7 +368,7 @@ MOVEMENT = {
     "aten.constant_pad_nd", "aten.flip", "aten.split", "aten.split_with_sizes", "getitem", "aten.as_strided",
     "aten.unbind", "aten.repeat", "aten._unsafe_view",
 }
-_MAKES_OR_MOVES = MOVEMENT | SCATTER | {
+MAKES_OR_MOVES = MOVEMENT | SCATTER | {
     "aten.full", "aten.full_like", "aten.empty", "aten.arange", "prims.iota", "aten.scalar_tensor", "aten.alias",
     "aten.detach", "aten.gather", "aten.index", "aten.index_select", "aten.embedding", "aten.lift_fresh_copy",
 }
@@ -415,6 +377,7 @@ REDUCTIONS = {
     "aten.argmax", "aten.argmin", "aten.var", "aten.var_mean", "prims.sum", "prims.xor_sum",
 }
 _ONLINE_SOFTMAX = "prims.prepare_softmax_online"
+TWO_STEPS = REDUCTIONS | {_ONLINE_SOFTMAX}  # Inductor may split these into two kernels
 _COSTS_VARY = {"aten.sort", "aten.topk", "aten.cumsum", "aten.cumprod", "aten.rand", "aten.randn", "aten.nonzero"}
 
 
@@ -424,17 +387,18 @@ def operation_of(call: str) -> str:
 
 
 def kind_of(
-    name: str, targets: set[str], before: set[str], *, is_template: bool, is_extern: bool, is_reduction: bool
+    name: str, targets: set[str], before: set[str], by_code: Kind | None, *, is_template: bool, is_extern: bool,
+    is_reduction: bool,
 ) -> Kind:
     """Return a kernel's kind. targets, before: its operations after and before pattern matching.
 
-    A generated kernel computes no attention. Its name lists operations around it, and a kernel that only lays out
-    operands for an attention call has the call's operation.
+    by_code: the kind that the code of a generated or a user's kernel shows. Its operations do not: a kernel that only
+    lays out operands for a call has the call's.
     """
+    if by_code is not None:
+        return by_code
     if (is_extern or is_template) and any(ATTENTION.search(word) for word in (*targets, name)):
         return "attention"
-    if any("triton_kernel_wrapper" in target for target in targets):
-        return "custom"
     library = f"aten.{name.removeprefix('extern_kernels.').removesuffix('_dtype')}"
     if is_template or (is_extern and (targets & GEMM or library in GEMM)):
         return "gemm"
@@ -449,7 +413,7 @@ def kind_of(
     return "elementwise"
 
 
-def flops(node: SourceNode) -> float | None:
+def flops(node: SourceNode, *, by_library: bool = False) -> float | None:
     """Return the floating-point operations of one FX node; None if its shapes or its arithmetic are not known.
 
     - A matrix product counts 2 M N K.
@@ -458,8 +422,10 @@ def flops(node: SourceNode) -> float | None:
     - A reduction counts one per input element.
     - Other arithmetic, conversions included, counts one per output element, as in XLA's cost analysis.
     - Moving data counts none.
+
+    by_library: a library call computes it; then only products, convolutions, attention and reductions are known.
     """
-    if node.op.removesuffix("_") in _MAKES_OR_MOVES:
+    if node.op.removesuffix("_") in MAKES_OR_MOVES:
         return 0.0
     if node.op == _ONLINE_SOFTMAX:  # a maximum, a difference, an exponential and a sum
         return 4.0 * math.prod(node.input_shapes[0]) if node.input_shapes else None
@@ -470,6 +436,8 @@ def flops(node: SourceNode) -> float | None:
     if not node.shapes or node.op in _COSTS_VARY:
         return None
     made = math.prod(node.shapes[0])
+    if node.op.startswith("aten._foreach_"):
+        made = sum(map(math.prod, node.shapes))
     if node.op == SUM_OF_PRODUCTS:
         return 2.0 * made * sum(shape[-1] for shape in node.input_shapes[::2]) if len(node.input_shapes) == 4 else None
     if node.op == "aten._grouped_mm":
@@ -479,6 +447,8 @@ def flops(node: SourceNode) -> float | None:
         return 2.0 * made * node.input_shapes[first][-1] if len(node.input_shapes) > first + 1 else None
     if node.op == "aten.convolution":
         return 2.0 * made * math.prod(node.input_shapes[1][1:]) if len(node.input_shapes) > 1 else None
+    if by_library:
+        return None
     taken = max((math.prod(shape) for shape in node.input_shapes), default=0)
     return float(made) if node.op.startswith(("aten.", "prims.")) and made >= taken else None
 

@@ -11,9 +11,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from triton_side.inductor.graph import DTYPES, Layout, Memory, Part, Shape, sum_before_cast
 from triton_side.inductor.ir_text import MAX_ELEMENTS, MAX_LINE, SIZES, fx_memory, memory
+from triton_side.inductor.kernel_code import Work, work_of
 from triton_side.inductor.launch import VIEW, configuration, grid, layouts_in
 
 
@@ -52,7 +54,10 @@ class EmittedCall:
 
 @dataclass
 class EmittedCode:
-    """The contents of one output_code.py. aot_id: such as "0_forward", or "". strides: of buffers."""
+    """The contents of one output_code.py.
+
+    aot_id: such as "0_forward", or "". strides: of buffers. on_cpu: its kernels are C++ for a CPU.
+    """
 
     aot_id: str
     calls: list[EmittedCall] = field(default_factory=list)
@@ -62,6 +67,7 @@ class EmittedCode:
     outputs: tuple[str | None, ...] = ()
     unparsed: list[str] = field(default_factory=list)
     definitions: dict[str, Definition] = field(default_factory=dict)
+    on_cpu: bool = False
 
     @property
     def part(self) -> Part:
@@ -85,13 +91,26 @@ class EmittedCode:
 USERS_OWN = "user_autotune"
 
 
+@dataclass
+class Fragment:
+    """The part of the FX graph that a definition's comment lists, for its first call.
+
+    nodes: FX nodes with their operands. loads, stores: values by FX node; those that are no node's by buffer ("buf0").
+    """
+
+    nodes: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    loads: list[str] = field(default_factory=list)
+    stores: list[str] = field(default_factory=list)
+
+
 @dataclass(frozen=True)
 class Definition:
     """A kernel's definition.
 
     parameters: (name, use), in order; the use is "read", "write", "both", or "" if it is no buffer.
-    nodes: the FX nodes that its comment lists. heuristic: Inductor's Triton heuristic ("pointwise", "template", ...);
-    a user's own Triton kernel has "user_autotune". Inductor does not write down which of its arguments it reads.
+    heuristic: Inductor's Triton heuristic ("pointwise", "template", ...); a user's own Triton kernel has
+    "user_autotune". Inductor does not write down which of its arguments it reads.
+    work: of a kernel that Inductor generated, by its source; None where that does not tell.
     grid_type: Inductor's name for the rule of its grid, or "".
     points: the points that the kernel iterates over; None where they are unknown.
     loads, stores: by parameter, the points of all its accesses with different indices.
@@ -100,11 +119,16 @@ class Definition:
     runtime_name: str | None
     parameters: tuple[tuple[str, str], ...]
     heuristic: str
-    nodes: tuple[str, ...]
+    fragment: Fragment = field(default_factory=Fragment)
+    work: Work | None = None
     grid_type: str = ""
     points: int | None = None
     loads: Mapping[str, int] = field(default_factory=dict)
     stores: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> Work | Literal["custom"] | None:
+        return "custom" if self.heuristic == USERS_OWN else self.work
 
 
 # "triton_poi_fused_0 = async_compile.triton('triton_poi_fused_0', '''"
@@ -115,8 +139,11 @@ _CPP_PARAMETER = re.compile(r"(?<![\w:])(const )?[\w:]+\*(?: __restrict__)? (\w+
 _GRID_TYPE = re.compile(r"'grid_type': '(\w+)'")
 _MUTATED = re.compile(r"'mutated_arg_names': \[([^\]]*)\]")
 _FRAGMENT = re.compile(r'#   %(\w+) : [^"]*"(\w+)\[([^\]]*)\][^"]*"\S* = (PlaceHolder|\w+)')
+_VALUE = re.compile(r"%(\w+)")
 _HANDLE = re.compile(r"# \[Provenance debug handles\] (\S+:\d+)\s*$")
 _INPUT = re.compile(r"    (\w+) = rand_strided\((\([^)]*\)), (\([^)]*\)).*dtype=torch\.(\w+)\)")
+_ON_CPU = re.compile(r"async_compile\.cpp|= empty_strided_cpu\(|device='cpu'")
+_ON_GPU = re.compile(r"async_compile\.triton\(|= empty_strided_(?!cpu)\w+\(|device='(?!cpu)\w+|_DeviceGuard\(")
 _AOT_ID = re.compile(r"# AOT ID: \['([^']*)'\]")
 
 
@@ -124,7 +151,7 @@ def read_code(text: str) -> EmittedCode:
     """Return the kernels that an output_code.py calls, in order, and the buffers between them."""
     lines = text.splitlines()
     aot_id = next((match[1] for line in lines[:5] if (match := _AOT_ID.match(line))), "")
-    code = EmittedCode(aot_id)
+    code = EmittedCode(aot_id, on_cpu=bool(_ON_CPU.search(text)) and not _ON_GPU.search(text))
     code.definitions = dict(_definitions(lines))
     known: dict[str, Memory] = {}
     for line in lines:
@@ -205,15 +232,22 @@ def _function(lines: Sequence[str], name: str) -> Iterator[str]:
 
 
 def _definitions(lines: list[str]) -> Iterator[tuple[str, Definition]]:
-    nodes: list[str] = []
+    fragment = Fragment()
     position = 0
     while position < len(lines):
         line = lines[position]
         position += 1
         if line.startswith("# Topologically Sorted Source Nodes"):
-            nodes = []
-        elif (match := _FRAGMENT.match(line)) and match[4] != "PlaceHolder":
-            nodes.append(match[1])
+            fragment = Fragment()
+        elif line.startswith("#   ") and len(line) <= MAX_LINE:
+            result, calls, operands = line.partition(" = call_function[")
+            if " = PlaceHolder[" in line:
+                fragment.loads += _VALUE.findall(line)[:1]
+            elif calls:
+                operands = operands.partition("](args = ")[2]
+                fragment.nodes |= dict.fromkeys(_VALUE.findall(result)[:1], tuple(_VALUE.findall(operands)))
+            elif line.startswith("#   return "):
+                fragment.stores += _VALUE.findall(line)
         if not (match := _DEFINED.match(line)):
             continue
         source = []
@@ -222,13 +256,13 @@ def _definitions(lines: list[str]) -> Iterator[tuple[str, Definition]]:
             position += 1
         name, language, runtime = match.groups()
         if language == "triton":
-            yield name, _triton_definition(runtime, source, tuple(nodes))
+            yield name, _triton_definition(runtime, source, fragment)
         else:
-            yield name, _cpp_definition(source, tuple(nodes))
-        nodes = []
+            yield name, _cpp_definition(source, fragment)
+        fragment = Fragment()
 
 
-def _triton_definition(runtime: str | None, source: list[str], nodes: tuple[str, ...]) -> Definition:
+def _triton_definition(runtime: str | None, source: list[str], fragment: Fragment) -> Definition:
     heuristic, mutated, parameters, grid_type = "", set(), [], ""
     accesses = _Accesses()
     for line in source:
@@ -252,10 +286,11 @@ def _triton_definition(runtime: str | None, source: list[str], nodes: tuple[str,
             return ""
         return "both" if name in mutated or heuristic == USERS_OWN else "read"
 
-    known = heuristic not in (USERS_OWN, "template") and accesses.points > 0
+    generated = heuristic not in (USERS_OWN, "template")
+    work = work_of("\n".join(source), runtime, heuristic) if generated and runtime else None
     return Definition(
-        runtime, tuple((name, use(name)) for name in parameters), heuristic, nodes, grid_type,
-        *((accesses.points, accesses.total("load"), accesses.total("store")) if known else ()),
+        runtime, tuple((name, use(name)) for name in parameters), heuristic, fragment, work, grid_type,
+        *((accesses.points, accesses.total("load"), accesses.total("store")) if generated and accesses.points else ()),
     )
 
 
@@ -312,7 +347,7 @@ def _until_closed(text: str) -> str:
     return text
 
 
-def _cpp_definition(source: list[str], nodes: tuple[str, ...]) -> Definition:
+def _cpp_definition(source: list[str], fragment: Fragment) -> Definition:
     text = "\n".join(source)
     start = text.find("kernel(")
     signature = text[start : text.find(")", start)] if start >= 0 else ""
@@ -321,7 +356,8 @@ def _cpp_definition(source: list[str], nodes: tuple[str, ...]) -> Definition:
         return "both" if name.startswith("in_out_ptr") else "read" if constant else "write"
 
     parameters = tuple((name, use(constant, name)) for constant, name in _CPP_PARAMETER.findall(signature))
-    return Definition(None, parameters, "", nodes)
+    work: Work | None = "scatter" if "atomic_add(" in text else "reduction" if "tmp_acc" in text else None
+    return Definition(None, parameters, "", fragment, work)
 
 
 class _Body:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from ..model import FusionGraph, Kernel
-from ..operations import is_product
+from ..operations import hides_flops
 
 Bound = Literal["memory", "compute", "launch"]
 
@@ -135,7 +135,7 @@ def roofline_point(graph: FusionGraph, kernel: Kernel, ceilings: Ceilings) -> Ro
     read, written, launches = kernel.bytes_read, kernel.bytes_written, kernel.launches
     if read is None or written is None or launches is None:
         return None
-    if kernel.flops is None and (kernel.kind in ("attention", "custom") or is_product(kernel)):
+    if hides_flops(kernel):
         return None
     rate = product_rate(graph, kernel, ceilings)
     memory = (read + written) / ceilings.bandwidth(read, written) * 1e6

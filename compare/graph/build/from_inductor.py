@@ -13,13 +13,14 @@ from triton_side.inductor.launch import configuration
 
 from ...base.archive import portable_line, users_line
 from ..model import Access, Buffer, FusionGraph, Kernel, Launch, Reason, Role, SourceOp
+from ..operations import hides_flops
 from .kernel_edges import barrier, bytes_saved, kernel_edges
 from .phases import join_phases
 
 # Messages of torch 2.11 to 2.13 (`WhyNoFuse` in scheduler.py, choices.py, codegen/simd.py). The first match counts.
 PHRASES = (
-    (r"^no shared data due to indexing mismatch", "layout"),
-    (r"^no shared data|^score_fusion_memory_threshold", "no-shared-data"),
+    (r"^no shared data", "no-shared-data"),
+    (r"^score_fusion_memory_threshold", "unprofitable"),
     (r"^exceeds max fusion|^fusion_prevent_too_many_reads_and_writes|^register spilling", "resources"),
     (r"peak memory", "peak-memory"),
     (r"^numel/rnumel mismatch|^nodes numel", "shape"),
@@ -136,7 +137,7 @@ def _kernel(call: Call, name: str, graph: CompiledGraph, forward_sites: set[str]
             for (b, _), (shape, strides) in zip(known_buffers, layouts, strict=True)
         )
 
-    return Kernel(
+    kernel = Kernel(
         name=name,
         kind=known.kind,
         phase=graph.part,
@@ -150,6 +151,9 @@ def _kernel(call: Call, name: str, graph: CompiledGraph, forward_sites: set[str]
         launch=_launch(call),
         facts={key: value for key, value in facts.items() if value},
     )
+    if kernel.kind == "library" and hides_flops(kernel):  # it may be a whole layer, with arrays between its kernels
+        return dataclasses.replace(kernel, launches=None, least_launches=1)
+    return kernel
 
 
 def _launch(call: Call) -> Launch:
@@ -375,8 +379,6 @@ def _refused(text: str, producer: Kernel, consumer: Kernel, saved: int | None) -
     code = code_of(text)
     if code == "library" and "gemm" in (producer.kind, consumer.kind):
         code = "gemm"
-    if code == "no-shared-data" and saved:
-        code = "layout"  # Inductor only counts data as shared if both index expressions are equal
     return Reason(producer.name, consumer.name, code, text, "inductor", saved)
 
 

@@ -37,7 +37,8 @@ def _equal_kernels(view: View) -> list[list[int]]:
     """Return groups of kernels with equal code, equal operations, equal inputs and outputs of equal shapes.
 
     Inductor gives kernels that read other elements of the same arrays other code, and a library call other views. The
-    kernels that add up the partial sums of one product make other slices of its result.
+    kernels that add up the partial sums of one product make other slices of its result. Checkpointing launches a kernel
+    again on purpose, which `_on_purpose` tells.
     """
     adding_up = {each.sums for each in split_products(view.graph)}
     groups: dict[object, list[int]] = defaultdict(list)
@@ -49,7 +50,8 @@ def _equal_kernels(view: View) -> list[list[int]]:
         written = sorted((buffer.shape, buffer.dtype) for buffer in view.buffers(index, "outputs"))
         read = frozenset(access.buffer for access in kernel.inputs)
         code = kernel.facts.get("call"), tuple(kernel.facts.get("views", ()))
-        groups[code, frozenset(op.site for op in kernel.source_ops), read, tuple(written)].append(index)
+        computed = frozenset((op.site, op.rematerialized) for op in kernel.source_ops)
+        groups[code, computed, read, tuple(written)].append(index)
     return [group for group in groups.values() if len(group) > 1]
 
 

@@ -301,7 +301,8 @@ def facts(kernel: Kernel, product: str | None = None) -> list[str]:
         names = [f"branch {index + 1} of {of} of {formats.name(name)}" for name, index, of in branches]
         found.append(f"0 or more launches, in {', '.join(names)}")
     elif kernel.launches != 1 and _SORT not in kernel.facts:
-        unknown = "launches depend on data" + (f", at least {kernel.least_launches:,}" if kernel.least_launches else "")
+        unknown = "its launches are unknown" if kernel.kind == "library" else "launches depend on data"
+        unknown += f", at least {kernel.least_launches:,}" if kernel.least_launches else ""
         found.append(unknown if kernel.launches is None else f"each of {kernel.launches:,} launches")
     if kernel.provenance:
         found.append(printable(kernel.provenance, 40))

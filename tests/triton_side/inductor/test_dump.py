@@ -198,7 +198,7 @@ def test_without_the_ir_a_kernel_reads_as_much_as_its_loop_says(tmp_path):
 
 def test_a_kernel_that_prepares_an_attention_is_none():
     def kind(name, *ops, extern=False):
-        return kind_of(name, set(ops), set(ops), is_template=False, is_extern=extern, is_reduction=False)
+        return kind_of(name, set(ops), set(ops), None, is_template=False, is_extern=extern, is_reduction=False)
 
     assert kind("triton_poi_fused__scaled_dot_product_flash_attention_add_0", "aten.add", "aten.view") == "elementwise"
     assert kind("triton_poi_fused__scaled_dot_product_flash_attention_clone_1", "aten.clone") == "copy"
@@ -534,3 +534,37 @@ def test_reading_time_grows_linearly(tmp_path):
     started = time.monotonic()
     read(tmp_path)
     assert time.monotonic() - started < 10
+
+
+ON_CPU = """# AOT ID: ['0_inference']
+cpp_fused__softmax_0 = async_compile.cpp_pybinding(['const float*', 'float*', 'float*'], r'''
+extern "C"  void  kernel(const float* in_ptr0,
+                       float* out_ptr0,
+                       float* out_ptr1)
+{
+    float tmp_acc0 = -std::numeric_limits<float>::infinity();
+}
+''')
+
+def call(self, args):
+    arg0_1, = args
+    args.clear()
+    buf0 = empty_strided_cpu((64, 1), (1, 64), torch.float32)
+    buf1 = empty_strided_cpu((64, 32), (32, 1), torch.float32)
+    cpp_fused__softmax_0(arg0_1, buf0, buf1)
+    del arg0_1
+    return (buf1, )
+
+def get_args():
+    arg0_1 = rand_strided((64, 32), (32, 1), device='cpu', dtype=torch.float32)
+"""
+
+
+def test_code_for_a_cpu_is_said_to_be_that_and_keeps_its_own_arrays(tmp_path):
+    (tmp_path / "output_code.py").write_text(ON_CPU)
+    program = read(tmp_path / "output_code.py")
+    assert "CPU" in program.notes[0] and "C++" in program.notes[0]
+    (softmax,) = program.graphs[0].calls
+    assert ([buffer.name for buffer in softmax.kernel.outputs], softmax.workspace_bytes) == (["buf1"], 256)
+    assert softmax.kernel.kind == "reduction"
+    assert read(DEBUG).notes == ()

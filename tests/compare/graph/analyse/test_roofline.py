@@ -60,9 +60,11 @@ def test_bandwidth_is_interpolated_between_measured_mixes() -> None:
     [
         kernel(None, 1e6), kernel(MEGA, None, "gemm"), kernel(MEGA, None, "attention"),
         kernel(MEGA, 1.0, launches=None), kernel(MEGA, None, "custom", source_ops=(SourceOp("dot"), SourceOp("exp"))),
-        kernel(MEGA, None, "custom"),
+        kernel(MEGA, None, "custom"), kernel(MEGA, None, "library", source_ops=(SourceOp("aten._linalg_solve_ex"),)),
+        kernel(MEGA, None, "library"),
     ],
-    ids=["bytes", "product", "attention", "launches", "hand-written product", "hand-written, unknown"],
+    ids=["bytes", "product", "attention", "launches", "hand-written product", "hand-written, unknown",
+         "library's solver", "library, unknown"],
 )
 def test_unknown_bytes_or_flops_have_no_roofline_point(subject: Kernel) -> None:
     assert placed(subject) is None and roofline_time_us(graph(subject), subject, CEILINGS) is None
@@ -70,6 +72,11 @@ def test_unknown_bytes_or_flops_have_no_roofline_point(subject: Kernel) -> None:
 
 def test_an_elementwise_kernel_without_flops_is_bound_by_its_bytes() -> None:
     found = placed(kernel(4 * MEGA, None))
+    assert (found.roofline_time_us, found.bound) == (pytest.approx(4), "memory")
+
+
+def test_a_library_call_that_multiplies_nothing_is_bound_by_its_bytes() -> None:
+    found = placed(kernel(4 * MEGA, None, "library", source_ops=(SourceOp("aten.sort"),)))
     assert (found.roofline_time_us, found.bound) == (pytest.approx(4), "memory")
 
 

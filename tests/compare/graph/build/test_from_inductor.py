@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from compare.graph import store
+from compare.graph.analyse.roofline import Ceilings
 from compare.graph.analyse.totals import totals
 from compare.graph.build.from_inductor import PHRASES, code_of, from_inductor
 from compare.graph.model import REASONS, FusionGraph, Kernel
+from compare.graph.render import text_view
 from triton_side.inductor.dump import read
 from triton_side.inductor.graph import (
     IS_CAUSAL,
@@ -28,7 +30,6 @@ from triton_side.inductor.graph import (
     Program,
     Refusal,
     SourceNode,
-    drop_foreign_operations,
     flops,
 )
 from triton_side.inductor.graph import Kernel as InductorKernel
@@ -125,14 +126,20 @@ def test_the_second_kernel_of_a_split_reduction_repeats_nothing(artifacts):
     assert second.provenance == "compiled" and "XBLOCK" in second.facts["config"]
 
 
-def test_a_kernel_that_reads_nothing_computes_nothing_from_operands():
-    zeros = SourceNode("full", "aten.full", None, None, ())
-    doubled = SourceNode("two", "aten.mul", None, None, ("full",))
-    added = SourceNode("mul", "aten.mul", None, None, ("full", "x"))
-    filled = dataclasses.replace(call("k1", "", "a", "op0"), sources=(zeros, doubled, added), nodes=(zeros,))
-    reading = dataclasses.replace(call("k2", "a x", "c", "op1"), sources=(added,))
-    kept = drop_foreign_operations([filled, reading], {})
-    assert [[source.name for source in each.sources] for each in kept] == [["full", "two"], ["mul"]]
+def test_a_library_call_without_a_formula_leaves_the_totals_incomplete():
+    """A whole layer may be behind it, with arrays between its kernels."""
+    layer = SourceNode("l", "aten._transformer_encoder_layer_fwd", None, None, (), shapes=((5, 5),))
+    made = call("torch.ops.aten._transformer_encoder_layer_fwd.default", "x", "c", "op0", kind="library")
+    made = dataclasses.replace(
+        made, kernel=dataclasses.replace(made.kernel, is_extern=True), sources=(layer,), nodes=(layer,)
+    )
+    graph = from_inductor(program([made], []))
+    ceilings = Ceilings({0.5: 1e12}, {})
+    found = totals(graph, ceilings=ceilings)
+    assert graph.kernels[0].flops is None
+    assert (found.declared.unknown, found.fusion_efficiency, found.roofline_time_us.unknown) == (1, None, 1)
+    traffic, roofline = text_view.totals_lines(graph, ceilings)
+    assert "at least 200 B" in traffic and "at least" in roofline
 
 
 # Why not
@@ -196,12 +203,19 @@ def test_an_edge_that_nobody_spoke_of_is_a_barrier_or_without_a_reason():
     assert silent.bytes_saved == 100  # mm needs what k1 wrote too
 
 
-def test_two_kernels_that_read_the_same_in_another_order():
+def test_inductors_words_about_shared_data_stand_as_they_are():
     calls = [call("k1", "x", "a", "op0"), call("k2", "x", "c", "op1"), call("k3", "y", "d", "op2")]
     said = [("op0", "op1", "no shared data"), ("op0", "op2", "no shared data")]
     (reason,) = from_inductor(program(calls, said, outputs="a c d")).reasons
     # Inductor counts as shared what both read by the same expression; the pair that shares nothing is no reason.
-    assert (reason.producer, reason.consumer, reason.code, reason.bytes_saved) == ("k1", "k2", "layout", 100)
+    assert (reason.producer, reason.consumer, reason.bytes_saved) == ("k1", "k2", 100)
+    assert (reason.code, reason.text, reason.origin) == ("no-shared-data", "no shared data", "inductor")
+
+
+def test_a_score_below_the_threshold_says_nothing_of_the_order_in_memory():
+    calls = [call("k1", "x", "a", "op0"), call("k2", "a", "c", "op1")]
+    (reason,) = from_inductor(program(calls, [("op0", "op1", "score_fusion_memory_threshold")])).reasons
+    assert (reason.code, reason.text, reason.bytes_saved) == ("unprofitable", "score_fusion_memory_threshold", 200)
 
 
 def test_a_graph_break_is_a_reason_with_a_line():
@@ -371,9 +385,10 @@ def test_a_kernel_that_lays_out_an_operand_is_not_the_convolution():
         return torch.conv2d(torch.exp(x), w)
 
     graph = captured(convolved, (2, 3, 8, 8), (4, 3, 3, 3))
-    owners = [k for k in graph.kernels if "aten.convolution" in [op.op for op in k.source_ops]]
-    assert [k.kind for k in owners] == ["library"]
-    assert owners[0].flops == 2 * (2 * 4 * 6 * 6) * 27
+    laid_out, library, copied = graph.kernels  # the last one returns the result in the usual layout
+    assert [op.op for op in laid_out.source_ops] == ["aten.exp"]
+    assert (library.kind, library.flops) == ("library", 2 * (2 * 4 * 6 * 6) * 27)
+    assert copied.flops is None and "aten.exp" not in [op.op for op in copied.source_ops]
 
 
 # A block of each kind, for a GPU that is not there

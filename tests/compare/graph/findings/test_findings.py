@@ -158,6 +158,16 @@ def test_one_recomputation_in_backward_is_on_purpose() -> None:
     assert not any("on purpose" in text for text in one(graph(first, marked, twice), "recomputed"))
 
 
+def test_a_product_that_checkpointing_launches_again_is_on_purpose_alone() -> None:
+    """The launches have equal code, inputs and results."""
+    first = kernel("f", "gemm", "gate:mm@3", "g w", "a")
+    again = kernel("b", "gemm", "gate:mm@3", "g w", "da", phase="backward")
+    marked = replace(again, source_ops=tuple(replace(op, rematerialized=True) for op in again.source_ops))
+    assert one(graph(first, marked), "duplicate") == []
+    assert ["on purpose" in text for text in one(graph(first, marked), "recomputed")] == [True]
+    assert one(graph(first, replace(again, phase="forward")), "duplicate") != []
+
+
 def test_the_sums_of_a_product_in_parts_are_no_recomputation() -> None:
     split = graph(
         kernel("dot", "gemm", "down:dot@4", "a w", "parts"), kernel("s1", "reduction", "down:dot@4", "parts", "p"),
@@ -370,7 +380,8 @@ def test_baselines_and_teaching_kernels_never_lead() -> None:
 
 
 def test_an_operation_of_pytorch_is_named_in_words() -> None:
-    softmax = replace(kernel("aten._softmax_backward_data", "library", ":x", "dy y", "dx"), device_time_us=168.0)
+    softmax = kernel("aten._softmax_backward_data", "library", ":x", "dy y", "dx")
+    softmax = replace(softmax, device_time_us=168.0, runtime_name="softmax_warp_backward")
     found = findings({"library": graph(softmax)}, Ceilings({0.5: 1e9}, {}))
     assert found[0].text == "PyTorch's softmax backward takes 168 µs; moving its 12.0 kB needs 12.0 µs."
 
