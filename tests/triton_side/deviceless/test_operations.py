@@ -36,7 +36,7 @@ cases = {{
     "convolved": (convolved, {{"x": ((2, 16, 8, 8), "float16"), "w": ((16, 16, 3, 3), "float16")}}),
     "added": (added, {{"x": table, "z": table, "at": ids, "r": rows}}),
     "filled": (filled, {{"at": ids, "r": rows}}),
-    "cached": (cached, {{"x": table, "at": ids, "r": rows}}),
+    "cached": (cached, {{"x": ((65536, 64), "float32"), "at": ids, "r": ((16, 64), "float32")}}),
 }}
 found = {{}}
 for name, (function, specs) in cases.items():
@@ -93,8 +93,9 @@ def test_of_two_kernels_of_a_scatter_the_one_with_atomics_is_the_scatter(compute
 
 def test_a_kernel_behind_an_update_in_place_computes_its_own_operations(computed: dict[str, list[Any]]) -> None:
     """Its comment gives the updated argument another name than the code."""
-    update, reading = computed["cached"]
-    assert update[:2] == ["scatter", ["aten.index_put"]] and reading[:2] == ["reduction", ["aten.sum"]]
+    update, reading, adding = computed["cached"]
+    assert update[:2] == ["scatter", ["aten.index_put"]]
+    assert reading[:2] == adding[:2] == ["reduction", ["aten.sum"]]
 
 
 def test_kernels_json_has_what_each_kernel_computes(compiled: tuple[Path, Any]) -> None:
