@@ -487,13 +487,12 @@ class _Graph:
         """Return each call's FX nodes after the passes, in the graph's order."""
         order = {name: index for index, name in enumerate(self.after.nodes)}
         named: list[list[str]] = []
-        defined: set[str] = set()
         for index, call in enumerate(self.code.calls):
             names = self.texts.handles.get(call.handle, [])
-            # A definition has the nodes of its first call. Our own list has those that a kernel computes.
-            if not names and call.name in self.code.definitions and call.name not in defined:
+            # A definition has the nodes of its first call, whose operations a later call repeats on other arrays. Our own
+            # list has those that a kernel computes.
+            if not names and call.name in self.code.definitions:
                 names = list(self.code.definitions[call.name].fragment.nodes)
-                defined.add(call.name)
             if (not names or self._is_library(call)) and self.texts.kernels is not None:
                 names = [str(name) for name in self.texts.kernels[index].get("fx_nodes") or ()]
             names = [name.partition("#")[0] for name in names]
