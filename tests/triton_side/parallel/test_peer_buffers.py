@@ -20,13 +20,19 @@ def test_new_memory_is_filled_before_the_copy_and_without_waiting_for_kernels(tm
         buffers = PeerBuffers(1024, Ranks(0, 1, dist.group.WORLD), torch.device("cuda"), put=False, overlap=True)
         arrived = torch.ones(1 << 20, device="cuda")
         copying = buffers.copying_stream()
+
+        def exchange() -> torch.Tensor:
+            with NanEmpty():
+                memory = buffers.allocate(arrived.shape, arrived.dtype)
+            with torch.cuda.stream(copying):
+                memory.copy_(arrived)
+            copying.synchronize()
+            return memory
+
+        exchange()  # CUDA loads a kernel at its first launch, which may wait for kernels that run
         torch.cuda.synchronize()
-        torch.cuda._sleep(1 << 30)
-        with NanEmpty():
-            memory = buffers.allocate(arrived.shape, arrived.dtype)
-        with torch.cuda.stream(copying):
-            memory.copy_(arrived)
-        copying.synchronize()
+        torch.cuda._sleep(1 << 32)  # about 2 s
+        memory = exchange()
         assert not torch.cuda.current_stream().query()
         torch.cuda.synchronize()
         assert torch.equal(memory, arrived)
