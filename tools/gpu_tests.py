@@ -36,7 +36,8 @@ def reason_of(test: ElementTree.Element) -> str:
     skipped = test.find("skipped")
     reason = "" if skipped is None else skipped.get("message", "")
     located = re.search(r"'Skipped: (.*)'\)$", reason)  # ('/path/test_x.py', 3, 'Skipped: reason')
-    return located[1] if located else reason or "no reason given"
+    reason = located[1] if located else reason or "no reason given"
+    return re.sub(r"/\S+/(python[\d.]*) -m", r"\1 -m", reason)  # without the path of the interpreter
 
 
 def summary(files: list[Path]) -> str:
@@ -76,9 +77,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.gpu_tests", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("files", type=Path, nargs="+", help="JUnit files of `make test-gpu`")
     parser.add_argument("--out", type=Path, help="the Markdown file to write; without it, the text is printed")
+    parser.add_argument("--note", default="", help="a paragraph for the page, such as tests that no piece ran")
     options = parser.parse_args(arguments)
     try:
-        text = summary(options.files)
+        text = summary(options.files) + (f"\n{options.note}\n" if options.note else "")
     except (OSError, ValueError, ElementTree.ParseError) as problem:
         print(f"gpu_tests: {problem}", file=sys.stderr)
         return 2

@@ -489,8 +489,8 @@ class _Graph:
         named: list[list[str]] = []
         for index, call in enumerate(self.code.calls):
             names = self.texts.handles.get(call.handle, [])
-            # A definition has the nodes of its first call, whose operations a later call repeats on other arrays. Our own
-            # list has those that a kernel computes.
+            # A definition has the nodes of its first call, whose operations a later call repeats on other arrays. Our
+            # own list has those that a kernel computes.
             if not names and call.name in self.code.definitions:
                 names = list(self.code.definitions[call.name].fragment.nodes)
             if (not names or self._is_library(call)) and self.texts.kernels is not None:

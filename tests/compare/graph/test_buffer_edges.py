@@ -1,4 +1,4 @@
-"""What passes along an edge into, out of and inside a loop."""
+"""The bytes that pass along an edge into, out of and inside a loop."""
 
 from dataclasses import replace
 
