@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import hashlib
 import importlib.util
 import os
@@ -112,6 +113,7 @@ def activate(properties: Mapping[str, Any], cache_folder: str | os.PathLike[str]
     _hooks = _install_hooks(torch_folder, _build_hooks(torch_folder, build, cache_folder))
     _patch_torch(device)
     _use_cudnn_for_recurrent_layers()
+    _fake_state_of_optimizers()
     _patch_triton(device)
     _active = device
 
@@ -218,6 +220,25 @@ def _patch_torch(device: types.SimpleNamespace) -> None:
     # Otherwise fake tensors would use the device to start its context, and for constants.
     fake_tensor.FakeTensorMode.avoid_device_init = property(lambda mode: True)  # type: ignore[assignment,method-assign]
     fake_tensor.init_gpu_context = lambda device: None  # type: ignore[assignment]
+
+
+def _fake_state_of_optimizers() -> None:
+    """Let optimizers make fake state for fake parameters. Dynamo calls their `_init_group` outside the fake mode."""
+    import torch
+    from torch._subclasses import FakeTensor
+
+    def with_fake_state(make: Any) -> Any:
+        @functools.wraps(make)
+        def init_group(optimizer: Any, group: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+            fake = next((p for p in group["params"] if isinstance(p, FakeTensor)), None)
+            with contextlib.nullcontext() if fake is None else fake.fake_mode:
+                return make(optimizer, group, *args, **kwargs)
+
+        return init_group
+
+    for kind in vars(torch.optim).values():
+        if isinstance(kind, type) and "_init_group" in vars(kind):
+            kind._init_group = with_fake_state(kind._init_group)  # type: ignore[attr-defined]
 
 
 _CUDNN_MODES = {"rnn_relu": 0, "rnn_tanh": 1, "lstm": 2, "gru": 3}  # cudnnRNNMode_t

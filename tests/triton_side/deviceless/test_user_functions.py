@@ -148,6 +148,28 @@ print(json.dumps([both(two, arrays(3), arrays(3)), several]))
     assert sorted(size for _, _, _, writes in live for size in writes.values()) == sizes
 
 
+def test_an_optimizer_makes_its_state_in_the_call(run):
+    """AdamW reads a parameter, its gradient and two moments, and writes all but the gradient."""
+    total = run("""
+class Step(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(tensor(64, 64, dtype="float32"))
+        self.optimizer = torch.optim.AdamW(self.parameters(), capturable=True)
+    def forward(self, gradient):
+        self.weight.grad = gradient
+        self.optimizer.step()
+kernels = [
+    call.kernel for graph in compiled(Step(), tensor(64, 64, dtype="float32")).program().graphs for call in graph.calls
+]
+print(json.dumps([
+    sum(b.bytes for kernel in kernels for b in side(kernel) if b.bytes > 64)
+    for side in (lambda kernel: kernel.inputs, lambda kernel: kernel.outputs)
+]))
+""")
+    assert total == [4 * 64 * 64 * 4, 3 * 64 * 64 * 4]
+
+
 def test_an_update_in_place_touches_its_part_alone(run):
     """The cache has 1000 rows of 64; the column that is written and the intermediates are no whole arrays."""
     row, column, adamw = run(COUNTED + """
