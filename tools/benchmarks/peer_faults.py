@@ -1,4 +1,4 @@
-"""Two faults of optional libraries, each as a minimal program on an NVIDIA GPU; docs/opponents.md has the outcome.
+"""Two probable faults of optional libraries, each as a minimal program on an NVIDIA GPU; see docs/opponents.md.
 
     python -m tools.benchmarks.peer_faults tokamax    the weight gradient of tokamax.ragged_dot against float32 products
     python -m tools.benchmarks.peer_faults quack      times of quack's layernorm_fwd beside PyTorch's, by columns
