@@ -146,6 +146,7 @@ class Explained:
 
     def _graphs_notes(self) -> list[str]:
         return [f"{name}: {note}" for name, graph in self.graphs.items() for note in graph.notes]
+
     def _unread(self) -> Iterator[str]:
         for name, graph in self.graphs.items():
             if graph.unparsed:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import json
 import re
 from collections import Counter
@@ -83,6 +82,7 @@ class Graph:
     refusals: tuple[Refusal, ...] = dataclasses.field(repr=False)
     _calls: tuple[_Call, ...] = dataclasses.field(repr=False)
     _loaded: private.LoadedGraph = dataclasses.field(repr=False)
+    _emitted: EmittedCode = dataclasses.field(repr=False)
     _measured: bool = dataclasses.field(repr=False)
     _storages_of: dict[str, int] = dataclasses.field(default_factory=dict, repr=False)
 
@@ -90,10 +90,6 @@ class Graph:
     def kernels(self) -> tuple[Kernel, ...]:
         """The kernels in emitted order. On CUDA a kernel's first run autotunes it, which may change `provenance`."""
         return tuple(_kernel(call, self._loaded, self._measured) for call in self._calls)
-
-    @functools.cached_property
-    def _emitted(self) -> EmittedCode:
-        return read_code(self.code)
 
     def compiled(self) -> CompiledGraph:
         """Return everything as plain data. For an absent GPU also the resources of Triton kernels."""
@@ -499,6 +495,7 @@ class _Recorder:
             refusals=tuple(self.refusals.values()),
             _calls=tuple(self._calls(announcements, loaded, emitted, lines)),
             _loaded=loaded,
+            _emitted=emitted,
             _measured=self.measured,
         )
         self.announcements, self.refusals = {}, {}

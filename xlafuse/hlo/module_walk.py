@@ -35,7 +35,7 @@ _MAX_NAME = 200  # characters of a name in a message
 # (None: data decides).
 Around: TypeAlias = "tuple[tuple[str, int | None], ...]"
 _TRIPS = re.compile(r'"known_trip_count\\?":\s?\{\\?"n\\?":\s?(?:\\?")?(\d{1,18})(?:\\?")?\}')
-Use: TypeAlias = tuple[int, int, Shape | None]
+Use: TypeAlias = tuple[int, int, Shape | None]  # of a value in one launch: the value, bytes, the operand's array
 
 
 class Branch(NamedTuple):
@@ -282,7 +282,7 @@ class ModuleWalk:
         if opcode == "while":
             around = (*around, (caller.name, times))
         elif opcode == "conditional":
-            around = (*around, (f"{caller.name}#{len(caller.runs)}", None))
+            around = (*around, (f"{caller.name}#{len(caller.runs)}", times))
         least, branches = least * caller.frame.least, caller.frame.branches + branches
         self._push(self._module.computations[name], launches, least, branches, around, given, caller)
 

@@ -140,7 +140,9 @@ def _known_launches(kernel: Kernel) -> int:
 
 
 def fewest(amounts: Iterable[tuple[Kernel, int]]) -> int:
-    """Return the least sum over all launches, given amounts of one launch: each conditional takes its cheapest branch.
+    """Return the least sum over all launches, where each conditional takes its cheapest branch.
+
+    amounts: of one launch of each kernel.
     """
     sums: Counter[tuple[Any, ...]] = Counter()  # by the branches around the kernels
     for kernel, amount in amounts:
