@@ -8,8 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-import compare  # noqa: F401  # before a test uses `xlafuse.explain`, so that both get one copy (xlafuse.comparison)
-
 # A shell ignores interrupts in the jobs that it starts in the background, and so would all that tests start there.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -51,7 +49,7 @@ else:
 @pytest.fixture(scope="session")
 def artifacts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with the compiler artifacts of records of an H200, one zip archive a record."""
-    from compare.record import run_files
+    from xlafuse.compare.record import run_files
 
     folder = tmp_path_factory.mktemp("artifacts")
     for file in run_files.archived(Path(__file__).parent / "data" / "runs" / "h200-small", "dumps"):

@@ -30,7 +30,7 @@ def of_block(request: pytest.FixtureRequest, fusion: Any) -> Any:
     """A function from a block's name to the fusion graph of its forward pass."""
     pytest.importorskip(request.param)
     make = {"jax": _struct, "torch": _meta}[request.param]
-    package = {"jax": "xlafuse", "torch": "triton_side"}[request.param]
+    package = {"jax": "xlafuse", "torch": "xlafuse.triton_side"}[request.param]
 
     def graph(name: str) -> Any:
         shapes, attributes = BLOCKS[name]

@@ -20,10 +20,10 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("compare", "xlafuse", "triton_side")
 # Folders within a folder, from the foundation upward; "" stands for the folder's own files.
 SUBFOLDERS = {
-    "compare.graph": ("", "analyse", "join", "build", "findings", "render"),
-    "compare.report.page": ("content", "drawing", "listings", ""),
+    "xlafuse.compare.graph": ("", "analyse", "join", "build", "findings", "render"),
+    "xlafuse.compare.report.page": ("content", "drawing", "listings", ""),
 }
-_IN_CHECKOUT = re.compile(r"^xlafuse\.compare\.")
+_LINKED = re.compile(r"^xlafuse\.(?=(compare|triton_side)\b)")
 
 
 @cache
@@ -37,7 +37,7 @@ def imports() -> dict[str, set[str]]:
     found = {}
     for name, file in files().items():
         package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-        named = {_IN_CHECKOUT.sub("compare.", each) for each in _named(ast.parse(file.read_text()), package)}
+        named = {_LINKED.sub("", each) for each in _named(ast.parse(file.read_text()), package)}
         modules = {each if each in files() else each.rpartition(".")[0] for each in named}  # from a import b: a.b, or a
         found[name] = (modules & files().keys()) - {name}
     return found
@@ -132,17 +132,14 @@ def test_xlafuse_and_triton_side_import_neither_each_other_nor_compare() -> None
 
 def test_only_the_api_and_the_pytest_plugin_name_modules_of_compare() -> None:
     """They import these by name, when a user first asks for them, and all names are right."""
-    assert {name for name, others in imports().items() if "xlafuse.comparison" in others} == {
-        "xlafuse", "xlafuse.pytest_plugin"
-    }
     named = set(xlafuse._LAZY_IMPORTS.values())
-    named |= set(re.findall(r'\bmodule\("([^"]+)"\)', files()["xlafuse.pytest_plugin"].read_text()))
+    named |= set(re.findall(r'"\.compare\.([^"]+)"', files()["xlafuse.pytest_plugin"].read_text()))
     assert len(named) > 5 and {f"compare.{name}" for name in named} <= files().keys()
     naming = {
         name for name, file in files().items()
-        if not name.startswith("compare") and re.search(r"""["'](\.\.)?compare\.""", file.read_text())
+        if not name.startswith("compare") and re.search(r"""["']\.{0,2}(xlafuse\.)?compare\.""", file.read_text())
     }
-    assert naming == set()
+    assert naming == {"xlafuse", "xlafuse.pytest_plugin"}
 
 
 def test_compare_names_its_own_modules_relative_to_itself() -> None:

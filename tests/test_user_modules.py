@@ -88,14 +88,3 @@ def test_explain(run: Run) -> None:
 def test_run_starts_workers(run: Run) -> None:
     options = ("-i", "xla", "--direction", "fwd", "--target", "h200", "--out", "run")
     assert "1 compiled records" in run("-m", "xlafuse", "run", "vector_add", *options)
-
-
-def test_a_process_has_one_copy_of_the_package() -> None:
-    """A checkout has the package under two names; the API takes the one that is imported already."""
-    code = (
-        "import sys{}, xlafuse; print(xlafuse.explain.__module__); "
-        "print(*sorted({{n.partition('.user')[0] for n in sys.modules if n.endswith('.user')}}))"
-    )
-    for also, package in (("", "xlafuse.compare"), (", compare", "compare")):
-        done = subprocess.run([sys.executable, "-c", code.format(also)], cwd=ROOT, capture_output=True, text=True)
-        assert done.stdout.split() == [f"{package}.user.explain", package], done.stderr

@@ -14,16 +14,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from compare import targets
-from compare.base import atomic_write
-from compare.base.usage import UsageError
-from compare.graph.analyse.fingerprint import fingerprint
-from compare.plan.paired_rounds import device_time_us
-from compare.record import run_folder
-from compare.record.run_folder import RunFolderError
-from compare.sources import graph_sources
-from compare.targets import recorded_times
-from compare.targets.recorded_times import RecordedTime
+from xlafuse.compare.base import atomic_write
+from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.graph.analyse.fingerprint import fingerprint
+from xlafuse.compare.plan.paired_rounds import device_time_us
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.run_folder import RunFolderError
+from xlafuse.compare.sources import graph_sources
+from xlafuse.compare.targets import recorded_times
+from xlafuse.compare.targets.recorded_times import RecordedTime
+
+from xlafuse.compare import targets
 
 
 def record(run: Path, pack: Path) -> dict[str, int]:

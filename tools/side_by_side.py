@@ -7,14 +7,14 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from compare.base.text import number
-from compare.graph import store
-from compare.graph.model import Kernel
-from compare.record.record import Record
-from compare.record.run_files import recorded_file
-from compare.record.run_folder import read_records
-from compare.report import authorship, rows
-from compare.spec.blocks import BLOCKS
+from xlafuse.compare.base.text import number
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.model import Kernel
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.record.run_files import recorded_file
+from xlafuse.compare.record.run_folder import read_records
+from xlafuse.compare.report import authorship, rows
+from xlafuse.compare.spec.blocks import BLOCKS
 
 HEADERS = ["direction", "implementation", "kernel lines", "kernels", "registers", "shared memory, kB", "MB moved", "µs"]
 KERNEL_HEADERS = ["implementation", "kernel", "operations", "registers", "shared memory, kB", "MB moved", "µs"]

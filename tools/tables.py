@@ -10,19 +10,19 @@ from pathlib import Path
 
 from rich.console import Console
 from tabulate import tabulate
+from xlafuse.compare.base.exchange_kernels import PEER_COPY
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.base.text import number
+from xlafuse.compare.measure.clock import DeviceRecord
+from xlafuse.compare.measure.overlap import overlap
+from xlafuse.compare.plan.peers import is_a
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.report import at_a_glance, authorship, block_list, columns, peers, ranks, roofline, rows
+from xlafuse.compare.report.columns import Column, Row
+from xlafuse.compare.report.profile_view import ProfileView
+from xlafuse.compare.sources.profile_sources import open_profile
+from xlafuse.compare.spec.blocks import BLOCKS, REPLAYS
 
-from compare.base.exchange_kernels import PEER_COPY
-from compare.base.paths import PROJECT
-from compare.base.text import number
-from compare.measure.clock import DeviceRecord
-from compare.measure.overlap import overlap
-from compare.plan.peers import is_a
-from compare.record import run_folder
-from compare.report import at_a_glance, authorship, block_list, columns, peers, ranks, roofline, rows
-from compare.report.columns import Column, Row
-from compare.report.profile_view import ProfileView
-from compare.sources.profile_sources import open_profile
-from compare.spec.blocks import BLOCKS, REPLAYS
 from tools import side_by_side
 
 COLUMNS = {

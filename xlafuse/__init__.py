@@ -1,7 +1,7 @@
 """The JAX and XLA part of the comparison: blocks as JAX graphs, their compilation, and readers of XLA's output.
 
 Importing this package imports no framework; reading HLO text (`xlafuse.hlo.gpu_program`) needs none either. The user's
-API is available here too. It lives in `compare` and is imported at its first use (`xlafuse.comparison`):
+API is available here too. It lives in `xlafuse.compare` and is imported at its first use:
 
     explain(fn, *args, ...)   return the fusion graphs of your function
     load(path)                return a fusion graph from a file
@@ -35,9 +35,9 @@ def __getattr__(name: str) -> Any:
         return _version()
     if name not in _LAZY_IMPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from .comparison import module
+    from importlib import import_module
 
-    return getattr(module(_LAZY_IMPORTS[name]), name)
+    return getattr(import_module(f".compare.{_LAZY_IMPORTS[name]}", __name__), name)
 
 
 def __dir__() -> list[str]:

@@ -7,11 +7,10 @@ the fixture.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import pytest
-
-from .comparison import module
 
 if TYPE_CHECKING:
     from .compare.pytest_plugin.fixture import FusionFixture, Session
@@ -60,7 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
 def fusion(request: pytest.FixtureRequest) -> FusionFixture:
     """Compile a JAX or PyTorch function for a possibly absent GPU: `fusion(fn, *args)` returns its fusion graph to
     assert on. `fusion.matches_snapshot()` compares the graph with the committed snapshot."""
-    made: FusionFixture = module("pytest_plugin.fixture").FusionFixture(
+    made: FusionFixture = import_module(".compare.pytest_plugin.fixture", __package__).FusionFixture(
         _session(request.config), request.path, _test(request.node.nodeid)
     )
     request.node.stash[_FIXTURE] = made
@@ -70,7 +69,7 @@ def fusion(request: pytest.FixtureRequest) -> FusionFixture:
 def _session(config: pytest.Config) -> Session:
     if _SESSION not in config.stash:
         recorded = config.getini("xlafuse_autotune")
-        config.stash[_SESSION] = module("pytest_plugin.fixture").Session(
+        config.stash[_SESSION] = import_module(".compare.pytest_plugin.fixture", __package__).Session(
             update=config.getoption("xlafuse_update"), autotune=config.rootpath / recorded if recorded else None
         )
     return config.stash[_SESSION]
@@ -100,8 +99,8 @@ def _outcome(item: pytest.Item) -> Generator[None, object, object]:
     except Exception as problem:
         if _FIXTURE not in item.stash:
             raise
-        undetermined = module("pytest_plugin.per_choice").Undetermined
-        missing = module("pytest_plugin.fixture").MissingPackage
+        undetermined = import_module(".compare.pytest_plugin.per_choice", __package__).Undetermined
+        missing = import_module(".compare.pytest_plugin.fixture", __package__).MissingPackage
         option = {undetermined: "xlafuse_undetermined", missing: "xlafuse_missing"}.get(type(problem))
         if option is None or item.config.getini(option) != "skip":
             raise
@@ -126,7 +125,7 @@ def pytest_runtest_makereport(
 def pytest_assertrepr_compare(config: pytest.Config, op: str, left: object, right: object) -> list[str] | None:
     if _SESSION not in config.stash:  # no test used the fixture, so neither side is one of its values
         return None
-    messages = module("pytest_plugin.assertion_messages")
+    messages = import_module(".compare.pytest_plugin.assertion_messages", __package__)
     if not any(type(side).__module__.startswith(f"{messages.__package__}.") for side in (left, right)):
         return None
     lines: list[str] | None = messages.comparison(op, left, right)

@@ -6,9 +6,7 @@ from pathlib import Path
 import xlafuse
 
 PROJECT = Path(xlafuse.__file__).resolve().parents[1]
-# "xlafuse.compare", or "compare" where a checkout's tests or `python -m compare` imported it so. Another process gets
-# its modules by the same name, so that a pickle means the same in both.
-PACKAGE = __name__.removesuffix(".base.paths")
+PACKAGE = __name__.removesuffix(".base.paths")  # "xlafuse.compare"
 
 
 def python_path() -> str:

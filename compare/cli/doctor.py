@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass, field
 
 import click
 
-from triton_side import versions as torch_versions
 from xlafuse import versions as jax_versions
+from xlafuse.triton_side import versions as torch_versions
 
 from .. import targets
 from ..backends import BACKENDS, Backend

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
-
-from triton_side.configs import table as tables
+from xlafuse.triton_side.configs import table as tables
 
 from ..base import host
 from ..base.usage import UsageError, one_of

@@ -21,7 +21,7 @@ WIDTH = 100
 class Fusion:
     """The fusion graph of one call, with all attributes of `compare.pytest_plugin.view.View` (kernels, materialized,
     stage, fused, bytes_moved, ...). Where a product was not autotuned, each value stands for all autotune choices
-    (`compare.pytest_plugin.per_choice`).
+    (`xlafuse.compare.pytest_plugin.per_choice`).
 
     choices: the graph of each autotune choice; a single one, called "", where nothing was left to choose. forward,
     backward: the phases that `grad=True` makes. notes: assumptions of the compile.

@@ -210,7 +210,7 @@ class View:
             f"no operation of {formats.name(self.graph.name)} has a stage {formats.name(name)!r}"
             + (f"; did you mean {formats.name(near[0])!r}" if near else "")
             + (f"; stages: {listed}" if known else "; it has none: put jax.named_scope or "
-               "triton_side.calls.stages.stage around the code to name")
+               "xlafuse.triton_side.calls.stages.stage around the code to name")
         )
 
     def _written(self, wanted: Callable[[Buffer], bool]) -> Materialized:

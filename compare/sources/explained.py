@@ -77,7 +77,7 @@ class Explained:
         return Explained({**self.graphs, **other.graphs}, notes, self.agreement + other.agreement, rounds)
 
     def align(self) -> Any:
-        """Align all graphs by one list of stages (`compare.graph.analyse.align.Alignment`)."""
+        """Align all graphs by one list of stages (`xlafuse.compare.graph.analyse.align.Alignment`)."""
         from ..graph.analyse.align import align
 
         return align(list(self.graphs.values()))

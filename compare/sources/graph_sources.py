@@ -429,7 +429,7 @@ def _of_inductor(path: Path, rank: int | None = None) -> list[GraphSource]:
         return []
 
     def read() -> FusionGraph:
-        from triton_side.inductor import dump
+        from xlafuse.triton_side.inductor import dump
 
         from ..graph.build.from_inductor import from_inductor
 
@@ -442,7 +442,7 @@ def _of_inductor(path: Path, rank: int | None = None) -> list[GraphSource]:
 
 
 def _holds_inductor(path: Path) -> bool:
-    from triton_side.inductor.dump import is_trace_log, trace_logs_in
+    from xlafuse.triton_side.inductor.dump import is_trace_log, trace_logs_in
 
     if path.is_dir():
         files = [Path(folder, name) for folder, _, names in os.walk(path) for name in names]
@@ -454,7 +454,7 @@ def _holds_inductor(path: Path) -> bool:
 
 
 def _is_trace_log(path: Path) -> bool:
-    from triton_side.inductor.dump import is_trace_log
+    from xlafuse.triton_side.inductor.dump import is_trace_log
 
     return is_trace_log(path)
 

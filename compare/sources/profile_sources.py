@@ -233,7 +233,7 @@ def _rank_in(dump: Path, rank: int | None) -> int | None:
     """Return the rank if it is one of several in a TORCH_TRACE folder, else None."""
     if rank is None or not dump.is_dir():
         return None
-    from triton_side.inductor.dump import ranks
+    from xlafuse.triton_side.inductor.dump import ranks
 
     found = ranks(dump)
     return rank if rank in found and len(found) > 1 else None

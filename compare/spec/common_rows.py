@@ -15,7 +15,7 @@ def compilers(block: str, train: bool = True, rounded_sums: tuple[str, ...] = ()
 
     train: the block has a train direction. rounded_sums: of the JAX program (see Implementation).
     """
-    xla, torch = f"xlafuse.blocks.{block}:apply", f"triton_side.blocks.{block}:apply"
+    xla, torch = f"xlafuse.blocks.{block}:apply", f"xlafuse.triton_side.blocks.{block}:apply"
     remat = Implementation(
         "xla-remat", xla, "xla-remat", "jax.jit of jax.checkpoint: only products are saved for backward",
         directions=("train",), rounded_sums=rounded_sums,
@@ -37,12 +37,12 @@ def library(
     block: str, summary: str, unsupported: Callable[[Case], str | None] = lambda case: None
 ) -> Implementation:
     """Return the PyTorch library call that computes the block."""
-    target = f"triton_side.library.{block}:apply"
+    target = f"xlafuse.triton_side.library.{block}:apply"
     return Implementation("library", target, "eager", summary, unsupported=unsupported)
 
 
 def triton(block: str) -> Implementation:
-    return Implementation("triton", f"triton_side.kernels.{block}:apply", "triton", "hand-written Triton")
+    return Implementation("triton", f"xlafuse.triton_side.kernels.{block}:apply", "triton", "hand-written Triton")
 
 
 def cuda_graphs(block: str, static: tuple[str, ...] = ()) -> tuple[Implementation, ...]:
@@ -54,11 +54,11 @@ def cuda_graphs(block: str, static: tuple[str, ...] = ()) -> tuple[Implementatio
     why = "a CUDA graph is captured on a GPU only, and its kernels are those of"
     return (
         Implementation(
-            "triton-cudagraphs", f"triton_side.kernels.{block}:apply", "triton-cudagraphs",
+            "triton-cudagraphs", f"xlafuse.triton_side.kernels.{block}:apply", "triton-cudagraphs",
             "hand-written Triton, captured once as a CUDA graph and replayed", needs_gpu=f"{why} triton",
         ),
         Implementation(
-            "inductor-cudagraphs", f"triton_side.blocks.{block}:apply", "inductor-cudagraphs",
+            "inductor-cudagraphs", f"xlafuse.triton_side.blocks.{block}:apply", "inductor-cudagraphs",
             "torch.compile, reduce-overhead: replayed from CUDA graphs", needs_gpu=f"{why} inductor",
             static_inputs=static,
         ),
@@ -67,13 +67,13 @@ def cuda_graphs(block: str, static: tuple[str, ...] = ()) -> tuple[Implementatio
 
 def xla_triton(block: str) -> Implementation:
     return Implementation(
-        "xla+triton", f"triton_side.kernels.{block}:apply", "xla-triton",
+        "xla+triton", f"xlafuse.triton_side.kernels.{block}:apply", "xla-triton",
         "the launches of the hand-written Triton in a jax.jit, compiled by XLA's own Triton",
     )
 
 
 def cuda(block: str) -> Implementation:
-    return Implementation("cuda", f"triton_side.cuda.{block}:apply", "cuda", "raw CUDA C++ through NVRTC")
+    return Implementation("cuda", f"xlafuse.triton_side.cuda.{block}:apply", "cuda", "raw CUDA C++ through NVRTC")
 
 
 def pallas(block: str, unsupported: Callable[[Case], str | None]) -> Implementation:
@@ -172,7 +172,7 @@ def liger(
     functions that most of them call, and `.to` of a scalar argument.
     """
     return Implementation(
-        "liger", f"triton_side.library.liger:{block}", "triton-library", "Liger's Triton kernels",
+        "liger", f"xlafuse.triton_side.library.liger:{block}", "triton-library", "Liger's Triton kernels",
         needs_gpu=needs_gpu, unsupported=unsupported, requires=(LIGER,),
     )
 
@@ -181,7 +181,7 @@ def quack(block: str, piece: int, unsupported: Callable[[Case], str | None] = la
     """Return quack's kernels as an implementation. piece: the bytes of a row that they copy at a time."""
     whole = whole_vectors(f"quack's {block}", piece)
     return Implementation(
-        "quack", f"triton_side.library.quack:{block}", "eager", "quack's CuTe kernels",
+        "quack", f"xlafuse.triton_side.library.quack:{block}", "eager", "quack's CuTe kernels",
         needs_gpu="quack's CuTe kernels are compiled only for the GPU of the machine",
         unsupported=lambda case: unsupported(case) or whole(case), requires=CUTE,
     )
@@ -213,7 +213,7 @@ def pallas_examples(block: str, what: str, unsupported: Callable[[Case], str | N
 
 def flash_attention_4(function: str = "apply") -> Implementation:
     return Implementation(
-        "fa4", f"triton_side.library.flash_attention_4:{function}", "eager", "FlashAttention-4's CuTe kernels",
+        "fa4", f"xlafuse.triton_side.library.flash_attention_4:{function}", "eager", "FlashAttention-4's CuTe kernels",
         needs_gpu="FlashAttention-4's CuTe kernels are compiled only for the GPU of the machine",
         unsupported=lambda case: (
             half_precision_only("FlashAttention-4")(case) or contiguous_rows_only("FlashAttention-4")(case)
@@ -270,7 +270,7 @@ def xla_ragged(block: str) -> Implementation:
 
 def torch_ranks(block: str, async_tensor_parallel: bool = True) -> tuple[Implementation, ...]:
     """Return the PyTorch and Triton programs of a block that spans several GPUs."""
-    module = f"triton_side.parallel.{block}"
+    module = f"xlafuse.triton_side.parallel.{block}"
     asynchronous = Implementation(
         "inductor-async", f"{module}:inductor_async", "inductor-ranks-async",
         "torch.compile with products fused with exchanges through symmetric memory",

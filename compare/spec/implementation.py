@@ -19,7 +19,7 @@ def load(target: str) -> Callable[..., Any]:
     return loaded
 
 
-_OWN_KERNELS = ("triton_side.kernels.", "triton_side.cuda.", "xlafuse.pallas.")
+_OWN_KERNELS = ("xlafuse.triton_side.kernels.", "xlafuse.triton_side.cuda.", "xlafuse.pallas.")
 
 
 @dataclass(frozen=True)

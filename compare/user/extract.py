@@ -133,7 +133,7 @@ def _inductor(source: GraphSource, kernel: str, title: str) -> tuple[str, str]:
 
 
 def _codes(source: GraphSource) -> list[str]:
-    from triton_side.inductor import dump
+    from xlafuse.triton_side.inductor import dump
 
     with reading_errors_as_usage(source.path):
         if source.record is None:

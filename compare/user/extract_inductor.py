@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from triton_side.inductor import output_code
+from xlafuse.triton_side.inductor import output_code
 
 from ..base.usage import UsageError
 

@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from compare.spec.blocks import BLOCKS
-from compare.spec.case import Case
-from compare.workers.client import WorkerError
-from compare.workers.pool import WorkerPool
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.spec.case import Case
+from xlafuse.compare.workers.client import WorkerError
+from xlafuse.compare.workers.pool import WorkerPool
 
 Check = Callable[[Case, str, str], dict[str, Any]]
 

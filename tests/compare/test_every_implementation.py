@@ -25,11 +25,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from compare.numerics.errors import ErrorCheck
-from compare.spec.blocks import BLOCKS, attention, moe
-from compare.spec.case import Case, Sizes
-from compare.spec.implementation import Implementation
+from xlafuse.compare.numerics.errors import ErrorCheck
+from xlafuse.compare.spec.blocks import BLOCKS, attention, moe
+from xlafuse.compare.spec.case import Case, Sizes
+from xlafuse.compare.spec.implementation import Implementation
 
 Check = Callable[[Case, str, str], dict[str, Any]]
 pytestmark = pytest.mark.slow

@@ -6,16 +6,15 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from compare.record import run_folder
-from compare.record.record import Record
-from compare.spec.blocks import BLOCKS
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.spec.blocks import BLOCKS
 
 PROJECT = Path(__file__).resolve().parents[2]
 HEAVY = ("jax", "jaxlib", "torch", "triton", "numpy", "flax")
 DRIVER = """
 import json, sys
-from compare.cli.main import cli
+from xlafuse.compare.cli.main import cli
 try:
     cli(sys.argv[1:])
 finally:
@@ -56,5 +55,5 @@ def test_commands_import_no_framework(words: list[str], folder: Path) -> None:
     assert process.returncode == 0, process.stderr
     assert process.stdout
     imported = set(json.loads(process.stderr.splitlines()[-1]))
-    assert "compare.cli.main" in imported
+    assert "xlafuse.compare.cli.main" in imported
     assert not imported & set(HEAVY)

@@ -6,13 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+from xlafuse.compare.graph import store
+from xlafuse.compare.record import run_readme
+from xlafuse.compare.record.run_files import recorded_file
+from xlafuse.compare.record.run_folder import read_records
+from xlafuse.compare.report import rows
+from xlafuse.compare.spec.blocks import BLOCKS
 
-from compare.graph import store
-from compare.record import run_readme
-from compare.record.run_files import recorded_file
-from compare.record.run_folder import read_records
-from compare.report import rows
-from compare.spec.blocks import BLOCKS
 from tools import tables
 
 PROJECT = Path(__file__).parents[2]

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from compare.base.paths import PROJECT
+from xlafuse.compare.base.paths import PROJECT
 
 COMPILED = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 

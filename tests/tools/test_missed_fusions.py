@@ -13,12 +13,12 @@ import pytest
 import torch
 from graph_builder import graph as made
 from graph_builder import kernel
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.model import Reason
+from xlafuse.compare.plan.speedup import Saving
+from xlafuse.compare.sources.target_ceilings import target_ceilings
 
-from compare.base.paths import PROJECT
-from compare.graph import store
-from compare.graph.model import Reason
-from compare.plan.speedup import Saving
-from compare.sources.target_ceilings import target_ceilings
 from tools.benchmarks.missed_fusions import inductor_cases
 from tools.benchmarks.missed_fusions.case import difference
 from tools.benchmarks.missed_fusions.measured import NotMeasured, read

@@ -7,16 +7,17 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from compare import targets
-from compare.graph import store
-from compare.graph.analyse.fingerprint import fingerprint
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
-from compare.record import run_folder
-from compare.record.record import Record
-from compare.run import for_target
-from compare.spec.blocks import BLOCKS
-from compare.targets import recorded_times
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.analyse.fingerprint import fingerprint
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.run import for_target
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.targets import recorded_times
+
 from tools import record_target
+from xlafuse.compare import targets
 
 CASE = BLOCKS["gelu"].cases("tour")[0]
 KERNEL = Kernel(

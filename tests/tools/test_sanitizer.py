@@ -14,16 +14,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from xlafuse.triton_side.calls import cuda_program
+from xlafuse.triton_side.cuda.common import tensors
+from xlafuse.triton_side.kernels.shared.launch import INTERPRETED
 
-import triton_side
+import xlafuse.triton_side
 from tools.sanitizer import log as sanitizer_log
 from tools.sanitizer import run as sanitize
 from tools.sanitizer.log import Launched, Outcome, parse, summary
-from triton_side.calls import cuda_program
-from triton_side.cuda.common import tensors
-from triton_side.kernels.shared.launch import INTERPRETED
 
-PACKAGE = Path(triton_side.__file__).parent
+PACKAGE = Path(xlafuse.triton_side.__file__).parent
 KERNELS = [
     Launched("softmax_forward", "CUDA C++", ["_Z15softmax_forwardIf", "softmax_forward"], 4, 64),
     Launched("softmax_forward_kernel", "Triton", ["softmax_forward_kernel"], 2, 16),

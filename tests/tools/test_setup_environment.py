@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
+from xlafuse.compare.workers.client import interpreter
 
-from compare.workers.client import interpreter
 from tools import setup_environment
 
 PROGRAM = Path(setup_environment.__file__)

@@ -11,15 +11,14 @@ from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.traceback import preserve_node_meta
-
-from triton_side.blocks.cross_entropy import IGNORED
-from triton_side.blocks.threefry import uniforms
-from triton_side.calls.stages import of_node
-from triton_side.library import attention as library_attention
-from triton_side.library import attention_bias as library_bias
-from triton_side.library import attention_packed as library_packed
-from triton_side.library import decode_attention as library_decode
-from triton_side.library import decode_attention_paged as library_paged
+from xlafuse.triton_side.blocks.cross_entropy import IGNORED
+from xlafuse.triton_side.blocks.threefry import uniforms
+from xlafuse.triton_side.calls.stages import of_node
+from xlafuse.triton_side.library import attention as library_attention
+from xlafuse.triton_side.library import attention_bias as library_bias
+from xlafuse.triton_side.library import attention_packed as library_packed
+from xlafuse.triton_side.library import decode_attention as library_decode
+from xlafuse.triton_side.library import decode_attention_paged as library_paged
 
 EPS = 1e-5
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -414,7 +413,7 @@ def check(
 
 
 def module(package: str, block: str) -> Callable[..., Arrays]:
-    return importlib.import_module(f"triton_side.{package}.{block}").apply
+    return importlib.import_module(f"xlafuse.triton_side.{package}.{block}").apply
 
 
 ALL_CASES = [(block, shape) for block, shapes in SHAPES.items() for shape in shapes]
@@ -449,7 +448,7 @@ def test_matmul_fp8(package: str) -> None:
 
 def test_the_library_projects_chunks_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     block = "linear_cross_entropy"
-    monkeypatch.setattr(importlib.import_module(f"triton_side.library.{block}"), "TOKENS", 3)
+    monkeypatch.setattr(importlib.import_module(f"xlafuse.triton_side.library.{block}"), "TOKENS", 3)
     check(block, module("library", block), make_inputs(block, SHAPES[block][1], torch.float32))
 
 

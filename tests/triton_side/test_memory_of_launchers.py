@@ -23,13 +23,13 @@ pytestmark = [
 COUNT = """
 import json, sys
 from functools import partial
-from triton_side.deviceless import for_target as deviceless
+from xlafuse.triton_side.deviceless import for_target as deviceless
 deviceless.activate(json.load(open(sys.argv[1])))
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime.jit import JITFunction
-from triton_side.kernels import attention, linear_cross_entropy
+from xlafuse.triton_side.kernels import attention, linear_cross_entropy
 
 launched = []
 JITFunction.run = lambda self, *args, **kwargs: launched.append(self.fn.__name__)

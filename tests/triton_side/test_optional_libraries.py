@@ -14,9 +14,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from triton_side.calls import dispatch
-from triton_side.library import layernorm, linear_cross_entropy, rmsnorm, softmax
+from xlafuse.triton_side.calls import dispatch
+from xlafuse.triton_side.library import layernorm, linear_cross_entropy, rmsnorm, softmax
 
 ROWS, COLUMNS, EPS = 5, 12, 1e-5
 LABELS = torch.tensor([3, -100, 0, 6, 3], dtype=torch.int32)
@@ -147,11 +146,11 @@ def stand_ins() -> Iterator[None]:
             patch.setitem(sys.modules, name, module)
         yield
     for name in ("quack", "liger", "flash_attention_4"):
-        sys.modules.pop(f"triton_side.library.{name}", None)
+        sys.modules.pop(f"xlafuse.triton_side.library.{name}", None)
 
 
 def library(name: str) -> Any:
-    return importlib.import_module(f"triton_side.library.{name}")
+    return importlib.import_module(f"xlafuse.triton_side.library.{name}")
 
 
 def attention(inputs: Mapping[str, Tensor], causal: int = 1, window: int = 0) -> dict[str, Tensor]:

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-
-from compare.numerics import input_arrays
-from compare.spec.blocks import BLOCKS
-from compare.spec.case import Case
-from triton_side.blocks import lm_step
-from triton_side.blocks.adamw import adamw
-from triton_side.library import attention
+from xlafuse.compare.numerics import input_arrays
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.spec.case import Case
+from xlafuse.triton_side.blocks import lm_step
+from xlafuse.triton_side.blocks.adamw import adamw
+from xlafuse.triton_side.library import attention
 
 STEP = BLOCKS["lm_step"]
 CASE = next(case for case in STEP.cases("check") if case.dtype == "float32")

@@ -5,8 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-
-from compare.workers.xla.own_function import differentiable
+from xlafuse.compare.workers.xla.own_function import differentiable
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit])

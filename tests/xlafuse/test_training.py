@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from xlafuse.compare.numerics import input_arrays
+from xlafuse.compare.spec.blocks import BLOCKS
 
-from compare.numerics import input_arrays
-from compare.spec.blocks import BLOCKS
 from xlafuse.blocks import lm_step
 from xlafuse.blocks.adamw import adamw
 

@@ -24,9 +24,9 @@ from triton.testing import do_bench
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from triton_side.kernels import attention
-from triton_side.kernels.attention_packed import attention_packed
-from triton_side.kernels.shared.attention_tiles import visible_pairs
+from xlafuse.triton_side.kernels import attention
+from xlafuse.triton_side.kernels.attention_packed import attention_packed
+from xlafuse.triton_side.kernels.shared.attention_tiles import visible_pairs
 
 # batch, heads, kv_heads, sequence, head_dim, causal, window
 SHAPES = {

@@ -30,11 +30,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from compare.numerics.reference import store_inputs
-from compare.spec.block import Block
-from compare.spec.blocks import BLOCKS
-from compare.spec.case import Case
-from compare.workers.pytorch.worker import TorchBackend
+from xlafuse.compare.numerics.reference import store_inputs
+from xlafuse.compare.spec.block import Block
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.spec.case import Case
+from xlafuse.compare.workers.pytorch.worker import TorchBackend
 
 SECONDS = 0.01  # of an average; many short ones, because other processes slow some of them
 SMALL = 64 << 20  # bytes of inputs
@@ -54,9 +54,8 @@ def _compile_for_an_h200() -> None:
     """Make Triton's driver name an H200, and hand-written launchers accept CPU tensors."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
-
-    from triton_side.calls import direct_launch
-    from triton_side.kernels.shared import launch
+    from xlafuse.triton_side.calls import direct_launch
+    from xlafuse.triton_side.kernels.shared import launch
 
     class Driver:
         def get_current_target(self) -> GPUTarget:
@@ -157,7 +156,7 @@ def main() -> None:
 
 
 def _report(case: str, call: Callable[[], Any], repeats: int, profiled: bool) -> None:
-    from triton_side.calls import replay
+    from xlafuse.triton_side.calls import replay
 
     call()  # compiles
     launches = replay.launches_of(call)

@@ -45,10 +45,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
+from xlafuse.triton_side.blocks.cross_entropy import IGNORED
+from xlafuse.triton_side.parallel.moe_kernels import launch_gather
 
 from tools.sanitizer.log import Launched, Outcome, end_of, joined, parse, summary
-from triton_side.blocks.cross_entropy import IGNORED
-from triton_side.parallel.moe_kernels import launch_gather
 
 TOOLS = ("memcheck", "racecheck")
 WHEEL = "nvidia-cuda-sanitizer-api"
@@ -89,7 +89,7 @@ def cases(device: str) -> Iterator[tuple[str, Call]]:
                     "x".join(map(str, getattr(shape, "shape", shape))) or "scalar" for shape in shapes.values()
                 )
                 given = "".join(f"{name}={value} " for name, value in attributes.items())
-                apply = importlib.import_module(f"triton_side.{module}").apply
+                apply = importlib.import_module(f"xlafuse.triton_side.{module}").apply
                 name = f"{folder} {block} {sizes} {given}{dtype}"
                 yield name, _training(apply, shapes, dtype, device, **attributes)
     yield "parallel gather 37x131 torch.float32", partial(_gather, device)
@@ -282,7 +282,7 @@ def launch_all(names: Sequence[str], record: Path | None = None, until: float | 
 
     until: start no case after this time.time(). record: write the launches to this file, as JSON.
     """
-    from triton_side.calls.launches import Launch, record_launches
+    from xlafuse.triton_side.calls.launches import Launch, record_launches
 
     case = ""
 

@@ -2,5 +2,5 @@
 
 Each module has one function `apply(inputs, **attributes) -> outputs` on dicts of tensors; weights are inputs. It works
 in eager mode, under autograd, and under `torch.compile(fullgraph=True)`, and has no compile decorator of its own.
-`triton_side.calls.stages.stage` names the stages.
+`xlafuse.triton_side.calls.stages.stage` names the stages.
 """

@@ -5,8 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from triton_side.calls.stages import stage
+from xlafuse.triton_side.calls.stages import stage
 
 
 def adamw(

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-
-from triton_side.calls.stages import stage
+from xlafuse.triton_side.calls.stages import stage
 
 
 def apply(inputs: Mapping[str, Tensor], causal: int = 1, window: int = 0) -> dict[str, Tensor]:

@@ -7,9 +7,8 @@ https://arxiv.org/abs/1910.10683.
 from collections.abc import Mapping
 
 from torch import Tensor
-
-from triton_side.blocks.attention import scores_of, weighted
-from triton_side.calls.stages import stage
+from xlafuse.triton_side.blocks.attention import scores_of, weighted
+from xlafuse.triton_side.calls.stages import stage
 
 
 def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -4,9 +4,8 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-
-from triton_side.blocks.attention import scores_of, weighted
-from triton_side.calls.stages import stage
+from xlafuse.triton_side.blocks.attention import scores_of, weighted
+from xlafuse.triton_side.calls.stages import stage
 
 
 def apply(inputs: Mapping[str, Tensor], longest: int) -> dict[str, Tensor]:

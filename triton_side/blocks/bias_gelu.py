@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 
 from torch import Tensor
-
-from triton_side.blocks import gelu
-from triton_side.calls.stages import stage
+from xlafuse.triton_side.blocks import gelu
+from xlafuse.triton_side.calls.stages import stage
 
 
 def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

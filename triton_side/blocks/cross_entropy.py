@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-
-from triton_side.calls.stages import stage
+from xlafuse.triton_side.calls.stages import stage
 
 IGNORED = -100
 

@@ -6,9 +6,8 @@ Key i of sequence b is k_pages[page_table[b, i // page_size], i % page_size].
 from collections.abc import Mapping
 
 from torch import Tensor
-
-from triton_side.blocks import decode_attention
-from triton_side.calls.stages import stage
+from xlafuse.triton_side.blocks import decode_attention
+from xlafuse.triton_side.calls.stages import stage
 
 
 def gathered(pages: Tensor, page_table: Tensor) -> Tensor:

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from triton_side.blocks import attention, rmsnorm, rope
-from triton_side.calls.stages import stage
+from xlafuse.triton_side.blocks import attention, rmsnorm, rope
+from xlafuse.triton_side.calls.stages import stage
 
 Attend = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 

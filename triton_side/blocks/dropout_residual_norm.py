@@ -13,9 +13,8 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-
-from triton_side.blocks.threefry import uniforms
-from triton_side.calls.stages import stage
+from xlafuse.triton_side.blocks.threefry import uniforms
+from xlafuse.triton_side.calls.stages import stage
 
 
 def dropout_constants(p: float) -> tuple[int, float]:

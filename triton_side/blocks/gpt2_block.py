@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
-
-from triton_side.blocks import attention, dropout_residual_norm, layernorm, linear_gelu
-from triton_side.blocks.decoder_block import split_heads
-from triton_side.calls.stages import stage
+from xlafuse.triton_side.blocks import attention, dropout_residual_norm, layernorm, linear_gelu
+from xlafuse.triton_side.blocks.decoder_block import split_heads
+from xlafuse.triton_side.calls.stages import stage
 
 Attend = Callable[[Mapping[str, Tensor]], dict[str, Tensor]]
 

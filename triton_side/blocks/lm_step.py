@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-
-from triton_side.blocks import attention, decoder_block, embedding, rmsnorm
-from triton_side.blocks.adamw import adamw
-from triton_side.blocks.cross_entropy import at_label
-from triton_side.calls.stages import stage
+from xlafuse.triton_side.blocks import attention, decoder_block, embedding, rmsnorm
+from xlafuse.triton_side.blocks.adamw import adamw
+from xlafuse.triton_side.blocks.cross_entropy import at_label
+from xlafuse.triton_side.calls.stages import stage
 
 LAYER_PARAMETERS = ("attention_norm", "w_qkv", "w_o", "mlp_norm", "w_gate", "w_up", "w_down")
 PARAMETERS = ("table", *LAYER_PARAMETERS, "final_norm", "w_head")

@@ -12,8 +12,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-
-from triton_side.calls.stages import stage
+from xlafuse.triton_side.calls.stages import stage
 
 
 def route(x: Tensor, router: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -41,7 +40,7 @@ def apply(inputs: Mapping[str, Tensor], *, top_k: int) -> dict[str, Tensor]:
 
     Every expert computes every token; experts that a token did not choose have weight zero. Only this plain form has
     shapes that do not depend on data, as `torch.compile(fullgraph=True)` requires. It computes experts / top_k times as
-    many products as needed; `triton_side.library.moe` has the grouped form.
+    many products as needed; `xlafuse.triton_side.library.moe` has the grouped form.
     """
     x, router = inputs["x"], inputs["router"]
     chosen, chosen_weights, balance_loss = route(x, router, top_k)

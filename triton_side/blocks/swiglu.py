@@ -7,8 +7,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-
-from triton_side.calls.stages import stage
+from xlafuse.triton_side.calls.stages import stage
 
 
 def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any
 import triton
 import triton.backends.nvidia
 
-from triton_side import versions
+from xlafuse.triton_side import versions
 
 if TYPE_CHECKING:
-    from triton_side.calls.cuda_program import Kernel
+    from xlafuse.triton_side.calls.cuda_program import Kernel
 
 TRITON_TEXTS = ("ttir", "ttgir", "llir", "ptx")
 _SASS, _USAGE = "--dump-sass", "--dump-resource-usage"

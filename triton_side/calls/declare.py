@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from triton_side.calls import stages
-from triton_side.calls.direct_launch import launched_directly
+from xlafuse.triton_side.calls import stages
+from xlafuse.triton_side.calls.direct_launch import launched_directly
 
 Shapes = Mapping[str, Any]  # a launch's arguments by parameter name: shapes of tensors, values of others
 _Kernel = TypeVar("_Kernel")
@@ -82,7 +82,7 @@ def declare(
 ) -> Callable[[_Kernel], _Kernel]:
     """Return a decorator for a @triton.jit function; it stands above `triton.jit`.
 
-    It also makes the kernel's launches cheap for the host (triton_side.calls.direct_launch).
+    It also makes the kernel's launches cheap for the host (xlafuse.triton_side.calls.direct_launch).
     """
 
     def attach(kernel: _Kernel) -> _Kernel:

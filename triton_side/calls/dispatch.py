@@ -5,7 +5,7 @@
 
 An operation is one that ATen runs below autograd: a "CPU op" of a profiler that reaches the GPU. Views and
 allocations launch nothing and are left out. Recording works with fake tensors, so no GPU is needed
-(triton_side.deviceless.for_target.fake_mode, with `compile_only=True`).
+(xlafuse.triton_side.deviceless.for_target.fake_mode, with `compile_only=True`).
 
 `after_each` serves to join an operation with its kernels: it is called after each operation and before the next, and
 can wait for the device and collect the kernels that ran. Never time a call that is recorded in this way. A function
@@ -33,12 +33,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
-
-from triton_side.calls.artifacts import disassemble
-from triton_side.calls.declare import current_stage
-from triton_side.calls.flops import grouped_product_flops
-from triton_side.calls.launches import Launch, Storages, TensorArgument, record_launches
-from triton_side.calls.stages import preparing
+from xlafuse.triton_side.calls.artifacts import disassemble
+from xlafuse.triton_side.calls.declare import current_stage
+from xlafuse.triton_side.calls.flops import grouped_product_flops
+from xlafuse.triton_side.calls.launches import Launch, Storages, TensorArgument, record_launches
+from xlafuse.triton_side.calls.stages import preparing
 
 Kind = Literal[
     "elementwise", "reduction", "gemm", "attention", "copy", "scatter", "collective", "library", "memset"

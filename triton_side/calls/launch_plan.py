@@ -19,9 +19,9 @@ import struct
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from triton_side.calls.dispatch import Recorded
-from triton_side.calls.effects import without_locations
-from triton_side.calls.launches import Launch, TensorArgument
+from xlafuse.triton_side.calls.dispatch import Recorded
+from xlafuse.triton_side.calls.effects import without_locations
+from xlafuse.triton_side.calls.launches import Launch, TensorArgument
 
 _PARAMETER = re.compile(r"(%[\w$.-]+): ([^,{]+?)\s*(\{[^}]*\})?\s*(?:,\s*|$)")
 _FLOATS = {"f32": "<f", "f64": "<d"}

@@ -32,10 +32,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
-
-from triton_side.calls import cuda_program, declare, effects, stages
-from triton_side.calls.artifacts import Artifacts, Resources, check_triton, of_cuda, of_triton
-from triton_side.calls.direct_launch import DESCRIPTORS
+from xlafuse.triton_side.calls import cuda_program, declare, effects, stages
+from xlafuse.triton_side.calls.artifacts import Artifacts, Resources, check_triton, of_cuda, of_triton
+from xlafuse.triton_side.calls.direct_launch import DESCRIPTORS
 
 CUDA_SCALARS = {ctypes.c_int: "i32", ctypes.c_longlong: "i64", ctypes.c_float: "fp32"}
 CUDA_POINTERS = {
@@ -183,7 +182,7 @@ def record_launches(
 
     Raises (from the launch itself):
         RuntimeError: `compile_only` with an autotuned kernel of several candidates; choosing one needs the GPU.
-        triton_side.calls.artifacts.UnsupportedTriton: the installed Triton is not of a tested series.
+        xlafuse.triton_side.calls.artifacts.UnsupportedTriton: the installed Triton is not of a tested series.
     """
     check_triton()
     if JITFunction.run is not _run:

@@ -15,8 +15,7 @@ from typing import Any
 
 import torch
 from triton.runtime.jit import JITFunction
-
-from triton_side.calls.direct_launch import DESCRIPTORS, DirectKernel
+from xlafuse.triton_side.calls.direct_launch import DESCRIPTORS, DirectKernel
 
 GetItem = Callable[[Any, Any], Callable[..., Any]]
 _getitem: GetItem = DirectKernel.__getitem__

@@ -27,9 +27,8 @@ from typing import Any, TypeVar
 
 import torch
 import triton
-
-from triton_side.configs import table as tables
-from triton_side.configs.table import Gpu, Table, TableError
+from xlafuse.triton_side.configs import table as tables
+from xlafuse.triton_side.configs.table import Gpu, Table, TableError
 
 _Config = TypeVar("_Config")
 
@@ -45,7 +44,7 @@ _override: Override | None = None
 
 def tuned(rule: Callable[..., _Config]) -> functools._lru_cache_wrapper[_Config]:
     """Return `rule` with a table's entries in place of its own results."""
-    name = f"{rule.__module__.removeprefix('triton_side.kernels.')}.{rule.__name__}"
+    name = f"{rule.__module__.removeprefix('xlafuse.triton_side.kernels.')}.{rule.__name__}"
     signature = inspect.signature(rule)
 
     @functools.lru_cache

@@ -16,11 +16,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-
-from triton_side.calls.declare import again, declare_template, forward, gradient
-from triton_side.cuda import gelu
-from triton_side.cuda.common import tensors
-from triton_side.cuda.common.launch import launch
+from xlafuse.triton_side.calls.declare import again, declare_template, forward, gradient
+from xlafuse.triton_side.cuda import gelu
+from xlafuse.triton_side.cuda.common import tensors
+from xlafuse.triton_side.cuda.common.launch import launch
 
 THREADS = 128
 # 16-byte loads in flight per thread and matrix. In the backward kernel a multiprocessor of 1024 threads then has

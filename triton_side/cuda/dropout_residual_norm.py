@@ -29,12 +29,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from triton_side.blocks.dropout_residual_norm import check_dropout, dropout_constants
-from triton_side.calls.declare import again, declare_template, forward, gradient
-from triton_side.cuda import layernorm
-from triton_side.cuda.common import tensors
-from triton_side.cuda.common.launch import launch
+from xlafuse.triton_side.blocks.dropout_residual_norm import check_dropout, dropout_constants
+from xlafuse.triton_side.calls.declare import again, declare_template, forward, gradient
+from xlafuse.triton_side.cuda import layernorm
+from xlafuse.triton_side.cuda.common import tensors
+from xlafuse.triton_side.cuda.common.launch import launch
 
 SUM_WARPS = 16
 

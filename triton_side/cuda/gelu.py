@@ -15,10 +15,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-
-from triton_side.calls.declare import again, declare_template, forward, gradient
-from triton_side.cuda.common import tensors
-from triton_side.cuda.common.launch import launch_elementwise
+from xlafuse.triton_side.calls.declare import again, declare_template, forward, gradient
+from xlafuse.triton_side.cuda.common import tensors
+from xlafuse.triton_side.cuda.common.launch import launch_elementwise
 
 # The operations as the plain PyTorch block writes them, although the kernels use another formula.
 RECOMPUTED = (("mul", "cube"), ("add", "inner"), ("tanh", "tanh"))

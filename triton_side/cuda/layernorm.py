@@ -20,10 +20,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
-from triton_side.calls.declare import again, declare_template, forward, gradient
-from triton_side.cuda.common import tensors
-from triton_side.cuda.common.launch import launch
+from xlafuse.triton_side.calls.declare import again, declare_template, forward, gradient
+from xlafuse.triton_side.cuda.common import tensors
+from xlafuse.triton_side.cuda.common.launch import launch
 
 STREAMING_THREADS = 512
 PARTIALS_THREADS = 128

@@ -23,10 +23,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-
-from triton_side.calls.declare import Shapes, computing, declare_template, forward, gradient
-from triton_side.cuda.common import tensors
-from triton_side.cuda.common.launch import launch
+from xlafuse.triton_side.calls.declare import Shapes, computing, declare_template, forward, gradient
+from xlafuse.triton_side.cuda.common import tensors
+from xlafuse.triton_side.cuda.common.launch import launch
 
 TILE = 128  # rows and columns of c per block: 64 sums a thread, 100 to 128 registers
 DEPTH = 16  # terms of the inner axis per step

@@ -18,11 +18,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-
-from triton_side.calls.declare import again, declare_template, forward, gradient
-from triton_side.cuda.common import tensors
-from triton_side.cuda.common.launch import launch
-from triton_side.cuda.layernorm import (
+from xlafuse.triton_side.calls.declare import again, declare_template, forward, gradient
+from xlafuse.triton_side.cuda.common import tensors
+from xlafuse.triton_side.cuda.common.launch import launch
+from xlafuse.triton_side.cuda.layernorm import (
     PARTIALS_THREADS,
     RESIDENT_THREADS,
     ROWS_PER_BLOCK,

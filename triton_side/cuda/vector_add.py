@@ -11,10 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-
-from triton_side.calls.declare import declare_template, forward
-from triton_side.cuda.common import tensors
-from triton_side.cuda.common.launch import launch_elementwise
+from xlafuse.triton_side.calls.declare import declare_template, forward
+from xlafuse.triton_side.cuda.common import tensors
+from xlafuse.triton_side.cuda.common.launch import launch_elementwise
 
 declare_template("vector_add.cu", "vector_add", forward("add", "add"), flops=lambda shapes: math.prod(shapes["out"]))
 

@@ -28,7 +28,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from triton_side.versions import TORCH_BUILDS
+from xlafuse.triton_side.versions import TORCH_BUILDS
 
 HOOKS_SOURCE = Path(__file__).with_name("fake_cuda_hooks.cpp")
 REQUIRED_PROPERTIES = (
@@ -52,7 +52,7 @@ def active_properties() -> types.SimpleNamespace:
     """Return the properties of the GPU that this process pretends to have. Raises RuntimeError before `activate`."""
     if _active is None:
         raise RuntimeError(
-            "no fake GPU in this process: call triton_side.deviceless.for_target.activate(properties) before "
+            "no fake GPU in this process: call xlafuse.triton_side.deviceless.for_target.activate(properties) before "
             "importing torch"
         )
     return _active

@@ -1,6 +1,6 @@
 """Compile with TorchInductor and Triton for an absent GPU, down to the cubin that the GPU would run.
 
-    from triton_side.deviceless import for_target
+    from xlafuse.triton_side.deviceless import for_target
     for_target.activate(properties)             # before torch is imported, in a separate process
     specs = {"x": ((4096, 1024), "bfloat16"), "weight": ((1024,), "bfloat16")}
     captured = for_target.compile_inductor(apply, specs, {"eps": 1e-6}, train=True, max_autotune=False)
@@ -23,13 +23,12 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from triton_side.deviceless._fake_cuda import Unsupported, activate, active_properties, sdpa_choice
+from xlafuse.triton_side.deviceless._fake_cuda import Unsupported, activate, active_properties, sdpa_choice
 
 if TYPE_CHECKING:
     import torch
-
-    from triton_side.calls.dispatch import Recorded
-    from triton_side.inductor.compiler import Captured
+    from xlafuse.triton_side.calls.dispatch import Recorded
+    from xlafuse.triton_side.inductor.compiler import Captured
 
 __all__ = [
     "Unsupported",
@@ -47,7 +46,7 @@ Spec = tuple[tuple[int, ...], "str | torch.dtype"]
 def fake_mode() -> Any:
     """Return the mode in which fake-GPU tensors can be made and traced. Raises RuntimeError before `activate`."""
     active_properties()
-    from triton_side.inductor import _private as private
+    from xlafuse.triton_side.inductor import _private as private
 
     return private.fake_tensor_mode()
 
@@ -83,9 +82,8 @@ def compile_inductor(
     """
     active_properties()
     import torch
-
-    from triton_side.inductor import _private as private
-    from triton_side.inductor import compiler
+    from xlafuse.triton_side.inductor import _private as private
+    from xlafuse.triton_side.inductor import compiler
 
     torch.compiler.reset()  # code for an absent GPU is never called again
     compiled = compiler.compile(apply, mode="max-autotune-no-cudagraphs" if max_autotune else None)
@@ -111,7 +109,7 @@ def record_call(
     output.
     """
     active_properties()
-    from triton_side.calls import dispatch
+    from xlafuse.triton_side.calls import dispatch
 
     with fake_mode():
         inputs = fake_inputs(input_specs, requires_grad=train)

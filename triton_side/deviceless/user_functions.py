@@ -18,12 +18,11 @@ from typing import Any, Literal
 
 import torch
 from torch.utils._pytree import tree_leaves
-
-from triton_side.deviceless import _fake_cuda
-from triton_side.inductor import _private as private
-from triton_side.inductor import compiler
-from triton_side.inductor.compiler import Captured
-from triton_side.inductor.graph import GraphBreak
+from xlafuse.triton_side.deviceless import _fake_cuda
+from xlafuse.triton_side.inductor import _private as private
+from xlafuse.triton_side.inductor import compiler
+from xlafuse.triton_side.inductor.compiler import Captured
+from xlafuse.triton_side.inductor.graph import GraphBreak
 
 Products = Literal["padded", "triton"]
 

@@ -25,10 +25,18 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
-
-from triton_side.calls import stages
-from triton_side.inductor.graph import DTYPES, GraphBreak, Memory, Part, Refusal, Shape, SourceNode, sum_before_cast
-from triton_side.versions import TORCH_BUILDS
+from xlafuse.triton_side.calls import stages
+from xlafuse.triton_side.inductor.graph import (
+    DTYPES,
+    GraphBreak,
+    Memory,
+    Part,
+    Refusal,
+    Shape,
+    SourceNode,
+    sum_before_cast,
+)
+from xlafuse.triton_side.versions import TORCH_BUILDS
 
 _CUSTOM_PASSES = (
     "joint_custom_pre_pass", "joint_custom_post_pass", "post_grad_custom_pre_pass", "_pre_fusion_custom_pass",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from triton_side.inductor.graph import (
+from xlafuse.triton_side.inductor.graph import (
     MAKES_OR_MOVES,
     SCATTER,
     TWO_STEPS,
@@ -21,8 +21,8 @@ from triton_side.inductor.graph import (
     helper_node,
     second_step,
 )
-from triton_side.inductor.kernel_code import Work
-from triton_side.inductor.output_code import USERS_OWN, Definition, EmittedCall, EmittedCode, Fragment
+from xlafuse.triton_side.inductor.kernel_code import Work
+from xlafuse.triton_side.inductor.output_code import USERS_OWN, Definition, EmittedCall, EmittedCode, Fragment
 
 _MOVES = (MAKES_OR_MOVES | VIEWS) - SCATTER
 _HELPS = {"fills": "aten.full", "copies": "aten.clone"}

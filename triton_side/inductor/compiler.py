@@ -24,14 +24,13 @@ from typing import Any
 
 import torch
 from torch.fx.traceback import preserve_node_meta
-
-from triton_side.calls import artifacts, effects
-from triton_side.calls.dispatch import EagerRecorder, Operation
-from triton_side.calls.launches import Storages, TensorArgument
-from triton_side.inductor import _private as private
-from triton_side.inductor import eager
-from triton_side.inductor.attribution import shares
-from triton_side.inductor.graph import (
+from xlafuse.triton_side.calls import artifacts, effects
+from xlafuse.triton_side.calls.dispatch import EagerRecorder, Operation
+from xlafuse.triton_side.calls.launches import Storages, TensorArgument
+from xlafuse.triton_side.inductor import _private as private
+from xlafuse.triton_side.inductor import eager
+from xlafuse.triton_side.inductor.attribution import shares
+from xlafuse.triton_side.inductor.graph import (
     Buffer,
     Call,
     CompiledGraph,
@@ -50,7 +49,7 @@ from triton_side.inductor.graph import (
     without_views,
     without_waits,
 )
-from triton_side.inductor.output_code import (
+from xlafuse.triton_side.inductor.output_code import (
     EmittedCall,
     EmittedCode,
     body_of_call,

@@ -31,8 +31,8 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any, cast, get_args
 
-from triton_side.inductor.attribution import shares
-from triton_side.inductor.graph import (
+from xlafuse.triton_side.inductor.attribution import shares
+from xlafuse.triton_side.inductor.graph import (
     REDUCTIONS,
     Buffer,
     Call,
@@ -50,8 +50,8 @@ from triton_side.inductor.graph import (
     without_views,
     without_waits,
 )
-from triton_side.inductor.ir_text import SIZES, FxText, IrNode, memory, read_fx, read_ir, replaced
-from triton_side.inductor.output_code import USERS_OWN, EmittedCall, EmittedCode, read_code
+from xlafuse.triton_side.inductor.ir_text import SIZES, FxText, IrNode, memory, read_fx, read_ir, replaced
+from xlafuse.triton_side.inductor.output_code import USERS_OWN, EmittedCall, EmittedCode, read_code
 
 MAX_BYTES = 256 << 20  # the largest text that is read
 _MAX_FILES = 100_000

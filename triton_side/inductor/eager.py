@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 
-from triton_side.calls.dispatch import Operation
-from triton_side.calls.launches import TensorArgument
-from triton_side.inductor.graph import DTYPES, Buffer, Call, CompiledGraph, Kernel, Memory, SourceNode
+from xlafuse.triton_side.calls.dispatch import Operation
+from xlafuse.triton_side.calls.launches import TensorArgument
+from xlafuse.triton_side.inductor.graph import DTYPES, Buffer, Call, CompiledGraph, Kernel, Memory, SourceNode
 
 MOST_NAMED = 12
 # Their kernels read and write whole tensors once. Any other operation may launch several kernels.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from triton_side.calls.flops import Shape, grouped_product_flops
+from xlafuse.triton_side.calls.flops import Shape, grouped_product_flops
 
 Part = Literal["forward", "backward"]
 Kind = Literal[
@@ -75,7 +75,7 @@ class Kernel:
         `aten.add` where the code calls addmm); one entry per FX node. If a match replaced operations by several others,
         the kernels have the new operations.
     fx_nodes: the post-grad FX nodes by name.
-    stages: names given with `triton_side.calls.stages.stage`.
+    stages: names given with `xlafuse.triton_side.calls.stages.stage`.
     lines: "file:line" of the code outside torch that wrote the operations.
     inputs, outputs: None where Inductor's scheduler does not know them.
     is_template: generated from a hand-written template (max-autotune's GEMMs, FlexAttention).
@@ -132,7 +132,7 @@ class Call:
     workspace_bytes: scratch of one launch that no other kernel reads. flops: None if unknown.
     views: the views in its arguments, as the emitted code writes them.
     grid: blocks in x, y, z of a generated kernel; None if unknown.
-    resources: of its compiled code, as triton_side.calls.artifacts.Resources; None if unknown.
+    resources: of its compiled code, as xlafuse.triton_side.calls.artifacts.Resources; None if unknown.
     layouts: of a library call, by the names in its arguments, as `launch.layouts_in` returns them; None for a generated
         kernel, which gets addresses.
     """

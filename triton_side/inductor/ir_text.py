@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from triton_side.inductor.graph import DTYPES, IS_CAUSAL, SUM_OF_PRODUCTS, Memory, Shape, SourceNode
+from xlafuse.triton_side.inductor.graph import DTYPES, IS_CAUSAL, SUM_OF_PRODUCTS, Memory, Shape, SourceNode
 
 MAX_LINE = 1 << 20
 MAX_ELEMENTS = 1 << 56  # no larger tensor can be allocated

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from triton_side.inductor.graph import Layout, Shape
+from xlafuse.triton_side.inductor.graph import Layout, Shape
 
 _MOST_Y = 65535  # blocks in y and z of any NVIDIA GPU
 VIEW = re.compile(r"reinterpret_tensor\((\w+), (\([^()]*\)), (\([^()]*\)), \d+\)")

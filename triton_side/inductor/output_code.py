@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from triton_side.inductor.graph import DTYPES, Layout, Memory, Part, Shape, sum_before_cast
-from triton_side.inductor.ir_text import MAX_ELEMENTS, MAX_LINE, SIZES, fx_memory, memory
-from triton_side.inductor.kernel_code import Work, work_of
-from triton_side.inductor.launch import VIEW, configuration, grid, layouts_in
+from xlafuse.triton_side.inductor.graph import DTYPES, Layout, Memory, Part, Shape, sum_before_cast
+from xlafuse.triton_side.inductor.ir_text import MAX_ELEMENTS, MAX_LINE, SIZES, fx_memory, memory
+from xlafuse.triton_side.inductor.kernel_code import Work, work_of
+from xlafuse.triton_side.inductor.launch import VIEW, configuration, grid, layouts_in
 
 
 @dataclass

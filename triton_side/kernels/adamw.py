@@ -16,11 +16,17 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
-
-from triton_side.calls import declare
-from triton_side.configs.tuned import tuned
-from triton_side.kernels.gelu import divide
-from triton_side.kernels.shared.launch import FLOAT_DTYPES, INTERPRETED, FlatConfig, cdiv, check_tensors, device_of
+from xlafuse.triton_side.calls import declare
+from xlafuse.triton_side.configs.tuned import tuned
+from xlafuse.triton_side.kernels.gelu import divide
+from xlafuse.triton_side.kernels.shared.launch import (
+    FLOAT_DTYPES,
+    INTERPRETED,
+    FlatConfig,
+    cdiv,
+    check_tensors,
+    device_of,
+)
 
 Updated = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 

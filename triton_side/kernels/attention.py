@@ -29,20 +29,19 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
-
-from triton_side.calls.declare import computing, declare
-from triton_side.calls.stages import stage
-from triton_side.kernels import attention_few_tokens
-from triton_side.kernels.attention_backward import (
+from xlafuse.triton_side.calls.declare import computing, declare
+from xlafuse.triton_side.calls.stages import stage
+from xlafuse.triton_side.kernels import attention_few_tokens
+from xlafuse.triton_side.kernels.attention_backward import (
     launch_dbias,
     launch_delta,
     launch_dk_dv,
     launch_dq,
 )
-from triton_side.kernels.hopper import attention_backward as hopper_backward
-from triton_side.kernels.hopper import attention_forward as hopper_forward
-from triton_side.kernels.hopper.parts import is_hopper
-from triton_side.kernels.shared.attention_configs import (
+from xlafuse.triton_side.kernels.hopper import attention_backward as hopper_backward
+from xlafuse.triton_side.kernels.hopper import attention_forward as hopper_forward
+from xlafuse.triton_side.kernels.hopper.parts import is_hopper
+from xlafuse.triton_side.kernels.shared.attention_configs import (
     HEAD_DIMS,
     TileConfig,
     choose_attention_config,
@@ -51,8 +50,8 @@ from triton_side.kernels.shared.attention_configs import (
     dq_config,
     forward_config,
 )
-from triton_side.kernels.shared.attention_operations import FORWARD, FORWARD_BY_CASE, products_flops
-from triton_side.kernels.shared.attention_tiles import (
+from xlafuse.triton_side.kernels.shared.attention_operations import FORWARD, FORWARD_BY_CASE, products_flops
+from xlafuse.triton_side.kernels.shared.attention_tiles import (
     bias_strides,
     empty_output,
     is_visible,
@@ -66,9 +65,9 @@ from triton_side.kernels.shared.attention_tiles import (
     tile_of_program,
     visible_keys,
 )
-from triton_side.kernels.shared.constants import LOG2_E, LOWEST
-from triton_side.kernels.shared.launch import INTERPRETED, check_tensors, device_of
-from triton_side.kernels.shared.tiles import (
+from xlafuse.triton_side.kernels.shared.constants import LOG2_E, LOWEST
+from xlafuse.triton_side.kernels.shared.launch import INTERPRETED, check_tensors, device_of
+from xlafuse.triton_side.kernels.shared.tiles import (
     add_product,
     fits_descriptor,
     load_rows,

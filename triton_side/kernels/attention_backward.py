@@ -26,10 +26,9 @@ import math
 import torch
 import triton
 import triton.language as tl
-
-from triton_side.calls.declare import computing, declare
-from triton_side.kernels.shared.attention_configs import TileConfig
-from triton_side.kernels.shared.attention_operations import (
+from xlafuse.triton_side.calls.declare import computing, declare
+from xlafuse.triton_side.kernels.shared.attention_configs import TileConfig
+from xlafuse.triton_side.kernels.shared.attention_operations import (
     DBIAS,
     DBIAS_BY_CASE,
     DELTA,
@@ -40,7 +39,7 @@ from triton_side.kernels.shared.attention_operations import (
     DQ_DBIAS_BY_CASE,
     products_flops,
 )
-from triton_side.kernels.shared.attention_tiles import (
+from xlafuse.triton_side.kernels.shared.attention_tiles import (
     bias_strides,
     empty_output,
     is_visible,
@@ -56,9 +55,9 @@ from triton_side.kernels.shared.attention_tiles import (
     visible_keys,
     visible_queries,
 )
-from triton_side.kernels.shared.constants import LOG2_E
-from triton_side.kernels.shared.launch import cdiv, device_of
-from triton_side.kernels.shared.tiles import (
+from xlafuse.triton_side.kernels.shared.constants import LOG2_E
+from xlafuse.triton_side.kernels.shared.launch import cdiv, device_of
+from xlafuse.triton_side.kernels.shared.tiles import (
     add_product,
     load_rows,
     product,

@@ -7,9 +7,8 @@ sequence], shared by the whole batch.
 """
 
 import torch
-
-from triton_side.kernels.attention import check_shapes, run
-from triton_side.kernels.shared.launch import check_tensors
+from xlafuse.triton_side.kernels.attention import check_shapes, run
+from xlafuse.triton_side.kernels.shared.launch import check_tensors
 
 
 def attention_bias(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

@@ -8,12 +8,11 @@ probabilities are float32.
 import torch
 import triton
 import triton.language as tl
-
-from triton_side.calls.declare import Shapes, computing, declare
-from triton_side.kernels.shared.attention_operations import FORWARD, FORWARD_BY_CASE, products_flops
-from triton_side.kernels.shared.attention_tiles import empty_output, is_visible
-from triton_side.kernels.shared.constants import LOG2_E
-from triton_side.kernels.shared.launch import device_of, next_power_of_2
+from xlafuse.triton_side.calls.declare import Shapes, computing, declare
+from xlafuse.triton_side.kernels.shared.attention_operations import FORWARD, FORWARD_BY_CASE, products_flops
+from xlafuse.triton_side.kernels.shared.attention_tiles import empty_output, is_visible
+from xlafuse.triton_side.kernels.shared.constants import LOG2_E
+from xlafuse.triton_side.kernels.shared.launch import device_of, next_power_of_2
 
 MOST_TOKENS = 4  # products of all pairs of tokens take 16 registers a thread at head_dim 128
 

@@ -6,9 +6,8 @@ find their sequence in cu_seqlens, which the host does not read. No tile holds t
 """
 
 import torch
-
-from triton_side.kernels.attention import check_shapes, run
-from triton_side.kernels.shared.launch import check_tensors
+from xlafuse.triton_side.kernels.attention import check_shapes, run
+from xlafuse.triton_side.kernels.shared.launch import check_tensors
 
 
 def attention_packed(

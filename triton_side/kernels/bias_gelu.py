@@ -18,13 +18,12 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
-
-from triton_side.calls import declare
-from triton_side.configs.tuned import tuned
-from triton_side.kernels import gelu
-from triton_side.kernels.gelu import gelu_value, gelu_value_and_slope
-from triton_side.kernels.shared.column_sums import sum_columns
-from triton_side.kernels.shared.launch import (
+from xlafuse.triton_side.calls import declare
+from xlafuse.triton_side.configs.tuned import tuned
+from xlafuse.triton_side.kernels import gelu
+from xlafuse.triton_side.kernels.gelu import gelu_value, gelu_value_and_slope
+from xlafuse.triton_side.kernels.shared.column_sums import sum_columns
+from xlafuse.triton_side.kernels.shared.launch import (
     cdiv,
     check_matrix,
     check_tensors,

@@ -23,12 +23,11 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-
-from triton_side.calls.declare import Shapes, computing, declare, forward
-from triton_side.configs.tuned import tuned
-from triton_side.kernels.shared.constants import LOG2_E, LOWEST
-from triton_side.kernels.shared.launch import cdiv, check_tensors, device_of, multiprocessors, next_power_of_2
-from triton_side.kernels.shared.tiles import add_product, product, product_precision
+from xlafuse.triton_side.calls.declare import Shapes, computing, declare, forward
+from xlafuse.triton_side.configs.tuned import tuned
+from xlafuse.triton_side.kernels.shared.constants import LOG2_E, LOWEST
+from xlafuse.triton_side.kernels.shared.launch import cdiv, check_tensors, device_of, multiprocessors, next_power_of_2
+from xlafuse.triton_side.kernels.shared.tiles import add_product, product, product_precision
 
 HEAD_DIMS = (16, 32, 64, 128)
 

@@ -6,9 +6,8 @@ they take pages with the two inner axes swapped: heads, then keys.
 """
 
 import torch
-
-from triton_side.kernels.decode_attention import check_indices, check_query, launch
-from triton_side.kernels.shared.launch import check_tensors
+from xlafuse.triton_side.kernels.decode_attention import check_indices, check_query, launch
+from xlafuse.triton_side.kernels.shared.launch import check_tensors
 
 
 def decode_attention_paged(

@@ -37,13 +37,12 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
-
-from triton_side.calls.declare import computing, forward
-from triton_side.calls.stages import stage
-from triton_side.kernels import rmsnorm, rope, swiglu_mlp
-from triton_side.kernels.shared.attention_configs import HEAD_DIMS
-from triton_side.kernels.shared.launch import check_tensors
-from triton_side.kernels.transformer_layer import (
+from xlafuse.triton_side.calls.declare import computing, forward
+from xlafuse.triton_side.calls.stages import stage
+from xlafuse.triton_side.kernels import rmsnorm, rope, swiglu_mlp
+from xlafuse.triton_side.kernels.shared.attention_configs import HEAD_DIMS
+from xlafuse.triton_side.kernels.shared.launch import check_tensors
+from xlafuse.triton_side.kernels.transformer_layer import (
     attention_backward,
     attention_forward,
     gate_up_activation,

@@ -30,13 +30,12 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
-
-from triton_side.blocks.dropout_residual_norm import check_dropout, dropout_constants
-from triton_side.calls import declare
-from triton_side.configs.tuned import tuned
-from triton_side.kernels.layernorm import normalise, normalise_gradient
-from triton_side.kernels.shared.column_sums import sum_vectors
-from triton_side.kernels.shared.launch import (
+from xlafuse.triton_side.blocks.dropout_residual_norm import check_dropout, dropout_constants
+from xlafuse.triton_side.calls import declare
+from xlafuse.triton_side.configs.tuned import tuned
+from xlafuse.triton_side.kernels.layernorm import normalise, normalise_gradient
+from xlafuse.triton_side.kernels.shared.column_sums import sum_vectors
+from xlafuse.triton_side.kernels.shared.launch import (
     RowConfig,
     cdiv,
     check_matrix,
@@ -48,7 +47,7 @@ from triton_side.kernels.shared.launch import (
     rows_per_tile,
     with_unit_column_stride,
 )
-from triton_side.kernels.shared.threefry import uniforms
+from xlafuse.triton_side.kernels.shared.threefry import uniforms
 
 MAX_COLUMNS = 16384
 Tensors = tuple[torch.Tensor, ...]

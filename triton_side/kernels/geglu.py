@@ -12,11 +12,10 @@ import math
 import torch
 import triton
 import triton.language as tl
-
-from triton_side.calls import declare
-from triton_side.kernels import gelu
-from triton_side.kernels.gelu import gelu_value, gelu_value_and_slope
-from triton_side.kernels.shared.gated_unit import backward_block, forward_block, gated_unit
+from xlafuse.triton_side.calls import declare
+from xlafuse.triton_side.kernels import gelu
+from xlafuse.triton_side.kernels.gelu import gelu_value, gelu_value_and_slope
+from xlafuse.triton_side.kernels.shared.gated_unit import backward_block, forward_block, gated_unit
 
 FORWARD = (*gelu.FORWARD, declare.forward("mul", "multiply", "y"))
 BACKWARD = (

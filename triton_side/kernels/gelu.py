@@ -18,11 +18,10 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
-
-from triton_side.calls import declare
-from triton_side.configs.tuned import tuned
-from triton_side.kernels.shared.constants import LOG2_E
-from triton_side.kernels.shared.launch import FlatConfig, check_tensors, launch_elementwise
+from xlafuse.triton_side.calls import declare
+from xlafuse.triton_side.configs.tuned import tuned
+from xlafuse.triton_side.kernels.shared.constants import LOG2_E
+from xlafuse.triton_side.kernels.shared.launch import FlatConfig, check_tensors, launch_elementwise
 
 SQRT_2_OVER_PI = 0.7978845608028654
 CUBIC = 0.044715

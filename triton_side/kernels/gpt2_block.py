@@ -32,14 +32,13 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
-
-from triton_side.blocks.dropout_residual_norm import check_probability
-from triton_side.calls.declare import computing
-from triton_side.calls.stages import stage
-from triton_side.kernels import dropout_residual_norm, layernorm, linear_gelu
-from triton_side.kernels.shared.attention_configs import HEAD_DIMS
-from triton_side.kernels.shared.launch import check_tensors
-from triton_side.kernels.transformer_layer import (
+from xlafuse.triton_side.blocks.dropout_residual_norm import check_probability
+from xlafuse.triton_side.calls.declare import computing
+from xlafuse.triton_side.calls.stages import stage
+from xlafuse.triton_side.kernels import dropout_residual_norm, layernorm, linear_gelu
+from xlafuse.triton_side.kernels.shared.attention_configs import HEAD_DIMS
+from xlafuse.triton_side.kernels.shared.launch import check_tensors
+from xlafuse.triton_side.kernels.transformer_layer import (
     attention_backward,
     attention_forward,
     product_bias_gelu,

@@ -26,13 +26,12 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
-
-from triton_side.calls import declare
-from triton_side.configs.tuned import tuned
-from triton_side.kernels.rmsnorm import configure_forward as configure_rmsnorm
-from triton_side.kernels.rmsnorm import rows_in_registers
-from triton_side.kernels.shared.column_sums import sum_vectors
-from triton_side.kernels.shared.launch import (
+from xlafuse.triton_side.calls import declare
+from xlafuse.triton_side.configs.tuned import tuned
+from xlafuse.triton_side.kernels.rmsnorm import configure_forward as configure_rmsnorm
+from xlafuse.triton_side.kernels.rmsnorm import rows_in_registers
+from xlafuse.triton_side.kernels.shared.column_sums import sum_vectors
+from xlafuse.triton_side.kernels.shared.launch import (
     RowConfig,
     cdiv,
     check_matrix,

@@ -16,11 +16,10 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
-
-from triton_side.calls.declare import computing, forward, gradient
-from triton_side.kernels.matmul import FEW_ROWS, choose_config, launch_matmul, matmul_config
-from triton_side.kernels.shared.column_sums import partial_sums, sum_columns
-from triton_side.kernels.shared.launch import check_matrix, check_tensors
+from xlafuse.triton_side.calls.declare import computing, forward, gradient
+from xlafuse.triton_side.kernels.matmul import FEW_ROWS, choose_config, launch_matmul, matmul_config
+from xlafuse.triton_side.kernels.shared.column_sums import partial_sums, sum_columns
+from xlafuse.triton_side.kernels.shared.launch import check_matrix, check_tensors
 
 FORWARD = (forward("dot", "product"), forward("add", "bias"))
 PARTIAL_DBIAS = (gradient("reduce_sum", "bias", "partial"),)

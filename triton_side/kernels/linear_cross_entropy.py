@@ -42,14 +42,20 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
-
-from triton_side.blocks.cross_entropy import IGNORED
-from triton_side.calls.declare import Shapes, computing, declare, forward, gradient
-from triton_side.calls.stages import stage
-from triton_side.kernels.cross_entropy import check_labels, launch_mean, loss_slope, token_loss
-from triton_side.kernels.matmul import Choose, choose_config, matmul_config
-from triton_side.kernels.shared.launch import FlatConfig, cdiv, check_matrix, check_tensors, device_of, multiprocessors
-from triton_side.kernels.shared.matmul_tiles import (
+from xlafuse.triton_side.blocks.cross_entropy import IGNORED
+from xlafuse.triton_side.calls.declare import Shapes, computing, declare, forward, gradient
+from xlafuse.triton_side.calls.stages import stage
+from xlafuse.triton_side.kernels.cross_entropy import check_labels, launch_mean, loss_slope, token_loss
+from xlafuse.triton_side.kernels.matmul import Choose, choose_config, matmul_config
+from xlafuse.triton_side.kernels.shared.launch import (
+    FlatConfig,
+    cdiv,
+    check_matrix,
+    check_tensors,
+    device_of,
+    multiprocessors,
+)
+from xlafuse.triton_side.kernels.shared.matmul_tiles import (
     MatmulConfig,
     open_operand,
     programs_for_output,
@@ -58,7 +64,7 @@ from triton_side.kernels.shared.matmul_tiles import (
     tile_at,
     tile_product,
 )
-from triton_side.kernels.shared.tiles import DESCRIPTOR_ALIGNMENT, product_precision, provide_descriptor_memory
+from xlafuse.triton_side.kernels.shared.tiles import DESCRIPTOR_ALIGNMENT, product_precision, provide_descriptor_memory
 
 WORKSPACE = 512 << 20  # bytes of the logits of one chunk
 MIN_TOKENS = 128  # of a chunk, whatever its bytes: the height of a tile

@@ -27,15 +27,20 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
-
-from triton_side.calls.declare import computing, declare
-from triton_side.configs.tuned import tuned
-from triton_side.kernels import gelu, linear
-from triton_side.kernels.gelu import gelu_value_and_slope
-from triton_side.kernels.linear import check_linear, input_gradient, weight_gradient
-from triton_side.kernels.matmul import FEW_ROWS, choose_config, launch_bias_gelu, matmul_config
-from triton_side.kernels.shared.column_sums import sum_columns
-from triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors, next_power_of_2, with_unit_column_stride
+from xlafuse.triton_side.calls.declare import computing, declare
+from xlafuse.triton_side.configs.tuned import tuned
+from xlafuse.triton_side.kernels import gelu, linear
+from xlafuse.triton_side.kernels.gelu import gelu_value_and_slope
+from xlafuse.triton_side.kernels.linear import check_linear, input_gradient, weight_gradient
+from xlafuse.triton_side.kernels.matmul import FEW_ROWS, choose_config, launch_bias_gelu, matmul_config
+from xlafuse.triton_side.kernels.shared.column_sums import sum_columns
+from xlafuse.triton_side.kernels.shared.launch import (
+    cdiv,
+    device_of,
+    multiprocessors,
+    next_power_of_2,
+    with_unit_column_stride,
+)
 
 FORWARD = (*linear.FORWARD, *gelu.FORWARD)
 

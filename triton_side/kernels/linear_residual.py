@@ -8,8 +8,7 @@ weight [k, n], residual, y [m, n]; dtypes and errors are those of `matmul`.
 """
 
 import torch
-
-from triton_side.kernels.matmul import matmul
+from xlafuse.triton_side.kernels.matmul import matmul
 
 
 def apply(inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

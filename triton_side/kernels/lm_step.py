@@ -14,15 +14,14 @@ from itertools import islice
 from typing import Any
 
 import torch
-
-from triton_side.blocks.lm_step import LAYER_PARAMETERS, PARAMETERS
-from triton_side.calls.declare import computing
-from triton_side.calls.stages import stage
-from triton_side.kernels.adamw import OPERATIONS, Update, update_all
-from triton_side.kernels.decoder_block import decoder_block
-from triton_side.kernels.embedding import embedding
-from triton_side.kernels.linear_cross_entropy import linear_cross_entropy
-from triton_side.kernels.rmsnorm import rmsnorm
+from xlafuse.triton_side.blocks.lm_step import LAYER_PARAMETERS, PARAMETERS
+from xlafuse.triton_side.calls.declare import computing
+from xlafuse.triton_side.calls.stages import stage
+from xlafuse.triton_side.kernels.adamw import OPERATIONS, Update, update_all
+from xlafuse.triton_side.kernels.decoder_block import decoder_block
+from xlafuse.triton_side.kernels.embedding import embedding
+from xlafuse.triton_side.kernels.linear_cross_entropy import linear_cross_entropy
+from xlafuse.triton_side.kernels.rmsnorm import rmsnorm
 
 PREFIXES = ("", "mu_", "nu_")  # of a parameter and its moments
 
@@ -49,7 +48,7 @@ def compute_loss(
 def lm_step(
     inputs: Mapping[str, torch.Tensor], *, optimizer: Mapping[str, Any], **sizes: Any
 ) -> dict[str, torch.Tensor]:
-    """Return the results of `triton_side.blocks.lm_step.apply` for the same inputs.
+    """Return the results of `xlafuse.triton_side.blocks.lm_step.apply` for the same inputs.
 
     Args:
         inputs: tokens, labels, positions, step; parameters of one dtype (bfloat16, float16, float32) and their float32

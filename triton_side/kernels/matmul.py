@@ -20,13 +20,12 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
-
-from triton_side.calls.declare import Shapes, computing, declare, forward, gradient
-from triton_side.configs.tuned import tuned
-from triton_side.kernels.gelu import gelu_value
-from triton_side.kernels.shared.counters import zero_counters
-from triton_side.kernels.shared.launch import cdiv, check_matrix, check_tensors, device_of, next_power_of_2
-from triton_side.kernels.shared.matmul_tiles import (
+from xlafuse.triton_side.calls.declare import Shapes, computing, declare, forward, gradient
+from xlafuse.triton_side.configs.tuned import tuned
+from xlafuse.triton_side.kernels.gelu import gelu_value
+from xlafuse.triton_side.kernels.shared.counters import zero_counters
+from xlafuse.triton_side.kernels.shared.launch import cdiv, check_matrix, check_tensors, device_of, next_power_of_2
+from xlafuse.triton_side.kernels.shared.matmul_tiles import (
     MatmulConfig,
     load_strided_tile,
     load_tile,
@@ -38,8 +37,8 @@ from triton_side.kernels.shared.matmul_tiles import (
     tile_at,
     tile_product,
 )
-from triton_side.kernels.shared.split_tiles import add_shares, steps_of_split, store_share
-from triton_side.kernels.shared.tiles import product_precision, provide_descriptor_memory
+from xlafuse.triton_side.kernels.shared.split_tiles import add_shares, steps_of_split, store_share
+from xlafuse.triton_side.kernels.shared.tiles import product_precision, provide_descriptor_memory
 
 PRODUCT = (forward("dot", "product"),)
 RESIDUAL = (forward("add", "residual"),)

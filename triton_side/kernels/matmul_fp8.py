@@ -19,15 +19,14 @@ from dataclasses import replace
 import torch
 import triton
 import triton.language as tl
-
-from triton_side.calls.declare import Shapes, declare, forward
-from triton_side.configs.tuned import tuned
-from triton_side.kernels.hopper import matmul_fp8 as hopper
-from triton_side.kernels.hopper.parts import is_hopper
-from triton_side.kernels.matmul import FEW_ROWS, MULTIPROCESSORS, few_rows_config, pointer_config
-from triton_side.kernels.shared.fp8_sums import kept_factor
-from triton_side.kernels.shared.launch import INTERPRETED, cdiv, check_matrix, device_of
-from triton_side.kernels.shared.matmul_tiles import (
+from xlafuse.triton_side.calls.declare import Shapes, declare, forward
+from xlafuse.triton_side.configs.tuned import tuned
+from xlafuse.triton_side.kernels.hopper import matmul_fp8 as hopper
+from xlafuse.triton_side.kernels.hopper.parts import is_hopper
+from xlafuse.triton_side.kernels.matmul import FEW_ROWS, MULTIPROCESSORS, few_rows_config, pointer_config
+from xlafuse.triton_side.kernels.shared.fp8_sums import kept_factor
+from xlafuse.triton_side.kernels.shared.launch import INTERPRETED, cdiv, check_matrix, device_of
+from xlafuse.triton_side.kernels.shared.matmul_tiles import (
     MatmulConfig,
     load_operand,
     open_operand,
@@ -37,7 +36,7 @@ from triton_side.kernels.shared.matmul_tiles import (
     stored_transposed,
     tile_at,
 )
-from triton_side.kernels.shared.tiles import fits_descriptor, product_precision, provide_descriptor_memory
+from xlafuse.triton_side.kernels.shared.tiles import fits_descriptor, product_precision, provide_descriptor_memory
 
 FORWARD = (forward("dot", "product"), forward("mul", "scale"))
 CHUNK = 4096  # terms of one sum of the tensor cores

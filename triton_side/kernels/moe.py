@@ -36,20 +36,19 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
-
-from triton_side.calls.declare import Computed, again, computing, declare, forward, gradient
-from triton_side.configs.tuned import tuned
-from triton_side.kernels import embedding, moe_routing
-from triton_side.kernels.matmul import many_rows_config, pointer_config
-from triton_side.kernels.moe_routing import Route
-from triton_side.kernels.shared.grouped_gradient import launch_group_gradients
-from triton_side.kernels.shared.grouped_product import (
+from xlafuse.triton_side.calls.declare import Computed, again, computing, declare, forward, gradient
+from xlafuse.triton_side.configs.tuned import tuned
+from xlafuse.triton_side.kernels import embedding, moe_routing
+from xlafuse.triton_side.kernels.matmul import many_rows_config, pointer_config
+from xlafuse.triton_side.kernels.moe_routing import Route
+from xlafuse.triton_side.kernels.shared.grouped_gradient import launch_group_gradients
+from xlafuse.triton_side.kernels.shared.grouped_product import (
     experts_block,
     fit_descriptors,
     launch_gate_up,
     launch_grouped_product,
 )
-from triton_side.kernels.shared.launch import (
+from xlafuse.triton_side.kernels.shared.launch import (
     cdiv,
     check_matrix,
     check_tensors,
@@ -57,10 +56,10 @@ from triton_side.kernels.shared.launch import (
     next_power_of_2,
     with_unit_column_stride,
 )
-from triton_side.kernels.shared.matmul_tiles import MatmulConfig
-from triton_side.kernels.shared.tiles import add_product, fits_descriptor, product_precision
-from triton_side.kernels.swiglu import silu_value_and_slope
-from triton_side.kernels.swiglu_mlp import ACTIVATION
+from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
+from xlafuse.triton_side.kernels.shared.tiles import add_product, fits_descriptor, product_precision
+from xlafuse.triton_side.kernels.swiglu import silu_value_and_slope
+from xlafuse.triton_side.kernels.swiglu_mlp import ACTIVATION
 
 GATHER_X, GATHER_X_AGAIN = forward("gather", "dispatch", "rows"), again("gather", "dispatch", "rows")
 GATE_UP = (

@@ -35,12 +35,11 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-
-from triton_side.calls.declare import again, computing, declare, forward, gradient
-from triton_side.kernels.shared.column_sums import sum_columns
-from triton_side.kernels.shared.grouped_product import experts_block
-from triton_side.kernels.shared.launch import cdiv, device_of, next_power_of_2
-from triton_side.kernels.shared.tiles import add_product, add_separate_product
+from xlafuse.triton_side.calls.declare import again, computing, declare, forward, gradient
+from xlafuse.triton_side.kernels.shared.column_sums import sum_columns
+from xlafuse.triton_side.kernels.shared.grouped_product import experts_block
+from xlafuse.triton_side.kernels.shared.launch import cdiv, device_of, next_power_of_2
+from xlafuse.triton_side.kernels.shared.tiles import add_product, add_separate_product
 
 SOFTMAX = ("reduce_max", "exp", "reduce_sum", "div")
 TOKENS = 32  # of a program: 4096 tokens take 128 programs, nearly one for each multiprocessor of an H200

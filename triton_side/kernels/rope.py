@@ -20,10 +20,9 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
-
-from triton_side.calls import declare
-from triton_side.configs.tuned import tuned
-from triton_side.kernels.shared.launch import (
+from xlafuse.triton_side.calls import declare
+from xlafuse.triton_side.configs.tuned import tuned
+from xlafuse.triton_side.kernels.shared.launch import (
     cdiv,
     check_tensors,
     device_of,

@@ -12,10 +12,9 @@ import math
 import torch
 import triton
 import triton.language as tl
-
-from triton_side.calls import declare
-from triton_side.kernels.gelu import divide
-from triton_side.kernels.shared.gated_unit import backward_block, forward_block, gated_unit
+from xlafuse.triton_side.calls import declare
+from xlafuse.triton_side.kernels.gelu import divide
+from xlafuse.triton_side.kernels.shared.gated_unit import backward_block, forward_block, gated_unit
 
 # Operations as the plain block writes them; the kernels compute the same values in other steps.
 SILU = (("logistic", "sigmoid"), ("mul", "silu"))

@@ -25,15 +25,14 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
-
-from triton_side.calls.declare import again, computing, declare, forward, gradient
-from triton_side.calls.stages import stage
-from triton_side.kernels import rmsnorm
-from triton_side.kernels.matmul import choose_config, launch_matmul, matmul_config
-from triton_side.kernels.shared import gated_unit
-from triton_side.kernels.shared.gated_unit import backward_block
-from triton_side.kernels.shared.launch import FlatConfig, check_matrix, check_tensors, launch_elementwise
-from triton_side.kernels.swiglu import silu_value_and_slope, swiglu_forward_kernel
+from xlafuse.triton_side.calls.declare import again, computing, declare, forward, gradient
+from xlafuse.triton_side.calls.stages import stage
+from xlafuse.triton_side.kernels import rmsnorm
+from xlafuse.triton_side.kernels.matmul import choose_config, launch_matmul, matmul_config
+from xlafuse.triton_side.kernels.shared import gated_unit
+from xlafuse.triton_side.kernels.shared.gated_unit import backward_block
+from xlafuse.triton_side.kernels.shared.launch import FlatConfig, check_matrix, check_tensors, launch_elementwise
+from xlafuse.triton_side.kernels.swiglu import silu_value_and_slope, swiglu_forward_kernel
 
 ACTIVATION = (("logistic", "sigmoid"), ("mul", "silu"), ("mul", "activated"))
 ACT = tuple(forward(op, "act", result) for op, result in ACTIVATION)

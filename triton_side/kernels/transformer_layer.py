@@ -41,15 +41,14 @@ Our kernel wins if three conditions hold, and cuBLAS computes all other products
 """
 
 import torch
-
-from triton_side.calls.declare import Computed, computing
-from triton_side.calls.stages import stage
-from triton_side.kernels import attention, gelu, linear_gelu, swiglu_mlp
-from triton_side.kernels.matmul import choose_config, launch_bias_gelu, launch_matmul, matmul_config
-from triton_side.kernels.shared import gated_unit
-from triton_side.kernels.shared.launch import cdiv, multiprocessors
-from triton_side.kernels.shared.matmul_tiles import operands_fit_descriptors
-from triton_side.kernels.swiglu import swiglu_forward_kernel
+from xlafuse.triton_side.calls.declare import Computed, computing
+from xlafuse.triton_side.calls.stages import stage
+from xlafuse.triton_side.kernels import attention, gelu, linear_gelu, swiglu_mlp
+from xlafuse.triton_side.kernels.matmul import choose_config, launch_bias_gelu, launch_matmul, matmul_config
+from xlafuse.triton_side.kernels.shared import gated_unit
+from xlafuse.triton_side.kernels.shared.launch import cdiv, multiprocessors
+from xlafuse.triton_side.kernels.shared.matmul_tiles import operands_fit_descriptors
+from xlafuse.triton_side.kernels.swiglu import swiglu_forward_kernel
 
 # The tiles must fill this share of their waves. Measured: our kernel loses at 0.73 and wins at 0.93.
 MIN_BUSY_SHARE = 0.9

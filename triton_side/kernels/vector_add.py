@@ -11,10 +11,9 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-
-from triton_side.calls.declare import declare, forward
-from triton_side.configs.tuned import tuned
-from triton_side.kernels.shared.launch import FlatConfig, check_tensors, launch_elementwise
+from xlafuse.triton_side.calls.declare import declare, forward
+from xlafuse.triton_side.configs.tuned import tuned
+from xlafuse.triton_side.kernels.shared.launch import FlatConfig, check_tensors, launch_elementwise
 
 
 @declare(forward("add", "add"), flops=lambda shapes: math.prod(shapes["out_ptr"]))

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from triton_side.blocks.cross_entropy import IGNORED
+from xlafuse.triton_side.blocks.cross_entropy import IGNORED
 
 
 def summed(logits: Tensor, labels: Tensor, smoothing: float, z_loss: float) -> Tensor:

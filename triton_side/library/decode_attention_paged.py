@@ -12,9 +12,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-
-from triton_side.blocks.decode_attention_paged import gathered
-from triton_side.library.decode_attention import attend_cudnn
+from xlafuse.triton_side.blocks.decode_attention_paged import gathered
+from xlafuse.triton_side.library.decode_attention import attend_cudnn
 
 QUERIES = 128  # queries per block of the mask: a multiple of the tile that heads with shared keys make of one query
 

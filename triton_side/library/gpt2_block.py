@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-
-from triton_side.blocks import gpt2_block
-from triton_side.library import attention
+from xlafuse.triton_side.blocks import gpt2_block
+from xlafuse.triton_side.library import attention
 
 
 def apply(inputs: Mapping[str, Tensor], **attributes: Any) -> dict[str, Tensor]:

@@ -7,11 +7,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
-
-from triton_side.blocks import lm_step
-from triton_side.library import attention
+from xlafuse.triton_side.blocks import lm_step
+from xlafuse.triton_side.library import attention
 
 
 def apply(inputs: Mapping[str, Tensor], **attributes: Any) -> dict[str, Tensor]:
-    """The block lm_step; inputs, attributes and outputs are those of `triton_side.blocks.lm_step.apply`."""
+    """The block lm_step; inputs, attributes and outputs are those of `xlafuse.triton_side.blocks.lm_step.apply`."""
     return lm_step.apply(inputs, **attributes, attend=attention.apply_cudnn)

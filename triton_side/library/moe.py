@@ -5,8 +5,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from triton_side.blocks.moe import route
+from xlafuse.triton_side.blocks.moe import route
 
 
 def apply(inputs: Mapping[str, Tensor], *, top_k: int) -> dict[str, Tensor]:

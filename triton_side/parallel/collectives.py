@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-
-from triton_side.parallel import symmetric_memory as private
-from triton_side.parallel.ranks import Ranks
+from xlafuse.triton_side.parallel import symmetric_memory as private
+from xlafuse.triton_side.parallel.ranks import Ranks
 
 
 class _AllGather(torch.autograd.Function):

@@ -28,13 +28,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-from triton_side.calls.declare import Computed, computing, forward, gradient
-from triton_side.kernels.matmul import choose_config, launch_matmul, matmul_config
-from triton_side.kernels.shared import gated_unit
-from triton_side.kernels.shared.launch import FlatConfig, check_tensors, launch_elementwise
-from triton_side.kernels.swiglu import swiglu_forward_kernel
-from triton_side.kernels.swiglu_mlp import (
+from xlafuse.triton_side.calls.declare import Computed, computing, forward, gradient
+from xlafuse.triton_side.kernels.matmul import choose_config, launch_matmul, matmul_config
+from xlafuse.triton_side.kernels.shared import gated_unit
+from xlafuse.triton_side.kernels.shared.launch import FlatConfig, check_tensors, launch_elementwise
+from xlafuse.triton_side.kernels.swiglu import swiglu_forward_kernel
+from xlafuse.triton_side.kernels.swiglu_mlp import (
     ACT,
     DACT,
     DDOWN_WEIGHT,
@@ -46,8 +45,8 @@ from triton_side.kernels.swiglu_mlp import (
     UP,
     activation_gradients_kernel,
 )
-from triton_side.parallel.peer_buffers import Exchange, Incoming, PeerBuffers, bytes_of, peer_buffers
-from triton_side.parallel.ranks import Ranks
+from xlafuse.triton_side.parallel.peer_buffers import Exchange, Incoming, PeerBuffers, bytes_of, peer_buffers
+from xlafuse.triton_side.parallel.ranks import Ranks
 
 DOWN, SUM, SUM_OF_DX = (forward("dot", "down"),), forward("add", "scatter"), gradient("add", "gather")
 

@@ -15,11 +15,10 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from triton_side.calls.stages import stage
-from triton_side.parallel import mlp_overlapped, symmetric_memory
-from triton_side.parallel.collectives import all_gather, reduce_scatter
-from triton_side.parallel.ranks import Ranks
+from xlafuse.triton_side.calls.stages import stage
+from xlafuse.triton_side.parallel import mlp_overlapped, symmetric_memory
+from xlafuse.triton_side.parallel.collectives import all_gather, reduce_scatter
+from xlafuse.triton_side.parallel.ranks import Ranks
 
 
 def eager(inputs: Mapping[str, Tensor], *, ranks: Ranks) -> dict[str, Tensor]:

@@ -12,11 +12,10 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from triton_side.calls.declare import declare
-from triton_side.kernels.moe import gradient_config, moe_activation_gradients_kernel
-from triton_side.kernels.shared.grouped_gradient import launch_group_gradients
-from triton_side.kernels.shared.launch import device_of, next_power_of_2
+from xlafuse.triton_side.calls.declare import declare
+from xlafuse.triton_side.kernels.moe import gradient_config, moe_activation_gradients_kernel
+from xlafuse.triton_side.kernels.shared.grouped_gradient import launch_group_gradients
+from xlafuse.triton_side.kernels.shared.launch import device_of, next_power_of_2
 
 
 @declare(flops=lambda shapes: 0)  # the caller declares the operation

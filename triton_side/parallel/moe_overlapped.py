@@ -35,11 +35,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-from triton_side.calls.declare import computing
-from triton_side.calls.stages import stage
-from triton_side.kernels import moe_routing
-from triton_side.kernels.moe import (
+from xlafuse.triton_side.calls.declare import computing
+from xlafuse.triton_side.calls.stages import stage
+from xlafuse.triton_side.kernels import moe_routing
+from xlafuse.triton_side.kernels.moe import (
     DDOWN,
     DGATE_UP,
     DOUT,
@@ -52,14 +51,14 @@ from triton_side.kernels.moe import (
     launch_dx,
     product_config,
 )
-from triton_side.kernels.moe_routing import Route
-from triton_side.kernels.shared.grouped_product import launch_gate_up, launch_grouped_product
-from triton_side.kernels.shared.launch import check_tensors, with_unit_column_stride
-from triton_side.parallel.collectives import sum_over_ranks
-from triton_side.parallel.mlp_overlapped import send_to_all
-from triton_side.parallel.moe_kernels import launch_activation_gradients, launch_block_gradients, launch_gather
-from triton_side.parallel.peer_buffers import Exchange, Incoming, PeerBuffers, aligned, bytes_of, peer_buffers
-from triton_side.parallel.ranks import Ranks
+from xlafuse.triton_side.kernels.moe_routing import Route
+from xlafuse.triton_side.kernels.shared.grouped_product import launch_gate_up, launch_grouped_product
+from xlafuse.triton_side.kernels.shared.launch import check_tensors, with_unit_column_stride
+from xlafuse.triton_side.parallel.collectives import sum_over_ranks
+from xlafuse.triton_side.parallel.mlp_overlapped import send_to_all
+from xlafuse.triton_side.parallel.moe_kernels import launch_activation_gradients, launch_block_gradients, launch_gather
+from xlafuse.triton_side.parallel.peer_buffers import Exchange, Incoming, PeerBuffers, aligned, bytes_of, peer_buffers
+from xlafuse.triton_side.parallel.ranks import Ranks
 
 CHUNKS = 2  # of experts, whose results return separately
 

@@ -17,11 +17,10 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-from triton_side.calls.stages import stage
-from triton_side.parallel import moe_overlapped
-from triton_side.parallel.collectives import all_to_all, whole
-from triton_side.parallel.ranks import Ranks
+from xlafuse.triton_side.calls.stages import stage
+from xlafuse.triton_side.parallel import moe_overlapped
+from xlafuse.triton_side.parallel.collectives import all_to_all, whole
+from xlafuse.triton_side.parallel.ranks import Ranks
 
 ROW_BYTES = 16  # grouped_mm takes rows of a multiple of this
 

@@ -44,11 +44,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from triton_side.calls.stages import recording, stage
-from triton_side.parallel import symmetric_memory
-from triton_side.parallel.copies import copy, wait_until_at_least
-from triton_side.parallel.ranks import Ranks
+from xlafuse.triton_side.calls.stages import recording, stage
+from xlafuse.triton_side.parallel import symmetric_memory
+from xlafuse.triton_side.parallel.copies import copy, wait_until_at_least
+from xlafuse.triton_side.parallel.ranks import Ranks
 
 REGIONS = 4
 ALIGNMENT = 256  # bytes; TMA needs 16

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-
-from triton_side.versions import TORCH_BUILDS
+from xlafuse.triton_side.versions import TORCH_BUILDS
 
 try:
     import torch.distributed._functional_collectives  # registers the operations below

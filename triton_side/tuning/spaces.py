@@ -13,15 +13,14 @@ from itertools import product
 from typing import Any
 
 import torch
-
-from triton_side.configs.tuned import class_of
-from triton_side.kernels.bias_gelu import TileConfig
-from triton_side.kernels.embedding import EmbeddingConfig
-from triton_side.kernels.linear_gelu import DpreConfig
-from triton_side.kernels.matmul import FEW_ROWS, SHORT_SUM, pointer_config
-from triton_side.kernels.rope import RopeConfig
-from triton_side.kernels.shared.launch import FlatConfig, RowConfig, cdiv, next_power_of_2
-from triton_side.kernels.shared.matmul_tiles import MatmulConfig
+from xlafuse.triton_side.configs.tuned import class_of
+from xlafuse.triton_side.kernels.bias_gelu import TileConfig
+from xlafuse.triton_side.kernels.embedding import EmbeddingConfig
+from xlafuse.triton_side.kernels.linear_gelu import DpreConfig
+from xlafuse.triton_side.kernels.matmul import FEW_ROWS, SHORT_SUM, pointer_config
+from xlafuse.triton_side.kernels.rope import RopeConfig
+from xlafuse.triton_side.kernels.shared.launch import FlatConfig, RowConfig, cdiv, next_power_of_2
+from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 WARP = 32
 MOST_WARPS = 64  # of a multiprocessor

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from triton_side.calls.launches import record_launches
-from triton_side.calls.replay import Replay, launches_of
-from triton_side.configs.tuned import TUNED, class_of, gpu, overridden, rounded
-from triton_side.inductor._private import fake_tensor_mode
-from triton_side.tuning.spaces import SPACES, Choice
+from xlafuse.triton_side.calls.launches import record_launches
+from xlafuse.triton_side.calls.replay import Replay, launches_of
+from xlafuse.triton_side.configs.tuned import TUNED, class_of, gpu, overridden, rounded
+from xlafuse.triton_side.inductor._private import fake_tensor_mode
+from xlafuse.triton_side.tuning.spaces import SPACES, Choice
 
 Call = Callable[[], Any]
 

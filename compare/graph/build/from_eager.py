@@ -17,7 +17,7 @@ from ..model import Access, FusionGraph, Kernel, Launch, Phase, SourceOp
 from .from_launches import Buffers, Sites, short, source_op
 
 if TYPE_CHECKING:
-    from triton_side.calls.dispatch import Operation, Recorded
+    from xlafuse.triton_side.calls.dispatch import Operation, Recorded
 
 
 def from_eager(
@@ -29,7 +29,7 @@ def from_eager(
     target: str = "",
     versions: Mapping[str, str] | None = None,
 ) -> FusionGraph:
-    """Return the graph of a call that `triton_side.calls.dispatch.record_call` recorded.
+    """Return the graph of a call that `xlafuse.triton_side.calls.dispatch.record_call` recorded.
 
     kernels: by phase, the GPU's records of each operation, in order. The longest-running kernel gives `runtime_name`.
     `device_time_us` is the sum of all of them, and `facts["with"]` counts the others by name.

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from triton_side.inductor.graph import Call, CompiledGraph, Program, SourceNode
-from triton_side.inductor.launch import configuration
+from xlafuse.triton_side.inductor.graph import Call, CompiledGraph, Program, SourceNode
+from xlafuse.triton_side.inductor.launch import configuration
 
 from ...base.archive import portable_line, users_line
 from ..model import Access, Buffer, FusionGraph, Kernel, Launch, Reason, Role, SourceOp
@@ -36,7 +36,7 @@ PHRASES = (
 
 
 def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str] | None = None) -> FusionGraph:
-    """Return the graph of a `triton_side.inductor.compiler.Captured`, or of the `Program` of a capture or dump.
+    """Return the graph of a `xlafuse.triton_side.inductor.compiler.Captured`, or of the `Program` of a capture or dump.
 
     Kernels: forward's, then backward's. After graph breaks, forward's units are in the order of the trace and
     backward's in the opposite order. Later calls of a name carry a number (`extern_kernels.mm#2`); `facts["call"]` is

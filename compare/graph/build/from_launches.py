@@ -19,9 +19,9 @@ from ...base.archive import portable_line
 from ..model import Access, Buffer, FusionGraph, Kernel, Launch, Phase, Role, SourceOp
 
 if TYPE_CHECKING:
-    from triton_side.calls.dispatch import Operation, Recorded
-    from triton_side.calls.launches import Launch as Event
-    from triton_side.calls.launches import TensorArgument
+    from xlafuse.triton_side.calls.dispatch import Operation, Recorded
+    from xlafuse.triton_side.calls.launches import Launch as Event
+    from xlafuse.triton_side.calls.launches import TensorArgument
 
 DTYPES = {
     "bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int8": "s8", "int16": "s16",
@@ -34,7 +34,7 @@ DTYPES = {
 def from_launches(
     recorded: Recorded, *, name: str, compiler: str, target: str = "", versions: Mapping[str, str] | None = None
 ) -> FusionGraph:
-    """Return the graph of a call that `triton_side.calls.dispatch.record_call` recorded.
+    """Return the graph of a call that `xlafuse.triton_side.calls.dispatch.record_call` recorded.
 
     compiler: "triton" or "cuda".
     """

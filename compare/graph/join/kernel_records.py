@@ -53,7 +53,7 @@ ANY_NUMBER = re.compile(r"\baten\.(sort|topk)\b|\bcub_sort")
 class Record(Protocol):
     """One kernel, copy or memset that the GPU ran; times in seconds.
 
-    It may also have `bytes`, and fields of `compare.graph.model.Launch`.
+    It may also have `bytes`, and fields of `xlafuse.compare.graph.model.Launch`.
     """
 
     @property

@@ -107,7 +107,7 @@ def pallas_unsupported(case: Case) -> str | None:
     return None
 
 
-LIBRARY = "triton_side.library.attention"
+LIBRARY = "xlafuse.triton_side.library.attention"
 
 BLOCK = Block(
     name="attention",

@@ -55,7 +55,7 @@ def sdpa_cudnn_unsupported(case: Case) -> str | None:
     return attention.cudnn_unsupported(case)
 
 
-LIBRARY = "triton_side.library.attention_bias"
+LIBRARY = "xlafuse.triton_side.library.attention_bias"
 NEEDS_CUDNN = "cuDNN's attention needs a GPU with cuDNN to build its plan"
 AXES = ("batch", "heads", "sequence", "head_dim")
 

@@ -78,7 +78,7 @@ def jax_cudnn_unsupported(case: Case) -> str | None:
     return half_precision_only("cuDNN attention")(case)
 
 
-LIBRARY = "triton_side.library.attention_packed"
+LIBRARY = "xlafuse.triton_side.library.attention_packed"
 Q_AXES = ("tokens", "heads", "head_dim")
 KV_AXES = ("tokens", "kv_heads", "head_dim")
 

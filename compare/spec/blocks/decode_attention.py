@@ -89,7 +89,7 @@ def sizes(batch: int, heads: int, kv_heads: int, capacity: int, head_dim: int, s
 QUERIES = ("batch", "heads", "head_dim")
 CACHE = ("batch", "kv_heads", "capacity", "head_dim")
 NEEDS_CUDNN = "cuDNN's attention needs a GPU with cuDNN to build its plan"
-LIBRARY = "triton_side.library.decode_attention"
+LIBRARY = "xlafuse.triton_side.library.decode_attention"
 
 BLOCK = Block(
     name="decode_attention",

@@ -120,13 +120,13 @@ BLOCK = Block(
             unsupported=cudnn_unsupported,
         ),
         Implementation(
-            "sdpa-cudnn", "triton_side.library.decode_attention_paged:apply_cudnn", "eager",
+            "sdpa-cudnn", "xlafuse.triton_side.library.decode_attention_paged:apply_cudnn", "eager",
             "pages gathered, then F.scaled_dot_product_attention with a mask, cuDNN",
             needs_gpu=NEEDS_CUDNN,
             unsupported=cudnn_unsupported,
         ),
         Implementation(
-            "flex", "triton_side.library.decode_attention_paged:apply_flex", "flex",
+            "flex", "xlafuse.triton_side.library.decode_attention_paged:apply_flex", "flex",
             "FlexAttention with the page table as its block mask, compiled",
             needs_gpu="FlexAttention picks its kernel and runs on a GPU",
             unsupported=flex_unsupported,

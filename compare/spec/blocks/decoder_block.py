@@ -92,7 +92,7 @@ BLOCK = Block(
             rounded_sums=ROUNDED_SUMS,
         ),
         Implementation(
-            "inductor-sdpa", "triton_side.library.decoder_block:apply", "inductor",
+            "inductor-sdpa", "xlafuse.triton_side.library.decoder_block:apply", "inductor",
             "the same layer with F.scaled_dot_product_attention, cuDNN",
             needs_gpu="cuDNN's attention needs a GPU with cuDNN to build its plan",
             unsupported=attention.cudnn_unsupported,

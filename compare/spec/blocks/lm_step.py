@@ -94,7 +94,7 @@ def cudnn_unsupported(case: Case) -> str | None:
 IDS = ("batch", "sequence")
 # Parameters and their moments, which an optimizer keeps at their addresses.
 KEPT = tuple(f"{kept}{t.name}" for t in PARAMETERS for kept in ("", "mu_", "nu_"))
-XLA, TORCH = "xlafuse.blocks.lm_step", "triton_side.blocks.lm_step"
+XLA, TORCH = "xlafuse.blocks.lm_step", "xlafuse.triton_side.blocks.lm_step"
 
 BLOCK = Block(
     name="lm_step",
@@ -159,7 +159,7 @@ BLOCK = Block(
             requires=("torch>=2.12",),  # Dynamo of 2.11 refuses requires_grad_ in the compiled function
         ),
         Implementation(
-            "inductor-sdpa", "triton_side.library.lm_step:apply", "inductor",
+            "inductor-sdpa", "xlafuse.triton_side.library.lm_step:apply", "inductor",
             "one graph, its attention F.scaled_dot_product_attention, cuDNN",
             needs_gpu="cuDNN's attention needs a GPU with cuDNN to build its plan",
             unsupported=attention.cudnn_unsupported,

@@ -75,7 +75,7 @@ BLOCK = Block(
         *compilers("matmul_fp8", train=False),
         library("matmul_fp8", "torch._scaled_mm without fast accumulation", unsupported=divisible_by_16),
         Implementation(
-            "library-fast-accum", "triton_side.library.matmul_fp8:apply_fast", "eager",
+            "library-fast-accum", "xlafuse.triton_side.library.matmul_fp8:apply_fast", "eager",
             "torch._scaled_mm with fast accumulation, as torchao's linear layers call it", unsupported=divisible_by_16,
             needs_gpu="only a GPU accumulates fast",
         ),

@@ -34,14 +34,13 @@ class TorchExplainer:
     def __init__(self, request: explaining.Request) -> None:
         target = request["target"]
         if target is not None:  # before torch is imported
-            from triton_side.deviceless import for_target
+            from xlafuse.triton_side.deviceless import for_target
 
             from ... import targets
 
             for_target.activate(targets.load(target).device_properties())
         import torch
-
-        from triton_side.deviceless.user_functions import TensorFactory
+        from xlafuse.triton_side.deviceless.user_functions import TensorFactory
 
         self._train, self._deviceless, self._timed = request["grad"], target is not None, request["timed"]
         self._calls: dict[str, Callable[[], Any]] = {}  # of the compiled functions, to be timed
@@ -50,7 +49,7 @@ class TorchExplainer:
         self._state: Mapping[str, Any] = request["state"]
 
     def explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[Any, list[str]]:
-        from triton_side.deviceless import user_functions
+        from xlafuse.triton_side.deviceless import user_functions
 
         from ...graph.build.from_inductor import from_inductor
         from ..explain_request import unpack
@@ -81,7 +80,7 @@ class TorchExplainer:
             return rounds_of(self._calls, clock, flush_l2, lambda results=None: torch.cuda.synchronize())
 
     def _make(self, like: Any) -> Any:
-        from triton_side.deviceless.user_functions import TensorSpec
+        from xlafuse.triton_side.deviceless.user_functions import TensorSpec
 
         stride = like.stride or _contiguous(like.shape)
         return self._factory.tensor(

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-
-from triton_side.calls import dispatch
+from xlafuse.triton_side.calls import dispatch
 
 from ...base import host
 from ...base.worker_protocol import NotAutotuned, Skip
@@ -53,7 +52,7 @@ def inductor(
     backend: TorchBackend, case: Case, implementation: Implementation, folder: Path, dumps: Path, autotune: bool
 ) -> Program:
     """Compile by torch.compile, at the first call of each phase, and read the graph from Inductor's output."""
-    from triton_side.inductor import compiler
+    from xlafuse.triton_side.inductor import compiler
 
     if implementation.backend.autotunes_for_minutes and not autotune:
         raise NotAutotuned("max-autotune times kernels")

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-
-from triton_side.parallel.ranks import Ranks
+from xlafuse.triton_side.parallel.ranks import Ranks
 
 from ...base import host
 from ...base.worker_protocol import Skip
@@ -121,7 +120,7 @@ def inductor(
     dumps: Path,
 ) -> None:
     """Make the first call, in which the function calls torch.compile, and keep Inductor's output."""
-    from triton_side.inductor import compiler
+    from xlafuse.triton_side.inductor import compiler
 
     held.program.intercepts_allocations = False
     with compiler.capture() as captured:

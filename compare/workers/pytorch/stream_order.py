@@ -20,8 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
-
-from triton_side.calls import cuda_program
+from xlafuse.triton_side.calls import cuda_program
 
 BUSY_SECONDS = 0.02
 _WINDOWS, _ELEMENTS = 16, 1024  # windows of each result, and elements of each window

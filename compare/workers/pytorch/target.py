@@ -13,7 +13,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from triton_side.deviceless import for_target
+from xlafuse.triton_side.deviceless import for_target
 
 from ... import targets
 from ...base import host
@@ -29,9 +29,8 @@ except for_target.Unsupported as problem:
     raise Skip(str(problem)) from problem
 
 import torch  # noqa: E402  (the GPU must be pretended before torch is imported)
-
-from triton_side.calls import dispatch, launch_plan  # noqa: E402
-from triton_side.kernels.shared.tiles import without_descriptors  # noqa: E402
+from xlafuse.triton_side.calls import dispatch, launch_plan  # noqa: E402
+from xlafuse.triton_side.kernels.shared.tiles import without_descriptors  # noqa: E402
 
 from ...graph import store  # noqa: E402
 from ...graph.analyse.summary import portable_lines  # noqa: E402
@@ -116,7 +115,7 @@ def _versions() -> dict[str, str]:
 def plan_launches(
     function: str, inputs: dict[str, list[Any]], attributes: dict[str, Any], train: bool, precision: str
 ) -> dict[str, Any]:
-    """Return the launch plan of a function that launches Triton kernels only (triton_side.calls.launch_plan).
+    """Return the launch plan of a function that launches Triton kernels only (xlafuse.triton_side.calls.launch_plan).
 
     function: "package.module:name". inputs: name -> [shape, dtype]. Each launch of the plan also has "declared", the
     FLOPs and operations of its kernel in the graph. Raises Skip for a function that does more than such launches.

@@ -22,9 +22,8 @@ from typing import Any
 
 import torch
 import triton
-
-from triton_side.configs import tuned
-from triton_side.tuning import search, spaces, trials
+from xlafuse.triton_side.configs import tuned
+from xlafuse.triton_side.tuning import search, spaces, trials
 
 from ...base import host
 from ...numerics.reference import store_inputs

@@ -58,7 +58,7 @@ def launch_table() -> str | None:
     """Return the table from which hand-written Triton kernels take launch configurations, or None for their rules."""
     if not host.installed("triton"):
         return None
-    from triton_side.configs import tuned
+    from xlafuse.triton_side.configs import tuned
 
     return tuned.table_in_use()
 

@@ -1,6 +1,6 @@
 """Hand-written Triton kernels in an XLA program: the launches of a PyTorch function as custom calls of a JAX function.
 
-    apply = launching("triton_side.kernels.rmsnorm:apply")
+    apply = launching("xlafuse.triton_side.kernels.rmsnorm:apply")
     jax.jit(apply)({"x": x, "weight": weight}, eps=1e-5)
 
 A process that pretends to have the target's GPU (role `target`) records the function's kernel launches, with grids,

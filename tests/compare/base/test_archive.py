@@ -8,8 +8,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-from compare.base import archive
-from compare.base.paths import PROJECT
+from xlafuse.compare.base import archive
+from xlafuse.compare.base.paths import PROJECT
 
 
 def test_paths_become_relative_and_the_rest_stays() -> None:

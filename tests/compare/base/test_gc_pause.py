@@ -6,9 +6,9 @@ import gc
 from pathlib import Path
 
 import pytest
+from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.cli import report as report_cli
 
-from compare.base.usage import UsageError
-from compare.cli import report as report_cli
 from xlafuse.hlo.gc_pause import collector_paused
 
 QUICK = Path(__file__).parents[2] / "data" / "runs" / "h200-small"

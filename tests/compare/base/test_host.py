@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-
-from compare.base import host
+from xlafuse.compare.base import host
 
 
 def test_only_what_is_installed_has_a_version() -> None:

@@ -10,15 +10,14 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
-
-from compare.base.paths import PROJECT
-from compare.cli import doctor
-from compare.cli.main import COMMANDS, cli
-from compare.plan.selection import resolve
-from compare.plan.timing_modes import Timing
-from compare.record import run_folder
-from compare.record.record import Record
-from compare.spec.blocks import BLOCKS
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.cli import doctor
+from xlafuse.compare.cli.main import COMMANDS, cli
+from xlafuse.compare.plan.selection import resolve
+from xlafuse.compare.plan.timing_modes import Timing
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.spec.blocks import BLOCKS
 
 CASE = BLOCKS["softmax"].cases("quick")[0]
 UNSET = {"verbose": False, "target": "h200", "traffic": False, "recorded": [], "stop_after": None, "cluster": None}
@@ -37,7 +36,7 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         calls.append((plan, options))
         return 7
 
-    monkeypatch.setitem(sys.modules, "compare.run.run", SimpleNamespace(execute=execute))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "xlafuse.compare.run.run", SimpleNamespace(execute=execute))  # type: ignore[arg-type]
     return calls
 
 
@@ -72,7 +71,7 @@ def test_resume_keeps_selection_and_target(executed: list[Any], folder: Path) ->
 def test_run_passes_on_modes_and_restarts(
     executed: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("compare.base.host.gpu_present", lambda: True)
+    monkeypatch.setattr("xlafuse.compare.base.host.gpu_present", lambda: True)
     xlafuse("run", "gelu", "--mode", "cold,warm", "--mode", "graph", "--restarts", "1", "--out", tmp_path / "new")
     ((plan, _),) = executed
     assert plan.timing == Timing(("warm", "graph"), restarts=1)

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from examples import EAGER, XLA
 from made_runs import changed, diff, flat
-
-from compare.graph import store
-from compare.graph.model import FusionGraph
-from compare.record import run_folder
-from compare.record.record import Record
-from compare.spec.blocks import BLOCKS
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.model import FusionGraph
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.spec.blocks import BLOCKS
 
 CASES = BLOCKS["swiglu_mlp"].cases("quick")
 

@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-
-from compare.base.usage import UsageError
-from compare.cli.functions import arguments_from, check_name, parse_arguments, resolve
-from compare.cli.main import cli
-from compare.workers.explain_request import ArrayLike
+from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.cli.functions import arguments_from, check_name, parse_arguments, resolve
+from xlafuse.compare.cli.main import cli
+from xlafuse.compare.workers.explain_request import ArrayLike
 
 CODE = """\
 import math

@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from examples import EAGER, INDUCTOR, XLA
-
-from compare.base.paths import PROJECT
-from compare.cli.inspect import MOST_LISTED, MOST_TREES, in_stage
-from compare.cli.main import cli
-from compare.graph import store
-from compare.graph.analyse import missed_fusions
-from compare.graph.model import FusionGraph
-from compare.record import run_folder
-from compare.record.record import Record
-from compare.sources.target_ceilings import target_ceilings
-from compare.spec.blocks import BLOCKS
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.cli.inspect import MOST_LISTED, MOST_TREES, in_stage
+from xlafuse.compare.cli.main import cli
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.analyse import missed_fusions
+from xlafuse.compare.graph.model import FusionGraph
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.sources.target_ceilings import target_ceilings
+from xlafuse.compare.spec.blocks import BLOCKS
 
 CASE = next(c for c in BLOCKS["swiglu_mlp"].cases("quick") if c.direction == "train")
 OTHER = BLOCKS["gelu"].cases("quick")[0]

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-
-from compare.cli import selftest
-from compare.cli.main import cli
+from xlafuse.compare.cli import selftest
+from xlafuse.compare.cli.main import cli
 
 
 class Workers:
@@ -61,6 +60,6 @@ def test_an_undetected_slowdown_fails(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_selftest_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("compare.base.host.gpu_present", lambda: False)
+    monkeypatch.setattr("xlafuse.compare.base.host.gpu_present", lambda: False)
     result = CliRunner().invoke(cli, ["selftest"])
     assert result.exit_code == 2 and "needs an NVIDIA GPU" in result.output

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-
-from compare.base import host
-from compare.cli import tune
-from compare.cli.main import cli
-from compare.workers.client import WorkerDied, WorkerError
-from triton_side.configs import table as tables
+from xlafuse.compare.base import host
+from xlafuse.compare.cli import tune
+from xlafuse.compare.cli.main import cli
+from xlafuse.compare.workers.client import WorkerDied, WorkerError
+from xlafuse.triton_side.configs import table as tables
 
 GPU = {"gpu": "NVIDIA H200", "capability": [9, 0], "multiprocessors": 132, "triton": "3.6.0"}
 CONFIG = {"block": 2048, "num_warps": 4}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
 
 X, H, W = 16777216, 58720256, 117440512  # bf16[2048,4096], bf16[2048,14336], a weight of bf16[4096,14336]
 NORM, MLP = "xlafuse/blocks/rmsnorm.py", "xlafuse/blocks/swiglu_mlp.py"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel, Kind, Role, SourceOp
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, Kind, Role, SourceOp
 
 
 def op(text: str) -> SourceOp:

@@ -7,11 +7,10 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 from examples import XLA
-
-from compare.cli.main import cli
-from compare.graph.model import FusionGraph
-from compare.record.record import Record
-from compare.spec.blocks import BLOCKS
+from xlafuse.compare.cli.main import cli
+from xlafuse.compare.graph.model import FusionGraph
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.spec.blocks import BLOCKS
 
 CASE = next(case for case in BLOCKS["softmax"].cases("quick") if case.direction == "fwd")
 SEGMENT: dict[str, Any] = {

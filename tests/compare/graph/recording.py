@@ -1,4 +1,4 @@
-"""Recorded calls as triton_side.calls.dispatch makes them, without a GPU or a compiler: what the graph builders
+"""Recorded calls as xlafuse.triton_side.calls.dispatch makes them, without a GPU or a compiler: what the graph builders
 read."""
 
 from __future__ import annotations

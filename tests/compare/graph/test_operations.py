@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from compare.graph.model import Kernel, SourceOp
-from compare.graph.operations import kind_by_operations, summarized, tokens
+from xlafuse.compare.graph.model import Kernel, SourceOp
+from xlafuse.compare.graph.operations import kind_by_operations, summarized, tokens
 
 FUSION = {"opcode": "fusion", "opcodes": ["broadcast", "dot"]}
 TRANSPOSING = {"opcode": "fusion", "opcodes": ["transpose", "dot"]}

@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from compare.measure.clock import (
+from xlafuse.compare.measure.clock import (
     CallTrace,
     CuptiClock,
     DeviceRecord,

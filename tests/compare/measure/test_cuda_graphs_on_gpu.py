@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from compare.base.paths import PROJECT
-from compare.graph import store
-from compare.graph.join.kernel_records import join
-from compare.measure.clock import DeviceRecord, cupti_missing
-from compare.numerics import reference
-from compare.spec.blocks import BLOCKS
-from compare.spec.case import Case
-from compare.workers.client import WorkerError
-from compare.workers.pool import WorkerPool
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.join.kernel_records import join
+from xlafuse.compare.measure.clock import DeviceRecord, cupti_missing
+from xlafuse.compare.numerics import reference
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.spec.case import Case
+from xlafuse.compare.workers.client import WorkerError
+from xlafuse.compare.workers.pool import WorkerPool
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(cupti_missing() is not None, reason=str(cupti_missing()))]
 
@@ -107,9 +106,9 @@ def _faulty() -> Any:
 @pytest.mark.parametrize(("function", "wrong"), [("right", []), ("unwritten_element", ["y"]), ("cached_result", ["y"])])
 def test_a_captured_call_is_checked_as_any_other(tmp_path: Path, function: str, wrong: list[str]) -> None:
     """An element that no kernel of the graph writes is NaN, also in the memory that only the graph has."""
-    from compare.measure.measurement import MeasuredProgram
-    from compare.workers.pytorch import cuda_graphs, prepare
-    from compare.workers.pytorch.worker import TorchBackend
+    from xlafuse.compare.measure.measurement import MeasuredProgram
+    from xlafuse.compare.workers.pytorch import cuda_graphs, prepare
+    from xlafuse.compare.workers.pytorch.worker import TorchBackend
 
     backend = TorchBackend()
     case = Case("softmax", "odd", {"rows": 7, "columns": 257}, "float32", "fwd")
@@ -123,12 +122,11 @@ def test_a_captured_call_is_checked_as_any_other(tmp_path: Path, function: str, 
 
 def test_a_call_that_inductor_does_not_replay_is_skipped() -> None:
     import torch
-
-    from compare.base.worker_protocol import Skip
-    from compare.measure.worker_backend import Program
-    from compare.workers.pytorch import inductor_graphs
-    from compare.workers.pytorch.worker import TorchBackend
-    from triton_side.inductor import compiler
+    from xlafuse.compare.base.worker_protocol import Skip
+    from xlafuse.compare.measure.worker_backend import Program
+    from xlafuse.compare.workers.pytorch import inductor_graphs
+    from xlafuse.compare.workers.pytorch.worker import TorchBackend
+    from xlafuse.triton_side.inductor import compiler
 
     def adds_in_place(inputs: dict[str, Any]) -> dict[str, Any]:
         return {"y": inputs["x"].add_(1) * 2}
@@ -143,7 +141,7 @@ def test_a_call_that_inductor_does_not_replay_is_skipped() -> None:
 
 
 def _program(apply: Any, *, trains: bool) -> Any:
-    from compare.workers.pytorch import prepare
+    from xlafuse.compare.workers.pytorch import prepare
 
     return prepare.program_of(Case("softmax", "odd", {}, "bfloat16", "train" if trains else "fwd"), apply)
 
@@ -151,8 +149,7 @@ def _program(apply: Any, *, trains: bool) -> Any:
 def test_a_graph_keeps_the_workspace_of_its_products() -> None:
     """Inductor frees the workspaces of cuBLAS when it captures; a split product of a captured call still needs one."""
     import torch
-
-    from compare.workers.pytorch import cuda_graphs
+    from xlafuse.compare.workers.pytorch import cuda_graphs
 
     inputs = {"x": torch.randn(64, 1 << 16, device="cuda", dtype=torch.bfloat16)}
     program = cuda_graphs.capture(_program(lambda a: {"y": a["x"] @ a["x"].mT}, trains=False), inputs, {}, None)
@@ -165,8 +162,7 @@ def test_a_graph_keeps_the_workspace_of_its_products() -> None:
 
 def test_a_call_is_captured_while_an_earlier_gradient_of_its_inputs_lives() -> None:
     import torch
-
-    from compare.workers.pytorch import cuda_graphs
+    from xlafuse.compare.workers.pytorch import cuda_graphs
 
     def apply(arrays: Any) -> Any:
         return {"y": arrays["x"].exp(), "z": arrays["x"] * 2}

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from compare.measure.cupti_records import reader
+from xlafuse.compare.measure.cupti_records import reader
 
 LAYOUT = np.dtype(
     [("kind", "i4"), ("grid_x", "i4"), ("end", "u8"), ("name", "i8"), ("start", "u8"), ("stream_id", "u4")], align=True

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from compare.graph import store
-from compare.graph.join.kernel_records import MEMCPY, MEMSET, join
-from compare.measure.clock import DeviceRecord, cupti_missing
-from compare.spec.blocks import BLOCKS
-from compare.workers.pool import WorkerPool
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.join.kernel_records import MEMCPY, MEMSET, join
+from xlafuse.compare.measure.clock import DeviceRecord, cupti_missing
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.workers.pool import WorkerPool
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(cupti_missing() is not None, reason=str(cupti_missing()))]
 

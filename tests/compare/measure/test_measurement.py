@@ -10,12 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from compare.measure import warm_up
-from compare.measure.clock import DeviceRecord, Sample
-from compare.measure.measurement import MeasuredProgram, WrongResult
-from compare.measure.worker_backend import Arrays, Extent, Program
-from compare.spec.case import Case
+from xlafuse.compare.measure import warm_up
+from xlafuse.compare.measure.clock import DeviceRecord, Sample
+from xlafuse.compare.measure.measurement import MeasuredProgram, WrongResult
+from xlafuse.compare.measure.worker_backend import Arrays, Extent, Program
+from xlafuse.compare.spec.case import Case
 
 CASE = Case("softmax", "odd", {"rows": 2, "columns": 3}, "float32", "fwd")
 TRAIN = Case("softmax", "odd", {"rows": 2, "columns": 3}, "float32", "train")
@@ -141,7 +140,7 @@ def test_a_warm_up_that_does_not_settle_ends_and_says_so(monkeypatch: pytest.Mon
 
 
 def test_a_clock_without_kernels_knows_only_whole_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    from compare.workers.pytorch import worker
+    from xlafuse.compare.workers.pytorch import worker
 
     class Event:
         times = iter(range(1000))

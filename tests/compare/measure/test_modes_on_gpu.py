@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from compare.base.paths import PROJECT
-from compare.measure.clock import cupti_missing
-from compare.spec.blocks import BLOCKS
-from compare.spec.case import Case
-from compare.workers.pool import WorkerPool
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.measure.clock import cupti_missing
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.spec.case import Case
+from xlafuse.compare.workers.pool import WorkerPool
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(cupti_missing() is not None, reason=str(cupti_missing()))]
 
@@ -96,9 +95,9 @@ def test_command_buffers_replay_all_launches(
 
 _WAITS = """
 import torch
-from compare.measure.worker_backend import Program
-from compare.workers.pytorch.worker import TorchBackend
-from compare.workers.pytorch.cuda_graphs import CaptureFailed
+from xlafuse.compare.measure.worker_backend import Program
+from xlafuse.compare.workers.pytorch.worker import TorchBackend
+from xlafuse.compare.workers.pytorch.cuda_graphs import CaptureFailed
 
 def waits(inputs):
     return {"y": inputs["x"] * float(inputs["x"].sum())}, None

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-
-from compare.base.exchange_kernels import moves_between_gpus
-from compare.measure.clock import DeviceRecord
-from compare.measure.overlap import Overlap, overlap, union
+from xlafuse.compare.base.exchange_kernels import moves_between_gpus
+from xlafuse.compare.measure.clock import DeviceRecord
+from xlafuse.compare.measure.overlap import Overlap, overlap, union
 
 
 def record(name: str, start: float, end: float) -> DeviceRecord:

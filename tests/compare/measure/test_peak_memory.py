@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from compare.spec.blocks import BLOCKS, attention
-from compare.spec.case import Case
-from compare.spec.dtype import DTYPES
-from compare.workers.pool import WorkerPool
+from xlafuse.compare.spec.blocks import BLOCKS, attention
+from xlafuse.compare.spec.case import Case
+from xlafuse.compare.spec.dtype import DTYPES
+from xlafuse.compare.workers.pool import WorkerPool
 
 MIB = 1 << 20
 

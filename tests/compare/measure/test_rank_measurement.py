@@ -10,16 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from compare.measure import rank_measurement
-from compare.measure.clock import DeviceRecord, Sample, sample_of
-from compare.measure.host_barrier import HostBarrier
-from compare.measure.measurement import WrongResult
-from compare.measure.rank_measurement import CALLS, Rank, RankProgram
-from compare.measure.worker_backend import Program
-from compare.numerics import input_arrays
-from compare.spec.blocks import BLOCKS
-from compare.spec.case import Case
+from xlafuse.compare.measure import rank_measurement
+from xlafuse.compare.measure.clock import DeviceRecord, Sample, sample_of
+from xlafuse.compare.measure.host_barrier import HostBarrier
+from xlafuse.compare.measure.measurement import WrongResult
+from xlafuse.compare.measure.rank_measurement import CALLS, Rank, RankProgram
+from xlafuse.compare.measure.worker_backend import Program
+from xlafuse.compare.numerics import input_arrays
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.spec.case import Case
 
 CASE = Case("mlp_parallel", "x", {"tokens": 4, "width": 3, "hidden": 2, "ranks": 2}, "float32", "fwd")
 

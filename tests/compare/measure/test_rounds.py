@@ -6,9 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from compare.measure.clock import DeviceRecord, Sample, sample_of
-from compare.measure.rounds import ROUNDS, rounds_of
+from xlafuse.compare.measure.clock import DeviceRecord, Sample, sample_of
+from xlafuse.compare.measure.rounds import ROUNDS, rounds_of
 
 
 class FakeClock:

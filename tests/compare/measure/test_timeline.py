@@ -12,17 +12,16 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-
-from compare.cli.main import cli
-from compare.graph import store
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
-from compare.measure import timeline
-from compare.measure.clock import LAUNCH, CallTrace, HostRecord, TracedRecord
-from compare.record import run_folder
-from compare.record.record import Record
-from compare.spec.blocks import BLOCKS
-from compare.spec.case import Case
-from compare.workers.pool import WorkerPool
+from xlafuse.compare.cli.main import cli
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
+from xlafuse.compare.measure import timeline
+from xlafuse.compare.measure.clock import LAUNCH, CallTrace, HostRecord, TracedRecord
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.spec.case import Case
+from xlafuse.compare.workers.pool import WorkerPool
 
 PRODUCT = Kernel(
     "extern_kernels.mm", "gemm", inputs=(Access("x", 400),), outputs=(Access("h", 100),), flops=2000.0,

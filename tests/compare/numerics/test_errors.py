@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from compare.numerics.errors import ErrorCheck, describe, relative_error
-from compare.numerics.tolerance import Scale, share_worst_error
+from xlafuse.compare.numerics.errors import ErrorCheck, describe, relative_error
+from xlafuse.compare.numerics.tolerance import Scale, share_worst_error
 
 
 def largest_difference(a: np.ndarray, b: np.ndarray) -> float:

@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-from compare.graph import store
-from compare.graph.model import FusionGraph
-from compare.run.for_target import environment
-from compare.spec.blocks import BLOCKS
-from compare.spec.case import Case
-from compare.workers.pool import WorkerPool
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.model import FusionGraph
+from xlafuse.compare.run.for_target import environment
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.spec.case import Case
+from xlafuse.compare.workers.pool import WorkerPool
 
 Check = Callable[[Case, str, str], dict[str, Any]]
 JOINT = Case("softmax", "odd", {"rows": 7, "columns": 257}, "float32", "joint")

@@ -6,11 +6,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from compare.numerics import reference  # noqa: E402
-from compare.spec.block import Block  # noqa: E402
-from compare.spec.blocks import BLOCKS  # noqa: E402
-from compare.spec.case import Case  # noqa: E402
-from compare.workers.pytorch.worker import TorchBackend  # noqa: E402
+from xlafuse.compare.numerics import reference  # noqa: E402
+from xlafuse.compare.spec.block import Block  # noqa: E402
+from xlafuse.compare.spec.blocks import BLOCKS  # noqa: E402
+from xlafuse.compare.spec.case import Case  # noqa: E402
+from xlafuse.compare.workers.pytorch.worker import TorchBackend  # noqa: E402
 
 SIZES = {"m": 3, "k": 5, "n": 2}
 

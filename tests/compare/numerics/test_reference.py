@@ -11,14 +11,14 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from compare.numerics import (  # noqa: E402
+from xlafuse.compare.numerics import (  # noqa: E402
     input_arrays,
     reference,
 )
-from compare.numerics.tolerance import Scale  # noqa: E402
-from compare.spec.block import Block  # noqa: E402
-from compare.spec.blocks import BLOCKS, attention, attention_bias, attention_packed, lm_step  # noqa: E402
-from compare.spec.case import Case  # noqa: E402
+from xlafuse.compare.numerics.tolerance import Scale  # noqa: E402
+from xlafuse.compare.spec.block import Block  # noqa: E402
+from xlafuse.compare.spec.blocks import BLOCKS, attention, attention_bias, attention_packed, lm_step  # noqa: E402
+from xlafuse.compare.spec.case import Case  # noqa: E402
 
 SMALL = {
     "vector_add": {"elements": 5},

@@ -11,11 +11,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from compare.numerics import reference, rounded_sums  # noqa: E402
-from compare.numerics.errors import worst_row  # noqa: E402
-from compare.numerics.tolerance import Scale, share_worst_error  # noqa: E402
-from compare.spec.blocks import BLOCKS  # noqa: E402
-from compare.spec.case import Case  # noqa: E402
+from xlafuse.compare.numerics import reference, rounded_sums  # noqa: E402
+from xlafuse.compare.numerics.errors import worst_row  # noqa: E402
+from xlafuse.compare.numerics.tolerance import Scale, share_worst_error  # noqa: E402
+from xlafuse.compare.spec.blocks import BLOCKS  # noqa: E402
+from xlafuse.compare.spec.case import Case  # noqa: E402
 
 EPS = 2.0**-7
 LINEAR = Case("linear", "wide", {"m": 4096, "k": 8, "n": 256}, "bfloat16", "train")

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from compare.base.usage import UsageError
-from compare.plan.own_function import Arguments, Place, arguments_of, by_name, call, own_function
-from compare.spec.blocks import BLOCKS
+from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.plan.own_function import Arguments, Place, arguments_of, by_name, call, own_function
+from xlafuse.compare.spec.blocks import BLOCKS
 
 ATTENTION, RMSNORM = BLOCKS["attention"], BLOCKS["rmsnorm"]
 PLACE = Place("/home/user/mine.py", "fn")

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-
-from compare.cli.main import cli
-from compare.plan import paired_rounds
-from compare.record import run_folder
-from compare.record.record import Record
-from compare.report import matrix, rows, table
-from compare.spec.blocks import BLOCKS
+from xlafuse.compare.cli.main import cli
+from xlafuse.compare.plan import paired_rounds
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.report import matrix, rows, table
+from xlafuse.compare.spec.blocks import BLOCKS
 
 CASE = next(c for c in BLOCKS["softmax"].cases("quick") if c.direction == "train")
 JITTER = (1.0, 1.001, 0.999, 1.0005, 0.9995, 1.0)

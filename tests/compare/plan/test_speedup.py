@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from compare.plan.speedup import Speedup, _student, compare, contradiction
+from xlafuse.compare.plan.speedup import Speedup, _student, compare, contradiction
 
 Times = st.floats(1e-6, 1e-2)
 

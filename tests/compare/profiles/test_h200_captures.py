@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from xlafuse.compare.cli.main import cli
+from xlafuse.compare.sources.profile_sources import OpenedProfile, open_profile
 
-from compare.cli.main import cli
-from compare.sources.profile_sources import OpenedProfile, open_profile
 from xlafuse.hlo.proto_reader import message_type
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "profiles"

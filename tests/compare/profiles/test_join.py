@@ -14,13 +14,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from planes import Space
-
-from compare.cli.main import cli
-from compare.profiles.join import join
-from compare.profiles.model import DeviceEvent
-from compare.profiles.steps import ProfiledStep, gaps
-from compare.sources.graph_sources import contents
-from compare.user.capture import NAME
+from xlafuse.compare.cli.main import cli
+from xlafuse.compare.profiles.join import join
+from xlafuse.compare.profiles.model import DeviceEvent
+from xlafuse.compare.profiles.steps import ProfiledStep, gaps
+from xlafuse.compare.sources.graph_sources import contents
+from xlafuse.compare.user.capture import NAME
 
 DATA = Path(__file__).resolve().parents[2] / "data"
 MLP = DATA / "xla" / "mlp_fwd.hlo.txt"

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from compare.graph.join.kernel_records import MEMCPY, MEMSET
-from compare.profiles import chrome_trace, files, kineto
-from compare.profiles.model import ProfileError
-from compare.profiles.steps import profiled_steps
+from xlafuse.compare.graph.join.kernel_records import MEMCPY, MEMSET
+from xlafuse.compare.profiles import chrome_trace, files, kineto
+from xlafuse.compare.profiles.model import ProfileError
+from xlafuse.compare.profiles.steps import profiled_steps
 
 
 def span(category: str, name: str, start: float, duration: float, **args: Any) -> dict[str, Any]:

@@ -9,11 +9,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-
-from compare.graph.join.kernel_records import MEMCPY, MEMSET
-from compare.profiles import files, nsight
-from compare.profiles.model import ProfileError
-from compare.profiles.steps import profiled_steps
+from xlafuse.compare.graph.join.kernel_records import MEMCPY, MEMSET
+from xlafuse.compare.profiles import files, nsight
+from xlafuse.compare.profiles.model import ProfileError
+from xlafuse.compare.profiles.steps import profiled_steps
 
 Tables = Mapping[str, tuple[Sequence[str], Sequence[Sequence[object]]]]
 PROCESS = 5 << 24  # globalPid: the bits of the process; a globalTid has the thread's below

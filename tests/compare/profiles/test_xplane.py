@@ -10,11 +10,10 @@ from pathlib import Path
 
 import pytest
 from planes import Space
-
-from compare.graph.join.kernel_records import MEMCPY
-from compare.profiles import files, xplane
-from compare.profiles.model import ProfileError
-from compare.profiles.steps import profiled_steps
+from xlafuse.compare.graph.join.kernel_records import MEMCPY
+from xlafuse.compare.profiles import files, xplane
+from xlafuse.compare.profiles.model import ProfileError
+from xlafuse.compare.profiles.steps import profiled_steps
 
 GPU = "/device:GPU:0"
 PROGRAM = """

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
-from compare.pytest_plugin.autotune_choices import AutotuneChoices
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
+from xlafuse.compare.pytest_plugin.autotune_choices import AutotuneChoices
 
 SIZE = 2048 * 4096 * 2
 

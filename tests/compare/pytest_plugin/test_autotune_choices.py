@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xlafuse.compare.graph.operations import is_product
+from xlafuse.compare.pytest_plugin.autotune_choices import AutotuneChoices, compile_choices
+from xlafuse.compare.user.explain import identify
 
-from compare import targets
-from compare.graph.operations import is_product
-from compare.pytest_plugin.autotune_choices import AutotuneChoices, compile_choices
-from compare.user.explain import identify
+from xlafuse.compare import targets
 
 pytestmark = pytest.mark.slow
 

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
-from compare.pytest_plugin.assertion_messages import comparison
-from compare.pytest_plugin.per_choice import PerChoice, Undetermined, combine, for_each_choice
+from xlafuse.compare.pytest_plugin.assertion_messages import comparison
+from xlafuse.compare.pytest_plugin.per_choice import PerChoice, Undetermined, combine, for_each_choice
 
 
 def two(a: Any, b: Any) -> Any:

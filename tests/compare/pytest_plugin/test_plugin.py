@@ -16,12 +16,11 @@ from typing import Any
 
 import example_graphs as examples
 import pytest
-
-from compare.base.paths import PROJECT
-from compare.pytest_plugin import fixture
-from compare.pytest_plugin.autotune_choices import AutotuneChoices
-from compare.pytest_plugin.fusion import Fusion
-from compare.user.explain import ExplainError, Identity
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.pytest_plugin import fixture
+from xlafuse.compare.pytest_plugin.autotune_choices import AutotuneChoices
+from xlafuse.compare.pytest_plugin.fusion import Fusion
+from xlafuse.compare.user.explain import ExplainError, Identity
 
 pytest_plugins = "pytester"
 
@@ -314,9 +313,9 @@ def test_xdist(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):
 import sys
 sys.path.insert(0, {here!r})
 import example_graphs as examples
-from compare.user.explain import Identity
-from compare.pytest_plugin import fixture
-from compare.pytest_plugin.fusion import Fusion
+from xlafuse.compare.user.explain import Identity
+from xlafuse.compare.pytest_plugin import fixture
+from xlafuse.compare.pytest_plugin.fusion import Fusion
 fixture.identify = lambda fn, *_, **__: Identity(fn, "jax", fn)
 fixture.compile_choices = lambda fn, *_, **__: examples.single_choice(getattr(examples, fn)())
 fixture._require = lambda framework: None

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import example_graphs as examples
 import pytest
-
-from compare.pytest_plugin import snapshot
-from compare.pytest_plugin.session_summary import SessionSummary
-from compare.pytest_plugin.snapshot import Key
+from xlafuse.compare.pytest_plugin import snapshot
+from xlafuse.compare.pytest_plugin.session_summary import SessionSummary
+from xlafuse.compare.pytest_plugin.snapshot import Key
 
 
 def key(

@@ -7,12 +7,11 @@ from typing import Any
 
 import example_graphs as examples
 import pytest
-
-from compare.graph.model import Kernel
-from compare.pytest_plugin.autotune_choices import AutotuneChoices
-from compare.pytest_plugin.fusion import Fusion
-from compare.pytest_plugin.per_choice import Undetermined
-from compare.pytest_plugin.view import NotKnown, UnknownName, View, within
+from xlafuse.compare.graph.model import Kernel
+from xlafuse.compare.pytest_plugin.autotune_choices import AutotuneChoices
+from xlafuse.compare.pytest_plugin.fusion import Fusion
+from xlafuse.compare.pytest_plugin.per_choice import Undetermined
+from xlafuse.compare.pytest_plugin.view import NotKnown, UnknownName, View, within
 
 APART, TOGETHER = View(examples.apart()), View(examples.together())
 

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from compare.base import host
-from compare.cli import main as cli
-from compare.record import run_folder
-from compare.record.record import Record
-from compare.run import run
+from xlafuse.compare.base import host
+from xlafuse.compare.cli import main as cli
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.run import run
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 from test_on_gpu import ScriptedPool  # noqa: E402

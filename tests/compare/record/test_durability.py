@@ -21,18 +21,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from compare.base import atomic_write, host
-from compare.base.paths import PROJECT
-from compare.graph import store
-from compare.plan.plan import Plan
-from compare.plan.selection import resolve
-from compare.record import run_folder
-from compare.record.record import Record, record_id
-from compare.record.run_files import recorded_file
-from compare.record.run_folder import RunFolderError
-from compare.run import run
-from compare.spec.blocks import BLOCKS
+from xlafuse.compare.base import atomic_write, host
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.graph import store
+from xlafuse.compare.plan.plan import Plan
+from xlafuse.compare.plan.selection import resolve
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import Record, record_id
+from xlafuse.compare.record.run_files import recorded_file
+from xlafuse.compare.record.run_folder import RunFolderError
+from xlafuse.compare.run import run
+from xlafuse.compare.spec.blocks import BLOCKS
 
 SELECTION = ["--suite", "full", "--direction", "fwd"]
 SIGKILLED = -9

@@ -10,15 +10,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
-from compare.graph import store
-from compare.graph.model import FusionGraph
-from compare.record import packing, run_files, run_folder, run_readme
-from compare.record.record import Record
-from compare.record.run_files import RunFile, recorded_file
-from compare.record.run_folder import RunFolderError
-from compare.sources import graph_sources
-from compare.spec.blocks import BLOCKS
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.model import FusionGraph
+from xlafuse.compare.record import packing, run_files, run_folder, run_readme
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.record.run_files import RunFile, recorded_file
+from xlafuse.compare.record.run_folder import RunFolderError
+from xlafuse.compare.sources import graph_sources
+from xlafuse.compare.spec.blocks import BLOCKS
 
 CASE = BLOCKS["gelu"].cases("quick")[0]
 NAMES = ("graphs/{}.json.gz", "traces/{}.json.gz", "dumps/{}.zip")

@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from compare.base.usage import UsageError
-from compare.record import run_folder
-from compare.record.record import SCHEMA, Record
-from compare.record.run_folder import RunFolderError
-from compare.sources import graph_sources
-from compare.spec.blocks import BLOCKS
+from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import SCHEMA, Record
+from xlafuse.compare.record.run_folder import RunFolderError
+from xlafuse.compare.sources import graph_sources
+from xlafuse.compare.spec.blocks import BLOCKS
 
 
 def entry(implementation: str = "xla", status: str = "ok") -> Record:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from compare.record.record import Record
-from compare.report import at_a_glance, rows
-from compare.report.columns import Row
-from compare.spec.blocks import BLOCKS
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.report import at_a_glance, rows
+from xlafuse.compare.report.columns import Row
+from xlafuse.compare.spec.blocks import BLOCKS
 
 
 def made(block: str, direction: str, implementation: str, **fields: Any) -> Record:

@@ -7,14 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from compare.base.paths import PROJECT
-from compare.report import authorship as view
-from compare.report import kernel_lines
-from compare.report.kernel_lines import Lines, lines_of
-from compare.report.rows import Row
-from compare.spec.blocks import BLOCKS
-from compare.spec.implementation import Implementation
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.report import authorship as view
+from xlafuse.compare.report import kernel_lines
+from xlafuse.compare.report.kernel_lines import Lines, lines_of
+from xlafuse.compare.report.rows import Row
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.spec.implementation import Implementation
 
 SOURCE = '''"""A module's docstring."""
 

@@ -5,15 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from compare.graph import store
-from compare.graph.analyse.align import align
-from compare.graph.analyse.totals import totals
-from compare.graph.model import FusionGraph
-from compare.record.record import Record
-from compare.record.run_files import recorded_file
-from compare.record.run_folder import read_records
-from compare.spec.blocks import BLOCKS
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.analyse.align import align
+from xlafuse.compare.graph.analyse.totals import totals
+from xlafuse.compare.graph.model import FusionGraph
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.record.run_files import recorded_file
+from xlafuse.compare.record.run_folder import read_records
+from xlafuse.compare.spec.blocks import BLOCKS
 
 RUN = Path(__file__).parents[2] / "data" / "runs" / "h200-small"
 RECORDS = {record.id: record for record in read_records(RUN)[0] if record.status == "ok"}

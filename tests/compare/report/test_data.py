@@ -15,16 +15,16 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.cli.main import cli
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.report import data, picture, rows
+from xlafuse.compare.report.columns import COLUMNS
+from xlafuse.compare.report.palette import PALETTE
+from xlafuse.compare.sources.graph_sources import contents
+from xlafuse.compare.spec.blocks import BLOCKS
 
-from compare.base.paths import PROJECT
-from compare.cli.main import cli
-from compare.record import run_folder
-from compare.record.record import Record
-from compare.report import data, picture, rows
-from compare.report.columns import COLUMNS
-from compare.report.palette import PALETTE
-from compare.sources.graph_sources import contents
-from compare.spec.blocks import BLOCKS
 from tools import tables
 
 RUN = PROJECT / "tests" / "data" / "runs" / "h200-small"
@@ -167,7 +167,7 @@ def test_bars_have_the_rows_times(tmp_path: Path) -> None:
     assert any(word.startswith("!: in some round") for word in told)
     assert told.index("sdpa-cudnn") < told.index("triton") < told.index("eager")  # fastest first
     assert "<script" not in text and "href=\"http" not in text
-    again = [sys.executable, "-m", "compare", "report", *map(str, words), "--picture", str(tmp_path / "again.svg")]
+    again = [sys.executable, "-m", "xlafuse", "report", *map(str, words), "--picture", str(tmp_path / "again.svg")]
     subprocess.run(again, check=True, cwd=PROJECT, capture_output=True, timeout=60)
     assert (tmp_path / "again.svg").read_text() == text
 

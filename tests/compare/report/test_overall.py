@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-
-from compare.base.paths import PROJECT
-from compare.graph import formats
-from compare.report import run_results
-from compare.report.overall import Lead, leads, overall
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.graph import formats
+from xlafuse.compare.report import run_results
+from xlafuse.compare.report.overall import Lead, leads, overall
 
 
 def test_geometric_means_over_the_cases_that_both_ran() -> None:

@@ -6,13 +6,12 @@ import math
 from typing import Any
 
 import pytest
-
-from compare.base.paths import PROJECT
-from compare.plan import peers as plan
-from compare.record.record import Record
-from compare.report import peers, rows
-from compare.spec.blocks import BLOCKS
-from compare.spec.case import Case
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.plan import peers as plan
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.report import peers, rows
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.spec.case import Case
 
 Row = dict[str, Any]
 

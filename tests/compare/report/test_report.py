@@ -4,11 +4,10 @@ import math
 from typing import Any
 
 import pytest
-
-from compare.base.text import number, printable
-from compare.record.record import Record
-from compare.report import rows, table
-from compare.spec.blocks import BLOCKS
+from xlafuse.compare.base.text import number, printable
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.report import rows, table
+from xlafuse.compare.spec.blocks import BLOCKS
 
 CASE = next(c for c in BLOCKS["gelu"].cases("quick") if c.direction == "fwd")
 TRAIN = next(c for c in BLOCKS["gelu"].cases("quick") if c.direction == "train")
@@ -121,7 +120,7 @@ def test_printable_keeps_one_line_and_names_the_full_length() -> None:
 
 
 def test_the_matrix_marks_the_fastest_of_one_clock() -> None:
-    from compare.report import matrix
+    from xlafuse.compare.report import matrix
 
     def row(implementation: str, time: float | None, **more: object) -> dict[str, object]:
         return {

@@ -6,14 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from compare.base.usage import UsageError
-from compare.plan import paired_rounds
-from compare.record import run_folder
-from compare.record.record import STATUSES, Record
-from compare.report import data, rows, table
-from compare.spec.blocks import BLOCKS
-from compare.spec.case import Case
+from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.plan import paired_rounds
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import STATUSES, Record
+from xlafuse.compare.report import data, rows, table
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.spec.case import Case
 
 CEILINGS = {
     "streams": {"1:1": 4.0e12, "2:1": 4.2e12, "1:0": 4.4e12, "0:1": 3.0e12, "3:1": 4.3e12},

@@ -8,14 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from compare.base.paths import PROJECT
-from compare.graph import store
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
-from compare.record import run_folder
-from compare.record.record import Record
-from compare.report import run_results, strongest_findings
-from compare.spec.case import Case
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.report import run_results, strongest_findings
+from xlafuse.compare.spec.case import Case
 
 SIZE = 2 * 4096 * 2048
 CEILINGS = {"streams": {"1:0": 4.4e12, "1:1": 4e12, "0:1": 3e12}, "products": {"bfloat16": 8e14}}

@@ -9,17 +9,16 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
-
-from compare.base.paths import PROJECT
-from compare.cli import main
-from compare.graph import store
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel
-from compare.record import run_folder
-from compare.record.record import Record
-from compare.report import roofline, rows, traffic
-from compare.sources.graph_sources import contents
-from compare.spec.blocks import BLOCKS
-from compare.spec.case import Case
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.cli import main
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.report import roofline, rows, traffic
+from xlafuse.compare.sources.graph_sources import contents
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.spec.case import Case
 
 CASE = next(case for case in BLOCKS["vector_add"].cases("quick") if case.name == "64Mi")
 MOVED = 3 * 2 * CASE.sizes["elements"]

@@ -84,7 +84,7 @@ def worker() -> None:
 if __name__ == "__main__":
     if sys.argv[1] == "ncu":
         ncu(sys.argv[2:])
-    elif sys.argv[2] == "compare.measure.profiler_marks":
+    elif sys.argv[2] == "xlafuse.compare.measure.profiler_marks":
         launched("xlafuse_begin_probe", "xlafuse_end")
     else:
         worker()

@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
-from compare.base.usage import UsageError
-from compare.plan.selection import autotune_results as recorded_results
-from compare.run import autotune_results
+from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.plan.selection import autotune_results as recorded_results
+from xlafuse.compare.run import autotune_results
 
 ENTRY = "entries {{\n  key {{\n    hlo: {0}\n  }}\n  value {{\n    x: 1\n  }}\n}}\n"
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
-from compare.base.paths import PROJECT
-from compare.plan.selection import resolve
-from compare.record import run_folder
-from compare.run.batches import RUNNER_BYTES, batches, compile_effort, groups_of, memory_of, name_of
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.plan.selection import resolve
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.run.batches import RUNNER_BYTES, batches, compile_effort, groups_of, memory_of, name_of
 
 GIB = 1 << 30
 FULL = list(groups_of(resolve((), suite="full").work))

@@ -10,11 +10,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from compare.measure.measurement import MeasuredProgram  # noqa: E402
-from compare.numerics import reference  # noqa: E402
-from compare.spec.blocks import BLOCKS  # noqa: E402
-from compare.spec.case import Case  # noqa: E402
-from compare.workers.pytorch.worker import TorchBackend  # noqa: E402
+from xlafuse.compare.measure.measurement import MeasuredProgram  # noqa: E402
+from xlafuse.compare.numerics import reference  # noqa: E402
+from xlafuse.compare.spec.blocks import BLOCKS  # noqa: E402
+from xlafuse.compare.spec.case import Case  # noqa: E402
+from xlafuse.compare.workers.pytorch.worker import TorchBackend  # noqa: E402
 
 
 @pytest.mark.slow

@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-
-from compare.cli import main
-from compare.graph import store
-from compare.record import run_files, run_folder
-from compare.run import ncu
+from xlafuse.compare.cli import main
+from xlafuse.compare.graph import store
+from xlafuse.compare.record import run_files, run_folder
+from xlafuse.compare.run import ncu
 
 pytestmark = [
     pytest.mark.gpu,

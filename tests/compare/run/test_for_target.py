@@ -17,16 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from compare.base import host
-from compare.graph import store
-from compare.graph.build.from_inductor import from_inductor
-from compare.record.record import Record
-from compare.record.run_files import RunFile
-from compare.run import for_target
-from compare.spec.blocks import BLOCKS
-from compare.workers.client import WorkerError
-from triton_side.inductor import dump
+from xlafuse.compare.base import host
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.build.from_inductor import from_inductor
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.record.run_files import RunFile
+from xlafuse.compare.run import for_target
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.workers.client import WorkerError
+from xlafuse.triton_side.inductor import dump
 
 pytestmark = pytest.mark.slow
 PROJECT = Path(__file__).parents[3]
@@ -35,7 +34,7 @@ PROJECT = Path(__file__).parents[3]
 def xlafuse(*arguments: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     return subprocess.run(
-        [sys.executable, "-m", "compare", *arguments], cwd=PROJECT, env=environment, capture_output=True, text=True,
+        [sys.executable, "-m", "xlafuse", *arguments], cwd=PROJECT, env=environment, capture_output=True, text=True,
         timeout=timeout,
     )
 
@@ -111,7 +110,7 @@ def test_a_stop_is_no_traceback_and_leaves_nothing_behind(tmp_path: Path) -> Non
     temporary.mkdir()
     before = abandoned()
     run = subprocess.Popen(
-        [sys.executable, "-m", "compare", "run", "softmax", "--target", "h200", "--out", str(tmp_path / "run")],
+        [sys.executable, "-m", "xlafuse", "run", "softmax", "--target", "h200", "--out", str(tmp_path / "run")],
         cwd=PROJECT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, "TMPDIR": str(temporary)},
     )

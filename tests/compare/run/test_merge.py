@@ -8,15 +8,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-
-from compare.base.usage import UsageError
-from compare.cli.main import cli
-from compare.plan import selection
-from compare.record import run_folder
-from compare.record.record import SCHEMA, Record
-from compare.record.run_files import recorded_file
-from compare.record.run_folder import RunFolderError
-from compare.run.shards import shard_of
+from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.cli.main import cli
+from xlafuse.compare.plan import selection
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import SCHEMA, Record
+from xlafuse.compare.record.run_files import recorded_file
+from xlafuse.compare.record.run_folder import RunFolderError
+from xlafuse.compare.run.shards import shard_of
 
 SHARED = ("gelu", "softmax", "attention")
 
@@ -60,7 +59,7 @@ def test_records_keep_their_segments_and_files(tmp_path: Path) -> None:
 
 
 def test_a_merged_run_knows_what_it_is_to_hold(tmp_path: Path) -> None:
-    from compare.run.merge import merge
+    from xlafuse.compare.run.merge import merge
 
     merge([part(tmp_path / "a", "gelu"), part(tmp_path / "b", "softmax")], tmp_path / "out")
     plan = selection.resolve_again(run_folder.read_run(tmp_path / "out"), [], None)
@@ -81,7 +80,7 @@ def shared_out(folder: Path, *numbers: int, of: int = 3, blocks: tuple[str, ...]
 
 def test_parts_of_a_plan_are_merged_in_the_order_of_the_plan(tmp_path: Path) -> None:
     """Also where each has shapes of the same block."""
-    from compare.run.merge import merge
+    from xlafuse.compare.run.merge import merge
 
     whole = selection.resolve(SHARED, suite="quick", implementations=["xla"])
     merge(shared_out(tmp_path, 3, 1, 2), tmp_path / "out")
@@ -100,7 +99,7 @@ def test_a_missing_part_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_several_missing_parts_are_all_named(tmp_path: Path) -> None:
-    from compare.run.merge import merge
+    from xlafuse.compare.run.merge import merge
 
     with pytest.raises(UsageError, match=r"1/4, 3/4, 4/4 missing"):
         merge(shared_out(tmp_path, 2, of=4), tmp_path / "out")
@@ -108,7 +107,7 @@ def test_several_missing_parts_are_all_named(tmp_path: Path) -> None:
 
 def test_a_missing_part_of_another_selection_is_refused(tmp_path: Path) -> None:
     """Parts 1/2 and 2/2 are there, of two selections."""
-    from compare.run.merge import merge
+    from xlafuse.compare.run.merge import merge
 
     folders = [
         *shared_out(tmp_path, 1, of=2, blocks=("gelu",)), *shared_out(tmp_path, 2, of=2, blocks=("softmax", "rmsnorm"))
@@ -118,7 +117,7 @@ def test_a_missing_part_of_another_selection_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_partial_merge_is_known_as_one_until_the_rest_joins(tmp_path: Path) -> None:
-    from compare.run.merge import merge
+    from xlafuse.compare.run.merge import merge
 
     first, second, third = shared_out(tmp_path, 1, 2, 3)
     arguments = ["merge", str(first), str(third), "--partial", "--out", str(tmp_path / "some")]
@@ -133,7 +132,7 @@ def test_a_partial_merge_is_known_as_one_until_the_rest_joins(tmp_path: Path) ->
 
 def test_what_a_missing_part_was_to_do_may_be_of_another_run(tmp_path: Path) -> None:
     """Two GPUs' parts, and what the third's machine lost done again by name."""
-    from compare.run.merge import merge
+    from xlafuse.compare.run.merge import merge
 
     first, lost, third = shared_out(tmp_path, 1, 2, 3)
     run = run_folder.read_run(lost)
@@ -144,13 +143,13 @@ def test_what_a_missing_part_was_to_do_may_be_of_another_run(tmp_path: Path) -> 
 
 
 def test_more_parts_than_shapes_are_no_missing_ones(tmp_path: Path) -> None:
-    from compare.run.merge import merge
+    from xlafuse.compare.run.merge import merge
 
     assert merge(shared_out(tmp_path, 1, 2, 3, 4, 5, 6, of=9, blocks=("gelu", "softmax")), tmp_path / "out")
 
 
 def test_a_part_named_twice_is_refused(tmp_path: Path) -> None:
-    from compare.run.merge import merge
+    from xlafuse.compare.run.merge import merge
 
     folder = part(tmp_path / "a", "gelu")
     (tmp_path / "link").symlink_to(folder)
@@ -161,7 +160,7 @@ def test_a_part_named_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_the_autotuners_chose_is_joined(tmp_path: Path) -> None:
-    from compare.run.merge import merge
+    from xlafuse.compare.run.merge import merge
 
     parts = [part(tmp_path / name, block) for name, block in (("a", "gelu"), ("b", "softmax"))]
     for number, folder in enumerate(parts):
@@ -175,7 +174,7 @@ def test_what_the_autotuners_chose_is_joined(tmp_path: Path) -> None:
 
 
 def test_a_case_of_two_parts_is_refused(tmp_path: Path) -> None:
-    from compare.run.merge import merge
+    from xlafuse.compare.run.merge import merge
 
     with pytest.raises(UsageError, match="gelu/llama-8b/bf16/fwd"):
         merge([part(tmp_path / "a", "gelu"), part(tmp_path / "b", "gelu", "softmax")], tmp_path / "out")
@@ -200,7 +199,7 @@ def test_a_case_done_again_is_taken_whole_from_the_later_run(tmp_path: Path) -> 
 
 
 def test_what_a_stopped_part_left_another_one_may_have_done(tmp_path: Path) -> None:
-    from compare.run.merge import merge
+    from xlafuse.compare.run.merge import merge
 
     stopped = part(tmp_path / "a", "gelu", "softmax")
     lines = (stopped / "records.jsonl").read_text().splitlines(keepends=True)
@@ -217,14 +216,14 @@ def test_what_a_stopped_part_left_another_one_may_have_done(tmp_path: Path) -> N
 
 
 def test_runs_of_different_suites_are_refused(tmp_path: Path) -> None:
-    from compare.run.merge import merge
+    from xlafuse.compare.run.merge import merge
 
     with pytest.raises(UsageError, match="suite 'check' and .* 'quick'"):
         merge([part(tmp_path / "a", "gelu"), part(tmp_path / "b", "softmax", suite="check")], tmp_path / "out")
 
 
 def test_a_torn_line_costs_a_warning_where_every_record_is_there(tmp_path: Path) -> None:
-    from compare.run.merge import merge
+    from xlafuse.compare.run.merge import merge
 
     torn = part(tmp_path / "b", "softmax")
     with (torn / "records.jsonl").open("a") as file:
@@ -237,7 +236,7 @@ def test_a_torn_line_costs_a_warning_where_every_record_is_there(tmp_path: Path)
 
 def test_a_line_that_cannot_be_read_costs_nothing_once_its_record_is_made_anew(tmp_path: Path) -> None:
     """A resumed run appends the records that it makes again, and mends only the last line."""
-    from compare.run.merge import merge
+    from xlafuse.compare.run.merge import merge
 
     broken, other = part(tmp_path / "b", "softmax"), part(tmp_path / "a", "gelu")
     lines = (broken / "records.jsonl").read_text().splitlines(keepends=True)
@@ -261,7 +260,7 @@ def test_a_line_that_cannot_be_read_costs_nothing_once_its_record_is_made_anew(t
 
 
 def test_a_part_without_records_is_told_how_to_get_some(tmp_path: Path) -> None:
-    from compare.run.merge import merge
+    from xlafuse.compare.run.merge import merge
 
     with pytest.raises(RunFolderError, match="no record was written yet; --out .*/b --resume"):
         merge([part(tmp_path / "a", "gelu"), part(tmp_path / "b", "softmax", entries=False)], tmp_path / "out")
@@ -269,7 +268,7 @@ def test_a_part_without_records_is_told_how_to_get_some(tmp_path: Path) -> None:
 
 def test_a_part_of_another_schema_is_for_the_version_that_wrote_it(tmp_path: Path) -> None:
     """No --resume of this version makes its records readable."""
-    from compare.run.merge import merge
+    from xlafuse.compare.run.merge import merge
 
     folder = part(tmp_path / "a", "gelu")
     lines = (folder / "records.jsonl").read_text().replace(f'"schema": {SCHEMA}', '"schema": 1')
@@ -280,7 +279,7 @@ def test_a_part_of_another_schema_is_for_the_version_that_wrote_it(tmp_path: Pat
 
 
 def test_a_record_that_names_a_file_outside_its_run_is_refused(tmp_path: Path) -> None:
-    from compare.run.merge import merge
+    from xlafuse.compare.run.merge import merge
 
     folder = part(tmp_path / "a", "gelu")
     (tmp_path / "secret").write_text("not theirs")

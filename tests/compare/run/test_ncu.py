@@ -11,25 +11,25 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from xlafuse.compare.base import host
+from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.cli import main
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.join.kernel_records import MEMCPY
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel
+from xlafuse.compare.measure.clock import DeviceRecord
+from xlafuse.compare.measure.profiler_marks import BEGIN, END
+from xlafuse.compare.plan.plan import Plan
+from xlafuse.compare.record import run_folder as record
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.run import count_traffic, run
+from xlafuse.compare.run import ncu as traffic
+from xlafuse.compare.run.ncu import KernelTraffic, NcuError, NotProfiled, Outcome, Profiled, parse, split
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.spec.case import Case
+from xlafuse.compare.spec.implementation import Implementation
 
-from compare import targets
-from compare.base import host
-from compare.base.usage import UsageError
-from compare.cli import main
-from compare.graph import store
-from compare.graph.join.kernel_records import MEMCPY
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel
-from compare.measure.clock import DeviceRecord
-from compare.measure.profiler_marks import BEGIN, END
-from compare.plan.plan import Plan
-from compare.record import run_folder as record
-from compare.record.record import Record
-from compare.run import count_traffic, run
-from compare.run import ncu as traffic
-from compare.run.ncu import KernelTraffic, NcuError, NotProfiled, Outcome, Profiled, parse, split
-from compare.spec.blocks import BLOCKS
-from compare.spec.case import Case
-from compare.spec.implementation import Implementation
+from xlafuse.compare import targets
 
 LISTING = f'''==PROF== Connected to process 4242 (/usr/bin/python3.12)
 ==PROF== Profiling "{BEGIN}0_forward": 0%....50%....100% - 1 pass

@@ -19,17 +19,16 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-
-from compare.base import folder_bytes, host
-from compare.base.usage import UsageError
-from compare.cli.main import cli
-from compare.plan import selection
-from compare.plan.plan import Plan
-from compare.record import run_files, run_folder
-from compare.record.record import Record
-from compare.run import part, ray_cluster
-from compare.run.ray_cluster import ConnectionLost, TaskLost
-from compare.run.run import execute
+from xlafuse.compare.base import folder_bytes, host
+from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.cli.main import cli
+from xlafuse.compare.plan import selection
+from xlafuse.compare.plan.plan import Plan
+from xlafuse.compare.record import run_files, run_folder
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.run import part, ray_cluster
+from xlafuse.compare.run.ray_cluster import ConnectionLost, TaskLost
+from xlafuse.compare.run.run import execute
 
 PROJECT = Path(__file__).parents[3]
 NEEDS_RAY = pytest.mark.skipif(

@@ -12,23 +12,22 @@ from threading import main_thread
 from typing import Any
 
 import pytest
-
-from compare.base import host
-from compare.graph import store
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel
-from compare.measure import timeline
-from compare.plan.selection import resolve
-from compare.plan.speedup import LEAST_ROUNDS
-from compare.plan.timing_modes import Timing
-from compare.record import run_folder
-from compare.record.record import Record
-from compare.record.run_folder import RunFolderError
-from compare.report import rows
-from compare.run import on_gpu, progress
-from compare.run import run as run_module
-from compare.run.session import Session
-from compare.spec.case import PHASES
-from compare.workers.client import WorkerDied, WorkerError, WorkerTimeout
+from xlafuse.compare.base import host
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel
+from xlafuse.compare.measure import timeline
+from xlafuse.compare.plan.selection import resolve
+from xlafuse.compare.plan.speedup import LEAST_ROUNDS
+from xlafuse.compare.plan.timing_modes import Timing
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.record.run_folder import RunFolderError
+from xlafuse.compare.report import rows
+from xlafuse.compare.run import on_gpu, progress
+from xlafuse.compare.run import run as run_module
+from xlafuse.compare.run.session import Session
+from xlafuse.compare.spec.case import PHASES
+from xlafuse.compare.workers.client import WorkerDied, WorkerError, WorkerTimeout
 
 TIMES = {"device_time": [1e-6] * 5, "busy_time": [1e-6] * 5, "launches": 1, "poisoned": True}
 TIMES["records"] = [{"name": "k", "start": 0.0, "end": 1e-6}]

@@ -8,24 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from compare.base import host
-from compare.graph import store
-from compare.graph.model import FusionGraph, Kernel
-from compare.measure import timeline
-from compare.numerics.errors import ErrorCheck
-from compare.plan.selection import resolve
-from compare.record import run_folder
-from compare.record.record import Record
-from compare.report import ranks as view
-from compare.report import rows
-from compare.run import run as run_module
-from compare.run.parallel import worst_errors
-from compare.spec.blocks import BLOCKS
-from compare.spec.case import Case
-from compare.workers.client import WorkerDied, WorkerError, WorkerTimeout
-from compare.workers.pool import WorkerPool
-from compare.workers.rank_group import rank_role
+from xlafuse.compare.base import host
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.model import FusionGraph, Kernel
+from xlafuse.compare.measure import timeline
+from xlafuse.compare.numerics.errors import ErrorCheck
+from xlafuse.compare.plan.selection import resolve
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.report import ranks as view
+from xlafuse.compare.report import rows
+from xlafuse.compare.run import run as run_module
+from xlafuse.compare.run.parallel import worst_errors
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.spec.case import Case
+from xlafuse.compare.workers.client import WorkerDied, WorkerError, WorkerTimeout
+from xlafuse.compare.workers.pool import WorkerPool
+from xlafuse.compare.workers.rank_group import rank_role
 
 
 def sample(device: float, exchange: float, both: float) -> dict[str, float]:
@@ -123,7 +122,7 @@ def test_a_record_has_the_times_of_both_gpus(tmp_path: Path, monkeypatch: pytest
 
 
 def run_folder_file(folder: Path, record: Record) -> Any:
-    from compare.record.run_files import recorded_file
+    from xlafuse.compare.record.run_files import recorded_file
 
     assert record.trace is not None
     return recorded_file(folder, record, record.trace["file"])

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-
-from compare.record.record import Record
-from compare.run.progress import Progress
-from compare.spec.blocks import BLOCKS
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.run.progress import Progress
+from xlafuse.compare.spec.blocks import BLOCKS
 
 
 def finished(block: str, implementation: str, status: str = "compiled") -> Record:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import pytest
-
-from compare.base.usage import UsageError
-from compare.plan import selection
-from compare.run.batches import groups_of
-from compare.run.shards import seconds, shard_of
+from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.plan import selection
+from xlafuse.compare.run.batches import groups_of
+from xlafuse.compare.run.shards import seconds, shard_of
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])

@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from compare.graph import store
-from compare.graph.model import FusionGraph
-from compare.plan.selection import resolve
-from compare.record import run_folder as record
-from compare.record.record import Record
-from compare.run import for_target
-from compare.run.session import Session
-from compare.spec.blocks import BLOCKS
-from compare.workers.client import WorkerDied
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.model import FusionGraph
+from xlafuse.compare.plan.selection import resolve
+from xlafuse.compare.record import run_folder as record
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.run import for_target
+from xlafuse.compare.run.session import Session
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.workers.client import WorkerDied
 
 GRAPH = store.to_json(FusionGraph("add", "xla", ()))
 

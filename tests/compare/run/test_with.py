@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from compare.plan.own_function import own_function
-from compare.spec.blocks import BLOCKS
+from xlafuse.compare.plan.own_function import own_function
+from xlafuse.compare.spec.blocks import BLOCKS
 
 pytestmark = pytest.mark.slow
 PROJECT = Path(__file__).parents[3]
@@ -52,7 +51,7 @@ def test_functions_of_both_frameworks_become_rows(tmp_path: Path) -> None:
 
     def xlafuse(*words: str) -> str:
         done = subprocess.run(
-            [sys.executable, "-m", "compare", *words], cwd=tmp_path, env=environment, capture_output=True, text=True,
+            [sys.executable, "-m", "xlafuse", *words], cwd=tmp_path, env=environment, capture_output=True, text=True,
             timeout=280,
         )
         assert done.returncode in (0, 1), done.stderr[-3000:]
@@ -91,7 +90,7 @@ def test_a_function_of_one_kind_of_attention_is_checked_on_that_kind(tmp_path: P
     functions = [word for name in ("causal", "full") for word in ("--with", f"mine.py:{name}")]
     subprocess.run(
         [
-            sys.executable, "-m", "compare", "run", "attention", *functions, "-i", "causal,full", "--direction", "fwd",
+            sys.executable, "-m", "xlafuse", "run", "attention", *functions, "-i", "causal,full", "--direction", "fwd",
             "--dtype", "fp32", "--size", "batch=1,heads=2,kv_heads=2,sequence=64,head_dim=32", "--target", "h200",
             "--out", "run",
         ],

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 from examples import INDUCTOR, XLA
-
-from compare.base.usage import UsageError
-from compare.graph import store
-from compare.sources import graph_sources
+from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.graph import store
+from xlafuse.compare.sources import graph_sources
 
 PROJECT = Path(__file__).resolve().parents[3]
 HLO = PROJECT / "tests" / "data" / "xla" / "softmax.hlo.txt"

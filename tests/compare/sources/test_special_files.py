@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-
-from compare.base.paths import PROJECT
-from compare.cli.main import cli
-from compare.record import run_folder
-from compare.record.run_folder import RunFolderError
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.cli.main import cli
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.run_folder import RunFolderError
 
 DATA = PROJECT / "tests" / "data"
 RUN, CAPTURE = DATA / "runs" / "h200-rmsnorm", DATA / "profiles" / "torch"

@@ -2,8 +2,8 @@
 
 import re
 
-from compare.base.paths import PROJECT
-from compare.spec.blocks import BLOCKS
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.spec.blocks import BLOCKS
 
 NAMED = set(re.findall(r"`([\w-]+)`", (PROJECT / "docs" / "opponents.md").read_text()))
 

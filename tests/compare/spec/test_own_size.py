@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
-
-from compare.base.usage import UsageError
-from compare.spec.blocks import BLOCKS
-from compare.spec.own_size import own_shape, shape_with
+from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.spec.own_size import own_shape, shape_with
 
 OWN = [
     ("attention", {"sequence": 12288, "heads": 24}, {"kv_heads": 24, "sequence": 12288, "batch": 2}),

@@ -7,16 +7,15 @@ import tomllib
 from dataclasses import replace
 
 import pytest
-
-from compare.backends import BACKENDS
-from compare.base import host
-from compare.base.paths import PROJECT
-from compare.base.worker_protocol import ROLES
-from compare.numerics import input_arrays
-from compare.spec.block import Block
-from compare.spec.blocks import BLOCKS, attention, requirements
-from compare.spec.case import Case
-from compare.spec.tensor import Tensor
+from xlafuse.compare.backends import BACKENDS
+from xlafuse.compare.base import host
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.base.worker_protocol import ROLES
+from xlafuse.compare.numerics import input_arrays
+from xlafuse.compare.spec.block import Block
+from xlafuse.compare.spec.blocks import BLOCKS, attention, requirements
+from xlafuse.compare.spec.case import Case
+from xlafuse.compare.spec.tensor import Tensor
 
 
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=lambda b: b.name)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
-from compare.spec import threefry
+from xlafuse.compare.spec import threefry
 
 torch = pytest.importorskip("torch")
 
@@ -38,7 +37,8 @@ def test_only_the_low_32_bits_of_a_key_count() -> None:
 
 def test_numpy_torch_and_the_plain_blocks_draw_the_same() -> None:
     jnp = pytest.importorskip("jax.numpy")
-    from triton_side.blocks import threefry as in_torch
+    from xlafuse.triton_side.blocks import threefry as in_torch
+
     from xlafuse.blocks import threefry as in_jax
 
     expected, seed = uniforms(37, 11), torch.from_numpy(SEED)

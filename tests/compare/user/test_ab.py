@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-
-from compare.base.usage import UsageError
-from compare.cli.main import cli
-from compare.user.ab import parse_variants
+from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.cli.main import cli
+from xlafuse.compare.user.ab import parse_variants
 
 CODE = Path(__file__).parent / "user_code"
 

@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-
-from compare.base.usage import UsageError
-from compare.user import capture, capture_command
+from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.user import capture, capture_command
 
 PROJECT = Path(__file__).resolve().parents[3]
 TORCH = """
@@ -51,7 +50,7 @@ def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
 def captured(folder: Path, program: str, *words: str, steps: str = "2:4") -> subprocess.CompletedProcess[str]:
     script = folder.parent / f"{folder.name}.py"
     script.write_text(program)
-    return run("-m", "compare", "capture", "-o", folder, "--steps", steps, "--", sys.executable, script, *words)
+    return run("-m", "xlafuse", "capture", "-o", folder, "--steps", steps, "--", sys.executable, script, *words)
 
 
 def facts(folder: Path) -> Mapping[str, object]:

@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from xlafuse.compare.cli.functions import resolve
+from xlafuse.compare.cli.main import cli
+from xlafuse.compare.graph.analyse.totals import totals
+from xlafuse.compare.user import explain as explain_user
 
 import xlafuse
-from compare.cli.functions import resolve
-from compare.cli.main import cli
-from compare.graph.analyse.totals import totals
-from compare.user import explain as explain_user
 
 pytestmark = pytest.mark.slow
 CODE = Path(__file__).parent / "user_code"
@@ -410,7 +410,7 @@ def test_dynamic_shapes_that_become_static_are_noted(torch_breaks: Any, monkeypa
 
 
 def test_the_names_in_the_code_tell_the_framework(torch_breaks: Any):
-    from compare.workers.explain_request import ArrayLike
+    from xlafuse.compare.workers.explain_request import ArrayLike
 
     array = ArrayLike("numpy", (64, 128), "float32")
     assert explain_user.identify(torch_breaks.relu, (array,), {}).framework == "torch"
@@ -457,7 +457,7 @@ class _Layer:
     ids=["import", "closed-over functions", "closed-over arrays", "called object", "method"],
 )
 def test_the_framework_is_that_of_the_values_that_a_function_uses(jax_code: Any, made: Any):
-    from compare.workers.explain_request import ArrayLike
+    from xlafuse.compare.workers.explain_request import ArrayLike
 
     function = made()
     assert explain_user.identify(function, (ArrayLike("numpy", (4,), "float32"),), {}).framework == "jax"
@@ -551,7 +551,7 @@ def test_the_command(jax_code: Any, tmp_path: Path):
 def test_nothing_but_progress_goes_to_stderr(jax_code: Any):
     words = [f"{CODE / 'jax_code.py'}:normed_gelu", "--args", "bf16[256,512], bf16[512]", "--framework", "jax"]
     done = subprocess.run(
-        [sys.executable, "-m", "compare", "explain", *words, "--target", "h200"], capture_output=True, text=True
+        [sys.executable, "-m", "xlafuse", "explain", *words, "--target", "h200"], capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
     assert all(line.startswith(("compiling ", "still compiling")) for line in done.stderr.splitlines()), done.stderr

@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-
-from compare.base.paths import PROJECT
-from compare.cli.main import cli
-from compare.graph.model import FusionGraph
-from compare.record import run_folder
-from compare.record.record import Record
-from compare.sources import graph_sources
-from compare.spec.blocks import BLOCKS
-from compare.user import export_dumps, xplane
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.cli.main import cli
+from xlafuse.compare.graph.model import FusionGraph
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.sources import graph_sources
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.user import export_dumps, xplane
 
 RUN = PROJECT / "tests" / "data" / "runs" / "h200-small"
 CASE = next(case for case in BLOCKS["softmax"].cases("quick") if case.direction == "fwd")

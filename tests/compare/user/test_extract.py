@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-
-from compare.base.usage import UsageError
-from compare.cli.main import cli
-from compare.sources.graph_sources import contents
-from compare.sources.profile_sources import any_contents
-from compare.user import extract_hlo
-from compare.user.extract import extract
+from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.cli.main import cli
+from xlafuse.compare.sources.graph_sources import contents
+from xlafuse.compare.sources.profile_sources import any_contents
+from xlafuse.compare.user import extract_hlo
+from xlafuse.compare.user.extract import extract
 
 DATA = Path(__file__).parents[2] / "data"
 INDUCTOR = DATA / "inductor/torch-2.13.0/debug"

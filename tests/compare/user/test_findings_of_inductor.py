@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xlafuse.compare.graph.findings.collect import findings
+from xlafuse.compare.graph.model import FusionGraph
 
 import xlafuse
-from compare.graph.findings.collect import findings
-from compare.graph.model import FusionGraph
 
 pytestmark = pytest.mark.slow
 CODE = Path(__file__).parent / "user_code"

@@ -12,8 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from triton_side.calls import cuda_program
+from xlafuse.triton_side.calls import cuda_program
 
 Tensors = dict[str, torch.Tensor]
 _cached: dict[int, torch.Tensor] = {}
@@ -120,7 +119,7 @@ def raises(inputs: Tensors) -> Tensors:
 
 def breaks_device(inputs: Tensors) -> Tensors:
     """Imitate an illegal access without a GPU: this call fails, and every later one that waits."""
-    from compare.workers.pytorch import worker
+    from xlafuse.compare.workers.pytorch import worker
 
     def synchronize(*_: Any) -> None:
         raise RuntimeError("pretended CUDA error: an illegal memory access was encountered")

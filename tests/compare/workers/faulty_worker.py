@@ -3,9 +3,9 @@
 import sys
 from dataclasses import replace
 
-from compare.spec.blocks import BLOCKS
-from compare.spec.implementation import Implementation
-from compare.workers import main
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.spec.implementation import Implementation
+from xlafuse.compare.workers import main
 
 # Name, which is the function's, and compiler.
 IN_ANY_CALL = (

@@ -12,9 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-
-from compare.base.paths import PROJECT
-from compare.workers import autotune_lock
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.workers import autotune_lock
 
 TRY = """
 import fcntl, sys
@@ -28,10 +27,10 @@ except BlockingIOError:
 BACKEND = """
 import json
 from pathlib import Path
-from compare.spec.blocks import BLOCKS
-from compare.base.worker_protocol import NotAutotuned
-from compare.workers.xla import worker  # configures XLA before jax is imported
-from compare.workers.xla import prepare
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.base.worker_protocol import NotAutotuned
+from xlafuse.compare.workers.xla import worker  # configures XLA before jax is imported
+from xlafuse.compare.workers.xla import prepare
 
 seen = []
 
@@ -120,8 +119,7 @@ def test_a_complete_recording_needs_no_lock(complete: bool) -> None:
 def test_inductor_times_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     from torch._inductor.runtime.benchmarking import InductorBenchmarker, TritonBenchmarker
-
-    from triton_side.inductor import compiler
+    from xlafuse.triton_side.inductor import compiler
 
     events: list[str] = []
 
@@ -166,9 +164,9 @@ def test_xla_refuses_without_permission_to_autotune() -> None:
 
 def test_inductor_max_refuses_without_permission_to_autotune(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    from compare.base.worker_protocol import NotAutotuned
-    from compare.spec.blocks import BLOCKS
-    from compare.workers.pytorch.worker import TorchBackend
+    from xlafuse.compare.base.worker_protocol import NotAutotuned
+    from xlafuse.compare.spec.blocks import BLOCKS
+    from xlafuse.compare.workers.pytorch.worker import TorchBackend
 
     block = BLOCKS["gelu"]
     with pytest.raises(NotAutotuned):
@@ -178,8 +176,8 @@ def test_inductor_max_refuses_without_permission_to_autotune(tmp_path: Path) -> 
 
 
 def test_the_refusal_has_a_kind_of_its_own() -> None:
-    from compare.base.worker_protocol import NotAutotuned
-    from compare.workers.main import _error
+    from xlafuse.compare.base.worker_protocol import NotAutotuned
+    from xlafuse.compare.workers.main import _error
 
     assert _error(NotAutotuned("max-autotune times kernels"))["error"] == {
         "kind": "not_autotuned", "message": "max-autotune times kernels",

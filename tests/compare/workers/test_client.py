@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from compare.workers.client import Worker, WorkerDied, WorkerError, WorkerTimeout, interpreter
-from compare.workers.pool import WorkerPool
+from xlafuse.compare.workers.client import Worker, WorkerDied, WorkerError, WorkerTimeout, interpreter
+from xlafuse.compare.workers.pool import WorkerPool
 
 
 @pytest.fixture

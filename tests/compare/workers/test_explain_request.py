@@ -10,8 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from compare.workers.explain_request import ArrayLike, NotSendable, pack, unpack
+from xlafuse.compare.workers.explain_request import ArrayLike, NotSendable, pack, unpack
 
 
 def itself(like: ArrayLike) -> ArrayLike:

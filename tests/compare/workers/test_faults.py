@@ -13,19 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from compare.base import host
-from compare.base.paths import PROJECT
-from compare.plan.plan import Plan
-from compare.plan.speedup import LEAST_ROUNDS
-from compare.record import run_folder
-from compare.record.record import Record
-from compare.run import run
-from compare.spec.blocks import BLOCKS
-from compare.spec.case import Case
-from compare.spec.implementation import Implementation
-from compare.workers import client, pool
-from compare.workers.pool import WorkerPool
+from xlafuse.compare.base import host
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.plan.plan import Plan
+from xlafuse.compare.plan.speedup import LEAST_ROUNDS
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.run import run
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.spec.case import Case
+from xlafuse.compare.spec.implementation import Implementation
+from xlafuse.compare.workers import client, pool
+from xlafuse.compare.workers.pool import WorkerPool
 
 pytestmark = pytest.mark.slow
 

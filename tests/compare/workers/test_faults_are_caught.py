@@ -10,13 +10,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from compare.measure.measurement import MeasuredProgram, WrongResult  # noqa: E402
-from compare.measure.worker_backend import lies_within  # noqa: E402
-from compare.numerics import reference  # noqa: E402
-from compare.numerics.errors import ErrorCheck  # noqa: E402
-from compare.spec.case import Case  # noqa: E402
-from compare.workers.pytorch import prepare  # noqa: E402
-from compare.workers.pytorch.worker import TorchBackend  # noqa: E402
+from xlafuse.compare.measure.measurement import MeasuredProgram, WrongResult  # noqa: E402
+from xlafuse.compare.measure.worker_backend import lies_within  # noqa: E402
+from xlafuse.compare.numerics import reference  # noqa: E402
+from xlafuse.compare.numerics.errors import ErrorCheck  # noqa: E402
+from xlafuse.compare.spec.case import Case  # noqa: E402
+from xlafuse.compare.workers.pytorch import prepare  # noqa: E402
+from xlafuse.compare.workers.pytorch.worker import TorchBackend  # noqa: E402
 
 _spec = importlib.util.spec_from_file_location("faulty", Path(__file__).with_name("faulty.py"))
 assert _spec and _spec.loader
@@ -98,13 +98,13 @@ def test_a_side_stream_must_be_joined(tmp_path: Path, direction: str) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("direction", ["fwd", "train"])
 def test_timed_calls_write_into_poisoned_memory(tmp_path: Path, direction: str) -> None:
-    from compare.measure.clock import cupti_missing
-    from compare.workers.pytorch.worker import EventClock
+    from xlafuse.compare.measure.clock import cupti_missing
+    from xlafuse.compare.workers.pytorch.worker import EventClock
 
     if cupti_missing():
         clock = EventClock()
     else:
-        from compare.measure.clock import CuptiClock
+        from xlafuse.compare.measure.clock import CuptiClock
 
         clock = CuptiClock()
     measured = subject_of("right", tmp_path, direction).measure(clock, 0.01)

@@ -11,21 +11,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-from compare.base.paths import PROJECT
-from compare.workers.client import Worker, WorkerDied, WorkerError
-from compare.workers.pool import WorkerPool
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.workers.client import Worker, WorkerDied, WorkerError
+from xlafuse.compare.workers.pool import WorkerPool
 
 SERVES_HANG = """
 import time
-from compare.workers import main as worker
+from xlafuse.compare.workers import main as worker
 worker.methods_of = lambda role: {"hang": lambda: time.sleep(600)}
 worker.main()
 """
 ASKS_AND_WAITS = """
 import sys
 from pathlib import Path
-from compare.workers.client import Worker
+from xlafuse.compare.workers.client import Worker
 worker = Worker("odd", Path(sys.argv[1]), command=[sys.executable, "-c", sys.argv[2], "odd"])
 worker.wait_ready(60)
 print(worker._process.pid, flush=True)

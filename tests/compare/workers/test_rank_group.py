@@ -9,10 +9,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-
-from compare.workers import rank_group
-from compare.workers.client import Worker, WorkerDied, WorkerError, WorkerTimeout
-from compare.workers.rank_group import RankGroup, rank_role
+from xlafuse.compare.workers import rank_group
+from xlafuse.compare.workers.client import Worker, WorkerDied, WorkerError, WorkerTimeout
+from xlafuse.compare.workers.rank_group import RankGroup, rank_role
 
 # Speaks compare.base.worker_protocol. "fail" fails on rank 1 alone; rank 0 then waits for it for ever.
 RANK = """

@@ -9,10 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-
-from compare.measure.worker_backend import Program
-from compare.spec.blocks import BLOCKS
-from compare.workers import service
+from xlafuse.compare.measure.worker_backend import Program
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.workers import service
 
 
 class Noting:

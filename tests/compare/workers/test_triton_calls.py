@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.graph import store
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.workers.client import Worker, WorkerError
 
-from compare.base.paths import PROJECT
-from compare.graph import store
-from compare.spec.blocks import BLOCKS
-from compare.workers.client import Worker, WorkerError
 from xlafuse.compile.environment import find_cuda_tools
 
 # A kernel that doubles, and one of a backward pass that reads an input, a result and the cotangent.
@@ -35,7 +35,7 @@ PLANS = {
 WIRING = """
 import json, sys
 import jax, jax.numpy as jnp
-from compare.workers.xla import triton_calls
+from xlafuse.compare.workers.xla import triton_calls
 
 plans, called = json.loads(sys.argv[1]), []
 kernels = {
@@ -96,9 +96,9 @@ def plan(planner: Worker, function: str, train: bool, attributes: dict[str, Any]
 
 @pytest.mark.slow
 def test_the_plan_is_what_pytorch_launches(planner: Worker) -> None:
-    from triton_side.calls.effects import of_ttir
+    from xlafuse.triton_side.calls.effects import of_ttir
 
-    found = plan(planner, "triton_side.kernels.rmsnorm:apply", True, {"eps": 1e-5}, x=[64, 96], weight=[96])
+    found = plan(planner, "xlafuse.triton_side.kernels.rmsnorm:apply", True, {"eps": 1e-5}, x=[64, 96], weight=[96])
     assert set(found["inputs"]) == {"x", "weight", "dy"} and set(found["outputs"]) == {"y", "dx", "dweight"}
     launches = [launch for part in ("forward", "backward") for launch in found["parts"][part]]
     assert [launch["name"] for launch in launches] == [
@@ -158,7 +158,7 @@ def test_a_kernel_computes_what_it_does_as_pytorch_launches_it(
 @pytest.mark.slow
 def test_tiles_come_through_pointers(planner: Worker) -> None:
     shape = [1, 1, 256, 128]
-    found = plan(planner, "triton_side.kernels.attention:apply", False, {}, q=shape, k=shape, v=shape)
+    found = plan(planner, "xlafuse.triton_side.kernels.attention:apply", False, {}, q=shape, k=shape, v=shape)
     (launch,) = found["parts"]["forward"]
     assert "tt.load" in launch["ir"] and "tensor_descriptor" not in launch["ir"]
 
@@ -166,4 +166,4 @@ def test_tiles_come_through_pointers(planner: Worker) -> None:
 @pytest.mark.slow
 def test_what_is_more_than_launches_is_refused(planner: Worker) -> None:
     with pytest.raises(WorkerError, match="does more than launch Triton kernels: among the launches PyTorch runs aten"):
-        plan(planner, "triton_side.library.softmax:apply", False, {}, x=[8, 8])
+        plan(planner, "xlafuse.triton_side.library.softmax:apply", False, {}, x=[8, 8])

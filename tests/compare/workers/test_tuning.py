@@ -11,17 +11,17 @@ import subprocess
 import sys
 from typing import Any
 
-from compare.base.paths import PROJECT
+from xlafuse.compare.base.paths import PROJECT
 
 PROGRAM = """
 import json, os, sys
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)
-from triton_side.deviceless import for_target
+from xlafuse.triton_side.deviceless import for_target
 for_target.activate(json.load(open("compare/targets/h200/cuda_device_properties.json")))
 import triton
-from compare.spec.blocks import BLOCKS
-from compare.workers.pytorch import tuning
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.workers.pytorch import tuning
 
 class Pool:
     def __init__(self, *ignored): pass

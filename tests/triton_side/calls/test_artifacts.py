@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import triton
-
-from triton_side.calls import artifacts, cuda_program
+from xlafuse.triton_side.calls import artifacts, cuda_program
 
 REPOSITORY = Path(__file__).parents[3]
 
@@ -21,7 +20,7 @@ from pathlib import Path
 import triton, triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton_side.calls import artifacts
+from xlafuse.triton_side.calls import artifacts
 
 @triton.jit
 def row_sum(x_ptr, out_ptr, COLUMNS: tl.constexpr):

@@ -173,9 +173,9 @@ WHOLE_STEP = {
 }
 SCRIPT = """
 import importlib, json, sys
-from triton_side.deviceless import for_target as deviceless
+from xlafuse.triton_side.deviceless import for_target as deviceless
 deviceless.activate(json.load(open(sys.argv[1])))
-from triton_side.calls.dispatch import Operation, record_call
+from xlafuse.triton_side.calls.dispatch import Operation, record_call
 
 def described(event):
     if isinstance(event, Operation):
@@ -192,7 +192,7 @@ def described(event):
 found = {}
 cases, own_dtypes, forward_only = map(json.loads, sys.argv[2:])
 for name, (folder, block, shapes, attributes, dtype) in cases.items():
-    apply = importlib.import_module(f"triton_side.{folder}.{block}").apply
+    apply = importlib.import_module(f"xlafuse.triton_side.{folder}.{block}").apply
     train = block not in forward_only
     with deviceless.fake_mode():
         specs = {k: (tuple(s), own_dtypes.get(k, dtype)) for k, s in shapes.items()}
@@ -227,11 +227,10 @@ def torch_stages(block: str) -> set[str]:
 
     import torch
     from torch._subclasses import FakeTensorMode
-
-    from triton_side.calls.dispatch import record_call
+    from xlafuse.triton_side.calls.dispatch import record_call
 
     _, _, shapes, attributes, _ = CASES[block]
-    apply = importlib.import_module(f"triton_side.blocks.{block}").apply
+    apply = importlib.import_module(f"xlafuse.triton_side.blocks.{block}").apply
     with FakeTensorMode():
         dtypes = {name: getattr(torch, OWN_DTYPES.get(name, "bfloat16")) for name in shapes}
         inputs = {name: torch.empty(shape, dtype=dtypes[name], device="meta") for name, shape in shapes.items()}

@@ -15,9 +15,8 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-from triton_side.calls.direct_launch import launched_directly
-from triton_side.calls.launches import record_launches
+from xlafuse.triton_side.calls.direct_launch import launched_directly
+from xlafuse.triton_side.calls.launches import record_launches
 
 ROOT = Path(__file__).parents[3]
 
@@ -28,7 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler.compiler import CompiledKernel
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
-from triton_side.calls import direct_launch
+from xlafuse.triton_side.calls import direct_launch
 
 class Driver:
     get_current_target = lambda self: GPUTarget("cuda", 90, 32)
@@ -247,7 +246,7 @@ def test_the_current_stream_and_a_captured_graph(x: torch.Tensor) -> None:
 
 @pytest.mark.gpu
 def test_kernels_that_build_tensor_descriptors() -> None:
-    from triton_side.kernels.matmul import matmul
+    from xlafuse.triton_side.kernels.matmul import matmul
 
     a, b = (torch.randn(512, 512, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     assert torch.equal(matmul(a, b), matmul(a, b))

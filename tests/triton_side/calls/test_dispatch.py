@@ -15,11 +15,10 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
-
-from triton_side.blocks import attention, rmsnorm
-from triton_side.calls import stages
-from triton_side.calls.dispatch import Operation, Recorded, record_call, record_operations
-from triton_side.calls.stages import stage
+from xlafuse.triton_side.blocks import attention, rmsnorm
+from xlafuse.triton_side.calls import stages
+from xlafuse.triton_side.calls.dispatch import Operation, Recorded, record_call, record_operations
+from xlafuse.triton_side.calls.stages import stage
 
 
 def operations(recorded: Recorded, part: str) -> list[Operation]:
@@ -282,10 +281,10 @@ def test_sdpa_is_attention_and_causal_halves_its_flops() -> None:
 
 WITHOUT_A_GPU = """
 import json, sys
-from triton_side.deviceless import for_target as deviceless
+from xlafuse.triton_side.deviceless import for_target as deviceless
 deviceless.activate(json.load(open(sys.argv[1])))
-from triton_side.calls.dispatch import record_call
-from triton_side.library import swiglu_mlp
+from xlafuse.triton_side.calls.dispatch import record_call
+from xlafuse.triton_side.library import swiglu_mlp
 
 shapes = dict(x=(64, 128), norm_weight=(128,), gate_weight=(128, 256), up_weight=(128, 256), down_weight=(256, 128))
 with deviceless.fake_mode():

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from triton_side.calls import effects
+from xlafuse.triton_side.calls import effects
 
 
 def of_body(parameters: str, body: str, more: str = "") -> tuple[list[int], list[int]]:

@@ -3,9 +3,8 @@
 import struct
 
 import pytest
-
-from triton_side.calls.effects import of_ttir
-from triton_side.calls.launch_plan import NotPlain, bound
+from xlafuse.triton_side.calls.effects import of_ttir
+from xlafuse.triton_side.calls.launch_plan import NotPlain, bound
 
 TTIR = """#loc = loc("kernel.py":3:0)
 #loc1 = loc(unknown)

@@ -22,12 +22,12 @@ H200 = dict(
 # In a separate process, because a fake GPU cannot be removed.
 COMPILE_ONLY = """
 import hashlib, json, sys
-from triton_side.deviceless import for_target as deviceless
+from xlafuse.triton_side.deviceless import for_target as deviceless
 deviceless.activate(json.loads(sys.argv[1]))
 import torch, triton, triton.language as tl
-from triton_side.cuda import gelu as cuda_gelu, softmax as cuda_softmax
-from triton_side.kernels import softmax as triton_softmax
-from triton_side.calls.launches import record_launches
+from xlafuse.triton_side.cuda import gelu as cuda_gelu, softmax as cuda_softmax
+from xlafuse.triton_side.kernels import softmax as triton_softmax
+from xlafuse.triton_side.calls.launches import record_launches
 
 @triton.jit
 def copy(x_ptr, out_ptr, step, BLOCK: tl.constexpr):
@@ -150,7 +150,7 @@ def test_autotuning_needs_the_gpu(compiled: dict[str, Any]) -> None:
 
 
 def test_recordings_do_not_nest() -> None:
-    from triton_side.calls.launches import record_launches
+    from xlafuse.triton_side.calls.launches import record_launches
 
     with record_launches():
         with pytest.raises(RuntimeError, match="launches are being recorded already"):
@@ -167,10 +167,9 @@ def test_recording_runs_the_compiled_code(module: str, compiled: dict[str, Any])
     import importlib
 
     import torch
+    from xlafuse.triton_side.calls.launches import record_launches
 
-    from triton_side.calls.launches import record_launches
-
-    softmax = importlib.import_module(f"triton_side.{module}.softmax")
+    softmax = importlib.import_module(f"xlafuse.triton_side.{module}.softmax")
     x = torch.randn(64, 4096, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     with record_launches() as launches:
         y = softmax.apply({"x": x})["y"]

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from triton_side.configs import table as tables
-from triton_side.configs.table import Entry, Gpu, Table, TableError
+from xlafuse.triton_side.configs import table as tables
+from xlafuse.triton_side.configs.table import Entry, Gpu, Table, TableError
 
 H200 = Gpu("NVIDIA H200", (9, 0), 132, 232448)
 CLASS = {"rows": 8192, "columns": 4096, "element_bytes": 2}

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-
-from triton_side.configs import table as tables
-from triton_side.configs import tuned
-from triton_side.configs.table import Entry, Gpu, Table, TableError
-from triton_side.kernels import layernorm, matmul, rmsnorm
-from triton_side.kernels.shared.launch import RowConfig
-from triton_side.kernels.shared.matmul_tiles import MatmulConfig
+from xlafuse.triton_side.configs import table as tables
+from xlafuse.triton_side.configs import tuned
+from xlafuse.triton_side.configs.table import Entry, Gpu, Table, TableError
+from xlafuse.triton_side.kernels import layernorm, matmul, rmsnorm
+from xlafuse.triton_side.kernels.shared.launch import RowConfig
+from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 H200 = Gpu("NVIDIA H200", (9, 0), 132, 232448)
 FACTS = (8192, 4096, 2)

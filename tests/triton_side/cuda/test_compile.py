@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-
-from triton_side.calls import artifacts, cuda_program
-from triton_side.cuda import (
+from xlafuse.triton_side.calls import artifacts, cuda_program
+from xlafuse.triton_side.cuda import (
     bias_gelu,
     dropout_residual_norm,
     gelu,
@@ -20,7 +19,7 @@ from triton_side.cuda import (
     softmax,
     vector_add,
 )
-from triton_side.cuda.common import launch, tensors
+from xlafuse.triton_side.cuda.common import launch, tensors
 
 ARCH = "sm_90"
 PROJECT = Path(__file__).parents[3]
@@ -314,7 +313,7 @@ def test_compiles_where_another_library_loaded_nvrtc_first() -> None:
         for root in nvidia.submodule_search_locations if nvidia else ():
             for path in pathlib.Path(root).glob("**/libnvrtc.so.*"):
                 ctypes.CDLL(str(path))
-        from triton_side.calls import cuda_program
+        from xlafuse.triton_side.calls import cuda_program
         assert cuda_program.compile_kernel("vector_add.cu", "vector_add<float, 4, 2, 256>", "sm_90")
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, cwd=PROJECT)

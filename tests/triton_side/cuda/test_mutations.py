@@ -16,9 +16,17 @@ import pytest
 import torch
 from property_checks import FINITE, NOT_FINITE, ORDINARY, matrix, placed
 from test_dropout_residual_norm import problem as dropout_residual_norm_problem
-
-from triton_side.calls import cuda_program
-from triton_side.cuda import bias_gelu, dropout_residual_norm, gelu, layernorm, matmul, rmsnorm, softmax, vector_add
+from xlafuse.triton_side.calls import cuda_program
+from xlafuse.triton_side.cuda import (
+    bias_gelu,
+    dropout_residual_norm,
+    gelu,
+    layernorm,
+    matmul,
+    rmsnorm,
+    softmax,
+    vector_add,
+)
 
 SOURCES = cuda_program.SOURCE_FOLDER
 

@@ -21,8 +21,16 @@ from property_checks import (
     sizes,
 )
 from test_dropout_residual_norm import problem as dropout_residual_norm_problem
-
-from triton_side.cuda import bias_gelu, dropout_residual_norm, gelu, layernorm, matmul, rmsnorm, softmax, vector_add
+from xlafuse.triton_side.cuda import (
+    bias_gelu,
+    dropout_residual_norm,
+    gelu,
+    layernorm,
+    matmul,
+    rmsnorm,
+    softmax,
+    vector_add,
+)
 
 pytestmark = pytest.mark.gpu
 

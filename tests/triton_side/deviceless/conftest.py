@@ -18,7 +18,7 @@ PROGRAM = """
 import contextlib, dataclasses, io, json, os, sys, traceback
 answers = os.fdopen(os.dup(1), "w")
 os.dup2(2, 1)  # compilers print, too
-from triton_side.deviceless import for_target as deviceless
+from xlafuse.triton_side.deviceless import for_target as deviceless
 deviceless.activate(json.load(open(sys.argv[1])))
 import torch
 for line in sys.stdin:

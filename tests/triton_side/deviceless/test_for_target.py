@@ -29,7 +29,7 @@ def compiled_mlp(folder: Path, fake_gpu: Any, **options: bool) -> Any:
     """The kernels of the swiglu_mlp block in bfloat16; all artifacts are written to `folder`."""
     return fake_gpu.answer(
         f"""
-from triton_side.blocks import swiglu_mlp
+from xlafuse.triton_side.blocks import swiglu_mlp
 specs = {{name: (tuple(shape), "bfloat16") for name, shape in {MLP!r}.items()}}
 captured = deviceless.compile_inductor(swiglu_mlp.apply, specs, {{"eps": 1e-6}}, **{options!r})
 captured.write({str(folder)!r})
@@ -75,7 +75,7 @@ def test_one_candidate_is_compiled_and_several_are_not_autotuned(fake_gpu):
     # also has one candidate, but Inductor may add smaller blocks on a GPU.
     provenance = fake_gpu.answer(
         """
-from triton_side.blocks import softmax, vector_add
+from xlafuse.triton_side.blocks import softmax, vector_add
 found = []
 for block, names, shape in [(vector_add, "xy", (8,)), (vector_add, "xy", (65536,)), (softmax, "x", (64, 8192))]:
     specs = {name: (shape, "bfloat16") for name in names}
@@ -98,7 +98,7 @@ def attention(inputs):
     return {"out": torch.softmax(scores, dim=-1).to(inputs["v"].dtype) @ inputs["v"]}
 """
 RMSNORM = """
-from triton_side.blocks import rmsnorm
+from xlafuse.triton_side.blocks import rmsnorm
 def norm(inputs):
     return rmsnorm.apply(inputs, eps=1e-6)
 """
@@ -188,10 +188,10 @@ def test_an_unknown_sdpa_choice_is_an_error(fake_gpu):
 
 FLEX = """
 import torch
-from compare.spec.blocks import attention_packed
-from compare.spec.case import Case
-from triton_side.inductor import _private as private
-from triton_side.library import attention_packed as library
+from xlafuse.compare.spec.blocks import attention_packed
+from xlafuse.compare.spec.case import Case
+from xlafuse.triton_side.inductor import _private as private
+from xlafuse.triton_side.library import attention_packed as library
 
 def refused(sizes, train):
     inputs = {"q": "heads", "k": "kv_heads", "v": "kv_heads"}
@@ -225,10 +225,10 @@ def test_flex_attention_refuses_exactly_the_unsupported_cases(fake_gpu):
 
 FLEX_IN_PAGES = """
 import torch
-from compare.spec.blocks import decode_attention_paged
-from compare.spec.case import Case
-from triton_side.inductor import _private as private
-from triton_side.library import decode_attention_paged as library
+from xlafuse.compare.spec.blocks import decode_attention_paged
+from xlafuse.compare.spec.case import Case
+from xlafuse.triton_side.inductor import _private as private
+from xlafuse.triton_side.library import decode_attention_paged as library
 
 def refused(case):
     specs = {t.name: (t.shape(case.sizes), t.dtype_in(case)) for t in decode_attention_paged.BLOCK.inputs}
@@ -262,10 +262,10 @@ def test_flex_attentions_mask_scatters_the_page_table(fake_gpu):
 import re
 from unittest import mock
 from torch._inductor.graph import GraphLowering
-from compare.spec.blocks import decode_attention_paged
-from compare.spec.case import Case
-from triton_side.inductor import _private as private
-from triton_side.library import decode_attention_paged as library
+from xlafuse.compare.spec.blocks import decode_attention_paged
+from xlafuse.compare.spec.case import Case
+from xlafuse.triton_side.inductor import _private as private
+from xlafuse.triton_side.library import decode_attention_paged as library
 case = Case("decode_attention_paged", "any", decode_attention_paged.sizes(3, 4, 2, 16, 5, 64, 1), "bfloat16", "fwd")
 specs = {t.name: (t.shape(case.sizes), t.dtype_in(case)) for t in decode_attention_paged.BLOCK.inputs}
 code = []
@@ -282,7 +282,7 @@ print(json.dumps(re.findall(r"(\\w+)\\.run\\(", code[0])))
 def test_handwritten_triton_kernels_forward_and_backward(fake_gpu):
     launches = fake_gpu.answer(
         """
-from triton_side.kernels import rmsnorm
+from xlafuse.triton_side.kernels import rmsnorm
 specs = {"x": ((64, 256), "bfloat16"), "weight": ((256,), "bfloat16")}
 recorded = deviceless.record_call(rmsnorm.apply, specs, {"eps": 1e-6}, train=True)
 launches = {part: [event for event in events if hasattr(event, "artifacts")] for part, events in recorded.parts.items()}
@@ -300,7 +300,7 @@ def test_moe_sums_the_steps_of_its_routers_product_separately(fake_gpu):
 import re, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton_side.kernels.moe_routing import moe_router_kernel as kernel
+from xlafuse.triton_side.kernels.moe_routing import moe_router_kernel as kernel
 constants = dict(TOKENS=32, EXPERTS=16, BLOCK_K=128, TOP_K=2, CHOICES=2, PRECISION="ieee", STAGES=4, stride_xw=1,
                  stride_rw=1)
 pointers = dict(x_ptr="*bf16", router_ptr="*bf16", logits_ptr="*fp32", chosen_ptr="*i32", weights_ptr="*fp32",
@@ -319,7 +319,7 @@ def refused(code: str, **environment: str) -> str:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"} | {"PYTHONPATH": str(ROOT)}
     prelude = f"""
 import json
-from triton_side.deviceless import for_target as deviceless
+from xlafuse.triton_side.deviceless import for_target as deviceless
 properties = json.load(open({str(ROOT / "compare/targets/h200/cuda_device_properties.json")!r}))
 """
     done = subprocess.run([sys.executable, "-c", prelude + code], env=env | environment, capture_output=True, text=True)
@@ -330,7 +330,7 @@ properties = json.load(open({str(ROOT / "compare/targets/h200/cuda_device_proper
 def test_an_untested_torch_is_refused():
     message = refused(
         """
-from triton_side.deviceless import _fake_cuda
+from xlafuse.triton_side.deviceless import _fake_cuda
 _fake_cuda.TORCH_BUILDS = (("1.0.0", None), ("1.1.0", "10.0"))
 deviceless.activate(properties)
 """

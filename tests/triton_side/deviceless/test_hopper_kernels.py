@@ -6,7 +6,7 @@ import re
 import pytest
 
 RECORD = """
-from triton_side.kernels import {module} as module
+from xlafuse.triton_side.kernels import {module} as module
 heads, tokens = {heads}, 512
 specs = {{
     name: (({shape}), "bfloat16") for name, count in (("q", heads), ("k", 2), ("v", 2))
@@ -61,7 +61,7 @@ def test_attention_uses_the_tensor_cores_of_hopper(fake_gpu, code: str, spills: 
 
 
 FP8_RECORD = """
-from triton_side.kernels import matmul_fp8 as module
+from xlafuse.triton_side.kernels import matmul_fp8 as module
 m, k, n = {sizes}
 specs = {{"a": ((m, k), "float8_e4m3fn"), "b": ((n, k), "float8_e4m3fn"), "a_scale": ((), "float32"),
          "b_scale": ((), "float32")}}

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from triton_side.inductor import dump
+from xlafuse.triton_side.inductor import dump
 
 PROGRAM = """
 def scaled(i):

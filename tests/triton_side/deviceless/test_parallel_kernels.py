@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch")
 
 RECORD = """
-from triton_side.parallel import moe_kernels
+from xlafuse.triton_side.parallel import moe_kernels
 
 def gradients(inputs):
     offsets = inputs["offsets"]

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch")
 
 RECORD = """
-from triton_side.kernels import linear
+from xlafuse.triton_side.kernels import linear
 specs = {{"x": (({rows}, 4096), "{dtype}"), "weight": ((4096, 4096), "{dtype}"), "bias": ((4096,), "{dtype}")}}
 recorded = deviceless.record_call(linear.apply, specs, {{}}, train=True)
 print(json.dumps([(launch.resources.registers, launch.resources.spill_bytes, launch.resources.shared_bytes)

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch")
 
 RECORD = """
-from triton_side.kernels import {block} as module
+from xlafuse.triton_side.kernels import {block} as module
 specs = {{"x": ((256, {columns}), "{dtype}"), "weight": (({columns},), "{dtype}"), "bias": (({columns},), "{dtype}")}}
 recorded = deviceless.record_call(module.apply, {{n: specs[n] for n in {names}}}, {attributes}, train={train})
 print(json.dumps([launch.resources.spill_bytes for part in recorded.parts.values() for launch in part
@@ -31,7 +31,7 @@ def test_long_rows_spill_no_registers(fake_gpu, kernel, columns: int, dtype: str
 
 def test_rmsnorm_reads_8192_columns_with_as_many_warps_as_a_multiprocessor_has(fake_gpu) -> None:
     registers, warps = fake_gpu.answer("""
-from triton_side.kernels import rmsnorm
+from xlafuse.triton_side.kernels import rmsnorm
 specs = {"x": ((8192, 8192), "bfloat16"), "weight": ((8192,), "bfloat16")}
 (launch,) = deviceless.record_call(rmsnorm.apply, specs, {"eps": 1e-6}, train=False).parts["forward"]
 print(json.dumps([launch.resources.registers, launch.resources.num_warps]))

@@ -6,9 +6,9 @@ from typing import Any
 
 COMPILE = """
 from dataclasses import replace
-from triton_side.tuning import trials
-from triton_side.kernels import layernorm, rmsnorm, softmax
-from triton_side.kernels.shared.launch import RowConfig
+from xlafuse.triton_side.tuning import trials
+from xlafuse.triton_side.kernels import layernorm, rmsnorm, softmax
+from xlafuse.triton_side.kernels.shared.launch import RowConfig
 
 def call():
     x, weight, dy = (torch.empty(s, dtype=torch.bfloat16, device="cuda") for s in ({shape}, {shape}[1:], {shape}))
@@ -90,10 +90,10 @@ def test_a_candidate_may_spill_as_much_as_the_present_configuration(fake_gpu: An
 
 
 CHOOSES = """
-from triton_side.configs.tuned import overridden
-from triton_side.kernels import transformer_layer
-from triton_side.kernels.shared.matmul_tiles import MatmulConfig
-from triton_side.tuning import trials
+from xlafuse.triton_side.configs.tuned import overridden
+from xlafuse.triton_side.kernels import transformer_layer
+from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
+from xlafuse.triton_side.tuning import trials
 
 with trials.fake_tensors():
     a, b = (torch.empty(shape, dtype=torch.bfloat16, device="cuda") for shape in ((8192, 768), (768, 3072)))

@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from triton_side.inductor import dump
+from xlafuse.triton_side.inductor import dump
 
 pytest.importorskip("torch")
 
 PROLOGUE = """
 import os
 import torch.nn.functional as F
-from triton_side.deviceless import user_functions
+from xlafuse.triton_side.deviceless import user_functions
 factory = user_functions.TensorFactory()
 def tensor(*shape, stride=None, dtype="bfloat16", **more):
     stride = stride or torch.empty(shape, device="meta").stride()
@@ -111,7 +110,7 @@ def test_operations_of_another_kernel_are_not_counted_twice(run):
 COUNTED = """
 import tempfile
 from pathlib import Path
-from triton_side.inductor import dump
+from xlafuse.triton_side.inductor import dump
 def counted(program):
     def side(buffers):
         return {b.name: b.bytes for b in buffers}
@@ -289,7 +288,7 @@ def test_a_dump_without_ttir_says_that_a_users_kernels_effects_are_unknown(own_k
 def test_a_product_that_inductor_splits_along_k_is_two_kernels(fake_gpu, tmp_path):
     found = fake_gpu.answer(f"""
 import unittest.mock
-from triton_side.inductor import _private
+from xlafuse.triton_side.inductor import _private
 def split(choices):
     return [choice for choice in choices if "decompose_k" in choice.name][:1] or choices[:1]
 specs = {{"a": ((32, 65536), "bfloat16"), "b": ((65536, 64), "bfloat16")}}
@@ -318,8 +317,7 @@ print(json.dumps([[own.kind, names(own.inputs), names(own.outputs), flops] for o
 def test_calls_of_several_settings_stay_compiled_together(train: bool) -> None:
     import torch
     from torch._dynamo.utils import counters
-
-    from triton_side.deviceless import user_functions
+    from xlafuse.triton_side.deviceless import user_functions
 
     def function(x):
         return torch.sin(x).sum(-1) * 2

@@ -9,12 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor
-
-from triton_side.calls.stages import stage
-from triton_side.inductor import _private as private
-from triton_side.inductor import compiler, dump
-from triton_side.inductor.ir_text import read_fx
-from triton_side.inductor.output_code import read_code
+from xlafuse.triton_side.calls.stages import stage
+from xlafuse.triton_side.inductor import _private as private
+from xlafuse.triton_side.inductor import compiler, dump
+from xlafuse.triton_side.inductor.ir_text import read_fx
+from xlafuse.triton_side.inductor.output_code import read_code
 
 ROWS, WIDTH, HIDDEN = 16, 32, 64
 
@@ -358,7 +357,7 @@ def call(self, args):
 
 def test_the_choice_of_coordinate_descent_is_the_kernel_in_use() -> None:
     """max-autotune continues from the best candidate, and `compile_results` may lack its final choice."""
-    from triton_side.inductor import _private as private
+    from xlafuse.triton_side.inductor import _private as private
 
     def result(config: object, kernel: str) -> SimpleNamespace:
         return SimpleNamespace(config=config, kernel=kernel)

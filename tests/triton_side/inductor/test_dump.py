@@ -10,12 +10,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-
-from triton_side.inductor import dump
-from triton_side.inductor.dump import DumpError, read
-from triton_side.inductor.graph import Buffer, GraphBreak, SourceNode, flops, kind_of
-from triton_side.inductor.ir_text import read_fx, replaced
-from triton_side.inductor.output_code import read_code
+from xlafuse.triton_side.inductor import dump
+from xlafuse.triton_side.inductor.dump import DumpError, read
+from xlafuse.triton_side.inductor.graph import Buffer, GraphBreak, SourceNode, flops, kind_of
+from xlafuse.triton_side.inductor.ir_text import read_fx, replaced
+from xlafuse.triton_side.inductor.output_code import read_code
 
 ROOT = Path(__file__).parents[3]
 DATA = ROOT / "tests/data/inductor"
@@ -177,7 +176,7 @@ def test_no_framework_is_imported():
 import sys
 for name in ("torch", "triton", "jax"):
     sys.modules[name] = None  # importing it is an error
-from triton_side.inductor.dump import read
+from xlafuse.triton_side.inductor.dump import read
 print(sum(len(graph.calls) for graph in read({str(DEBUG)!r}).graphs))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})

@@ -1,10 +1,9 @@
 """A kernel's work by its Triton source: the shapes of code that Inductor 2.13 generates, shortened."""
 
 import pytest
-
-from triton_side.inductor.graph import kind_of
-from triton_side.inductor.kernel_code import work_of
-from triton_side.inductor.output_code import read_code
+from xlafuse.triton_side.inductor.graph import kind_of
+from xlafuse.triton_side.inductor.kernel_code import work_of
+from xlafuse.triton_side.inductor.output_code import read_code
 
 TYPES = "'in_ptr0': '*bf16', 'in_ptr1': '*i64', 'out_ptr0': '*bf16', 'out_ptr1': '*fp32'"
 SIGNATURE = f"@heuristics({{'signature': {{{TYPES}}}}})"

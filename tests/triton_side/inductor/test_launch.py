@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-from triton_side.inductor.launch import configuration, grid, layouts_in
-from triton_side.inductor.output_code import read_code
+from xlafuse.triton_side.inductor.launch import configuration, grid, layouts_in
+from xlafuse.triton_side.inductor.output_code import read_code
 
 CODE = """# AOT ID: ['0_inference']
 triton_poi_fused_0 = async_compile.triton('triton_poi_fused_0', '''

@@ -5,10 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-
-from triton_side.inductor import compiler, dump
-from triton_side.inductor.graph import VIEWS, CompiledGraph
-from triton_side.inductor.output_code import elements_viewed
+from xlafuse.triton_side.inductor import compiler, dump
+from xlafuse.triton_side.inductor.graph import VIEWS, CompiledGraph
+from xlafuse.triton_side.inductor.output_code import elements_viewed
 
 
 def rotated(x: Tensor, turn: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,10 +10,9 @@ from unittest import mock
 
 import pytest
 import torch
-
-from compare.workers.pytorch.worker import NanEmpty
-from triton_side.configs.tuned import TUNED
-from triton_side.kernels.shared.launch import INTERPRETED
+from xlafuse.compare.workers.pytorch.worker import NanEmpty
+from xlafuse.triton_side.configs.tuned import TUNED
+from xlafuse.triton_side.kernels.shared.launch import INTERPRETED
 
 DEVICE = "cpu" if INTERPRETED else "cuda"
 

@@ -2,9 +2,8 @@ import kernel_properties as properties
 import pytest
 import torch
 from row_kernel_checks import DEVICE, DTYPES, random
-
-from triton_side.kernels import adamw
-from triton_side.kernels.shared.launch import FlatConfig
+from xlafuse.triton_side.kernels import adamw
+from xlafuse.triton_side.kernels.shared.launch import FlatConfig
 
 SETTINGS = {"rate": 1e-2, "beta1": 0.9, "beta2": 0.99, "eps": 1e-3, "decay": 0.1}
 

@@ -5,11 +5,10 @@ import pytest
 import torch
 from kernel_properties import attention_mask
 from row_kernel_checks import DEVICE, DTYPES, is_accurate, random, with_gradients
-
-from triton_side.kernels import attention, attention_backward, attention_few_tokens
-from triton_side.kernels.shared import attention_configs as configs
-from triton_side.kernels.shared import attention_tiles
-from triton_side.kernels.shared.attention_configs import TileConfig
+from xlafuse.triton_side.kernels import attention, attention_backward, attention_few_tokens
+from xlafuse.triton_side.kernels.shared import attention_configs as configs
+from xlafuse.triton_side.kernels.shared import attention_tiles
+from xlafuse.triton_side.kernels.shared.attention_configs import TileConfig
 
 FORWARD = [
     TileConfig(32, 32, num_warps=4, num_stages=2, descriptors=False),

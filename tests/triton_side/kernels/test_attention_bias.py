@@ -4,10 +4,9 @@ from kernel_properties import attention as problem
 from kernel_properties import training
 from row_kernel_checks import DEVICE, DTYPES, random, with_gradients
 from test_attention import DK_DV, DQ, FORWARD, configured
-
-from triton_side.kernels import attention
-from triton_side.kernels.attention_bias import attention_bias
-from triton_side.kernels.shared import attention_tiles
+from xlafuse.triton_side.kernels import attention
+from xlafuse.triton_side.kernels.attention_bias import attention_bias
+from xlafuse.triton_side.kernels.shared import attention_tiles
 
 
 def tensors(batch: int, heads: int, sequence: int, head_dim: int, dtype: torch.dtype = torch.float32):

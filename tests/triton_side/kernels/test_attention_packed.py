@@ -2,9 +2,8 @@ import pytest
 import torch
 from row_kernel_checks import DEVICE, random, with_gradients
 from test_attention import DK_DV, DQ, FORWARD, agrees
-
-from triton_side.kernels import attention, attention_backward
-from triton_side.kernels.attention_packed import attention_packed
+from xlafuse.triton_side.kernels import attention, attention_backward
+from xlafuse.triton_side.kernels.attention_packed import attention_packed
 
 LENGTHS = [[37], [1, 33, 16, 5], [16, 16, 32, 1, 1], [0, 20, 0, 0, 40, 0]]
 

@@ -2,10 +2,9 @@ import pytest
 import torch
 from kernel_properties import cross_entropy as problem
 from row_kernel_checks import DEVICE, DTYPES, random
-
-from triton_side.blocks.cross_entropy import IGNORED
-from triton_side.kernels import cross_entropy
-from triton_side.kernels.shared.launch import FlatConfig
+from xlafuse.triton_side.blocks.cross_entropy import IGNORED
+from xlafuse.triton_side.kernels import cross_entropy
+from xlafuse.triton_side.kernels.shared.launch import FlatConfig
 
 # A token that does not count leaves -inf - -inf in unused lanes, and NumPy warns about it.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

@@ -2,9 +2,8 @@ import kernel_properties as properties
 import pytest
 import torch
 from row_kernel_checks import DEVICE, DTYPES, random
-
-from triton_side.kernels import decode_attention, decode_attention_paged
-from triton_side.kernels.decode_attention import DecodeConfig
+from xlafuse.triton_side.kernels import decode_attention, decode_attention_paged
+from xlafuse.triton_side.kernels.decode_attention import DecodeConfig
 
 # Many chunks, a few, one; tiles as long as the chunk, and shorter.
 CONFIGS = [

@@ -4,9 +4,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 from row_kernel_checks import DEVICE, DTYPES_OF_COMPOSITIONS, is_accurate, random, with_gradients
-
-from triton_side.blocks import decoder_block as plain_block
-from triton_side.kernels import decoder_block
+from xlafuse.triton_side.blocks import decoder_block as plain_block
+from xlafuse.triton_side.kernels import decoder_block
 
 NAMES = ("x", *decoder_block.WEIGHTS)
 WIDTH, HEADS, KV_HEADS, HEAD_DIM, HIDDEN = 37, 4, 2, 16, 67
@@ -154,7 +153,7 @@ def test_rejects() -> None:
 
 def test_attention_to_a_lone_token_launches_no_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Triton does not compile this kernel for an H200 if heads share keys."""
-    from triton_side.kernels import transformer_layer
+    from xlafuse.triton_side.kernels import transformer_layer
 
     monkeypatch.setattr(transformer_layer.attention, "launch_dk_dv", None)
     monkeypatch.setattr(transformer_layer.attention.hopper_backward, "launch_backward", None)

@@ -2,10 +2,9 @@ import pytest
 import torch
 from kernel_properties import dropout_residual_norm as problem_of
 from row_kernel_checks import DEVICE, random
-
-from triton_side.blocks import threefry
-from triton_side.kernels import dropout_residual_norm
-from triton_side.kernels.shared.launch import RowConfig
+from xlafuse.triton_side.blocks import threefry
+from xlafuse.triton_side.kernels import dropout_residual_norm
+from xlafuse.triton_side.kernels.shared.launch import RowConfig
 
 P, EPS = 0.3, 1e-5
 # Tiles of several rows, and persistent programs with a prefetch; none covers 13 x 203 exactly.

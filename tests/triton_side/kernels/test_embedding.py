@@ -2,9 +2,8 @@ import kernel_properties as properties
 import pytest
 import torch
 from row_kernel_checks import DEVICE, DTYPES, random
-
-from triton_side.kernels import embedding
-from triton_side.kernels.embedding import EmbeddingConfig
+from xlafuse.triton_side.kernels import embedding
+from xlafuse.triton_side.kernels.embedding import EmbeddingConfig
 
 NARROW = EmbeddingConfig(tokens=2, columns=16, num_warps=1, rows=3)
 

@@ -5,10 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from row_kernel_checks import DEVICE, DTYPES, is_accurate, random, with_gradients
-
-from triton_side.kernels import geglu, swiglu
-from triton_side.kernels.shared import gated_unit
-from triton_side.kernels.shared.launch import FlatConfig
+from xlafuse.triton_side.kernels import geglu, swiglu
+from xlafuse.triton_side.kernels.shared import gated_unit
+from xlafuse.triton_side.kernels.shared.launch import FlatConfig
 
 FUNCTIONS = {"swiglu": swiglu.swiglu, "geglu": geglu.geglu}
 units = pytest.mark.parametrize("unit", FUNCTIONS)

@@ -3,9 +3,8 @@ import math
 import pytest
 import torch
 from row_kernel_checks import DEVICE, DTYPES, is_accurate, random, with_gradients
-
-from triton_side.kernels import gelu
-from triton_side.kernels.shared.launch import FlatConfig
+from xlafuse.triton_side.kernels import gelu
+from xlafuse.triton_side.kernels.shared.launch import FlatConfig
 
 
 def plain(x: torch.Tensor) -> torch.Tensor:

@@ -1,10 +1,9 @@
 import pytest
 import torch
 from row_kernel_checks import DEVICE, DTYPES_OF_COMPOSITIONS, is_accurate, random, with_gradients
-
-from triton_side.blocks import gpt2_block as plain_block
-from triton_side.blocks.threefry import uniforms
-from triton_side.kernels import gpt2_block
+from xlafuse.triton_side.blocks import gpt2_block as plain_block
+from xlafuse.triton_side.blocks.threefry import uniforms
+from xlafuse.triton_side.kernels import gpt2_block
 
 NAMES = ("x", *gpt2_block.WEIGHTS)
 WIDTH, HEADS, HEAD_DIM, HIDDEN = 37, 2, 16, 67

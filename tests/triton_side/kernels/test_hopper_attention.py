@@ -8,11 +8,10 @@ from row_kernel_checks import DEVICE, random, with_gradients
 from test_attention import agrees, tensors
 from test_attention_packed import boundaries
 from test_attention_packed import tensors as packed_tensors
-
-from triton_side.kernels import attention
-from triton_side.kernels.attention import hopper_problem
-from triton_side.kernels.attention_packed import attention_packed
-from triton_side.kernels.hopper import attention_forward as hopper_forward
+from xlafuse.triton_side.kernels import attention
+from xlafuse.triton_side.kernels.attention import hopper_problem
+from xlafuse.triton_side.kernels.attention_packed import attention_packed
+from xlafuse.triton_side.kernels.hopper import attention_forward as hopper_forward
 
 
 def on_hopper() -> bool:

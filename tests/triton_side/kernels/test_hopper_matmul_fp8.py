@@ -5,9 +5,8 @@ import torch
 from row_kernel_checks import DEVICE, NanEmpty, random
 from test_hopper_attention import on_hopper
 from test_matmul_fp8 import SCALES, agrees, operands
-
-from triton_side.kernels.hopper.matmul_fp8 import MOST_TERMS, launch_fp8
-from triton_side.kernels.matmul_fp8 import hopper_problem, matmul_fp8
+from xlafuse.triton_side.kernels.hopper.matmul_fp8 import MOST_TERMS, launch_fp8
+from xlafuse.triton_side.kernels.matmul_fp8 import hopper_problem, matmul_fp8
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not on_hopper(), reason="needs a GPU of compute capability 9.0")]
 

@@ -1,10 +1,9 @@
 import pytest
 import torch
 from row_kernel_checks import DTYPES, is_accurate, random, with_gradients
-
-from triton_side.kernels import linear, linear_residual
-from triton_side.kernels.shared.column_sums import partial_sums
-from triton_side.kernels.shared.matmul_tiles import MatmulConfig
+from xlafuse.triton_side.kernels import linear, linear_residual
+from xlafuse.triton_side.kernels.shared.column_sums import partial_sums
+from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 DESCRIPTORS = MatmulConfig(32, 32, 32, num_warps=4, num_stages=2)
 

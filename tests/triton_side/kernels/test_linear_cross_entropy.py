@@ -8,10 +8,9 @@ from row_kernel_checks import DEVICE, DTYPES, random
 from test_cross_entropy import SMOOTHING, Z_LOSS, draw_labels
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-from triton_side.blocks.cross_entropy import IGNORED
-from triton_side.kernels import linear_cross_entropy
-from triton_side.kernels.shared.matmul_tiles import MatmulConfig
+from xlafuse.triton_side.blocks.cross_entropy import IGNORED
+from xlafuse.triton_side.kernels import linear_cross_entropy
+from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 

@@ -1,10 +1,9 @@
 import pytest
 import torch
 from row_kernel_checks import DTYPES, is_accurate, random, with_gradients
-
-from triton_side.kernels import linear_gelu
-from triton_side.kernels.linear_gelu import DpreConfig
-from triton_side.kernels.shared.matmul_tiles import MatmulConfig
+from xlafuse.triton_side.kernels import linear_gelu
+from xlafuse.triton_side.kernels.linear_gelu import DpreConfig
+from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 NAMES = ("x", "weight", "bias")
 DESCRIPTORS = MatmulConfig(32, 32, 32, num_warps=4, num_stages=2)

@@ -3,10 +3,9 @@ from dataclasses import replace
 import pytest
 import torch
 from row_kernel_checks import DTYPES, is_accurate, random, with_gradients
-
-from triton_side.kernels import matmul
-from triton_side.kernels.shared.counters import zero_counters
-from triton_side.kernels.shared.matmul_tiles import MatmulConfig
+from xlafuse.triton_side.kernels import matmul
+from xlafuse.triton_side.kernels.shared.counters import zero_counters
+from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 CONFIGS = [
     MatmulConfig(16, 32, 16, num_warps=4, num_stages=1, group_m=1, descriptors=False),

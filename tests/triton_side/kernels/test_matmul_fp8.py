@@ -3,11 +3,10 @@ import math
 import pytest
 import torch
 from row_kernel_checks import DEVICE, is_accurate, random
-
-from triton_side.kernels import matmul_fp8
-from triton_side.kernels.shared.fp8_sums import kept_factor
-from triton_side.kernels.shared.launch import INTERPRETED
-from triton_side.kernels.shared.matmul_tiles import MatmulConfig
+from xlafuse.triton_side.kernels import matmul_fp8
+from xlafuse.triton_side.kernels.shared.fp8_sums import kept_factor
+from xlafuse.triton_side.kernels.shared.launch import INTERPRETED
+from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 SCALES = torch.tensor([0.37, 0.011], device=DEVICE)
 # Sizes that no tile covers exactly through pointers; multiples of 16 bytes through descriptors.

@@ -5,12 +5,11 @@ import moe_properties as properties
 import pytest
 import torch
 from row_kernel_checks import DEVICE, DTYPES_OF_COMPOSITIONS, is_accurate, random
-
-from triton_side.blocks import moe as plain
-from triton_side.kernels import moe, moe_routing
-from triton_side.kernels.moe_routing import Route
-from triton_side.kernels.shared import grouped_gradient, grouped_product
-from triton_side.kernels.shared.matmul_tiles import MatmulConfig
+from xlafuse.triton_side.blocks import moe as plain
+from xlafuse.triton_side.kernels import moe, moe_routing
+from xlafuse.triton_side.kernels.moe_routing import Route
+from xlafuse.triton_side.kernels.shared import grouped_gradient, grouped_product
+from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 # NumPy computes for the interpreter and warns about NaN.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")

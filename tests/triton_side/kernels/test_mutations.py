@@ -58,9 +58,7 @@ from test_rope import THETA
 from test_rope import configured as rope_configured
 from test_softmax import configured as softmax_configured
 from test_swiglu_mlp import of_activation
-
-from triton_side import kernels
-from triton_side.kernels import (
+from xlafuse.triton_side.kernels import (
     adamw,
     attention,
     attention_backward,
@@ -86,13 +84,15 @@ from triton_side.kernels import (
     swiglu_mlp,
     vector_add,
 )
-from triton_side.kernels.bias_gelu import TileConfig
-from triton_side.kernels.hopper import attention_backward as hopper_backward
-from triton_side.kernels.hopper import attention_forward as hopper_forward
-from triton_side.kernels.hopper import matmul_fp8 as hopper_fp8
-from triton_side.kernels.shared import column_sums, gated_unit, grouped_gradient, grouped_product, matmul_tiles
-from triton_side.kernels.shared.launch import FlatConfig, RowConfig
-from triton_side.kernels.shared.matmul_tiles import MatmulConfig
+from xlafuse.triton_side.kernels.bias_gelu import TileConfig
+from xlafuse.triton_side.kernels.hopper import attention_backward as hopper_backward
+from xlafuse.triton_side.kernels.hopper import attention_forward as hopper_forward
+from xlafuse.triton_side.kernels.hopper import matmul_fp8 as hopper_fp8
+from xlafuse.triton_side.kernels.shared import column_sums, gated_unit, grouped_gradient, grouped_product, matmul_tiles
+from xlafuse.triton_side.kernels.shared.launch import FlatConfig, RowConfig
+from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
+
+from xlafuse.triton_side import kernels
 
 FLAT = FlatConfig(block=64, num_warps=1)  # overruns stay within the guard
 ROW = RowConfig(block_rows=4, block_columns=256, num_warps=4, num_stages=1, programs=3)
@@ -689,7 +689,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
 def declared_kernels() -> set[str]:
-    """Return the functions of triton_side.kernels that declare operations: every kernel that is launched."""
+    """Return the functions of xlafuse.triton_side.kernels that declare operations: every kernel that is launched."""
     names = [info.name for info in pkgutil.walk_packages(kernels.__path__, f"{kernels.__name__}.")]
     return {
         name

@@ -90,30 +90,29 @@ from test_rope import configured as rope_configured
 from test_softmax import configured as softmax_configured
 from test_swiglu_mlp import of_activation
 from test_swiglu_mlp import plain as plain_mlp
-
-from triton_side.kernels import attention as attention_module
-from triton_side.kernels import bias_gelu as bias_gelu_module
-from triton_side.kernels import geglu as geglu_module
-from triton_side.kernels import gelu as gelu_module
-from triton_side.kernels import linear as linear_module
-from triton_side.kernels import linear_gelu as linear_gelu_module
-from triton_side.kernels import matmul as matmul_module
-from triton_side.kernels import matmul_fp8 as fp8_module
-from triton_side.kernels import moe as moe_module
-from triton_side.kernels import moe_routing as moe_routing_module
-from triton_side.kernels import rmsnorm as rmsnorm_module
-from triton_side.kernels import rope as rope_module
-from triton_side.kernels import softmax as softmax_module
-from triton_side.kernels import swiglu as swiglu_module
-from triton_side.kernels import swiglu_mlp as mlp_module
-from triton_side.kernels import vector_add as vector_add_module
-from triton_side.kernels.attention_bias import attention_bias
-from triton_side.kernels.attention_packed import attention_packed
-from triton_side.kernels.moe_routing import Route
-from triton_side.kernels.rope import RopeConfig
-from triton_side.kernels.shared import column_sums, grouped_gradient, grouped_product
-from triton_side.kernels.shared.launch import INTERPRETED, FlatConfig, RowConfig
-from triton_side.kernels.shared.matmul_tiles import MatmulConfig
+from xlafuse.triton_side.kernels import attention as attention_module
+from xlafuse.triton_side.kernels import bias_gelu as bias_gelu_module
+from xlafuse.triton_side.kernels import geglu as geglu_module
+from xlafuse.triton_side.kernels import gelu as gelu_module
+from xlafuse.triton_side.kernels import linear as linear_module
+from xlafuse.triton_side.kernels import linear_gelu as linear_gelu_module
+from xlafuse.triton_side.kernels import matmul as matmul_module
+from xlafuse.triton_side.kernels import matmul_fp8 as fp8_module
+from xlafuse.triton_side.kernels import moe as moe_module
+from xlafuse.triton_side.kernels import moe_routing as moe_routing_module
+from xlafuse.triton_side.kernels import rmsnorm as rmsnorm_module
+from xlafuse.triton_side.kernels import rope as rope_module
+from xlafuse.triton_side.kernels import softmax as softmax_module
+from xlafuse.triton_side.kernels import swiglu as swiglu_module
+from xlafuse.triton_side.kernels import swiglu_mlp as mlp_module
+from xlafuse.triton_side.kernels import vector_add as vector_add_module
+from xlafuse.triton_side.kernels.attention_bias import attention_bias
+from xlafuse.triton_side.kernels.attention_packed import attention_packed
+from xlafuse.triton_side.kernels.moe_routing import Route
+from xlafuse.triton_side.kernels.rope import RopeConfig
+from xlafuse.triton_side.kernels.shared import column_sums, grouped_gradient, grouped_product
+from xlafuse.triton_side.kernels.shared.launch import INTERPRETED, FlatConfig, RowConfig
+from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 
 def examples(interpreted: int, on_a_gpu: int) -> settings:

@@ -1,9 +1,8 @@
 import pytest
 import torch
 from row_kernel_checks import DTYPES, is_accurate, random, with_gradients
-
-from triton_side.kernels import rmsnorm
-from triton_side.kernels.shared.launch import RowConfig
+from xlafuse.triton_side.kernels import rmsnorm
+from xlafuse.triton_side.kernels.shared.launch import RowConfig
 
 EPS = 1e-6
 

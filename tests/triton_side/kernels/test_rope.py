@@ -1,10 +1,9 @@
 import pytest
 import torch
 from row_kernel_checks import DEVICE, DTYPES, is_accurate, random
-
-from triton_side.blocks import rope as plain_block
-from triton_side.kernels import rope
-from triton_side.kernels.rope import RopeConfig
+from xlafuse.triton_side.blocks import rope as plain_block
+from xlafuse.triton_side.kernels import rope
+from xlafuse.triton_side.kernels.rope import RopeConfig
 
 THETA = 500000.0
 # Tiles and groups that do not divide rows and heads, a program with queries and keys, and one without either.

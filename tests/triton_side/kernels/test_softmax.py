@@ -1,9 +1,8 @@
 import pytest
 import torch
 from row_kernel_checks import DEVICE, DTYPES, is_accurate, random, with_gradients
-
-from triton_side.kernels import softmax
-from triton_side.kernels.shared.launch import RowConfig
+from xlafuse.triton_side.kernels import softmax
+from xlafuse.triton_side.kernels.shared.launch import RowConfig
 
 # Tiles of several rows, persistent grids with a prefetch, looped kernels; none covers 37 x 203 exactly. In 16 bits a
 # prefetching tile of one row takes the kernel with one reduction.

@@ -3,9 +3,8 @@ from types import ModuleType
 import pytest
 import torch
 from row_kernel_checks import DTYPES, is_accurate, random, with_gradients
-
-from triton_side.kernels import swiglu_mlp
-from triton_side.kernels.shared.matmul_tiles import MatmulConfig
+from xlafuse.triton_side.kernels import swiglu_mlp
+from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 EPS = 1e-5
 NAMES = ("x", "norm_weight", "gate_weight", "up_weight", "down_weight")

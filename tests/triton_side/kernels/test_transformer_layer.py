@@ -3,9 +3,8 @@
 import pytest
 import torch
 from row_kernel_checks import is_accurate, random
-
-from triton_side.calls.declare import forward
-from triton_side.kernels import transformer_layer
+from xlafuse.triton_side.calls.declare import forward
+from xlafuse.triton_side.kernels import transformer_layer
 
 SUM = (forward("dot", "down"), forward("add", "residual"))
 # A tile of 128 x 256, and rows that TMA cannot read.

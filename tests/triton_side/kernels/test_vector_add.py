@@ -1,9 +1,8 @@
 import pytest
 import torch
 from row_kernel_checks import DEVICE, DTYPES, random
-
-from triton_side.kernels import vector_add
-from triton_side.kernels.shared.launch import FlatConfig
+from xlafuse.triton_side.kernels import vector_add
+from xlafuse.triton_side.kernels.shared.launch import FlatConfig
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

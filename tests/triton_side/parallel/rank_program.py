@@ -18,12 +18,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-
-from compare.spec.blocks import mlp_parallel as mlp_spec
-from compare.spec.blocks import moe as moe_spec
-from triton_side.calls import dispatch
-from triton_side.parallel import mlp_parallel, moe_parallel
-from triton_side.parallel.ranks import Ranks
+from xlafuse.compare.spec.blocks import mlp_parallel as mlp_spec
+from xlafuse.compare.spec.blocks import moe as moe_spec
+from xlafuse.triton_side.calls import dispatch
+from xlafuse.triton_side.parallel import mlp_parallel, moe_parallel
+from xlafuse.triton_side.parallel.ranks import Ranks
 
 SPLIT = {"moe": {"w_gate": 0, "w_up": 0, "w_down": 0}, "mlp": {"w_gate": 1, "w_up": 1, "w_down": 0}}
 # Sizes, dtype, whether there are gradients, and programs. float16 stands for 16-bit types, because Triton's interpreter

@@ -4,7 +4,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from triton_side.parallel import copies  # noqa: E402
+from xlafuse.triton_side.parallel import copies  # noqa: E402
 
 
 def test_bytes_are_copied_between_addresses_of_the_cpu() -> None:

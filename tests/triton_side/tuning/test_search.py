@@ -6,7 +6,7 @@ import math
 import random
 from collections import Counter
 
-from triton_side.tuning.search import search
+from xlafuse.triton_side.tuning.search import search
 
 
 class Timer:

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from xlafuse.triton_side.configs.tuned import TUNED
+from xlafuse.triton_side.kernels.shared.launch import RowConfig, next_power_of_2
+from xlafuse.triton_side.tuning.spaces import SPACES, Choice, candidates
 
-from triton_side import kernels
-from triton_side.configs.tuned import TUNED
-from triton_side.kernels.shared.launch import RowConfig, next_power_of_2
-from triton_side.tuning.spaces import SPACES, Choice, candidates
+from xlafuse.triton_side import kernels
 
 PRODUCT = {"precision": "ieee", "descriptors": True, "m": 8192, "n": 4096}
 WHOLE = PRODUCT | {"k": 4096, "transposed": False}
@@ -22,12 +22,12 @@ GROUPS = HALF | {"precision": "ieee", "descriptors": True}
 
 
 def choice(name: str, facts: Mapping[str, Any]) -> Choice:
-    importlib.import_module(f"triton_side.kernels.{name.rpartition('.')[0]}")
+    importlib.import_module(f"xlafuse.triton_side.kernels.{name.rpartition('.')[0]}")
     return Choice(name, facts, TUNED[name].__wrapped__(**facts), 132)
 
 
 def test_each_choice_has_a_space() -> None:
-    for module in pkgutil.walk_packages(kernels.__path__, "triton_side.kernels."):
+    for module in pkgutil.walk_packages(kernels.__path__, "xlafuse.triton_side.kernels."):
         importlib.import_module(module.name)
     assert SPACES.keys() == TUNED.keys()
 

@@ -6,8 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-
-from compare.spec.case import Case
+from xlafuse.compare.spec.case import Case
 
 
 def structs(case: Case, tensors: Any) -> dict[str, jax.ShapeDtypeStruct]:

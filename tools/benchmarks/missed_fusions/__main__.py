@@ -27,8 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
-
-from compare.workers.client import WORKER_FAILURES, Worker, interpreter
+from xlafuse.compare.workers.client import WORKER_FAILURES, Worker, interpreter
 
 from .measured import Measured, NotMeasured, read
 from .outcome import Outcome, UnknownBandwidth, failed, outcome, summary

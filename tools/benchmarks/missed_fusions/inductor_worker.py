@@ -9,12 +9,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from compare import targets
-from compare.base.host import gpu_present, installed
-from compare.graph import store
-from compare.graph.build.from_inductor import from_inductor
-from compare.measure.rounds import rounds_of
-from compare.workers import main as worker
+from xlafuse.compare.base.host import gpu_present, installed
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.build.from_inductor import from_inductor
+from xlafuse.compare.measure.rounds import rounds_of
+from xlafuse.compare.workers import main as worker
+
+from xlafuse.compare import targets
 
 from .case import Array, Case, difference
 
@@ -27,7 +28,7 @@ class InductorPairs:
     def __init__(self) -> None:
         self._has_gpu = gpu_present()
         if not self._has_gpu:  # before torch is imported
-            from triton_side.deviceless import for_target
+            from xlafuse.triton_side.deviceless import for_target
 
             for_target.activate(targets.load(targets.DEFAULT).device_properties())
         import torch
@@ -39,7 +40,7 @@ class InductorPairs:
         self._name = torch.cuda.get_device_name() if self._has_gpu else targets.DEFAULT
         self._clock: Any = None
         if self._has_gpu:
-            from compare.workers.pytorch.worker import TorchBackend, set_precision
+            from xlafuse.compare.workers.pytorch.worker import TorchBackend, set_precision
 
             set_precision("ieee")
             self._backend = TorchBackend()
@@ -77,8 +78,7 @@ class InductorPairs:
 
     def _compile_for_target(self, case: Case, program: str) -> Any:
         import torch._inductor.config as config
-
-        from triton_side.deviceless.user_functions import TensorFactory, TensorSpec, compile_call
+        from xlafuse.triton_side.deviceless.user_functions import TensorFactory, TensorSpec, compile_call
 
         function, options = case.programs[program]
         factory = TensorFactory()
@@ -91,8 +91,7 @@ class InductorPairs:
         """Return the graph as JSON, the replay of a CUDA graph of the call, and the results that it writes."""
         import torch
         import torch._inductor.config as config
-
-        from triton_side.inductor import compiler
+        from xlafuse.triton_side.inductor import compiler
 
         function, options = case.programs[program]
         torch.compiler.reset()  # both programs may be one function, compiled with other options

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from compare import targets
+from xlafuse.compare import targets
 
 _TIMED = ("error", "tolerance", "rounds")
 

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from compare.graph import store
-from compare.graph.analyse.missed_fusions import together
-from compare.graph.model import FusionGraph
-from compare.plan.speedup import Saving, saving
-from compare.report.missed_fusions import price
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.analyse.missed_fusions import together
+from xlafuse.compare.graph.model import FusionGraph
+from xlafuse.compare.plan.speedup import Saving, saving
+from xlafuse.compare.report.missed_fusions import price
 
 
 @dataclass(frozen=True)

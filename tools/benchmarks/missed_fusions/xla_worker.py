@@ -7,11 +7,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from compare import targets
-from compare.base.host import installed
-from compare.graph import store
-from compare.measure.rounds import rounds_of
-from compare.workers import main as worker
+from xlafuse.compare.base.host import installed
+from xlafuse.compare.graph import store
+from xlafuse.compare.measure.rounds import rounds_of
+from xlafuse.compare.workers import main as worker
+
+from xlafuse.compare import targets
 
 from .case import Array, Case, difference
 
@@ -20,7 +21,7 @@ class XlaPairs:
     """The JAX pairs, on this machine's GPU or for the default target."""
 
     def __init__(self) -> None:
-        from compare.workers.xla.worker import XlaBackend  # sets XLA's environment, so it comes before jax
+        from xlafuse.compare.workers.xla.worker import XlaBackend  # sets XLA's environment, so it comes before jax
 
         self._backend = XlaBackend()
         from .xla_cases import CASES
@@ -58,8 +59,8 @@ class XlaPairs:
     def _compile(self, case: Case, program: str) -> tuple[Any, Any]:
         """Return the graph as JSON, and the executable."""
         import jax
+        from xlafuse.compare.workers.xla import fusion_graph
 
-        from compare.workers.xla import fusion_graph
         from xlafuse.compile import compiler
 
         function, options = case.programs[program]

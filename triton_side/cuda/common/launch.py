@@ -5,9 +5,8 @@ from __future__ import annotations
 import ctypes
 
 import torch
-
-from triton_side.calls import cuda_program
-from triton_side.cuda.common import tensors
+from xlafuse.triton_side.calls import cuda_program
+from xlafuse.triton_side.cuda.common import tensors
 
 THREADS = 256  # of an elementwise kernel's block
 # Each thread loads 2 packs of 16 bytes from each input before it computes. With two inputs, a multiprocessor of 2048

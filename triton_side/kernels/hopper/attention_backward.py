@@ -31,9 +31,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma as mma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait as mma_wait
-
-from triton_side.calls.declare import Shapes, computing, declare, gradient
-from triton_side.kernels.hopper.parts import (
+from xlafuse.triton_side.calls.declare import Shapes, computing, declare, gradient
+from xlafuse.triton_side.kernels.hopper.parts import (
     L2_BYTES,
     barriers,
     buffers,
@@ -45,11 +44,11 @@ from triton_side.kernels.hopper.parts import (
     store_rows,
     thread_barrier,
 )
-from triton_side.kernels.shared.attention_operations import BACKWARD, BACKWARD_BY_CASE, DELTA, products_flops
-from triton_side.kernels.shared.attention_tiles import empty_output, packed_sizes, rows_of_head, tile_of_program
-from triton_side.kernels.shared.constants import LOG2_E
-from triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors
-from triton_side.kernels.shared.tiles import load_rows
+from xlafuse.triton_side.kernels.shared.attention_operations import BACKWARD, BACKWARD_BY_CASE, DELTA, products_flops
+from xlafuse.triton_side.kernels.shared.attention_tiles import empty_output, packed_sizes, rows_of_head, tile_of_program
+from xlafuse.triton_side.kernels.shared.constants import LOG2_E
+from xlafuse.triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors
+from xlafuse.triton_side.kernels.shared.tiles import load_rows
 
 KEYS = {64: 128, 128: 128, 256: 64}  # of a program, by head_dim
 QUERIES = gl.constexpr(64)  # of a tile

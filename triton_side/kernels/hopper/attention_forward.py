@@ -26,9 +26,8 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma as mma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait as mma_wait
-
-from triton_side.calls.declare import computing, declare
-from triton_side.kernels.hopper.parts import (
+from xlafuse.triton_side.calls.declare import computing, declare
+from xlafuse.triton_side.kernels.hopper.parts import (
     L2_BYTES,
     barriers,
     buffers,
@@ -42,11 +41,11 @@ from triton_side.kernels.hopper.parts import (
     store_rows,
     thread_barrier,
 )
-from triton_side.kernels.shared.attention_operations import FORWARD, FORWARD_BY_CASE, products_flops
-from triton_side.kernels.shared.attention_tiles import empty_output, packed_sizes
-from triton_side.kernels.shared.constants import LOG2_E
-from triton_side.kernels.shared.counters import zero_counters
-from triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors
+from xlafuse.triton_side.kernels.shared.attention_operations import FORWARD, FORWARD_BY_CASE, products_flops
+from xlafuse.triton_side.kernels.shared.attention_tiles import empty_output, packed_sizes
+from xlafuse.triton_side.kernels.shared.constants import LOG2_E
+from xlafuse.triton_side.kernels.shared.counters import zero_counters
+from xlafuse.triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors
 
 ROWS = gl.constexpr(64)  # queries of one consumer
 

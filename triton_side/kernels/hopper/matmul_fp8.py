@@ -16,12 +16,11 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma as mma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait as mma_wait
-
-from triton_side.calls.declare import Shapes, declare, forward
-from triton_side.kernels.hopper.parts import barriers, buffers, descriptor, halves, thread_barrier
-from triton_side.kernels.shared import matmul_tiles
-from triton_side.kernels.shared.fp8_sums import kept_factor
-from triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors
+from xlafuse.triton_side.calls.declare import Shapes, declare, forward
+from xlafuse.triton_side.kernels.hopper.parts import barriers, buffers, descriptor, halves, thread_barrier
+from xlafuse.triton_side.kernels.shared import matmul_tiles
+from xlafuse.triton_side.kernels.shared.fp8_sums import kept_factor
+from xlafuse.triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors
 
 CHUNK = 2048  # terms of one sum of the tensor cores
 MOST_TERMS = 16 * CHUNK  # each chunk's sum is rounded once

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from triton_side.calls.declare import Computed, Shapes, again, forward, gradient
-from triton_side.kernels.shared.attention_tiles import visible_pairs
+from xlafuse.triton_side.calls.declare import Computed, Shapes, again, forward, gradient
+from xlafuse.triton_side.kernels.shared.attention_tiles import visible_pairs
 
 FORWARD = (
     forward("dot", "scores"), forward("div", "scores"), forward("add", "bias"), forward("select", "mask"),

@@ -10,9 +10,14 @@ import math
 import torch
 import triton
 import triton.language as tl
-
-from triton_side.calls import declare
-from triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors, next_power_of_2, with_unit_column_stride
+from xlafuse.triton_side.calls import declare
+from xlafuse.triton_side.kernels.shared.launch import (
+    cdiv,
+    device_of,
+    multiprocessors,
+    next_power_of_2,
+    with_unit_column_stride,
+)
 
 
 @declare.declare(flops=lambda shapes: math.prod(shapes["x_ptr"]))  # the caller declares the operation

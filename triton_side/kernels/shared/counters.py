@@ -4,9 +4,8 @@ import functools
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-
-from triton_side.calls.stages import preparation
-from triton_side.kernels.shared.launch import next_power_of_2
+from xlafuse.triton_side.calls.stages import preparation
+from xlafuse.triton_side.kernels.shared.launch import next_power_of_2
 
 
 def zero_counters(like: torch.Tensor, count: int) -> torch.Tensor:

@@ -15,12 +15,11 @@ import torch
 import triton
 import triton.language as tl
 from triton.tools.ragged_tma import load_ragged
-
-from triton_side.calls.declare import Shapes, declare
-from triton_side.kernels.shared.grouped_product import load_gathered_rows, rows_in_slots
-from triton_side.kernels.shared.launch import cdiv, device_of
-from triton_side.kernels.shared.matmul_tiles import MatmulConfig, programs_for_tiles, store_tile, tile_at
-from triton_side.kernels.shared.tiles import add_product, product_precision, provide_descriptor_memory
+from xlafuse.triton_side.calls.declare import Shapes, declare
+from xlafuse.triton_side.kernels.shared.grouped_product import load_gathered_rows, rows_in_slots
+from xlafuse.triton_side.kernels.shared.launch import cdiv, device_of
+from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig, programs_for_tiles, store_tile, tile_at
+from xlafuse.triton_side.kernels.shared.tiles import add_product, product_precision, provide_descriptor_memory
 
 
 @triton.jit

@@ -20,10 +20,9 @@ import math
 import torch
 import triton
 import triton.language as tl
-
-from triton_side.calls.declare import Shapes, declare
-from triton_side.kernels.shared.launch import cdiv, device_of, next_power_of_2
-from triton_side.kernels.shared.matmul_tiles import (
+from xlafuse.triton_side.calls.declare import Shapes, declare
+from xlafuse.triton_side.kernels.shared.launch import cdiv, device_of, next_power_of_2
+from xlafuse.triton_side.kernels.shared.matmul_tiles import (
     MatmulConfig,
     load_strided_tile,
     open_operand,
@@ -31,7 +30,12 @@ from triton_side.kernels.shared.matmul_tiles import (
     store_tile,
     tile_at,
 )
-from triton_side.kernels.shared.tiles import add_product, fits_descriptor, product_precision, provide_descriptor_memory
+from xlafuse.triton_side.kernels.shared.tiles import (
+    add_product,
+    fits_descriptor,
+    product_precision,
+    provide_descriptor_memory,
+)
 
 
 @triton.jit

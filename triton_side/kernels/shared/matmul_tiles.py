@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-
-from triton_side.kernels.shared.launch import cdiv, multiprocessors
-from triton_side.kernels.shared.tiles import add_product, fits_descriptor
+from xlafuse.triton_side.kernels.shared.launch import cdiv, multiprocessors
+from xlafuse.triton_side.kernels.shared.tiles import add_product, fits_descriptor
 
 
 @dataclass(frozen=True)

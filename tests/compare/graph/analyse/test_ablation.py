@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 from graph_builder import graph, kernel
-
-from compare.graph.analyse.ablation import ablation
-from compare.graph.model import FusionGraph
+from xlafuse.compare.graph.analyse.ablation import ablation
+from xlafuse.compare.graph.model import FusionGraph
 
 FUSED = graph(
     kernel("norm", "reduction", "n:mul@1 n:sum@1 n:rsqrt@2", "x", "h", device_time_us=5.0),

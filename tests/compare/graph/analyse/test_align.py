@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 from graph_builder import graph, kernel
-
-from compare.graph.analyse.align import Alignment, align
-from compare.graph.model import FusionGraph, Kernel, SourceOp
+from xlafuse.compare.graph.analyse.align import Alignment, align
+from xlafuse.compare.graph.model import FusionGraph, Kernel, SourceOp
 
 NORM = kernel("n", "reduction", "norm:mean@1", "x", "h")
 GATE = kernel("g", "gemm", "gate:dot@2", "h wg", "g")

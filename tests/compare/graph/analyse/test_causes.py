@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from graph_builder import graph, kernel
-
-from compare.graph.analyse.causes import Cause, cause, cause_text
+from xlafuse.compare.graph.analyse.causes import Cause, cause, cause_text
 
 
 def test_the_last_operation_that_computes_something() -> None:

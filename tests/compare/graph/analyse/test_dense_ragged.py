@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 import pytest
+from xlafuse.compare.graph.analyse.dense_ragged import dense_ragged_products
+from xlafuse.compare.graph.analyse.roofline import Ceilings
+from xlafuse.compare.graph.build.from_hlo import from_hlo
+from xlafuse.compare.graph.findings.collect import findings
+from xlafuse.compare.graph.model import FusionGraph
+from xlafuse.compare.graph.render import text_view
+from xlafuse.compare.sources.target_ceilings import target_ceilings
 
-from compare.graph.analyse.dense_ragged import dense_ragged_products
-from compare.graph.analyse.roofline import Ceilings
-from compare.graph.build.from_hlo import from_hlo
-from compare.graph.findings.collect import findings
-from compare.graph.model import FusionGraph
-from compare.graph.render import text_view
-from compare.sources.target_ceilings import target_ceilings
 from xlafuse.hlo import gpu_program
 
 GROUPS, ROWS, WIDTH, OUT = 8, 4096, 1024, 2048

@@ -11,11 +11,10 @@ from examples import INDUCTOR, XLA
 from graph_builder import graph, kernel
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from compare.graph.analyse.diff import diff
-from compare.graph.model import Access, FusionGraph, Kernel, Reason, SourceOp
-from compare.graph.render.diff_view import tree
-from compare.graph.render.text_view import render
+from xlafuse.compare.graph.analyse.diff import diff
+from xlafuse.compare.graph.model import Access, FusionGraph, Kernel, Reason, SourceOp
+from xlafuse.compare.graph.render.diff_view import tree
+from xlafuse.compare.graph.render.text_view import render
 
 BASE = replace(
     graph(

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 from graph_builder import graph, kernel
-
-from compare.graph.analyse.excess import excesses
-from compare.graph.analyse.roofline import Ceilings
-from compare.graph.findings.collect import findings
-from compare.graph.model import FusionGraph, Kernel
+from xlafuse.compare.graph.analyse.excess import excesses
+from xlafuse.compare.graph.analyse.roofline import Ceilings
+from xlafuse.compare.graph.findings.collect import findings
+from xlafuse.compare.graph.model import FusionGraph, Kernel
 
 # 1e12 bytes and 1e14 FLOPs a second.
 CEILINGS = Ceilings({0.5: 1e12}, {"float32-tf32": 1e14})

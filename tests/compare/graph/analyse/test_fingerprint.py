@@ -6,9 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
-from compare.graph.analyse.fingerprint import fingerprint
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel, Launch, SourceOp
+from xlafuse.compare.graph.analyse.fingerprint import fingerprint
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, Launch, SourceOp
 
 OPS = (SourceOp("mul", "scale", "a.py:1"), SourceOp("add", "shift", "a.py:2"))
 KERNEL = Kernel(

@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 from graph_builder import graph, kernel
-
-from compare.graph.analyse.missed_fusions import MissedFusion, ranked, together
-from compare.graph.analyse.roofline import Ceilings
-from compare.graph.build.kernel_edges import bytes_saved, kernel_edges
-from compare.graph.model import Access, FusionGraph, Kernel, Reason
-from compare.report import run_results
-from compare.sources.target_ceilings import target_ceilings
+from xlafuse.compare.graph.analyse.missed_fusions import MissedFusion, ranked, together
+from xlafuse.compare.graph.analyse.roofline import Ceilings
+from xlafuse.compare.graph.build.kernel_edges import bytes_saved, kernel_edges
+from xlafuse.compare.graph.model import Access, FusionGraph, Kernel, Reason
+from xlafuse.compare.report import run_results
+from xlafuse.compare.sources.target_ceilings import target_ceilings
 
 # A copy moves 1 kB/µs, so a buffer of 1000 float32 takes 4 µs. An empty kernel takes 0.5 µs.
 CEILINGS = Ceilings({0.5: 1e9}, {}, launch_us=0.5)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-
-from compare.graph.analyse import summary
-from compare.graph.analyse.roofline import Ceilings, roofline_point, roofline_time_us
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
+from xlafuse.compare.graph.analyse import summary
+from xlafuse.compare.graph.analyse.roofline import Ceilings, roofline_point, roofline_time_us
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
 
 # A stream moves 1 TB/s, a product makes 100 TFLOP/s, an empty kernel takes a microsecond.
 CEILINGS = Ceilings({0.5: 1e12}, {"bfloat16": 1e14}, launch_us=1.0)

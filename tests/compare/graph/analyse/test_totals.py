@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 from graph_builder import graph, kernel
-
-from compare.graph.analyse.roofline import Ceilings, roofline_time_us
-from compare.graph.analyse.totals import Tally, compulsory_traffic, recomputed, totals
-from compare.graph.model import FusionGraph, SourceOp
-from compare.graph.render import text_view
+from xlafuse.compare.graph.analyse.roofline import Ceilings, roofline_time_us
+from xlafuse.compare.graph.analyse.totals import Tally, compulsory_traffic, recomputed, totals
+from xlafuse.compare.graph.model import FusionGraph, SourceOp
+from xlafuse.compare.graph.render import text_view
 
 CEILINGS = Ceilings.from_json(
     {"streams": {"1:0": 2e9, "1:1": 1e9, "3:1": 4e9}, "products": {"float32-ieee": 1e9, "float32-tf32": 8e9}}

@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
-
-from compare.graph.join.kernel_records import assign
-from compare.measure.clock import DeviceRecord
-from compare.run import ncu
-from compare.spec.blocks import BLOCKS
-from compare.spec.case import Case
-from compare.spec.implementation import Implementation
+from xlafuse.compare.graph.join.kernel_records import assign
+from xlafuse.compare.measure.clock import DeviceRecord
+from xlafuse.compare.run import ncu
+from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.spec.case import Case
+from xlafuse.compare.spec.implementation import Implementation
 
 L2_BYTES = 60 << 20  # of an H200; what a kernel wrote last may still lie there
 LARGE = 8 * L2_BYTES  # each array's bytes at least, so that a cache can hide little

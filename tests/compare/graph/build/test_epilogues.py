@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from compare.graph.build.epilogues import with_epilogues
-from compare.graph.model import FusionGraph, Kernel, SourceOp
+from xlafuse.compare.graph.build.epilogues import with_epilogues
+from xlafuse.compare.graph.model import FusionGraph, Kernel, SourceOp
+
 from xlafuse.hlo import gpu_program
 
 BEFORE = """HloModule m

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 from recording import operation, record, recorded, tensor
-
-from compare.graph import store
-from compare.graph.analyse.totals import totals
-from compare.graph.build.from_eager import from_eager
-from compare.graph.model import Access
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.analyse.totals import totals
+from xlafuse.compare.graph.build.from_eager import from_eager
+from xlafuse.compare.graph.model import Access
 
 X, W, H, Y = tensor(0, (4, 8)), tensor(1, (8, 8)), tensor(2, (4, 8)), tensor(3, (4, 8))
 CALL = recorded(

@@ -4,13 +4,13 @@ import time
 from pathlib import Path
 
 import pytest
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.analyse.totals import totals
+from xlafuse.compare.graph.build.from_hlo import from_hlo
+from xlafuse.compare.graph.findings.collect import findings
+from xlafuse.compare.graph.model import FusionGraph, SourceOp
+from xlafuse.compare.graph.render import text_view
 
-from compare.graph import store
-from compare.graph.analyse.totals import totals
-from compare.graph.build.from_hlo import from_hlo
-from compare.graph.findings.collect import findings
-from compare.graph.model import FusionGraph, SourceOp
-from compare.graph.render import text_view
 from xlafuse.hlo import file_reader, gpu_program
 
 DATA = Path(__file__).parents[3] / "data" / "xla"

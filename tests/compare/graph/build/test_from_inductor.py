@@ -12,15 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from compare.graph import store
-from compare.graph.analyse.roofline import Ceilings
-from compare.graph.analyse.totals import totals
-from compare.graph.build.from_inductor import PHRASES, code_of, from_inductor
-from compare.graph.model import REASONS, FusionGraph, Kernel
-from compare.graph.render import text_view
-from triton_side.inductor.dump import read
-from triton_side.inductor.graph import (
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.analyse.roofline import Ceilings
+from xlafuse.compare.graph.analyse.totals import totals
+from xlafuse.compare.graph.build.from_inductor import PHRASES, code_of, from_inductor
+from xlafuse.compare.graph.model import REASONS, FusionGraph, Kernel
+from xlafuse.compare.graph.render import text_view
+from xlafuse.triton_side.inductor.dump import read
+from xlafuse.triton_side.inductor.graph import (
     IS_CAUSAL,
     Buffer,
     Call,
@@ -32,8 +31,8 @@ from triton_side.inductor.graph import (
     SourceNode,
     flops,
 )
-from triton_side.inductor.graph import Kernel as InductorKernel
-from triton_side.inductor.ir_text import read_fx
+from xlafuse.triton_side.inductor.graph import Kernel as InductorKernel
+from xlafuse.triton_side.inductor.ir_text import read_fx
 
 ROOT = Path(__file__).parents[4]
 DATA = ROOT / "tests/data/inductor"
@@ -322,7 +321,7 @@ def captured(
     function: Any, *shapes: tuple[int, ...], requires_grad: bool = False, fullgraph: bool = True
 ) -> FusionGraph:
     torch = pytest.importorskip("torch")
-    from triton_side.inductor import compiler
+    from xlafuse.triton_side.inductor import compiler
 
     torch.compiler.reset()
     inputs = [torch.randn(shape, requires_grad=requires_grad) for shape in shapes]
@@ -395,10 +394,10 @@ def test_a_kernel_that_lays_out_an_operand_is_not_the_convolution():
 
 COUNTED = """
 import importlib, json
-from triton_side.deviceless import for_target as deviceless
+from xlafuse.triton_side.deviceless import for_target as deviceless
 deviceless.activate(json.load(open({properties!r})))
-from triton_side.inductor import _private as private
-from compare.graph.build.from_inductor import from_inductor
+from xlafuse.triton_side.inductor import _private as private
+from xlafuse.compare.graph.build.from_inductor import from_inductor
 
 counted = {{}}
 load = private.GraphLowering._compile_to_module_lines
@@ -411,7 +410,7 @@ def counting(graph, code):
 private.GraphLowering._compile_to_module_lines = counting
 found = {{}}
 for name, (shapes, attributes) in {blocks!r}.items():
-    apply = importlib.import_module("triton_side.blocks." + name.split()[0]).apply
+    apply = importlib.import_module("xlafuse.triton_side.blocks." + name.split()[0]).apply
     specs = {{key: (shape, "int32" if key == "positions" else "bfloat16") for key, shape in shapes.items()}}
     graph = from_inductor(deviceless.compile_inductor(apply, specs, attributes, train=True, max_autotune=False))
     for part, nodes in counted.items():
@@ -468,7 +467,7 @@ def test_bytes_are_inductors_own_count_on_a_block_of_each_kind(tmp_path):
 
 def test_units_around_a_graph_break_share_buffers():
     torch = pytest.importorskip("torch")
-    from triton_side.inductor import compiler
+    from xlafuse.triton_side.inductor import compiler
 
     def cut(x, w):
         first, second = torch.sin(x) @ w, x + 1
@@ -496,7 +495,7 @@ def test_units_around_a_graph_break_share_buffers():
 
 def test_gradients_pass_between_units_in_reverse():
     torch = pytest.importorskip("torch")
-    from triton_side.inductor import compiler
+    from xlafuse.triton_side.inductor import compiler
 
     def cut(x, w, v):
         first, second = torch.sin(x) @ w, x + 1
@@ -527,7 +526,7 @@ def test_gradients_pass_between_units_in_reverse():
 
 def test_an_array_that_backward_reads_in_two_units_is_one_buffer():
     torch = pytest.importorskip("torch")
-    from triton_side.inductor import compiler
+    from xlafuse.triton_side.inductor import compiler
 
     def cut(x, w):
         weights = torch.softmax(x, 1)

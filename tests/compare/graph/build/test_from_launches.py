@@ -6,10 +6,9 @@ import json
 
 import pytest
 from recording import computed, launch, operation, recorded, tensor
-
-from compare.graph import store
-from compare.graph.build.from_launches import from_launches
-from compare.graph.model import Access, FusionGraph, Launch
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.build.from_launches import from_launches
+from xlafuse.compare.graph.model import Access, FusionGraph, Launch
 
 X, Y, DY, DX = (tensor(number, (4, 8)) for number in range(4))
 RSTD, PARTIAL, DX2 = tensor(4, (4,), "float32"), tensor(5, (2, 8), "float32"), tensor(6, (4, 8))

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 from graph_builder import graph, kernel
-
-from compare.graph.build.phases import join_phases
-from compare.graph.model import Reason
+from xlafuse.compare.graph.build.phases import join_phases
+from xlafuse.compare.graph.model import Reason
 
 FORWARD = replace(
     graph(

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+from xlafuse.compare.graph.analyse.totals import totals
+from xlafuse.compare.graph.build.from_hlo import from_hlo
+from xlafuse.compare.graph.model import FusionGraph, Launch
+from xlafuse.compare.graph.render import text_view
+from xlafuse.compare.sources.graph_sources import contents
 
-from compare.graph.analyse.totals import totals
-from compare.graph.build.from_hlo import from_hlo
-from compare.graph.model import FusionGraph, Launch
-from compare.graph.render import text_view
-from compare.sources.graph_sources import contents
 from xlafuse.dumps import thunks
 from xlafuse.hlo import gpu_program
 

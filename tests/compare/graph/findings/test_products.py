@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from graph_builder import graph, kernel
-
-from compare.graph.analyse import summary
+from xlafuse.compare.graph.analyse import summary
 
 KERNELS = (
     kernel("aten.mm.default", "gemm", "qkv:aten.mm", "x w", "qkv"),

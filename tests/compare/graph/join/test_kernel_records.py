@@ -12,14 +12,13 @@ from typing import Any
 
 import pytest
 from recording import record
-
-from compare.graph import store
-from compare.graph.join.kernel_records import join
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel, Launch
-from compare.measure.clock import DeviceRecord
-from compare.record.record import Record
-from compare.record.run_files import recorded_file
-from compare.record.run_folder import read_records
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.join.kernel_records import join
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, Launch
+from xlafuse.compare.measure.clock import DeviceRecord
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.record.run_files import recorded_file
+from xlafuse.compare.record.run_folder import read_records
 
 RUNS = Path(__file__).parents[4] / "reports"
 SMALL = Path(__file__).parents[3] / "data" / "runs" / "h200-small"
@@ -294,7 +293,8 @@ def _before_a_join(g: FusionGraph) -> FusionGraph:
 
 @pytest.mark.slow
 def test_all_records_are_joined_with_graphs_of_their_hlo() -> None:
-    from compare.graph.build.from_hlo import from_hlo
+    from xlafuse.compare.graph.build.from_hlo import from_hlo
+
     from xlafuse.hlo import gpu_program
 
     total = 0
@@ -322,8 +322,7 @@ class _Device:
 
     def __init__(self) -> None:
         import torch
-
-        from compare.measure.clock import CuptiClock
+        from xlafuse.compare.measure.clock import CuptiClock
 
         device = self
 
@@ -346,7 +345,7 @@ class _Device:
 
     def record(self, call: Any, inputs: dict[str, Any], train: bool) -> tuple[Any, dict[str, list[list[Any]]]]:
         """Record a call by operation, after a first call that compiles, and return its records."""
-        from triton_side.calls.dispatch import record_call
+        from xlafuse.triton_side.calls.dispatch import record_call
 
         found: dict[str, list[list[Any]]] = {"forward": [], "backward": []}
         cotangents = {name: self._torch.ones_like(y) for name, y in call(inputs).items()} if train else None
@@ -392,10 +391,9 @@ def test_every_kernel_of_eager_code_belongs_to_an_operation(block: str, folder: 
     import importlib
 
     import torch
+    from xlafuse.compare.graph.build.from_eager import from_eager
 
-    from compare.graph.build.from_eager import from_eager
-
-    apply = importlib.import_module(f"triton_side.{folder}.{block}").apply
+    apply = importlib.import_module(f"xlafuse.triton_side.{folder}.{block}").apply
     attributes = {"eps": 1e-6} if block in ("rmsnorm", "layernorm", "swiglu_mlp") else {}
     vectors = {"rmsnorm": ("weight",), "layernorm": ("weight", "bias"), "bias_gelu": ("bias",)}.get(block, ())
     shapes = MLP if block == "swiglu_mlp" else {"x": (256, 512)} | dict.fromkeys(vectors, (512,))
@@ -418,9 +416,8 @@ def test_every_kernel_of_eager_code_belongs_to_an_operation(block: str, folder: 
 @pytest.mark.gpu
 def test_every_kernel_of_a_hand_written_mlp_is_joined(device: _Device) -> None:
     import torch
-
-    from compare.graph.build.from_launches import from_launches
-    from triton_side.kernels import swiglu_mlp
+    from xlafuse.compare.graph.build.from_launches import from_launches
+    from xlafuse.triton_side.kernels import swiglu_mlp
 
     inputs = {
         name: torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
@@ -437,9 +434,8 @@ def test_every_kernel_of_a_hand_written_mlp_is_joined(device: _Device) -> None:
 @pytest.mark.gpu
 def test_planted_kernels_of_one_name_and_two_shapes(device: _Device) -> None:
     import torch
-
-    from compare.graph.build.from_launches import from_launches
-    from triton_side.kernels.vector_add import vector_add
+    from xlafuse.compare.graph.build.from_launches import from_launches
+    from xlafuse.triton_side.kernels.vector_add import vector_add
 
     inputs = {"x": torch.randn(1 << 16, device="cuda"), "y": torch.randn(1 << 20, device="cuda")}
     recorded, ran = device.record(

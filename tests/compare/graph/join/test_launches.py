@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 from recording import record
-
-from compare.graph import store
-from compare.graph.join.kernel_records import join
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel, Launch
-from compare.graph.render import text_view
-from compare.measure.clock import DeviceRecord
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.join.kernel_records import join
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, Launch
+from xlafuse.compare.graph.render import text_view
+from xlafuse.compare.measure.clock import DeviceRecord
 
 STATED = Launch((4, 1, 1), (128, 1, 1), 30, 1024, 0, config={"num_warps": 4})
 RUNS = Path(__file__).parents[3] / "data" / "runs"

@@ -7,8 +7,7 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from compare.graph.join.sequence_alignment import UNPLACED, Fit, Slot, align_sequences
+from xlafuse.compare.graph.join.sequence_alignment import UNPLACED, Fit, Slot, align_sequences
 
 SORTS = 4
 

@@ -7,11 +7,10 @@ from typing import get_args
 
 from graph_builder import graph, kernel
 from rich.console import Console
-
-from compare.graph.analyse.ablation import ablation
-from compare.graph.analyse.align import Relation, align
-from compare.graph.model import FusionGraph
-from compare.graph.render import align_view, text_view
+from xlafuse.compare.graph.analyse.ablation import ablation
+from xlafuse.compare.graph.analyse.align import Relation, align
+from xlafuse.compare.graph.model import FusionGraph
+from xlafuse.compare.graph.render import align_view, text_view
 
 
 def bought(fused: FusionGraph, unfused: FusionGraph) -> str:

@@ -6,9 +6,8 @@ import re
 
 import pytest
 from examples import EAGER, INDUCTOR, STRANGE, XLA
-
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel
-from compare.graph.render.dot import dot
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel
+from xlafuse.compare.graph.render.dot import dot
 
 STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-
-from compare.cli import main
-from compare.graph import store
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel
-from compare.graph.render.measured_bytes import lines, with_measured_bytes
-from compare.record import run_folder
-from compare.record.record import Record
-from compare.spec.case import Case
+from xlafuse.compare.cli import main
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel
+from xlafuse.compare.graph.render.measured_bytes import lines, with_measured_bytes
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.spec.case import Case
 
 GRAPH = FusionGraph(
     "add", "triton",

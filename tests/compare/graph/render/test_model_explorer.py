@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from examples import EAGER, INDUCTOR, STRANGE, XLA
-
-from compare.base.paths import PROJECT
-from compare.cli.main import cli
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel
-from compare.graph.render import model_explorer
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.cli.main import cli
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel
+from xlafuse.compare.graph.render import model_explorer
 
 GRAPHS = {"xla": XLA, "inductor": INDUCTOR, "eager": EAGER, "strange": STRANGE}
 # The used fields of ai-edge-model-explorer 0.1.34's graph_builder.py, by class.

@@ -7,9 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 from examples import EAGER, INDUCTOR, STRANGE, XLA
-
-from compare.graph.model import FusionGraph
-from compare.graph.render import notebook
+from xlafuse.compare.graph.model import FusionGraph
+from xlafuse.compare.graph.render import notebook
 
 KNOWN = {"div", "p", "strong", "br", "table", "caption", "thead", "tbody", "tr", "th", "td", "details", "summary", "ul",
          "li"}

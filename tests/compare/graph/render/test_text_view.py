@@ -8,13 +8,12 @@ import pytest
 from examples import EAGER, INDUCTOR, STRANGE, XLA
 from graph_builder import graph as made
 from graph_builder import kernel
-
-from compare.graph import formats
-from compare.graph.analyse.align import align
-from compare.graph.analyse.diff import diff
-from compare.graph.analyse.roofline import Ceilings
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel, Reason
-from compare.graph.render import align_view, diff_view, missed_view, text_view
+from xlafuse.compare.graph import formats
+from xlafuse.compare.graph.analyse.align import align
+from xlafuse.compare.graph.analyse.diff import diff
+from xlafuse.compare.graph.analyse.roofline import Ceilings
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, Reason
+from xlafuse.compare.graph.render import align_view, diff_view, missed_view, text_view
 
 CEILINGS = Ceilings({0.5: 1e12}, {}, launch_us=1.0)
 

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-
-from compare.base.paths import PROJECT
-from compare.cli.main import cli
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.cli.main import cli
 
 CAPTURE = PROJECT / "tests" / "data" / "profiles" / "torch"
 GELU = "triton_poi_fused__unsafe_view_gelu_5"

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 from examples import XLA
 from made_runs import SEGMENT, changed, diff, flat, record
-
-from compare.base.usage import UsageError
-from compare.cli import diff as diff_command
-from compare.graph import store
-from compare.graph.model import FusionGraph
-from compare.record import run_folder as folders
-from compare.record.record import Record
-from compare.report.diff.runs import REGRESSIONS
+from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.cli import diff as diff_command
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.model import FusionGraph
+from xlafuse.compare.record import run_folder as folders
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.report.diff.runs import REGRESSIONS
 
 DATA = Path(__file__).parents[3] / "data" / "runs"
 KERNELS = {"forward": {"launches": 8, "bytes_declared": 1000, "provenance": {"device": 8}}}

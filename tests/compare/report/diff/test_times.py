@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 from made_runs import CASE, QUIET, SEGMENT, record
-
-from compare.plan.speedup import Sample, Speedup, compare_runs
-from compare.record.record import Record
-from compare.report.diff import times
+from xlafuse.compare.plan.speedup import Sample, Speedup, compare_runs
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.report.diff import times
 
 
 def compared(a: Record, b: Record, *segments: dict[str, Any], tolerance: float = 0.05) -> times.TimeChange:

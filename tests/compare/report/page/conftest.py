@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from compare.base.paths import PROJECT
-from compare.report.page import embed, page
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.report.page import embed, page
 
 Open = Callable[..., AbstractContextManager[Any]]
 QUICK = PROJECT / "tests" / "data" / "runs" / "h200-small"

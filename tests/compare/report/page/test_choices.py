@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 
-from compare.base.paths import PROJECT
-from compare.report import run_results
-from compare.report.page.content import choices
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.report import run_results
+from xlafuse.compare.report.page.content import choices
 
 
 def test_the_guide_quotes_a_committed_run() -> None:

@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pytest
 from graph_builder import graph, kernel
-
-from compare.base.paths import PROJECT
-from compare.base.usage import UsageError
-from compare.graph import formats
-from compare.graph.analyse.totals import declared_bytes
-from compare.graph.model import FusionGraph, Reason
-from compare.report.page.drawing import drawing
-from compare.report.page.drawing.bands import MOST_BANDS, UNNAMED
-from compare.report.page.drawing.folding import SHOWN
-from compare.report.page.drawing.tracks import pieces
-from compare.sources import graph_sources
-from compare.sources.graph_sources import GraphSource
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.graph import formats
+from xlafuse.compare.graph.analyse.totals import declared_bytes
+from xlafuse.compare.graph.model import FusionGraph, Reason
+from xlafuse.compare.report.page.drawing import drawing
+from xlafuse.compare.report.page.drawing.bands import MOST_BANDS, UNNAMED
+from xlafuse.compare.report.page.drawing.folding import SHOWN
+from xlafuse.compare.report.page.drawing.tracks import pieces
+from xlafuse.compare.sources import graph_sources
+from xlafuse.compare.sources.graph_sources import GraphSource
 
 NORM = kernel("n", "reduction", "norm:mean@1", "x", "h")
 GATE = kernel("g", "gemm", "gate:dot@2", "h wg", "g")

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
-
-from compare.base.paths import PROJECT
-from compare.report.page import embed, page
-from compare.report.page.content import charts
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.report.page import embed, page
+from xlafuse.compare.report.page.content import charts
 
 # All kinds of values, and text that would end elements, lines or strings if unescaped.
 AWKWARD: list[Any] = [

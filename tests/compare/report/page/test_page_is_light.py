@@ -8,14 +8,13 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from compare.base.paths import PROJECT
+from xlafuse.compare.base.paths import PROJECT
 
 RUN = PROJECT / "reports" / "h200"
 HEAVY = {"jax", "jaxlib", "torch", "triton", "numpy", "flax", "pandas"}
 DRIVER = """
 import json, sys
-from compare.cli.main import cli
+from xlafuse.compare.cli.main import cli
 try:
     cli(sys.argv[1:])
 finally:
@@ -38,4 +37,4 @@ def test_the_page_of_a_large_run(tmp_path: Path) -> None:
 def test_other_reports_do_not_import_the_page(command: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", DRIVER, *command], cwd=PROJECT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert not {"vl_convert", "jinja2", "compare.report.page"} & set(json.loads(done.stderr.splitlines()[-1]))
+    assert not {"vl_convert", "jinja2", "xlafuse.compare.report.page"} & set(json.loads(done.stderr.splitlines()[-1]))

@@ -15,17 +15,16 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-
-from compare.base.paths import PROJECT
-from compare.base.text import number
-from compare.cli import main
-from compare.graph import formats
-from compare.graph.analyse import missed_fusions
-from compare.record.run_files import RunFile
-from compare.report import run_results
-from compare.report.columns import percent
-from compare.report.page import page
-from compare.report.page.content import case as case_page
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.base.text import number
+from xlafuse.compare.cli import main
+from xlafuse.compare.graph import formats
+from xlafuse.compare.graph.analyse import missed_fusions
+from xlafuse.compare.record.run_files import RunFile
+from xlafuse.compare.report import run_results
+from xlafuse.compare.report.columns import percent
+from xlafuse.compare.report.page import page
+from xlafuse.compare.report.page.content import case as case_page
 
 QUICK = PROJECT / "tests" / "data" / "runs" / "h200-small"
 CASE = "softmax/gpt2-scores/bf16/train"

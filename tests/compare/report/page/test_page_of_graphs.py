@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-
-from compare.base.paths import PROJECT
-from compare.cli import main
-from compare.graph import store
-from compare.report import run_results
-from compare.report.page import page
-from compare.sources import graph_sources
-from compare.sources.explained import Explained
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.cli import main
+from xlafuse.compare.graph import store
+from xlafuse.compare.report import run_results
+from xlafuse.compare.report.page import page
+from xlafuse.compare.sources import graph_sources
+from xlafuse.compare.sources.explained import Explained
 
 DATA = PROJECT / "tests" / "data"
 HLO = DATA / "hlo" / "jax-0.11.2" / "h200-attention-fwd.hlo.txt.gz"

@@ -9,19 +9,18 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-
-from compare.cli import main
-from compare.graph import store
-from compare.graph.analyse.summary import summary
-from compare.graph.model import Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
-from compare.record import run_folder
-from compare.record.record import Record
-from compare.report import run_results
-from compare.report.overall import overall
-from compare.report.page import page
-from compare.report.page.content import case as case_page
-from compare.report.page.content import choices, libraries, records
-from compare.spec.case import Case
+from xlafuse.compare.cli import main
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.analyse.summary import summary
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.report import run_results
+from xlafuse.compare.report.overall import overall
+from xlafuse.compare.report.page import page
+from xlafuse.compare.report.page.content import case as case_page
+from xlafuse.compare.report.page.content import choices, libraries, records
+from xlafuse.compare.spec.case import Case
 
 SCRIPT = "<script>window.broken = true</script>"
 HOSTILE = [

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from examples import INDUCTOR, XLA
-
-from compare.cli import main
-from compare.graph import store
-from compare.graph.model import FusionGraph
-from compare.record import run_folder
-from compare.record.record import Record
-from compare.spec.blocks import BLOCKS
+from xlafuse.compare.cli import main
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.model import FusionGraph
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record import Record
+from xlafuse.compare.spec.blocks import BLOCKS
 
 CASE = next(c for c in BLOCKS["swiglu_mlp"].cases("quick") if c.direction == "train")
 TPU = replace(INDUCTOR, compiler="xla", target="tpu-v5e")

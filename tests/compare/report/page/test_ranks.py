@@ -11,12 +11,11 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-
-from compare.base.paths import PROJECT
-from compare.cli import main
-from compare.report import ranks, run_results
-from compare.report.page import page
-from compare.report.page.content import ranks as ranks_view
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.cli import main
+from xlafuse.compare.report import ranks, run_results
+from xlafuse.compare.report.page import page
+from xlafuse.compare.report.page.content import ranks as ranks_view
 
 RUN = PROJECT / "reports" / "h200-x2"
 CASE = "mlp_parallel/llama-8b/bf16/fwd"

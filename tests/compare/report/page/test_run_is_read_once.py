@@ -6,10 +6,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-
-from compare.record.run_files import RunFile
-from compare.report import run_results
-from compare.report.page import page
+from xlafuse.compare.record.run_files import RunFile
+from xlafuse.compare.report import run_results
+from xlafuse.compare.report.page import page
 
 RUN = Path(__file__).parents[3] / "data" / "runs" / "h200-small"
 

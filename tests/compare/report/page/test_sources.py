@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-
-from compare.base.paths import PROJECT
-from compare.graph.model import Kernel, SourceOp
-from compare.record.run_files import RunFile
-from compare.report.page.listings import extra_files, programs, sources
-from compare.report.page.listings import listing as listings
-from compare.sources import graph_sources
-from compare.sources.graph_sources import GraphSource
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.graph.model import Kernel, SourceOp
+from xlafuse.compare.record.run_files import RunFile
+from xlafuse.compare.report.page.listings import extra_files, programs, sources
+from xlafuse.compare.report.page.listings import listing as listings
+from xlafuse.compare.sources import graph_sources
+from xlafuse.compare.sources.graph_sources import GraphSource
 
 RUN = PROJECT / "tests" / "data" / "runs" / "h200-small"
 CASE = "rmsnorm/llama-8b/bf16/train"

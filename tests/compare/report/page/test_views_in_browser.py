@@ -11,15 +11,14 @@ from typing import Any
 
 import pytest
 from graph_builder import graph, kernel
-
-from compare.base.paths import PROJECT
-from compare.graph import formats
-from compare.graph.model import FusionGraph, Reason, SourceOp
-from compare.report.page import views
-from compare.report.page.drawing import drawing
-from compare.report.page.listings import sources
-from compare.sources import graph_sources
-from compare.sources.graph_sources import GraphSource
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.graph import formats
+from xlafuse.compare.graph.model import FusionGraph, Reason, SourceOp
+from xlafuse.compare.report.page import views
+from xlafuse.compare.report.page.drawing import drawing
+from xlafuse.compare.report.page.listings import sources
+from xlafuse.compare.sources import graph_sources
+from xlafuse.compare.sources.graph_sources import GraphSource
 
 STATIC = PROJECT / "compare" / "report" / "page" / "static"
 NASTY = '<script>window.hurt=1</script><img src=x onerror="hurt=1">\'"&\u202e\n' + "long" * 2500

@@ -5,9 +5,8 @@ refuse exactly these.
 """
 
 import pytest
-
-from compare.spec.blocks import BLOCKS, attention_packed
-from compare.spec.case import Case
+from xlafuse.compare.spec.blocks import BLOCKS, attention_packed
+from xlafuse.compare.spec.case import Case
 
 FLEX = BLOCKS["attention_packed"].implementation("flex")
 CUDNN = BLOCKS["attention_packed"].implementation("xla-cudnn")

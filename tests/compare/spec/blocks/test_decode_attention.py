@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from compare.plan.selection import resolve
+from xlafuse.compare.plan.selection import resolve
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from compare.numerics import (  # noqa: E402
+from xlafuse.compare.numerics import (  # noqa: E402
     input_arrays,
     reference,
 )
-from compare.numerics.tolerance import Scale  # noqa: E402
-from compare.spec.blocks import BLOCKS, lm_step  # noqa: E402
-from compare.spec.case import Case  # noqa: E402
+from xlafuse.compare.numerics.tolerance import Scale  # noqa: E402
+from xlafuse.compare.spec.blocks import BLOCKS, lm_step  # noqa: E402
+from xlafuse.compare.spec.case import Case  # noqa: E402
 
 STEP = BLOCKS["lm_step"]
 SMALL = lm_step.sizes(

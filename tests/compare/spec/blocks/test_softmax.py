@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-
-from compare.spec.blocks import BLOCKS
+from xlafuse.compare.spec.blocks import BLOCKS
 
 SOFTMAX = BLOCKS["softmax"]
 

@@ -1,9 +1,8 @@
 """Sizes that tokamax's kernels do not take on an H200 are skipped with the reason."""
 
 import pytest
-
-from compare.spec.blocks import BLOCKS, moe
-from compare.spec.case import Case
+from xlafuse.compare.spec.blocks import BLOCKS, moe
+from xlafuse.compare.spec.case import Case
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 import triton
-
-from triton_side.kernels.matmul import choose_config, matmul_config
-from triton_side.kernels.shared import tiles
-from triton_side.kernels.shared.attention_configs import choose_attention_config, forward_config
-from triton_side.kernels.shared.launch import cdiv, next_power_of_2
-from triton_side.kernels.shared.tiles import fits_descriptor
+from xlafuse.triton_side.kernels.matmul import choose_config, matmul_config
+from xlafuse.triton_side.kernels.shared import tiles
+from xlafuse.triton_side.kernels.shared.attention_configs import choose_attention_config, forward_config
+from xlafuse.triton_side.kernels.shared.launch import cdiv, next_power_of_2
+from xlafuse.triton_side.kernels.shared.tiles import fits_descriptor
 
 
 def test_cdiv_and_next_power_of_2_agree_with_triton() -> None:
