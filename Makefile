@@ -1,12 +1,14 @@
 # Two commands: `make run` and `make test`. Both set up .venv on first use (tools/setup_environment.py).
 #
 #   make run                        compile and check (and, with an NVIDIA GPU, time) a tour of six blocks
-#   make test                       the test suite
+#   make test                       the test suite, without tests marked `full`
+#   make test-full                  all tests that need no GPU: also mutations of kernels, many random examples, every case
 #   make run SETUP=0 PYTHON=python3 install nothing, use that interpreter's own packages
 #   make run ARGS="softmax -i triton"
 #   make test-gpu                   the tests that need an NVIDIA GPU
 #   make sanitize                   every hand-written kernel under compute-sanitizer, on an NVIDIA GPU
-#   make lint                       ruff, mypy, and the rules of prose (tools/prose.py)
+#   make lint                       ruff and mypy
+#   make prose                      print sentences that break a rule of prose (tools/prose.py)
 
 PYTHON ?= python3
 SETUP ?= 1
@@ -28,7 +30,9 @@ endif
 # Tests run in parallel by file, because tests of a file share workers and compiles; tests/conftest.py orders the files.
 # Without pytest-xdist they run one after the other. GPU tests are split within files, as one file has most of them: 7
 # processes on 8 cores, because compilers have threads of their own.
-PARALLEL_BY_FILE = $(if $(shell $(RUNNER) -c "import xdist" 2>/dev/null && echo yes),-n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder)
+# Three processes on two cores, because tests wait for processes of their own.
+PROCESSES = $(shell $(RUNNER) -c "import os; print(min(4, len(os.sched_getaffinity(0)) * 3 // 2))")
+PARALLEL_BY_FILE = $(if $(shell $(RUNNER) -c "import xdist" 2>/dev/null && echo yes),-n $(PROCESSES) --dist loadfile --no-loadscope-reorder)
 PARALLEL_BY_TEST = $(shell $(RUNNER) -c "import xdist, os; \
 	print('--dist worksteal -n', max(1, min(14, len(os.sched_getaffinity(0)) * 7 // 8)))" 2>/dev/null)
 
@@ -36,13 +40,16 @@ PARALLEL_BY_TEST = $(shell $(RUNNER) -c "import xdist, os; \
 GPU_NAME = $(shell nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
 COMMIT ?= $(shell git rev-parse --short HEAD)
 
-.PHONY: run test test-gpu sanitize lint setup clean
+.PHONY: run test test-full test-gpu sanitize lint prose setup clean
 
 run: $(READY)
 	$(RUNNER) -m xlafuse run $(ARGS)
 
 test: $(READY)
-	$(RUNNER) -m pytest -q -m "not gpu" $(PARALLEL_BY_FILE) $(ARGS)
+	$(RUNNER) -m pytest -q -m "not gpu and not full" $(PARALLEL_BY_FILE) $(ARGS)
+
+test-full: $(READY)
+	$(RUNNER) -m pytest -q -m "not gpu" --hypothesis-profile full $(PARALLEL_BY_FILE) $(ARGS)
 
 test-gpu: $(READY)
 	$(RUNNER) -m pytest -q -m gpu $(PARALLEL_BY_TEST) -o junit_suite_name="$(GPU_NAME), commit $(COMMIT)" $(ARGS)
@@ -53,6 +60,8 @@ sanitize: $(READY)
 lint: $(READY)
 	$(RUNNER) -m ruff check .
 	$(RUNNER) -m mypy
+
+prose: $(READY)
 	$(RUNNER) -m tools.prose
 
 setup: $(READY)

@@ -4,11 +4,14 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from xlafuse.compare.base.paths import PROJECT
 
 COMPILED = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 
 
+@pytest.mark.full
 def test_host_cost_counts_launches() -> None:
     command = [sys.executable, "tools/benchmarks/host_cost.py", "vector_add", "rmsnorm"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=200, env=COMPILED)

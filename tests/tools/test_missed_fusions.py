@@ -13,16 +13,16 @@ import pytest
 import torch
 from graph_builder import graph as made
 from graph_builder import kernel
-from xlafuse.compare.base.paths import PROJECT
-from xlafuse.compare.graph import store
-from xlafuse.compare.graph.model import Reason
-from xlafuse.compare.plan.speedup import Saving
-from xlafuse.compare.sources.target_ceilings import target_ceilings
 
 from tools.benchmarks.missed_fusions import inductor_cases
 from tools.benchmarks.missed_fusions.case import difference
 from tools.benchmarks.missed_fusions.measured import NotMeasured, read
 from tools.benchmarks.missed_fusions.outcome import Outcome, outcome, summary
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.graph import store
+from xlafuse.compare.graph.model import Reason
+from xlafuse.compare.plan.speedup import Saving
+from xlafuse.compare.sources.target_ceilings import target_ceilings
 
 COMPILED = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
 MISSED = replace(

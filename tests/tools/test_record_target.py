@@ -7,17 +7,17 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from made_records import made_record, with_fields
+
+from tools import record_target
+from xlafuse.compare import targets
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.analyse.fingerprint import fingerprint
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
 from xlafuse.compare.record import run_folder
-from xlafuse.compare.record.record import Record
 from xlafuse.compare.run import for_target
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.targets import recorded_times
-
-from tools import record_target
-from xlafuse.compare import targets
 
 CASE = BLOCKS["gelu"].cases("tour")[0]
 KERNEL = Kernel(
@@ -33,12 +33,12 @@ def made_run(folder: Path, created: str = "2030-01-02T03:04:05+00:00") -> Path:
     run_folder.create(folder, {"created": created, "segments": [segment]})
     # Without the first call, the median is 65 us.
     times = {"forward": {"device_time": [[5e-5, 6e-5, 7e-5]], "busy_time": None, "launches": 1}}
-    record = Record(CASE, "triton", "triton", "ok", segment="s1", graph="graphs/gelu.json.gz")
-    record.measurement = {"timer": "cupti", "parts": times}  # type: ignore[typeddict-item]
+    record = made_record(CASE, "triton", "triton", "ok", segment="s1", graph="graphs/gelu.json.gz")
+    record.measurement = {"timer": "cupti", "phases": times}  # type: ignore[typeddict-item]
     (folder / "graphs").mkdir()
     store.save(GRAPH, folder / record.graph)  # type: ignore[operator]
     run_folder.append(folder, record)
-    run_folder.append(folder, replace(record, implementation="xla", status="wrong"))
+    run_folder.append(folder, with_fields(record, implementation="xla", status="wrong", detail="y is wrong"))
     (folder / "target" / "xla").mkdir(parents=True)
     (folder / "target" / "ceilings.json").write_text("{}")
     (folder / "target" / "xla" / "autotune-0.11.2.textproto").write_text("entries {\n}\n")
@@ -82,10 +82,10 @@ def test_times_of_records_that_the_run_lacks_are_kept(tmp_path: Path) -> None:
 def test_only_the_same_kernels_have_a_recorded_time(tmp_path: Path) -> None:
     record_target.record(made_run(tmp_path / "run"), tmp_path)
     known = recorded_times.read(tmp_path)[f"{CASE.id}/triton"]
-    assert for_target._recorded(known, GRAPH) == {"device_time_us": 65.0}
+    assert for_target._recorded(known, GRAPH).device_time_us == 65.0
     other = replace(GRAPH, kernels=(replace(KERNEL, launches=2),))
-    assert "device_time_us" not in for_target._recorded(known, other)
-    assert "device_time_us" not in for_target._recorded(None, GRAPH)
+    assert for_target._recorded(known, other).unavailable
+    assert for_target._recorded(None, GRAPH).unavailable
 
 
 def test_a_pack_without_times_has_none(tmp_path: Path) -> None:

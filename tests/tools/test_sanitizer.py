@@ -14,14 +14,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from xlafuse.triton_side.calls import cuda_program
-from xlafuse.triton_side.cuda.common import tensors
-from xlafuse.triton_side.kernels.shared.launch import INTERPRETED
 
 import xlafuse.triton_side
 from tools.sanitizer import log as sanitizer_log
 from tools.sanitizer import run as sanitize
 from tools.sanitizer.log import Launched, Outcome, parse, summary
+from xlafuse.triton_side.calls import cuda_program
+from xlafuse.triton_side.cuda.common import tensors
+from xlafuse.triton_side.kernels.shared.launch import INTERPRETED
+
+pytestmark = pytest.mark.full
 
 PACKAGE = Path(xlafuse.triton_side.__file__).parent
 KERNELS = [

@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from xlafuse.compare.workers.client import interpreter
 
 from tools import setup_environment
+from xlafuse.compare.workers.client import interpreter
+
+pytestmark = pytest.mark.full
 
 PROGRAM = Path(setup_environment.__file__)
 # A Python that answers the probe, makes environments by copying itself, and fails at the commands that match FAILS.

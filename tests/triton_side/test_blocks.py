@@ -11,6 +11,7 @@ from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.traceback import preserve_node_meta
+
 from xlafuse.triton_side.blocks.cross_entropy import IGNORED
 from xlafuse.triton_side.blocks.threefry import uniforms
 from xlafuse.triton_side.calls.stages import of_node
@@ -533,6 +534,7 @@ def test_sdpa_decodes_on_a_cpu(dtype: torch.dtype) -> None:
         check("decode_attention", attend, inputs, gradients=False)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
 def test_flex_decodes_on_a_cpu() -> None:
@@ -572,6 +574,7 @@ def test_a_sequence_without_keys_gives_zeros(block: str) -> None:
         assert not library_decode.attend(*inputs.values())[1].any()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
 def test_flex_of_packed_sequences_on_a_cpu() -> None:
@@ -579,6 +582,7 @@ def test_flex_of_packed_sequences_on_a_cpu() -> None:
     check("attention_packed", library_packed.apply_flex, inputs, gradients=False)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
 def test_flex_adds_a_bias_on_a_cpu() -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
 from xlafuse.triton_side.calls import dispatch
 from xlafuse.triton_side.library import layernorm, linear_cross_entropy, rmsnorm, softmax
 

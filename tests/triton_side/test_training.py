@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from xlafuse.compare.numerics import input_arrays
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.spec.case import Case

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import triton
+
 from xlafuse.triton_side.calls import artifacts, cuda_program
 
 REPOSITORY = Path(__file__).parents[3]

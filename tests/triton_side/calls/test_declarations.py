@@ -227,6 +227,7 @@ def torch_stages(block: str) -> set[str]:
 
     import torch
     from torch._subclasses import FakeTensorMode
+
     from xlafuse.triton_side.calls.dispatch import record_call
 
     _, _, shapes, attributes, _ = CASES[block]

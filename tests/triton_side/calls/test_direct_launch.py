@@ -15,6 +15,7 @@ import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon.language.nvidia.hopper import mbarrier, tma
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
+
 from xlafuse.triton_side.calls.direct_launch import launched_directly
 from xlafuse.triton_side.calls.launches import record_launches
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch._subclasses import FakeTensorMode
 from torch.utils.checkpoint import checkpoint
+
 from xlafuse.triton_side.blocks import attention, rmsnorm
 from xlafuse.triton_side.calls import stages
 from xlafuse.triton_side.calls.dispatch import Operation, Recorded, record_call, record_operations

@@ -3,6 +3,7 @@
 import struct
 
 import pytest
+
 from xlafuse.triton_side.calls.effects import of_ttir
 from xlafuse.triton_side.calls.launch_plan import NotPlain, bound
 

@@ -167,6 +167,7 @@ def test_recording_runs_the_compiled_code(module: str, compiled: dict[str, Any])
     import importlib
 
     import torch
+
     from xlafuse.triton_side.calls.launches import record_launches
 
     softmax = importlib.import_module(f"xlafuse.triton_side.{module}.softmax")

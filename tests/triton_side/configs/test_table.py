@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from xlafuse.triton_side.configs import table as tables
 from xlafuse.triton_side.configs.table import Entry, Gpu, Table, TableError
 

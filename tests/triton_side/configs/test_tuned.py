@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from xlafuse.triton_side.configs import table as tables
 from xlafuse.triton_side.configs import tuned
 from xlafuse.triton_side.configs.table import Entry, Gpu, Table, TableError

@@ -5,9 +5,12 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from full_marks import first_of_each
+
 from xlafuse.triton_side.calls import artifacts, cuda_program
 from xlafuse.triton_side.cuda import (
     bias_gelu,
@@ -30,11 +33,19 @@ ELEMENTWISE = [
 ]
 DTYPES = list(tensors.CPP_TYPES)
 # Every dtype with 16-byte loads, and single elements of a 16-bit and a 32-bit dtype.
-LOADS = [*((dtype, 16 // dtype.itemsize) for dtype in DTYPES), (torch.bfloat16, 1), (torch.float32, 1)]
+LOADS = first_of_each(
+    [*((dtype, 16 // dtype.itemsize) for dtype in DTYPES), (torch.bfloat16, 1), (torch.float32, 1)],
+    lambda load: load[1] > 1,
+)
 
 
 def compiled(source: str, expression: str, threads: int, *options: str) -> artifacts.Artifacts:
     return artifacts.of_cuda(cuda_program.compile_kernel(source, expression, ARCH, *options), threads)
+
+
+def one_of_each(instances: list[Any]) -> list[Any]:
+    """Return (expression, threads, lanes, ...) as parameters: `make test` compiles each with vectors and without."""
+    return first_of_each(instances, lambda instance: (instance[0].partition("<")[0], instance[2] > 1))
 
 
 def check_vectorised(code: artifacts.Artifacts, threads: int, lanes: int) -> None:
@@ -101,7 +112,7 @@ def softmax_instances() -> list[tuple[str, int, int]]:
     return instances
 
 
-@pytest.mark.parametrize(("expression", "threads", "lanes"), softmax_instances())
+@pytest.mark.parametrize(("expression", "threads", "lanes"), one_of_each(softmax_instances()))
 def test_softmax_kernels(expression: str, threads: int, lanes: int) -> None:
     check_vectorised(compiled("softmax.cu", expression, threads, "--ftz=true"), threads, lanes)
 
@@ -139,12 +150,12 @@ def norm_instances(norm: str) -> list[tuple[str, int, int]]:
     return instances
 
 
-@pytest.mark.parametrize(("expression", "threads", "lanes"), norm_instances("layernorm"))
+@pytest.mark.parametrize(("expression", "threads", "lanes"), one_of_each(norm_instances("layernorm")))
 def test_layernorm_kernels(expression: str, threads: int, lanes: int) -> None:
     check_vectorised(compiled("layernorm.cu", expression, threads), threads, lanes)
 
 
-@pytest.mark.parametrize(("expression", "threads", "lanes"), norm_instances("rmsnorm"))
+@pytest.mark.parametrize(("expression", "threads", "lanes"), one_of_each(norm_instances("rmsnorm")))
 def test_rmsnorm_kernels(expression: str, threads: int, lanes: int) -> None:
     check_vectorised(compiled("rmsnorm.cu", expression, threads), threads, lanes)
 
@@ -183,7 +194,7 @@ def dropout_residual_norm_instances() -> list[tuple[str, int, int, int]]:
     return [*instances, (sums, threads, 1, 1)]
 
 
-@pytest.mark.parametrize(("expression", "threads", "lanes", "blocks"), dropout_residual_norm_instances())
+@pytest.mark.parametrize(("expression", "threads", "lanes", "blocks"), one_of_each(dropout_residual_norm_instances()))
 def test_dropout_residual_norm_kernels(expression: str, threads: int, lanes: int, blocks: int) -> None:
     code = compiled("dropout_residual_norm.cu", expression, threads)
     check_vectorised(code, threads, lanes)

@@ -9,6 +9,7 @@ from test_dropout_residual_norm import SEED
 from test_dropout_residual_norm import operands as dropout_operands
 from test_dropout_residual_norm import problem as dropout_residual_norm_problem
 from test_dropout_residual_norm import training as dropout_training
+
 from xlafuse.triton_side.cuda import (
     bias_gelu,
     dropout_residual_norm,

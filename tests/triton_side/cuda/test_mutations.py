@@ -16,6 +16,7 @@ import pytest
 import torch
 from property_checks import FINITE, NOT_FINITE, ORDINARY, matrix, placed
 from test_dropout_residual_norm import problem as dropout_residual_norm_problem
+
 from xlafuse.triton_side.calls import cuda_program
 from xlafuse.triton_side.cuda import (
     bias_gelu,
@@ -267,6 +268,7 @@ def test_every_kernel_has_a_mutation() -> None:
     assert {mutation.kernel for mutation in MUTATIONS} == written
 
 
+@pytest.mark.full
 @each
 def test_the_mutation_compiles_to_another_kernel(mutation: Mutation, sources: Path) -> None:
     expression = f"{mutation.kernel}<{mutation.instance}>"

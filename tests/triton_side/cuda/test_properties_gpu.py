@@ -21,6 +21,7 @@ from property_checks import (
     sizes,
 )
 from test_dropout_residual_norm import problem as dropout_residual_norm_problem
+
 from xlafuse.triton_side.cuda import (
     bias_gelu,
     dropout_residual_norm,

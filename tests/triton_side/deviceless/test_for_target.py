@@ -217,6 +217,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.full
 def test_flex_attention_refuses_exactly_the_unsupported_cases(fake_gpu):
     found = fake_gpu.answer(FLEX)
     assert {said for _, _, said, _ in found} == {True, False}
@@ -249,6 +250,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.full
 def test_flex_attention_refuses_exactly_the_unsupported_pages(fake_gpu):
     found = fake_gpu.answer(FLEX_IN_PAGES)
     assert {said for _, _, said, _ in found} == {True, False}

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from xlafuse.triton_side.inductor import dump
 
 PROGRAM = """

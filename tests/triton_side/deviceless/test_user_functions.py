@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from full_marks import first_of_each
+
 from xlafuse.triton_side.inductor import dump
 
 pytest.importorskip("torch")
@@ -313,10 +315,11 @@ print(json.dumps([[own.kind, names(own.inputs), names(own.outputs), flops] for o
     assert graph.memory[partial].shape == (parts, 32, 64) and parts > 1
 
 
-@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("train", first_of_each([True, False]))
 def test_calls_of_several_settings_stay_compiled_together(train: bool) -> None:
     import torch
     from torch._dynamo.utils import counters
+
     from xlafuse.triton_side.deviceless import user_functions
 
     def function(x):

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor
+
 from xlafuse.triton_side.calls.stages import stage
 from xlafuse.triton_side.inductor import _private as private
 from xlafuse.triton_side.inductor import compiler, dump

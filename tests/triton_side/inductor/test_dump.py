@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+
 from xlafuse.triton_side.inductor import dump
 from xlafuse.triton_side.inductor.dump import DumpError, read
 from xlafuse.triton_side.inductor.graph import Buffer, GraphBreak, SourceNode, flops, kind_of

@@ -1,6 +1,7 @@
 """A kernel's work by its Triton source: the shapes of code that Inductor 2.13 generates, shortened."""
 
 import pytest
+
 from xlafuse.triton_side.inductor.graph import kind_of
 from xlafuse.triton_side.inductor.kernel_code import work_of
 from xlafuse.triton_side.inductor.output_code import read_code

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from xlafuse.triton_side.inductor.launch import configuration, grid, layouts_in
 from xlafuse.triton_side.inductor.output_code import read_code
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+
 from xlafuse.triton_side.inductor import compiler, dump
 from xlafuse.triton_side.inductor.graph import VIEWS, CompiledGraph
 from xlafuse.triton_side.inductor.output_code import elements_viewed

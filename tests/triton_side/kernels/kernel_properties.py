@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from property_checks import FP32, TINY, guarded_memory, problem
+
 from xlafuse.triton_side.blocks.adamw import adamw as plain_adamw
 
 Tensors = tuple[torch.Tensor, ...]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from kernel_properties import Launch, Tensors, _product_bound, _silu, first, launched, named
 from property_checks import FP32, TINY, problem
+
 from xlafuse.triton_side.kernels.moe_routing import Route
 
 

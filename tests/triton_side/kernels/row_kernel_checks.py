@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+
 from xlafuse.compare.workers.pytorch.worker import NanEmpty
 from xlafuse.triton_side.configs.tuned import TUNED
 from xlafuse.triton_side.kernels.shared.launch import INTERPRETED

@@ -5,6 +5,7 @@ import pytest
 import torch
 from kernel_properties import attention_mask
 from row_kernel_checks import DEVICE, DTYPES, is_accurate, random, with_gradients
+
 from xlafuse.triton_side.kernels import attention, attention_backward, attention_few_tokens
 from xlafuse.triton_side.kernels.shared import attention_configs as configs
 from xlafuse.triton_side.kernels.shared import attention_tiles

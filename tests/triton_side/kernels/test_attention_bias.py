@@ -4,6 +4,7 @@ from kernel_properties import attention as problem
 from kernel_properties import training
 from row_kernel_checks import DEVICE, DTYPES, random, with_gradients
 from test_attention import DK_DV, DQ, FORWARD, configured
+
 from xlafuse.triton_side.kernels import attention
 from xlafuse.triton_side.kernels.attention_bias import attention_bias
 from xlafuse.triton_side.kernels.shared import attention_tiles

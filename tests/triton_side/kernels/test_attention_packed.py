@@ -2,6 +2,7 @@ import pytest
 import torch
 from row_kernel_checks import DEVICE, random, with_gradients
 from test_attention import DK_DV, DQ, FORWARD, agrees
+
 from xlafuse.triton_side.kernels import attention, attention_backward
 from xlafuse.triton_side.kernels.attention_packed import attention_packed
 

@@ -2,6 +2,7 @@ import pytest
 import torch
 from row_kernel_checks import DEVICE, DTYPES, is_accurate, random, with_gradients
 from test_gelu import plain as plain_gelu
+
 from xlafuse.triton_side.kernels import bias_gelu
 from xlafuse.triton_side.kernels.bias_gelu import TileConfig
 

@@ -2,6 +2,7 @@ import pytest
 import torch
 from kernel_properties import cross_entropy as problem
 from row_kernel_checks import DEVICE, DTYPES, random
+
 from xlafuse.triton_side.blocks.cross_entropy import IGNORED
 from xlafuse.triton_side.kernels import cross_entropy
 from xlafuse.triton_side.kernels.shared.launch import FlatConfig

@@ -2,6 +2,7 @@ import kernel_properties as properties
 import pytest
 import torch
 from row_kernel_checks import DEVICE, DTYPES, random
+
 from xlafuse.triton_side.kernels import decode_attention, decode_attention_paged
 from xlafuse.triton_side.kernels.decode_attention import DecodeConfig
 

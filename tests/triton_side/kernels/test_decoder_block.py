@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 from row_kernel_checks import DEVICE, DTYPES_OF_COMPOSITIONS, is_accurate, random, with_gradients
+
 from xlafuse.triton_side.blocks import decoder_block as plain_block
 from xlafuse.triton_side.kernels import decoder_block
 

@@ -2,6 +2,7 @@ import pytest
 import torch
 from kernel_properties import dropout_residual_norm as problem_of
 from row_kernel_checks import DEVICE, random
+
 from xlafuse.triton_side.blocks import threefry
 from xlafuse.triton_side.kernels import dropout_residual_norm
 from xlafuse.triton_side.kernels.shared.launch import RowConfig

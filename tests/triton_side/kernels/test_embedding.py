@@ -2,6 +2,7 @@ import kernel_properties as properties
 import pytest
 import torch
 from row_kernel_checks import DEVICE, DTYPES, random
+
 from xlafuse.triton_side.kernels import embedding
 from xlafuse.triton_side.kernels.embedding import EmbeddingConfig
 

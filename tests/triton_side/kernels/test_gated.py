@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from row_kernel_checks import DEVICE, DTYPES, is_accurate, random, with_gradients
+
 from xlafuse.triton_side.kernels import geglu, swiglu
 from xlafuse.triton_side.kernels.shared import gated_unit
 from xlafuse.triton_side.kernels.shared.launch import FlatConfig

@@ -3,6 +3,7 @@ import math
 import pytest
 import torch
 from row_kernel_checks import DEVICE, DTYPES, is_accurate, random, with_gradients
+
 from xlafuse.triton_side.kernels import gelu
 from xlafuse.triton_side.kernels.shared.launch import FlatConfig
 

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from row_kernel_checks import DEVICE, DTYPES_OF_COMPOSITIONS, is_accurate, random, with_gradients
+
 from xlafuse.triton_side.blocks import gpt2_block as plain_block
 from xlafuse.triton_side.blocks.threefry import uniforms
 from xlafuse.triton_side.kernels import gpt2_block

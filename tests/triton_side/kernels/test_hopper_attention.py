@@ -8,6 +8,7 @@ from row_kernel_checks import DEVICE, random, with_gradients
 from test_attention import agrees, tensors
 from test_attention_packed import boundaries
 from test_attention_packed import tensors as packed_tensors
+
 from xlafuse.triton_side.kernels import attention
 from xlafuse.triton_side.kernels.attention import hopper_problem
 from xlafuse.triton_side.kernels.attention_packed import attention_packed

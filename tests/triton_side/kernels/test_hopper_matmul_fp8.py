@@ -5,6 +5,7 @@ import torch
 from row_kernel_checks import DEVICE, NanEmpty, random
 from test_hopper_attention import on_hopper
 from test_matmul_fp8 import SCALES, agrees, operands
+
 from xlafuse.triton_side.kernels.hopper.matmul_fp8 import MOST_TERMS, launch_fp8
 from xlafuse.triton_side.kernels.matmul_fp8 import hopper_problem, matmul_fp8
 

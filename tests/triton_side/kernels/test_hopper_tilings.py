@@ -1,6 +1,7 @@
 """The choice between tiles of 128 and of 256 queries, for a GPU of 132 multiprocessors."""
 
 import pytest
+
 from xlafuse.triton_side.kernels.hopper.attention_forward import FULL_TILES, TILES, choose_tiling
 
 

@@ -2,6 +2,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from row_kernel_checks import DTYPES, is_accurate, random, with_gradients
+
 from xlafuse.triton_side.kernels import layernorm
 from xlafuse.triton_side.kernels.shared.launch import RowConfig
 

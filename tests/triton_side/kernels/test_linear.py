@@ -1,6 +1,7 @@
 import pytest
 import torch
 from row_kernel_checks import DTYPES, is_accurate, random, with_gradients
+
 from xlafuse.triton_side.kernels import linear, linear_residual
 from xlafuse.triton_side.kernels.shared.column_sums import partial_sums
 from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig

@@ -8,6 +8,7 @@ from row_kernel_checks import DEVICE, DTYPES, random
 from test_cross_entropy import SMOOTHING, Z_LOSS, draw_labels
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
 from xlafuse.triton_side.blocks.cross_entropy import IGNORED
 from xlafuse.triton_side.kernels import linear_cross_entropy
 from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
@@ -186,6 +187,7 @@ def _tensors(tree: object) -> Iterator[torch.Tensor]:
     return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 
 
+@pytest.mark.full
 def test_no_tensor_has_the_size_of_the_logits() -> None:
     tokens, width, classes = 300, 16, 1500
     h, w, labels = tensors(tokens, width, classes)

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from row_kernel_checks import DTYPES, is_accurate, random, with_gradients
+
 from xlafuse.triton_side.kernels import linear_gelu
 from xlafuse.triton_side.kernels.linear_gelu import DpreConfig
 from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig

@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 from row_kernel_checks import DTYPES, is_accurate, random, with_gradients
+
 from xlafuse.triton_side.kernels import matmul
 from xlafuse.triton_side.kernels.shared.counters import zero_counters
 from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig

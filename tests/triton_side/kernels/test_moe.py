@@ -5,6 +5,7 @@ import moe_properties as properties
 import pytest
 import torch
 from row_kernel_checks import DEVICE, DTYPES_OF_COMPOSITIONS, is_accurate, random
+
 from xlafuse.triton_side.blocks import moe as plain
 from xlafuse.triton_side.kernels import moe, moe_routing
 from xlafuse.triton_side.kernels.moe_routing import Route
@@ -113,6 +114,7 @@ def test_strides() -> None:
     assert agrees(moe.apply, stored, top_k=2, draws=draws)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("unaligned", ["w_gate", "w_up"])
 def test_a_weight_that_tma_cannot_read(unaligned: str) -> None:
     """It begins 2 bytes behind a multiple of 16; the other weights do not, and have the same strides."""

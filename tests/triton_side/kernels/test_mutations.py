@@ -58,6 +58,8 @@ from test_rope import THETA
 from test_rope import configured as rope_configured
 from test_softmax import configured as softmax_configured
 from test_swiglu_mlp import of_activation
+
+from xlafuse.triton_side import kernels
 from xlafuse.triton_side.kernels import (
     adamw,
     attention,
@@ -91,8 +93,6 @@ from xlafuse.triton_side.kernels.hopper import matmul_fp8 as hopper_fp8
 from xlafuse.triton_side.kernels.shared import column_sums, gated_unit, grouped_gradient, grouped_product, matmul_tiles
 from xlafuse.triton_side.kernels.shared.launch import FlatConfig, RowConfig
 from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
-
-from xlafuse.triton_side import kernels
 
 FLAT = FlatConfig(block=64, num_warps=1)  # overruns stay within the guard
 ROW = RowConfig(block_rows=4, block_columns=256, num_warps=4, num_stages=1, programs=3)
@@ -712,11 +712,13 @@ def parameters(mutations: Iterable[Mutation]) -> list[Any]:
     return [pytest.param(m, marks=ON_HOPPER if m.hopper else [], id=m.kernel) for m in mutations]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mutation", parameters(SOUND))
 def test_the_sound_kernel_passes(mutation: Mutation) -> None:
     assert [text for text in mutation.problems(mutation.module) if text] == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("mutation", parameters(MUTATIONS))
 def test_the_mutation_is_caught(mutation: Mutation, tmp_path: Path) -> None:
     assert Path(mutation.module.__file__).read_text().count(mutation.sound) == 1

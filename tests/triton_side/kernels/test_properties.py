@@ -12,6 +12,7 @@ from functools import partial
 import moe_properties
 import pytest
 import torch
+from full_marks import examples as draws
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernel_properties import (
@@ -90,6 +91,7 @@ from test_rope import configured as rope_configured
 from test_softmax import configured as softmax_configured
 from test_swiglu_mlp import of_activation
 from test_swiglu_mlp import plain as plain_mlp
+
 from xlafuse.triton_side.kernels import attention as attention_module
 from xlafuse.triton_side.kernels import bias_gelu as bias_gelu_module
 from xlafuse.triton_side.kernels import geglu as geglu_module
@@ -116,7 +118,8 @@ from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
 
 def examples(interpreted: int, on_a_gpu: int) -> settings:
-    return settings(COMMON, max_examples=interpreted if INTERPRETED else on_a_gpu)
+    """Return settings for so many examples. `make test` interprets a third of them."""
+    return settings(COMMON, max_examples=draws(-(-interpreted // 3), interpreted) if INTERPRETED else on_a_gpu)
 
 
 # NumPy computes for the interpreter and warns about overflow and NaN, which these tests want.

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from row_kernel_checks import DEVICE, DTYPES, is_accurate, random
+
 from xlafuse.triton_side.blocks import rope as plain_block
 from xlafuse.triton_side.kernels import rope
 from xlafuse.triton_side.kernels.rope import RopeConfig

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from row_kernel_checks import DEVICE, DTYPES, is_accurate, random, with_gradients
+
 from xlafuse.triton_side.kernels import softmax
 from xlafuse.triton_side.kernels.shared.launch import RowConfig
 

@@ -3,6 +3,7 @@ from types import ModuleType
 import pytest
 import torch
 from row_kernel_checks import DTYPES, is_accurate, random, with_gradients
+
 from xlafuse.triton_side.kernels import swiglu_mlp
 from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from row_kernel_checks import is_accurate, random
+
 from xlafuse.triton_side.calls.declare import forward
 from xlafuse.triton_side.kernels import transformer_layer
 

@@ -1,6 +1,7 @@
 import pytest
 import torch
 from row_kernel_checks import DEVICE, DTYPES, random
+
 from xlafuse.triton_side.kernels import vector_add
 from xlafuse.triton_side.kernels.shared.launch import FlatConfig
 

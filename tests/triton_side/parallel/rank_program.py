@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+
 from xlafuse.compare.spec.blocks import mlp_parallel as mlp_spec
 from xlafuse.compare.spec.blocks import moe as moe_spec
 from xlafuse.triton_side.calls import dispatch

@@ -7,6 +7,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
+
 from xlafuse.compare.workers.pytorch.worker import NanEmpty  # noqa: E402
 from xlafuse.triton_side.parallel.peer_buffers import PeerBuffers  # noqa: E402
 from xlafuse.triton_side.parallel.ranks import Ranks  # noqa: E402

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+
+from xlafuse.triton_side import kernels
 from xlafuse.triton_side.configs.tuned import TUNED
 from xlafuse.triton_side.kernels.shared.launch import RowConfig, next_power_of_2
 from xlafuse.triton_side.tuning.spaces import SPACES, Choice, candidates
-
-from xlafuse.triton_side import kernels
 
 PRODUCT = {"precision": "ieee", "descriptors": True, "m": 8192, "n": 4096}
 WHOLE = PRODUCT | {"k": 4096, "transposed": False}

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 import triton
+
 from xlafuse.triton_side.kernels.matmul import choose_config, matmul_config
 from xlafuse.triton_side.kernels.shared import tiles
 from xlafuse.triton_side.kernels.shared.attention_configs import choose_attention_config, forward_config

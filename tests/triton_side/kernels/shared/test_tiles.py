@@ -3,6 +3,7 @@ import torch
 import triton
 import triton.language as tl
 from row_kernel_checks import DEVICE, random
+
 from xlafuse.triton_side.kernels.attention import attention
 from xlafuse.triton_side.kernels.matmul import matmul
 from xlafuse.triton_side.kernels.shared import tiles
