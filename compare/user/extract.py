@@ -5,16 +5,21 @@ from __future__ import annotations
 import ast
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..base.usage import UsageError, join_some, one_of, write_file
 from ..graph.kernel_names import kernels_named, known_names
 from ..record.run_files import recorded_file
-from ..sources.graph_sources import Contents, GraphSource, has_profile, reading_errors_as_usage
-from ..sources.profile_sources import any_contents
-from . import extract_hlo, extract_inductor
+from ..sources.opening import open_source
+from ..sources.profile_source import has_profile
+from ..sources.result import Result, reading_errors_as_usage
+from ..sources.source import Source
+from ..spec.dtype import EPS
+
+if TYPE_CHECKING:
+    from xlafuse.hlo.text_reader import Module
 
 TEMPLATES = Path(__file__).parent / "repro"
 MOST_NAMED = 30
@@ -26,30 +31,30 @@ def extract(path: Path, kernel: str, module: str | None, out: Path) -> list[str]
     kernel: its number, or a name (`kernels_named`). Raises UsageError for an unknown kernel, and for one without
     operations or source.
     """
-    source, kernel = _kernel(any_contents(path), kernel, module)
-    title = f"The kernel {kernel} of {source.name}, written by xlafuse extract."
-    compiler = source.graph().compiler
+    source, kernel = _kernel(open_source(path), kernel, module)
+    title = f"The kernel {kernel} of {source.id}, written by xlafuse extract."
+    compiler = source.load().compiler
     if compiler == "inductor":
-        facts = next(each.facts for each in source.graph().kernels or () if each.name == kernel)
+        facts = next(each.facts for each in source.load().kernels or () if each.name == kernel)
         filled, what = _inductor(source, str(facts.get("call", kernel)), title)
     elif compiler == "xla":
         filled, what = _xla(source, kernel, title)
     else:
-        raise UsageError(f"{source.name}: kernels of {compiler} are programs of their own")
+        raise UsageError(f"{source.id}: kernels of {compiler} are programs of their own")
     ast.parse(filled)
     write_file(out, filled.encode())
     return [f"{out}: {what}", f"python {out}"]
 
 
-def _kernel(opened: Contents, wanted: str, module: str | None) -> tuple[GraphSource, str]:
+def _kernel(opened: Source, wanted: str, module: str | None) -> tuple[Result, str]:
     """Return the only graph that has the kernel, and the compiler's name of it."""
-    choice = [each for each in opened.graphs if each.read is not None] if module is None else opened.modules(module)
+    choice = [each for each in opened.results if each.read is not None] if module is None else opened.modules(module)
     if opened.kind == "run" and module is None:
         raise UsageError(
             f"{opened.path}: a run; name a record with --module: "
-            + ", ".join(each.name for each in choice[:MOST_NAMED])
+            + ", ".join(each.id for each in choice[:MOST_NAMED])
         )
-    graphs = [(each, each.graph()) for each in choice]
+    graphs = [(each, each.load()) for each in choice]
     having = [(each, graph, found) for each, graph in graphs if (found := kernels_named(graph, wanted))]
     if not having:
         shown = dict.fromkeys(kernel.name for _, graph in graphs for kernel in graph.kernels or ())
@@ -57,7 +62,7 @@ def _kernel(opened: Contents, wanted: str, module: str | None) -> tuple[GraphSou
     if len(having) > 1:
         raise UsageError(
             f"{opened.path}: {len(having)} modules have a kernel {wanted}; choose with --module: "
-            + ", ".join(each.name for each, *_ in having[:MOST_NAMED])
+            + ", ".join(each.id for each, *_ in having[:MOST_NAMED])
         )
     source, graph, indices = having[0]
     kernels = graph.kernels or ()
@@ -67,79 +72,81 @@ def _kernel(opened: Contents, wanted: str, module: str | None) -> tuple[GraphSou
     if len(names) > 1 and len(own) != 1:
         listed = [f"{index + 1} {name}" for name, index in sorted(names.items(), key=lambda item: item[1])]
         raise UsageError(
-            f"{len(names)} kernels of {source.name} are called {wanted!r}; choose one by number or name: "
+            f"{len(names)} kernels of {source.id} are called {wanted!r}; choose one by number or name: "
             + join_some(listed, MOST_NAMED)
         )
     return source, (own or list(names))[0]
 
 
-def _xla(source: GraphSource, kernel: str, title: str) -> tuple[str, str]:
-    found = None
-    problem = UsageError(f"{source.path}: no HLO text of {source.name}; XLA writes it with --xla_dump_hlo_as_text")
-    for text in _hlo_texts(source):
+def _xla(source: Result, kernel: str, title: str) -> tuple[str, str]:
+    from xlafuse.hlo import kernel_extract
+
+    extracted = None
+    problem = UsageError(f"{source.path}: no HLO text of {source.id}; XLA writes it with --xla_dump_hlo_as_text")
+    for module in _modules(source):
         try:
-            found = extract_hlo.extract(text, kernel)
+            extracted = kernel_extract.extract(module, kernel)
             break
-        except UsageError as reason:
-            problem = reason
-    if found is None:
+        except kernel_extract.NotExtracted as reason:
+            problem = UsageError(str(reason))
+    if extracted is None:
         raise problem
     values = {
-        "OPERATIONS": found.operations, "INPUTS": list(found.inputs), "DTYPE": found.dtype,
-        "NOTES": list(found.notes),
+        "OPERATIONS": extracted.operations, "INPUTS": list(extracted.inputs), "DTYPE": extracted.dtype,
+        "EPS": EPS.get(extracted.dtype, 0.0), "NOTES": list(extracted.notes),
     }
-    count = sum(" = " in line for line in found.operations.splitlines())
-    return _filled("xla_kernel.py", title, values), f"{count} lines of HLO, {len(found.inputs)} inputs"
+    count = sum(" = " in line for line in extracted.operations.splitlines())
+    return _filled("xla_kernel.py", title, values), f"{count} lines of HLO, {len(extracted.inputs)} inputs"
 
 
-def _hlo_texts(source: GraphSource) -> list[str]:
+def _modules(source: Result) -> Iterator[Module]:
+    """Yield the optimized modules behind a graph, with their text."""
+    from xlafuse.hlo import file_reader
+
     with reading_errors_as_usage(source.path):
         compiled = source.compiled()
         if not compiled:
             if has_profile(source.path):
                 raise UsageError(f"{source.path}: a profile holds no HLO text; give the folder of XLA's dumps")
-            from xlafuse.dumps.dump_folder import File
-
-            with File(source.path).open() as lines:
-                return ["".join(_ended(line) for line in lines)]
-        texts = []
+            yield file_reader.read(source.path, statements=True)
         for _, artifacts in compiled:
             if file := artifacts.find("hlo"):
-                with file.open() as lines:
-                    texts.append("".join(_ended(line) for line in lines))
-        return texts
+                with file.local() as path:
+                    yield file_reader.read(path, statements=True)
 
 
-def _ended(line: str) -> str:
-    return line if line.endswith("\n") else f"{line}\n"
+def _inductor(source: Result, kernel: str, title: str) -> tuple[str, str]:
+    from xlafuse.triton_side.inductor import kernel_extract
 
-
-def _inductor(source: GraphSource, kernel: str, title: str) -> tuple[str, str]:
     codes = [code for code in _codes(source) if re.search(rf"^{re.escape(kernel)} = ", code, re.MULTILINE)]
     if not codes:
         raise UsageError(f"{kernel}: a call of a library, not a Triton kernel; it has no source to write")
-    found, *others = [extract_inductor.extract(code, kernel) for code in codes]
-    if any(each.source != found.source for each in others):
+    try:
+        extracted, *others = [kernel_extract.extract(code, kernel) for code in codes]
+    except kernel_extract.NotExtracted as reason:
+        raise UsageError(str(reason)) from None
+    if any(other.source != extracted.source for other in others):
         raise UsageError(
             f"{source.path}: {len(codes)} graphs have a kernel {kernel}, and they differ; give one output_code.py"
         )
     values = {
-        "NAME": kernel, "SOURCE": found.source, "ARGUMENTS": list(found.arguments), "OPERATIONS": found.operations,
-        "READS": found.reads, "WRITES": found.writes, "DTYPE": found.dtype, "NOTES": list(found.notes),
+        "NAME": kernel, "SOURCE": extracted.source, "ARGUMENTS": list(extracted.arguments),
+        "OPERATIONS": extracted.operations, "READS": extracted.reads, "WRITES": extracted.writes,
+        "DTYPE": extracted.dtype, "EPS": EPS.get(extracted.dtype, 0.0), "NOTES": list(extracted.notes),
     }
-    count = found.operations.count(" = torch.ops.")
-    checked = f"checked against {count} operations" if found.operations else "no check"
-    return _filled("inductor_kernel.py", title, values), f"{len(found.arguments)} arguments, {checked}"
+    count = extracted.operations.count(" = torch.ops.")
+    checked = f"checked against {count} operations" if extracted.operations else "no check"
+    return _filled("inductor_kernel.py", title, values), f"{len(extracted.arguments)} arguments, {checked}"
 
 
-def _codes(source: GraphSource) -> list[str]:
+def _codes(source: Result) -> list[str]:
     from xlafuse.triton_side.inductor import dump
 
     with reading_errors_as_usage(source.path):
         if source.record is None:
             return dump.emitted_codes(source.path)
         if source.record.dumps is None:
-            raise UsageError(f"{source.path}: {source.name}: no compiler artifacts were kept")
+            raise UsageError(f"{source.path}: {source.id}: no compiler artifacts were kept")
         packed = recorded_file(source.path, source.record, source.record.dumps).read_bytes()
         with tempfile.TemporaryDirectory() as folder:
             archive = Path(folder) / "dump.zip"

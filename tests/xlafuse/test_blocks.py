@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from full_marks import first_of_each
 
 from xlafuse.blocks import (
     attention,
@@ -39,6 +40,7 @@ from xlafuse.blocks import (
     threefry,
     vector_add,
 )
+from xlafuse.compare.spec.blocks import BLOCKS as COMPARED
 from xlafuse.compile import _jax_private, compiler, directions
 
 Float64s = dict[str, np.ndarray]
@@ -340,7 +342,8 @@ def test_inference_equals_the_formula(name: str, dtype: str) -> None:
     _assert_close(compiled.executable(inputs), formula(_float64(inputs)), roundings, dtype)
 
 
-@pytest.mark.parametrize("name", TRAINED)
+# tests/compare/test_every_implementation.py checks the gradients of the others.
+@pytest.mark.parametrize("name", first_of_each(TRAINED, lambda name: "compared" if name in COMPARED else name))
 def test_training_phases_return_outputs_and_gradients(name: str) -> None:
     apply, attributes, shapes, formula, roundings = BLOCKS[name]
     inputs = _inputs(shapes, "float32")

@@ -11,7 +11,6 @@ jax = pytest.importorskip("jax")
 from xlafuse.compare.spec.blocks import BLOCKS  # noqa: E402
 from xlafuse.compare.spec.case import Case  # noqa: E402
 from xlafuse.compare.spec.implementation import Implementation  # noqa: E402
-
 from xlafuse.compile import directions  # noqa: E402
 
 REDUCE = re.compile(r"stablehlo\.reduce\(.*applies stablehlo\.add across dimensions = \[([\d, ]+)\] : \(tensor<(\S+)>")

@@ -9,8 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from xlafuse.compare.spec.blocks import BLOCKS
 
+from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compile import compiler, directions
 
 needs_tokamax = pytest.mark.skipif(importlib.util.find_spec("tokamax") is None, reason="tokamax is not installed")

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from pallas_kernels import kernels_of, structs
+
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.spec.case import Case
-
 from xlafuse.compile import compiler, directions
 from xlafuse.compile._jax_private import interpreted_pallas
 

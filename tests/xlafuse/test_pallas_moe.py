@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from pallas_kernels import kernels_of, structs
+
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.spec.blocks.moe import sizes
 from xlafuse.compare.spec.case import Case, Sizes
-
 from xlafuse.compile import compiler, directions
 from xlafuse.compile._jax_private import interpreted_pallas
 

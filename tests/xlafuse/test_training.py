@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from xlafuse.compare.numerics import input_arrays
-from xlafuse.compare.spec.blocks import BLOCKS
 
 from xlafuse.blocks import lm_step
 from xlafuse.blocks.adamw import adamw
+from xlafuse.compare.numerics import input_arrays
+from xlafuse.compare.spec.blocks import BLOCKS
 
 STEP = BLOCKS["lm_step"]
 CASE = next(case for case in STEP.cases("check") if case.dtype == "float32")
@@ -52,6 +52,7 @@ def test_loops_and_recomputation_of_each_variant() -> None:
     assert ["remat" in jaxpr for jaxpr in (*unrolled, *scanned)] == [False, True, False, True]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("plain", "again", "layers_written"),
     [(lm_step.apply, lm_step.apply_remat, CASE.sizes["layers"]), (lm_step.apply_scan, lm_step.apply_scan_remat, 1)],
@@ -66,6 +67,7 @@ def test_xla_recomputes_a_rematerialised_layer(plain: Any, again: Any, layers_wr
     assert memory[1] < memory[0]
 
 
+@pytest.mark.full
 def test_other_labels_change_the_loss_every_parameter_and_its_moments() -> None:
     inputs = {t.name: jnp.asarray(input_arrays.draw(CASE, t, 0).astype(t.dtype_in(CASE))) for t in STEP.inputs}
     changed = inputs | {"labels": (inputs["labels"] + 1) % CASE.sizes["vocabulary"]}

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
 from xlafuse.triton_side.calls.stages import stage
 
 

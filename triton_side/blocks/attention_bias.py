@@ -7,6 +7,7 @@ https://arxiv.org/abs/1910.10683.
 from collections.abc import Mapping
 
 from torch import Tensor
+
 from xlafuse.triton_side.blocks.attention import scores_of, weighted
 from xlafuse.triton_side.calls.stages import stage
 

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+
 from xlafuse.triton_side.blocks.attention import scores_of, weighted
 from xlafuse.triton_side.calls.stages import stage
 

@@ -6,6 +6,7 @@ Key i of sequence b is k_pages[page_table[b, i // page_size], i % page_size].
 from collections.abc import Mapping
 
 from torch import Tensor
+
 from xlafuse.triton_side.blocks import decode_attention
 from xlafuse.triton_side.calls.stages import stage
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
 from xlafuse.triton_side.blocks import attention, rmsnorm, rope
 from xlafuse.triton_side.calls.stages import stage
 

@@ -6,6 +6,7 @@ Source: Shazeer, "GLU Variants Improve Transformer", https://arxiv.org/abs/2002.
 from collections.abc import Mapping
 
 from torch import Tensor
+
 from xlafuse.triton_side.blocks import gelu
 from xlafuse.triton_side.calls.stages import stage
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+
 from xlafuse.triton_side.calls.stages import stage
 
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)

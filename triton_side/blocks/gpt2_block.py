@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor
+
 from xlafuse.triton_side.blocks import attention, dropout_residual_norm, layernorm, linear_gelu
 from xlafuse.triton_side.blocks.decoder_block import split_heads
 from xlafuse.triton_side.calls.stages import stage

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from torch import Tensor
+
 from xlafuse.triton_side.calls.stages import stage
 
 

@@ -6,6 +6,7 @@ Source: Hendrycks and Gimpel, "Gaussian Error Linear Units (GELUs)", https://arx
 from collections.abc import Mapping
 
 from torch import Tensor
+
 from xlafuse.triton_side.blocks import gelu
 from xlafuse.triton_side.calls.stages import stage
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
 from xlafuse.triton_side.blocks import attention, decoder_block, embedding, rmsnorm
 from xlafuse.triton_side.blocks.adamw import adamw
 from xlafuse.triton_side.blocks.cross_entropy import at_label

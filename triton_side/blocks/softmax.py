@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
+
 from xlafuse.triton_side.calls.stages import stage
 
 

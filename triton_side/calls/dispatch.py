@@ -33,6 +33,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
+
 from xlafuse.triton_side.calls.artifacts import disassemble
 from xlafuse.triton_side.calls.declare import current_stage
 from xlafuse.triton_side.calls.flops import grouped_product_flops

@@ -32,6 +32,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.jit import JITFunction
+
 from xlafuse.triton_side.calls import cuda_program, declare, effects, stages
 from xlafuse.triton_side.calls.artifacts import Artifacts, Resources, check_triton, of_cuda, of_triton
 from xlafuse.triton_side.calls.direct_launch import DESCRIPTORS

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from triton.runtime.jit import JITFunction
+
 from xlafuse.triton_side.calls.direct_launch import DESCRIPTORS, DirectKernel
 
 GetItem = Callable[[Any, Any], Callable[..., Any]]

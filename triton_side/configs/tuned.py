@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 
 import torch
 import triton
+
 from xlafuse.triton_side.configs import table as tables
 from xlafuse.triton_side.configs.table import Gpu, Table, TableError
 

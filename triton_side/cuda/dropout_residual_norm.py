@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
 from xlafuse.triton_side.blocks.dropout_residual_norm import check_dropout, dropout_constants
 from xlafuse.triton_side.calls.declare import again, declare_template, forward, gradient
 from xlafuse.triton_side.cuda import layernorm

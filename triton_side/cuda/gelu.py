@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+
 from xlafuse.triton_side.calls.declare import again, declare_template, forward, gradient
 from xlafuse.triton_side.cuda.common import tensors
 from xlafuse.triton_side.cuda.common.launch import launch_elementwise

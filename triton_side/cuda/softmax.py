@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+
 from xlafuse.triton_side.calls.declare import declare_template, forward, gradient
 from xlafuse.triton_side.cuda.common import tensors
 from xlafuse.triton_side.cuda.common.launch import launch

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+
 from xlafuse.triton_side.calls.declare import declare_template, forward
 from xlafuse.triton_side.cuda.common import tensors
 from xlafuse.triton_side.cuda.common.launch import launch_elementwise

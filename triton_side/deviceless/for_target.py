@@ -27,6 +27,7 @@ from xlafuse.triton_side.deviceless._fake_cuda import Unsupported, activate, act
 
 if TYPE_CHECKING:
     import torch
+
     from xlafuse.triton_side.calls.dispatch import Recorded
     from xlafuse.triton_side.inductor.compiler import Captured
 
@@ -82,6 +83,7 @@ def compile_inductor(
     """
     active_properties()
     import torch
+
     from xlafuse.triton_side.inductor import _private as private
     from xlafuse.triton_side.inductor import compiler
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 import torch
 from torch.utils._pytree import tree_leaves
+
 from xlafuse.triton_side.deviceless import _fake_cuda
 from xlafuse.triton_side.inductor import _private as private
 from xlafuse.triton_side.inductor import compiler

@@ -25,6 +25,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import torch
+
 from xlafuse.triton_side.calls import stages
 from xlafuse.triton_side.inductor.graph import (
     DTYPES,

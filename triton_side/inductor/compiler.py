@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch.fx.traceback import preserve_node_meta
+
 from xlafuse.triton_side.calls import artifacts, effects
 from xlafuse.triton_side.calls.dispatch import EagerRecorder, Operation
 from xlafuse.triton_side.calls.launches import Storages, TensorArgument

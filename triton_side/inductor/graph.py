@@ -28,6 +28,11 @@ DTYPES = {
     "float8_e5m2": ("f8e5m2", 1), "float8_e4m3fnuz": ("f8e4m3fnuz", 1), "float8_e5m2fnuz": ("f8e5m2fnuz", 1),
     "float8_e8m0fnu": ("f8e8m0fnu", 1),
 }
+# HLO's name of each dtype that FX graphs or Triton's signatures spell in another way
+HLO_NAMES = {
+    "i8": "s8", "i16": "s16", "i32": "s32", "i64": "s64", "b8": "pred", "i1": "pred", "u1": "pred", "fp16": "f16",
+    "fp32": "f32", "fp64": "f64", "fp8e4nv": "f8e4m3fn", "fp8e5": "f8e5m2",
+}
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,20 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from xlafuse.triton_side.inductor.graph import DTYPES, IS_CAUSAL, SUM_OF_PRODUCTS, Memory, Shape, SourceNode
+from xlafuse.triton_side.inductor.graph import (
+    DTYPES,
+    HLO_NAMES,
+    IS_CAUSAL,
+    SUM_OF_PRODUCTS,
+    Memory,
+    Shape,
+    SourceNode,
+)
 
 MAX_LINE = 1 << 20
 MAX_ELEMENTS = 1 << 56  # no larger tensor can be allocated
 _MAX_COMMENT = 1 << 12
 
-# FX prints dtypes in HLO's short form, except these.
-_FX_DTYPES = {"i8": "s8", "i16": "s16", "i32": "s32", "i64": "s64", "b8": "pred"}
 SIZES = dict(DTYPES.values())
 
 
@@ -28,7 +34,7 @@ def memory(name: str, shape: Shape, dtype: tuple[str, int]) -> Memory:
 
 def fx_memory(name: str, dtype: str, extents: str) -> Memory | None:
     shape = _extents(extents)
-    short = _FX_DTYPES.get(dtype, dtype)
+    short = HLO_NAMES.get(dtype, dtype)
     return None if shape is None or short not in SIZES else memory(name, shape, (short, SIZES[short]))
 
 

@@ -28,7 +28,7 @@ class EmittedCall:
     views: the views in its arguments. viewed: the elements that it can reach of buffers that it has as views only, or
     of which it changes a part. scatters: an operation of PyTorch that changes a part of its first argument in place.
     arguments: parameter -> buffer, of a generated kernel. sizes: parameter -> number. last: the numbers after them.
-    line: the statement.
+    passed: parameter -> the layout of a tensor, or a number. line: the statement.
     """
 
     name: str
@@ -44,6 +44,7 @@ class EmittedCall:
     arguments: dict[str, str] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
     last: tuple[int, ...] = ()
+    passed: dict[str, Layout | float] = field(default_factory=dict)
     line: str = ""
 
     @property
@@ -96,11 +97,13 @@ class Fragment:
     """The part of the FX graph that a definition's comment lists, for its first call.
 
     nodes: FX nodes with their operands. loads, stores: values by FX node; those that are no node's by buffer ("buf0").
+    lines: the comment's lines with nodes, without "#   ".
     """
 
     nodes: dict[str, tuple[str, ...]] = field(default_factory=dict)
     loads: list[str] = field(default_factory=list)
     stores: list[str] = field(default_factory=list)
+    lines: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ class Definition:
     grid_type: Inductor's name for the rule of its grid, or "".
     points: the points that the kernel iterates over; None where they are unknown.
     loads, stores: by parameter, the points of all its accesses with different indices.
+    source: of a Triton kernel, as Inductor wrote it.
     """
 
     runtime_name: str | None
@@ -125,6 +129,7 @@ class Definition:
     points: int | None = None
     loads: Mapping[str, int] = field(default_factory=dict)
     stores: Mapping[str, int] = field(default_factory=dict)
+    source: str = ""
 
     @property
     def kind(self) -> Work | Literal["custom"] | None:
@@ -248,6 +253,8 @@ def _definitions(lines: list[str]) -> Iterator[tuple[str, Definition]]:
                 fragment.nodes |= dict.fromkeys(_VALUE.findall(result)[:1], tuple(_VALUE.findall(operands)))
             elif line.startswith("#   return "):
                 fragment.stores += _VALUE.findall(line)
+            if line.startswith(("#   %", "#   return ")):
+                fragment.lines.append(line.removeprefix("#   "))
         if not (match := _DEFINED.match(line)):
             continue
         source = []
@@ -287,10 +294,13 @@ def _triton_definition(runtime: str | None, source: list[str], fragment: Fragmen
         return "both" if name in mutated or heuristic == USERS_OWN else "read"
 
     generated = heuristic not in (USERS_OWN, "template")
-    work = work_of("\n".join(source), runtime, heuristic) if generated and runtime else None
+    text = "".join(f"{line}\n" for line in source)
+    work = work_of(text, runtime, heuristic) if generated and runtime else None
+    counted = generated and accesses.points > 0
     return Definition(
         runtime, tuple((name, use(name)) for name in parameters), heuristic, fragment, work, grid_type,
-        *((accesses.points, accesses.total("load"), accesses.total("store")) if generated and accesses.points else ()),
+        accesses.points if counted else None, accesses.total("load") if counted else {},
+        accesses.total("store") if counted else {}, text,
     )
 
 
@@ -368,6 +378,7 @@ class _Body:
         self.known = known
         self.owner: dict[str, str] = {}  # a view -> its buffer
         self.reused: dict[str, str] = {}  # a buffer -> the one whose memory it took over
+        self.layouts: dict[str, Layout] = {}  # of buffers and views
         self.written: set[str] = set()
         self.library_results: dict[str, EmittedCall] = {}
         self.handles: list[str] = []
@@ -425,6 +436,8 @@ class _Body:
     def _assign(self, name: str, value: ast.expr, reuse: bool) -> bool:
         if isinstance(value, ast.Constant):
             return True
+        if layout := self._layout(value):
+            self.layouts[name] = layout
         if _sums_partials(value):
             return self._finish(name, value)
         base = self._buffer(value)
@@ -459,6 +472,8 @@ class _Body:
                     self.code.memory[name] = memory(name, shape, DTYPES[dtype])
                 if (strides := _shape(value.args[1])) is not None:
                     self.code.strides[name] = strides
+                    if shape is not None:
+                        self.layouts[name] = shape, strides
                 self.owner.pop(name, None)
                 return True
             return self._call(value, name)
@@ -467,8 +482,11 @@ class _Body:
     def _call(self, call: ast.Call, target: str | None) -> bool:
         called = _dotted(call.func)
         if called == "assert_size_stride" and len(call.args) > 2 and isinstance(call.args[0], ast.Name):
-            if (strides := _shape(call.args[2])) is not None:
+            shape, strides = _shape(call.args[1]), _shape(call.args[2])
+            if strides is not None:
                 self.code.strides[call.args[0].id] = strides
+                if shape is not None:
+                    self.layouts[call.args[0].id] = shape, strides
             return True
         if called.startswith(_NO_KERNEL) or called.endswith((".clear", ".zero_", "record_stream")):
             return True
@@ -550,6 +568,9 @@ class _Body:
         for (parameter, use), argument in zip(definition.parameters, call.args, strict=False):
             if isinstance(argument, ast.Constant) and isinstance(argument.value, int):
                 new.sizes[parameter] = argument.value
+            passed = self._layout(argument) or _number(argument)
+            if passed is not None:
+                new.passed[parameter] = passed
             buffer = self._buffer(argument) if use else None
             if buffer is None:
                 continue
@@ -568,6 +589,16 @@ class _Body:
         new.reads, new.writes = list(dict.fromkeys(new.reads)), list(dict.fromkeys(new.writes))
         self._announce(new)
         return True
+
+    def _layout(self, node: ast.expr) -> Layout | None:
+        """Return shape and strides of a buffer or a view; None where they are unknown."""
+        match node:
+            case ast.Name(id=name):
+                return self.layouts.get(name)
+            case ast.Call(func=ast.Name(id="reinterpret_tensor"), args=[_, sizes, steps, *_]):
+                shape, strides = _shape(sizes), _shape(steps)
+                return None if shape is None or strides is None else (shape, strides)
+        return None
 
     def _finish(self, name: str, value: ast.expr) -> bool:
         """Read `workspace_0[...].view(...).sum(dim=0).to(torch.bfloat16)`: one or two calls of PyTorch."""
@@ -643,7 +674,6 @@ def elements_viewed(line: str) -> dict[str, int]:
     return {name: elements for name, elements in reached.items() if name not in bare}
 
 
-_VIEW = re.compile(r"reinterpret_tensor\((\w+), (\([^()]*\)), (\([^()]*\)), \d+\)")
 # Operations in place that touch a part of their first argument.
 _SCATTERS = {"scatter_", "scatter_add_", "scatter_reduce_", "index_put_"}
 # The arguments that an operation in place changes, if not the first alone.
@@ -665,6 +695,14 @@ _NO_KERNEL = (
     "assert_", "torch.cuda.", "get_raw_stream", "run_intermediate_hooks", "copy_if_misaligned", "torch._C.", "print",
     "torch.ops.inductor._reinterpret_tensor", "_DeviceGuard", "start_graph", "end_graph", "graph_", "V.",
 )
+
+
+def _number(node: ast.expr) -> float | None:
+    try:
+        value = ast.literal_eval(node)
+    except ValueError:
+        return None
+    return value if isinstance(value, (int, float)) else None
 
 
 def _sums_partials(value: ast.expr) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 import triton
 import triton.language as tl
+
 from xlafuse.triton_side.calls import declare
 from xlafuse.triton_side.configs.tuned import tuned
 from xlafuse.triton_side.kernels.gelu import divide

@@ -29,6 +29,7 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
+
 from xlafuse.triton_side.calls.declare import computing, declare
 from xlafuse.triton_side.calls.stages import stage
 from xlafuse.triton_side.kernels import attention_few_tokens

@@ -26,6 +26,7 @@ import math
 import torch
 import triton
 import triton.language as tl
+
 from xlafuse.triton_side.calls.declare import computing, declare
 from xlafuse.triton_side.kernels.shared.attention_configs import TileConfig
 from xlafuse.triton_side.kernels.shared.attention_operations import (

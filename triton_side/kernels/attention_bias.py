@@ -7,6 +7,7 @@ sequence], shared by the whole batch.
 """
 
 import torch
+
 from xlafuse.triton_side.kernels.attention import check_shapes, run
 from xlafuse.triton_side.kernels.shared.launch import check_tensors
 

@@ -8,6 +8,7 @@ probabilities are float32.
 import torch
 import triton
 import triton.language as tl
+
 from xlafuse.triton_side.calls.declare import Shapes, computing, declare
 from xlafuse.triton_side.kernels.shared.attention_operations import FORWARD, FORWARD_BY_CASE, products_flops
 from xlafuse.triton_side.kernels.shared.attention_tiles import empty_output, is_visible

@@ -6,6 +6,7 @@ find their sequence in cu_seqlens, which the host does not read. No tile holds t
 """
 
 import torch
+
 from xlafuse.triton_side.kernels.attention import check_shapes, run
 from xlafuse.triton_side.kernels.shared.launch import check_tensors
 

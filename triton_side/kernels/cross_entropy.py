@@ -24,6 +24,7 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
+
 from xlafuse.triton_side.blocks.cross_entropy import IGNORED
 from xlafuse.triton_side.calls import declare
 from xlafuse.triton_side.configs.tuned import tuned

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+
 from xlafuse.triton_side.calls.declare import Shapes, computing, declare, forward
 from xlafuse.triton_side.configs.tuned import tuned
 from xlafuse.triton_side.kernels.shared.constants import LOG2_E, LOWEST

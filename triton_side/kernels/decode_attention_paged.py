@@ -6,6 +6,7 @@ they take pages with the two inner axes swapped: heads, then keys.
 """
 
 import torch
+
 from xlafuse.triton_side.kernels.decode_attention import check_indices, check_query, launch
 from xlafuse.triton_side.kernels.shared.launch import check_tensors
 

@@ -37,6 +37,7 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
+
 from xlafuse.triton_side.calls.declare import computing, forward
 from xlafuse.triton_side.calls.stages import stage
 from xlafuse.triton_side.kernels import rmsnorm, rope, swiglu_mlp

@@ -30,6 +30,7 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
+
 from xlafuse.triton_side.blocks.dropout_residual_norm import check_dropout, dropout_constants
 from xlafuse.triton_side.calls import declare
 from xlafuse.triton_side.configs.tuned import tuned

@@ -23,6 +23,7 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
+
 from xlafuse.triton_side.calls import declare
 from xlafuse.triton_side.configs.tuned import tuned
 from xlafuse.triton_side.kernels.shared.launch import (

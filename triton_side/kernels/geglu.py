@@ -12,6 +12,7 @@ import math
 import torch
 import triton
 import triton.language as tl
+
 from xlafuse.triton_side.calls import declare
 from xlafuse.triton_side.kernels import gelu
 from xlafuse.triton_side.kernels.gelu import gelu_value, gelu_value_and_slope

@@ -32,6 +32,7 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
+
 from xlafuse.triton_side.blocks.dropout_residual_norm import check_probability
 from xlafuse.triton_side.calls.declare import computing
 from xlafuse.triton_side.calls.stages import stage

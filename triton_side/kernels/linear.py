@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
+
 from xlafuse.triton_side.calls.declare import computing, forward, gradient
 from xlafuse.triton_side.kernels.matmul import FEW_ROWS, choose_config, launch_matmul, matmul_config
 from xlafuse.triton_side.kernels.shared.column_sums import partial_sums, sum_columns

@@ -42,6 +42,7 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
+
 from xlafuse.triton_side.blocks.cross_entropy import IGNORED
 from xlafuse.triton_side.calls.declare import Shapes, computing, declare, forward, gradient
 from xlafuse.triton_side.calls.stages import stage

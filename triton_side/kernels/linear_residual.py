@@ -8,6 +8,7 @@ weight [k, n], residual, y [m, n]; dtypes and errors are those of `matmul`.
 """
 
 import torch
+
 from xlafuse.triton_side.kernels.matmul import matmul
 
 

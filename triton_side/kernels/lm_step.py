@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 import torch
+
 from xlafuse.triton_side.blocks.lm_step import LAYER_PARAMETERS, PARAMETERS
 from xlafuse.triton_side.calls.declare import computing
 from xlafuse.triton_side.calls.stages import stage

@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
+
 from xlafuse.triton_side.calls.declare import Shapes, computing, declare, forward, gradient
 from xlafuse.triton_side.configs.tuned import tuned
 from xlafuse.triton_side.kernels.gelu import gelu_value

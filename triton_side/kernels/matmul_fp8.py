@@ -19,6 +19,7 @@ from dataclasses import replace
 import torch
 import triton
 import triton.language as tl
+
 from xlafuse.triton_side.calls.declare import Shapes, declare, forward
 from xlafuse.triton_side.configs.tuned import tuned
 from xlafuse.triton_side.kernels.hopper import matmul_fp8 as hopper

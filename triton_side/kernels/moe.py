@@ -36,6 +36,7 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
+
 from xlafuse.triton_side.calls.declare import Computed, again, computing, declare, forward, gradient
 from xlafuse.triton_side.configs.tuned import tuned
 from xlafuse.triton_side.kernels import embedding, moe_routing

@@ -35,6 +35,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+
 from xlafuse.triton_side.calls.declare import again, computing, declare, forward, gradient
 from xlafuse.triton_side.kernels.shared.column_sums import sum_columns
 from xlafuse.triton_side.kernels.shared.grouped_product import experts_block

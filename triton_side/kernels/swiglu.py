@@ -12,6 +12,7 @@ import math
 import torch
 import triton
 import triton.language as tl
+
 from xlafuse.triton_side.calls import declare
 from xlafuse.triton_side.kernels.gelu import divide
 from xlafuse.triton_side.kernels.shared.gated_unit import backward_block, forward_block, gated_unit

@@ -25,6 +25,7 @@ import torch
 import triton
 import triton.language as tl
 from torch.autograd.function import once_differentiable
+
 from xlafuse.triton_side.calls.declare import again, computing, declare, forward, gradient
 from xlafuse.triton_side.calls.stages import stage
 from xlafuse.triton_side.kernels import rmsnorm

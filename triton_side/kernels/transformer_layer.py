@@ -41,6 +41,7 @@ Our kernel wins if three conditions hold, and cuBLAS computes all other products
 """
 
 import torch
+
 from xlafuse.triton_side.calls.declare import Computed, computing
 from xlafuse.triton_side.calls.stages import stage
 from xlafuse.triton_side.kernels import attention, gelu, linear_gelu, swiglu_mlp

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
+
 from xlafuse.triton_side.calls.declare import declare, forward
 from xlafuse.triton_side.configs.tuned import tuned
 from xlafuse.triton_side.kernels.shared.launch import FlatConfig, check_tensors, launch_elementwise

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+
 from xlafuse.triton_side.calls import stages
 
 _Result = TypeVar("_Result", Tensor, list[Tensor])

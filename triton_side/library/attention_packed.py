@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 from torch.nn.attention.varlen import varlen_attn
 from torch.utils.weak import WeakIdKeyDictionary
+
 from xlafuse.triton_side.library.attention import flex
 
 # torch 2.12 rejects fewer key heads than query heads without this argument. Versions that lack it accept them.

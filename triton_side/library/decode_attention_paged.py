@@ -12,6 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
+
 from xlafuse.triton_side.blocks.decode_attention_paged import gathered
 from xlafuse.triton_side.library.decode_attention import attend_cudnn
 

@@ -13,6 +13,7 @@ import torch
 from flash_attn.cute.interface import _flash_attn_bwd, _flash_attn_fwd
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
 from xlafuse.triton_side.library._operation import operation
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
+
 from xlafuse.triton_side.blocks import gpt2_block
 from xlafuse.triton_side.library import attention
 

@@ -26,6 +26,7 @@ from liger_kernel.ops.rms_norm import LigerRMSNormFunction
 from liger_kernel.ops.softmax import LigerSoftmaxFunction
 from liger_kernel.ops.swiglu import LigerSiLUMulFunction
 from torch import Tensor
+
 from xlafuse.triton_side.blocks.cross_entropy import IGNORED
 
 

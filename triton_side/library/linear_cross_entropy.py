@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
+
 from xlafuse.triton_side.library.cross_entropy import count, summed
 
 TOKENS = 1024  # a chunk

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
 from xlafuse.triton_side.blocks.moe import route
 
 

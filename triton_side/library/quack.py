@@ -21,6 +21,7 @@ from quack.rmsnorm import layernorm_bwd, layernorm_fwd, rmsnorm_bwd, rmsnorm_fwd
 from quack.softmax import softmax_bwd, softmax_fwd
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
 from xlafuse.triton_side.library._operation import operation
 
 

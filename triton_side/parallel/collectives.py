@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
 from xlafuse.triton_side.parallel import symmetric_memory as private
 from xlafuse.triton_side.parallel.ranks import Ranks
 

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
 from xlafuse.triton_side.calls.declare import Computed, computing, forward, gradient
 from xlafuse.triton_side.kernels.matmul import choose_config, launch_matmul, matmul_config
 from xlafuse.triton_side.kernels.shared import gated_unit

@@ -15,6 +15,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
 from xlafuse.triton_side.calls.stages import stage
 from xlafuse.triton_side.parallel import mlp_overlapped, symmetric_memory
 from xlafuse.triton_side.parallel.collectives import all_gather, reduce_scatter

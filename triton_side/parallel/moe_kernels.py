@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
 from xlafuse.triton_side.calls.declare import declare
 from xlafuse.triton_side.kernels.moe import gradient_config, moe_activation_gradients_kernel
 from xlafuse.triton_side.kernels.shared.grouped_gradient import launch_group_gradients

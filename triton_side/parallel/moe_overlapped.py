@@ -35,6 +35,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
 from xlafuse.triton_side.calls.declare import computing
 from xlafuse.triton_side.calls.stages import stage
 from xlafuse.triton_side.kernels import moe_routing

@@ -17,6 +17,7 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
 from xlafuse.triton_side.calls.stages import stage
 from xlafuse.triton_side.parallel import moe_overlapped
 from xlafuse.triton_side.parallel.collectives import all_to_all, whole

@@ -44,6 +44,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
 from xlafuse.triton_side.calls.stages import recording, stage
 from xlafuse.triton_side.parallel import symmetric_memory
 from xlafuse.triton_side.parallel.copies import copy, wait_until_at_least

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
 from xlafuse.triton_side.versions import TORCH_BUILDS
 
 try:

@@ -13,6 +13,7 @@ from itertools import product
 from typing import Any
 
 import torch
+
 from xlafuse.triton_side.configs.tuned import class_of
 from xlafuse.triton_side.kernels.bias_gelu import TileConfig
 from xlafuse.triton_side.kernels.embedding import EmbeddingConfig

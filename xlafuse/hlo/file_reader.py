@@ -11,6 +11,7 @@ from typing import IO, cast
 
 from xlafuse.hlo.proto_reader import ProtoError, parse_proto
 from xlafuse.hlo.text_reader import Module, parse
+from xlafuse.hlo.xla_printer import NotPrinted, has_xla, printed
 
 MAX_BYTES = 3 << 29  # of unpacked text
 MAX_PROTO_BYTES = 512 << 20
@@ -27,17 +28,19 @@ class UnreadableHlo(ValueError):
     """No HLO module can be read from a file; the message names the file and the reason, in one line."""
 
 
-def read(path: str | Path) -> Module:
+def read(path: str | Path, *, statements: bool = False) -> Module:
     """Return the module in a file. The content decides how it is read; the file's name does not matter.
 
     The file holds text of any XLA version (`text_reader`), or a serialized HloModuleProto, HloProto or HloSnapshot
     (`proto_reader`, which needs jaxlib and protobuf). Either may be gzipped. A literal of more than MAX_LINE characters
-    is skipped; any other line of that length is counted as unparsed.
+    is skipped; any other line of that length is counted as unparsed. Text that `text_reader` does not understand is
+    read as XLA prints it, if XLA's parser accepts it (`xla_printer`, which needs jaxlib). statements: as in
+    `text_reader.parse`.
 
     As in XLA, the last computation is the entry if none is marked; but only if every line of the text was understood.
 
-    Raises UnreadableHlo for other files, for modules without an entry computation, and above the limits of this file;
-    OSError if the file cannot be opened.
+    Raises UnreadableHlo for other files, for modules without an entry computation, for text in the short form that no
+    compiler prints where XLA does not read it, and above the limits of this file; OSError if the file cannot be opened.
     """
     path = Path(path)
     if path.exists() and not path.is_file():
@@ -48,7 +51,7 @@ def read(path: str | Path) -> Module:
             is_text = _is_text(head)
             _check_size(stream, is_text)  # before parsing, which is much slower
         with _open(path) as stream:
-            return _read_text(stream, head) if is_text else parse_proto(stream.read())
+            return _read_text(stream, head, statements) if is_text else parse_proto(stream.read())
     except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
         raise UnreadableHlo(f"{path}: damaged gzip file: {problem}") from None
     except (ProtoError, _Refused) as problem:
@@ -97,12 +100,26 @@ def _check_size(stream: io.BufferedReader, is_text: bool) -> None:
             raise _Refused(f"more than {MAX_LINES} lines of HLO text")
 
 
-def _read_text(stream: io.BufferedReader, head: bytes) -> Module:
+def _read_text(stream: io.BufferedReader, head: bytes, statements: bool) -> Module:
     encoding = "utf-16" if head.startswith(_UTF_16) else "utf-8-sig"
-    module = parse(_lines(io.TextIOWrapper(stream, encoding=encoding, errors="replace")))
+    text = "".join(_lines(io.TextIOWrapper(stream, encoding=encoding, errors="replace")))
+    module = parse(text, statements=statements)
+    if module.unparsed or not module.entry:
+        module = _as_xla_reads(text, module, statements)
     if not module.entry:
         raise _Refused(_no_entry(module, head))
     return module
+
+
+def _as_xla_reads(text: str, module: Module, statements: bool) -> Module:
+    """Return the module that XLA reads in the text, or `module`, which is what `text_reader` understood."""
+    try:
+        whole = parse(printed(text), statements=statements)
+    except NotPrinted as problem:
+        if module.is_short:
+            raise _Refused(f"HLO in a short form that no compiler prints, and {problem}") from None
+        return module
+    return module if whole.unparsed else whole
 
 
 def _no_entry(module: Module, head: bytes) -> str:
@@ -111,7 +128,8 @@ def _no_entry(module: Module, head: bytes) -> str:
     if re.search(rb"^(?:module @|module \{|#loc)", head, re.MULTILINE):
         return "this is MLIR (StableHLO), XLA's input; give the HLO that XLA writes"
     first = head.decode(errors="replace").strip()[:40]
-    return f"neither HLO text nor an HLO proto; it begins with {first!r}"
+    more = "" if has_xla() else "; HLO that no compiler prints needs jaxlib"
+    return f"neither HLO text nor an HLO proto; it begins with {first!r}{more}"
 
 
 def _lines(text: IO[str]) -> Iterator[str]:

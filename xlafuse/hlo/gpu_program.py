@@ -197,7 +197,7 @@ def _accesses(
     for value, _, shape in uses:
         buffer = walk.values.find(value)
         of[buffer] = shape
-        shapes.setdefault(buffer, set()).add((shape, shape and shape.order))
+        shapes.setdefault(buffer, set()).add((shape, None if shape is None or shape.tiled else shape.order))
     return tuple([
         Access(buffers[value].name, size, of[value] if len(shapes[value]) == 1 else None)
         for value, size in sizes.items()

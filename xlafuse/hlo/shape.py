@@ -2,9 +2,15 @@
 
 import math
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+# The name of a dtype in HLO -> in numpy, jax and torch.
+LONG_NAMES = {
+    "pred": "bool", "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64", "c64": "complex64",
+    "c128": "complex128", "f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2", "f8e4m3fnuz": "float8_e4m3fnuz",
+    "f8e5m2fnuz": "float8_e5m2fnuz", "f8e8m0fnu": "float8_e8m0fnu",
+    **{f"{short}{bits}": f"{long}{bits}" for short, long in (("s", "int"), ("u", "uint")) for bits in (8, 16, 32, 64)},
+}
 MAX_DIGITS = 18  # of one dimension or identifier, so that it fits in 64 bits
 UNBOUNDED = -1
 _MAX_RANK = 64
@@ -29,7 +35,8 @@ class Shape:
 
     The bytes include what a tiled layout pads: f32[3,100]{1,0:T(8,128)} fills 8 x 128 elements. padding: those bytes.
     bits: of an element in memory. space: the number of its memory space, 0 for the device's main memory.
-    order: the dimensions from the one that varies fastest in memory; None without a layout. Equality ignores it.
+    order: the dimensions from the one that varies fastest in memory; None without a layout. tiled: the layout has
+    tiles. Equality ignores both.
 
     A dynamic dimension `<=8` counts as its bound, 8; an unbounded one, `?`, is UNBOUNDED, and the bytes are 0.
     """
@@ -41,11 +48,12 @@ class Shape:
     space: int = 0
     padding: int = 0
     order: tuple[int, ...] | None = field(default=None, compare=False)
+    tiled: bool = field(default=False, compare=False)
 
     @property
     def strides(self) -> tuple[int, ...] | None:
         """The step in elements of each dimension; None without a layout, for tiles and for unknown sizes."""
-        if self.order is None or UNBOUNDED in self.dims:
+        if self.order is None or self.tiled or UNBOUNDED in self.dims:
             return None
         steps, step = [0] * len(self.dims), 1
         for axis in self.order:
@@ -77,7 +85,7 @@ def read_shapes(text: str) -> tuple[tuple[Shape, ...], Element]:
                 raise Malformed
             elements = levels.pop()
             if openings.pop() == "(":
-                levels[-1].append(tuple_element(elements))
+                levels[-1].append(Element(sum(element.bytes for element in elements), tuple(elements)))
             else:
                 levels[-1] += elements
         else:
@@ -86,28 +94,6 @@ def read_shapes(text: str) -> tuple[tuple[Shape, ...], Element]:
     if len(levels) != 1 or len(levels[0]) != 1:
         raise Malformed
     return tuple(shapes), levels[0][0]
-
-
-def array_element(dtype: str, dims: Sequence[int], bits: int = 0) -> Element:
-    """Return an array as an element. bits: of one value in memory if its layout says so, else 0."""
-    shape = _array(dtype, tuple(dims), bits)
-    return Element(shape.bytes, shape=shape)
-
-
-def of_dtype(shape: Shape, dtype: str, bits: int = 0) -> Element:
-    """Return an array with the dims, the memory and the tiles of `shape`. bits: as in `array_element`."""
-    if dtype == shape.dtype:
-        return Element(shape.bytes, shape=shape)
-    plain, other = _array(shape.dtype, shape.dims, shape.bits), _array(dtype, shape.dims, bits)
-    if shape.bytes != plain.bytes and shape.bits:  # tiles pad it
-        padded = -(-(shape.bytes * 8 // shape.bits) * other.bits // 8)
-        other = replace(other, bytes=padded, padding=padded - other.bytes)
-    other = replace(other, space=shape.space)
-    return Element(other.bytes, shape=other)
-
-
-def tuple_element(elements: Sequence[Element]) -> Element:
-    return Element(sum(element.bytes for element in elements), tuple(elements))
 
 
 def arrays(element: Element) -> tuple[Shape, ...]:
@@ -129,10 +115,10 @@ def _shape(dtype: str, dims_text: str, layout: str | None) -> Shape:
     bits = _ELEMENT_BITS.search(layout or "")
     shape = _array(dtype, tuple([_dimension(dim.strip()) for dim in dims]), int(bits[1]) if bits else 0)
     tiles, space = (pattern.search(layout or "") for pattern in (_TILES, _SPACE))
-    if not tiles and (layout is not None or not shape.dims):
-        shape = replace(shape, order=_order(layout or "", len(shape.dims)))
+    if layout is not None or not shape.dims:
+        shape = replace(shape, order=_order(layout or "", len(shape.dims)), tiled=tiles is not None)
     if tiles and shape.dims and UNBOUNDED not in shape.dims:
-        count = _padded_count(shape.dims, _order(layout or "", len(shape.dims)), tiles[1])
+        count = _padded_count(shape.dims, shape.order, tiles[1])
         padded = -(-count * shape.bits // 8)
         shape = replace(shape, bytes=padded, padding=padded - shape.bytes)
     return replace(shape, space=int(space[1])) if space else shape

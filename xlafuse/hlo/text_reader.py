@@ -1,8 +1,12 @@
 """A reader of HLO text of any XLA version: module -> computations -> instructions. It needs no framework.
 
-XLA's own parser rejects a whole module for one unknown word and crashes on deep nesting. This reader accepts what XLA's
-parser accepts, except an attribute's string with a line that begins like an instruction. It keeps what it does not
-understand in `Module.unparsed` and goes on. Time and memory are linear in the text, hostile text included.
+XLA's own parser rejects a whole module for one unknown word and crashes on deep nesting. This reader accepts what XLA
+prints. It keeps what it does not understand in `Module.unparsed` and goes on. Time and memory are linear in the text,
+hostile text included.
+
+People also write HLO in a short form: an instruction without a shape, an operation in the place of an operand, a
+computation in the place of its name. `xla_printer` writes such text in full, as it does for an attribute's string with
+a line that begins like an instruction.
 """
 
 import re
@@ -11,8 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
 from xlafuse.hlo.gc_pause import collector_paused
-from xlafuse.hlo.shape import MAX_DIGITS, Element, Malformed, Shape, arrays, read_integer, read_shapes
-from xlafuse.hlo.shape_inference import infer
+from xlafuse.hlo.shape import MAX_DIGITS, Element, Malformed, Shape, read_integer, read_shapes
 from xlafuse.hlo.text_scanner import (
     INSTRUCTION,
     NAME,
@@ -90,11 +93,33 @@ class Instruction:
 
 
 @dataclass
+class Statement:
+    """The text of one instruction, in pieces.
+
+    literal: what a parameter, a constant or an iota has in its brackets. calls: the computations that attributes name;
+    they are not among the other `attributes`.
+    """
+
+    name: str
+    is_root: bool
+    shape: str
+    opcode: str
+    literal: str
+    operands: tuple[str, ...]
+    attributes: dict[str, str]
+    calls: dict[str, list[str]]
+
+
+@dataclass
 class Computation:
-    """A named list of instructions in the order of the text, which is the schedule of a scheduled module."""
+    """A named list of instructions in the order of the text, which is the schedule of a scheduled module.
+
+    statements: the same as text, if `parse` was asked to keep it.
+    """
 
     name: str
     instructions: dict[str, Instruction] = field(default_factory=dict)
+    statements: dict[str, Statement] = field(default_factory=dict, compare=False, repr=False)
 
     def operand(self, name: str) -> Element | None:
         """Return the shape of operand `a`, or of element `a#1` in jax 0.11's dumps; None if it is not here."""
@@ -129,6 +154,7 @@ class Module:
 
     unparsed: (line number from 1, text) of every line that the reader did not understand. If the text ends inside a
     computation, one more entry says so.
+    is_short: one of these lines is in the short form that no compiler prints.
     """
 
     name: str = ""
@@ -136,18 +162,22 @@ class Module:
     is_scheduled: bool = False
     computations: dict[str, Computation] = field(default_factory=dict)
     unparsed: list[tuple[int, str]] = field(default_factory=list)
+    is_short: bool = False
 
 
-def parse(text: str | Iterable[str]) -> Module:
-    """Read HLO text, given as a string or as lines, such as an open file. No content makes it raise."""
+def parse(text: str | Iterable[str], *, statements: bool = False) -> Module:
+    """Read HLO text, given as a string or as lines, such as an open file. No content makes it raise.
+
+    statements: keep the text of each instruction, which takes more memory than the rest.
+    """
     with collector_paused():
-        return _Reader(text if isinstance(text, str) else "".join(text)).read()
+        return _Reader(text if isinstance(text, str) else "".join(text), statements).read()
 
 
 # HloModule jit_mlp, is_scheduled=true, entry_computation_layout={...}
-_MODULE = re.compile(rf"HloModule\s+%?({NAME}):?")
+_MODULE = re.compile(rf"HloModule\s+%?({NAME})")
 # ENTRY %main.3 (x.1: bf16[8192,4096]) -> bf16[8192,4096] {      or, in the short form:  region_0.4 {
-_COMPUTATION = re.compile(rf"(ENTRY\s+)?%?({NAME}):?\s*(?=[({{])")
+_COMPUTATION = re.compile(rf"(ENTRY\s+)?%?({NAME})\s*(?=[({{])")
 _ARROW = re.compile(r"\s*->\s*")
 _BODY = re.compile(r"\s*\{(?!\s*[\d:])")
 _TABLE = re.compile(r"(?:FileNames|FunctionNames|FileLocations|StackFrames)\b")
@@ -155,17 +185,16 @@ _TABLE = re.compile(r"(?:FileNames|FunctionNames|FileLocations|StackFrames)\b")
 _ROW = re.compile(rf"""\s*(\d{{1,18}})\s*({STRING}|\{{[a-z_0-9=,\s]*+\}})""")
 _ROW_FIELD = re.compile(r"([a-z_]+)=(\d+)")
 
-_INSTRUCTION = re.compile(rf"(?={INSTRUCTION})(ROOT\s+)?+%?({NAME}):?+\s*=\s*")
+_INSTRUCTION = re.compile(rf"(?={INSTRUCTION})(ROOT\s+)?+%?({NAME})\s*=\s*")
 _ARRAY = re.compile(r"[a-z][a-z0-9]*+\s*+\[[^\[\]]*+\](?:\s*+\{(?:\s*+[\d:][^{}]*+)?\})?+")
-_LONE = re.compile(rf"(?:{_ARRAY.pattern}|\([^=]*?\))\s*+[a-z][a-zA-Z0-9_-]*+\s*+\(")  # f32[2] add(
 _BUFFER = re.compile(r"b(?=\()")  # b(f32[2]), an array in memory that a program sees
 _OPCODE = re.compile(r"\s*+([a-z][a-zA-Z0-9_-]*+)\s*+(?=\()")
 _NAMES = re.compile(r"""\(([^(){}\[\]"']*+)\)""")  # operands without shapes
-_REFERENCE = re.compile(rf"%?({NAME}):?+")
+_REFERENCE = re.compile(rf"%?({NAME})")
 _ATTRIBUTE = re.compile(r"\s*,\s*([a-zA-Z_0-9.-]+)=\s*")  # control-predecessors={%a}
 _METADATA = re.compile(rf"""(?<![a-z_])([a-z_]++)=\s*+({STRING}|[^\s"'{{}},]+)""")
 
-# The attributes that name computations, or hold them.
+# The attributes that name computations.
 _CALLS = (
     "calls", "to_apply", "body", "condition", "branch_computations", "true_computation", "false_computation",
     "called_computations", "select", "scatter",
@@ -173,29 +202,19 @@ _CALLS = (
 _SKIPPED = {"backend_config": skip_json, "origin_recovery_table": skip_modules}  # values in braces
 _NO_OPERANDS = frozenset(("parameter", "constant", "iota"))
 _MAX_LITERAL = 64  # characters that are kept
-_MAX_DEPTH = 64  # of computations in attributes and instructions in operands
 _MAX_BROKEN_HEADERS = 4  # that may be looked for beyond their line
 
 
-@dataclass
-class _Statement:
-    """The pieces of one instruction: where they are in the text, and what its attributes say."""
-
-    name: str
-    is_root: bool
-    shape: str
-    opcode: str
-    literal: str
-    operands: tuple[str, ...]
-    attributes: dict[str, str]
-    calls: dict[str, list[str]]
+class _ShortForm(Malformed):
+    """A line leaves out what every compiler prints."""
 
 
 class _Reader:
     """The text, the tables read so far, and the places that were not understood."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, statements: bool) -> None:
         self.module = Module()
+        self._keeps_statements = statements
         self._original = text
         self._text = without_comments(text)
         self._files: dict[str, str] = {}
@@ -205,9 +224,7 @@ class _Reader:
         self._unparsed: list[int] = []
         self._cut_off = ""  # the computation in which the text ends
         self._last = ""
-        self._lone: Computation | None = None
         self._broken_headers = 0
-        self._unnamed: dict[str, int] = {}
 
     def read(self) -> Module:
         text, at = self._text, 0
@@ -224,31 +241,11 @@ class _Reader:
                 at = self._table(table[0], table.end())
             else:
                 try:
-                    at = self._lone_instruction(at) if self._is_lone_instruction(at) else self._computation(at)
+                    at = self._computation(at)
                 except Malformed:
                     at = self._skip_line(at)
         self._finish()
         return self.module
-
-    def _is_lone_instruction(self, at: int) -> bool:
-        nothing_before = not (self.module.name or self.module.computations or self._unparsed)
-        return nothing_before and bool(_INSTRUCTION.match(self._text, at) or _LONE.match(self._text, at))
-
-    def _lone_instruction(self, at: int) -> int:
-        """Read a text of one instruction; its operands have shapes and become parameters."""
-        self._lone = computation = Computation(self._unnamed_name("_"))
-        if _INSTRUCTION.match(self._text, at):
-            statement, at = self._statement(at, computation, 0)
-        else:
-            statement, at = self._operation(at, computation, 0)
-            statement.attributes, statement.calls, at = self._attributes(at, 0)
-            statement.name = "_"
-        statement.is_root = True
-        self._add(statement, computation)
-        self._last = computation.name
-        self.module.computations[computation.name] = computation
-        self.module.is_scheduled = True
-        return at
 
     def _finish(self) -> None:
         module = self.module
@@ -264,7 +261,7 @@ class _Reader:
         if not module.entry and not module.unparsed:  # as XLA does
             module.entry = self._last
         if not module.name and module.entry:  # as XLA does
-            module.name = "_" if self._lone else f"module_{module.entry}"
+            module.name = f"module_{module.entry}"
 
     def _skip_line(self, at: int) -> int:
         """Note that the line at `at` is not understood; return where the next one begins."""
@@ -308,13 +305,13 @@ class _Reader:
                 self._unparsed.append(start)  # a second entry
             elif header[1]:
                 self.module.entry = header[2]
-        at = self._instructions(body.end(), computation, 0)
+        at = self._instructions(body.end(), computation)
         return self._trailing_attributes(at)[1]
 
     def _trailing_attributes(self, at: int) -> tuple[dict[str, str], int]:
         """Return the attributes of the module or of a computation, and where they end."""
         try:
-            attributes, _, end = self._attributes(at, 0, self._header_limit(at))
+            attributes, _, end = self._attributes(at, self._header_limit(at))
         except Malformed:
             self._broken_headers += 1
             return {}, self._skip_line(at)
@@ -341,7 +338,7 @@ class _Reader:
             raise Malformed
         return shape
 
-    def _instructions(self, at: int, computation: Computation, depth: int) -> int:
+    def _instructions(self, at: int, computation: Computation) -> int:
         """Read instructions up to the closing brace; return the position after it."""
         text, understood, last = self._text, True, ""
         while True:
@@ -352,8 +349,9 @@ class _Reader:
             if text[at] == "}":
                 break
             try:
-                statement, at = self._statement(at, computation, depth)
-            except Malformed:
+                statement, at = self._statement(at)
+            except Malformed as problem:
+                self.module.is_short |= isinstance(problem, _ShortForm)
                 understood, at = False, self._skip_line(at)
                 continue
             try:
@@ -365,75 +363,53 @@ class _Reader:
             computation.instructions[last] = replace(computation.instructions[last], is_root=True)
         return at + 1
 
-    def _statement(self, at: int, computation: Computation, depth: int) -> tuple[_Statement, int]:
-        head = _INSTRUCTION.match(self._text, at)
+    def _statement(self, at: int) -> tuple[Statement, int]:
+        """Read a name, a shape, an opcode, operands and attributes."""
+        text = self._text
+        head = _INSTRUCTION.match(text, at)
         if not head:
             raise Malformed
-        statement, at = self._operation(head.end(), computation, depth)
-        statement.name, statement.is_root = head[2], bool(head[1])
-        statement.attributes, statement.calls, at = self._attributes(at, depth)
-        return statement, at
-
-    def _operation(self, at: int, computation: Computation, depth: int) -> tuple[_Statement, int]:
-        """Read a shape, which may be missing, an opcode and operands."""
-        text = self._text
-        end = self._shape_end(at)
-        opcode = _OPCODE.match(text, at if end is None else end)
+        shape_at = head.end()
+        end = self._shape_end(shape_at)
+        opcode = _OPCODE.match(text, shape_at if end is None else end)
         if not opcode:
             raise Malformed
-        statement = _Statement("", False, "" if end is None else text[at:end], opcode[1], "", (), {}, {})
-        at = opcode.end()
-        if opcode[1] in _NO_OPERANDS:
+        if end is None:
+            raise _ShortForm
+        literal, operands, at = self._operands(opcode[1], opcode.end())
+        attributes, calls, at = self._attributes(at)
+        return Statement(
+            head[2], bool(head[1]), text[shape_at:end], opcode[1], literal, operands, attributes, calls
+        ), at
+
+    def _operands(self, opcode: str, at: int) -> tuple[str, tuple[str, ...], int]:
+        """Return a literal or the names of operands, and the position after their bracket."""
+        text = self._text
+        if opcode in _NO_OPERANDS:
             end = skip_brackets(text, at)
-            statement.literal = text[at + 1 : min(end - 1, at + 1 + _MAX_LITERAL)]
-            return statement, end
+            return text[at + 1 : end - 1], (), end
         if names := _NAMES.match(text, at):
             words = [word for piece in names[1].split(",") if (word := piece.strip())]
             if all(_REFERENCE.fullmatch(word) for word in words):
-                statement.operands = tuple([word.strip("%:") for word in words])
-                return statement, names.end()
+                return "", tuple([word.removeprefix("%") for word in words]), names.end()
         operands = []
         at = skip_space(text, at + 1)
         while not text.startswith(")", at):
-            operand, at = self._operand(at, computation, depth)
+            operand, at = self._operand(at)
             operands.append(operand)
             at = skip_space(text, at + 1) if text.startswith(",", at) else at
-        statement.operands = tuple(operands)
-        return statement, at + 1
+        return "", tuple(operands), at + 1
 
-    def _operand(self, at: int, computation: Computation, depth: int) -> tuple[str, int]:
-        """Return the name in `%name` or `f32[2]{0} %name`, and the position of the comma or bracket after it.
-
-        An operation in the place of a name becomes an instruction.
-        """
+    def _operand(self, at: int) -> tuple[str, int]:
+        """Return the name in `%name` or `f32[2]{0} %name`, and the position of the comma or bracket after it."""
         text = self._text
         shape_end = self._shape_end(at)
-        shape, name_at = text[at : shape_end or at], at if shape_end is None else skip_space(text, shape_end)
-        if name := _REFERENCE.match(text, name_at):
+        at = at if shape_end is None else skip_space(text, shape_end)
+        if name := _REFERENCE.match(text, at):
             end = skip_space(text, name.end())
             if text.startswith((",", ")"), end):
-                return self._operand_name(shape, name[1], computation), end
-        elif computation is self._lone and text.startswith((",", ")"), name_at):
-            return self._operand_name(shape, f"_{len(computation.instructions)}", computation), name_at
-        if depth >= _MAX_DEPTH:
-            raise Malformed
-        statement, end = self._operation(at, computation, depth + 1)
-        end = skip_space(text, end)
-        if not text.startswith((",", ")"), end):
-            raise Malformed
-        statement.name = self._unnamed_name(f"{statement.opcode}.anon")
-        return self._add(statement, computation), end
-
-    def _operand_name(self, shape: str, name: str, computation: Computation) -> str:
-        if computation is self._lone and shape and name not in computation.instructions:
-            number = len(computation.instructions)
-            self._add(_Statement(name, False, shape, "parameter", str(number), (), {}, {}), computation)
-        return name
-
-    def _unnamed_name(self, stem: str) -> str:
-        count = self._unnamed.get(stem, -1) + 1
-        self._unnamed[stem] = count
-        return f"{stem}.{count}" if count else stem
+                return name[1], end
+        raise _ShortForm if _OPCODE.match(text, at) else Malformed
 
     def _shape_end(self, at: int, limit: int = sys.maxsize) -> int | None:
         """Return where the shape at `at` ends, None if there is none."""
@@ -443,16 +419,14 @@ class _Reader:
             at = buffer.end()
         return skip_brackets(self._text, at, limit) if self._text.startswith("(", at) else None
 
-    def _attributes(
-        self, at: int, depth: int, limit: int = sys.maxsize
-    ) -> tuple[dict[str, str], dict[str, list[str]], int]:
+    def _attributes(self, at: int, limit: int = sys.maxsize) -> tuple[dict[str, str], dict[str, list[str]], int]:
         """Return attributes as text, the computations that they name, and where they end."""
         attributes: dict[str, str] = {}
         calls: dict[str, list[str]] = {}
         while found := _ATTRIBUTE.match(self._text, at):
             key = found[1]
             if key in _CALLS:
-                calls[key], at = self._called(found.end(), depth)
+                calls[key], at = self._called(found.end())
             else:
                 at = self._value_end(key, found.end(), limit)
                 attributes[key] = self._text[found.end() : at]
@@ -462,39 +436,39 @@ class _Reader:
         skip = _SKIPPED.get(key, skip_value) if self._text.startswith("{", at) else skip_value
         return skip(self._text, at, limit)
 
-    def _called(self, at: int, depth: int) -> tuple[list[str], int]:
-        """Return the computations in %name, {%name, name}, or { instructions }."""
+    def _called(self, at: int) -> tuple[list[str], int]:
+        """Return the computations in %name or {%name, name}."""
         text = self._text
-        if not text.startswith("{", at) or _INSTRUCTION.match(text, skip_space(text, at + 1)):
-            name, at = self._called_computation(at, depth)
+        if not text.startswith("{", at):
+            name, at = self._called_computation(at)
             return [name], at
         names = []
         at = skip_space(text, at + 1)
         while not text.startswith("}", at):
-            name, at = self._called_computation(at, depth)
+            name, at = self._called_computation(at)
             names.append(name)
             at = skip_space(text, at)
             if text.startswith(",", at):
                 at = skip_space(text, at + 1)
         return names, at + 1
 
-    def _called_computation(self, at: int, depth: int) -> tuple[str, int]:
-        if reference := _REFERENCE.match(self._text, at):
-            return reference[1], reference.end()
-        if not self._text.startswith("{", at) or depth >= _MAX_DEPTH:
+    def _called_computation(self, at: int) -> tuple[str, int]:
+        if self._text.startswith("{", at) or _INSTRUCTION.match(self._text, at):
+            raise _ShortForm
+        reference = _REFERENCE.match(self._text, at)
+        if not reference:
             raise Malformed
-        while (name := self._unnamed_name("_")) in self.module.computations:
-            pass
-        computation = self.module.computations[name] = Computation(name)
-        return name, self._instructions(at + 1, computation, depth + 1)
+        return reference[1], reference.end()
 
-    def _add(self, statement: _Statement, computation: Computation) -> str:
+    def _add(self, statement: Statement, computation: Computation) -> str:
         if statement.name in computation.instructions:
             raise Malformed
-        computation.instructions[statement.name] = self._instruction(statement, computation)
+        computation.instructions[statement.name] = self._instruction(statement)
+        if self._keeps_statements:
+            computation.statements[statement.name] = statement
         return statement.name
 
-    def _instruction(self, statement: _Statement, computation: Computation) -> Instruction:
+    def _instruction(self, statement: Statement) -> Instruction:
         attributes, opcode = statement.attributes, statement.opcode
         metadata = {key: string(value) for key, value in _METADATA.findall(attributes.get("metadata", ""))}
         index = None
@@ -502,11 +476,7 @@ class _Reader:
             index = read_integer(statement.literal)
         elif opcode == "get-tuple-element":
             index = read_integer(attributes.get("index", ""))
-        if statement.shape:
-            shapes, element = self._shape(statement.shape)
-        else:
-            element = self._inferred(statement, computation)
-            shapes = arrays(element)
+        shapes, element = self._shape(statement.shape)
         calls = statement.calls
         if opcode in ("async-update", "async-done"):  # they repeat the calls of their async-start
             calls = {}
@@ -541,16 +511,6 @@ class _Reader:
         if text not in self._shapes:
             self._shapes[text] = read_shapes(text)
         return self._shapes[text]
-
-    def _inferred(self, statement: _Statement, computation: Computation) -> Element:
-        operands = [computation.operand(name) for name in statement.operands]
-        roots = {key: self.module.computations[names[0]].root for key, names in statement.calls.items()
-                 if names and names[0] in self.module.computations}
-        called = {key: root.result for key, root in roots.items() if root is not None}
-        known = [operand for operand in operands if operand is not None]
-        if len(known) < len(operands):
-            raise Malformed
-        return infer(statement.opcode, known, statement.attributes, called)
 
     def _source(self, metadata: dict[str, str]) -> str:
         if frame := metadata.get("stack_frame_id"):

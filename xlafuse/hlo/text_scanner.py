@@ -12,7 +12,7 @@ from xlafuse.hlo.shape import Malformed
 
 NAME = r"""[^\s%=:(){}\[\],"']++"""
 # ROOT %name =    As in XLA, "name=" without a percent sign and a space begins an attribute, not an instruction.
-INSTRUCTION = rf"(?:ROOT\s+)?+(?:%{NAME}\s*+=|{NAME}(?::\s*+|\s++)=)"
+INSTRUCTION = rf"(?:ROOT\s+)?+(?:%{NAME}\s*+=|{NAME}\s++=)"
 _STRING = rf"""%s[^%s\\\n\0]*+(?:(?:\\.|\n(?!\s*+{INSTRUCTION}))[^%s\\\n\0]*+)*+%s"""
 _DOUBLE_QUOTED, _SINGLE_QUOTED = (_STRING.replace("%s", quote) for quote in "\"'")
 STRING = f"{_DOUBLE_QUOTED}|{_SINGLE_QUOTED}"

@@ -16,12 +16,6 @@ class WindowDimension:
     base_dilation: int = 1
     window_dilation: int = 1
 
-    def positions(self, size: int) -> int:
-        """Return how often the window fits into an array's dimension of `size`."""
-        padded = self.padding_low + (max(size - 1, -1) * self.base_dilation + 1 if size else 0) + self.padding_high
-        window = (self.size - 1) * self.window_dilation + 1 if self.size else 0
-        return max((padded - window) // max(self.stride, 1) + 1, 0)
-
 
 def read_dimensions(text: str) -> tuple[int, ...]:
     """Read {0,2} or {}."""

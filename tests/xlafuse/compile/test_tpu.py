@@ -9,12 +9,12 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
-from xlafuse.compare.graph import store
-from xlafuse.compare.record.run_files import recorded_file
-from xlafuse.compare.record.run_folder import read_records
 
 from xlafuse.blocks import softmax
 from xlafuse.compare import targets
+from xlafuse.compare.graph import store
+from xlafuse.compare.record.run_files import recorded_file
+from xlafuse.compare.record.run_folder import read_records
 from xlafuse.compile import _jax_private, compiler, directions, environment
 from xlafuse.dumps import artifacts, dump_folder
 from xlafuse.hlo.gpu_program import parse, program

@@ -1,4 +1,4 @@
-"""Random HLO modules that XLA's parser accepts, written in every form that its grammar allows."""
+"""Random HLO modules that XLA's parser accepts, in every form that its grammar allows except the short one."""
 
 from __future__ import annotations
 
@@ -39,17 +39,20 @@ class Grammar:
     random: Random
     tokens: list[str] = field(default_factory=list)
     names: int = 0
-    combiners: list[str] = field(default_factory=list)  # named computations that add two f32[]
-    blocks: list[str] = field(default_factory=list)  # named computations from f32[4,8] to f32[4,8]
+    computations: dict[str, list[str]] = field(default_factory=dict)  # by what they compute
 
     def text(self) -> str:
         module = self.random.random() < 0.8
         if module:
             self._put("HloModule", self._name("module"))
             self._header()
-        for _ in range(self.random.randrange(3)):
-            self.combiners.append(self._computation("add", self._combiner, brief=not module))
-            self.blocks.append(self._computation("block", self._block, brief=not module))
+        fills = {
+            "add": self._combiner, "block": self._block, "step": self._step, "less": self._less,
+            "condition": self._condition,
+        }
+        for stem, fill in fills.items():
+            count = self.random.randrange(1, 3)
+            self.computations[stem] = [self._computation(stem, fill, brief=not module) for _ in range(count)]
         entry = self.random.random() < 0.7
         self._computation("main", self._entry, entry, brief=not module)
         if module and entry and self.random.random() < 0.3:
@@ -87,7 +90,7 @@ class Grammar:
         return self.random.choice((f"{stem}.{self.names}", f"{stem}_{self.names}", f"{stem}-x{self.names}"))
 
     def _reference(self, name: str) -> str:
-        return self.random.choices((f"%{name}", name, f"{name}:"), (10, 10, 1))[0]
+        return self.random.choice((f"%{name}", name))
 
     def _filled(self, fill):  # type: ignore[no-untyped-def]
         """Write the instructions of a computation, half of the time with names that other computations have, too."""
@@ -148,21 +151,23 @@ class Grammar:
             values.append(self._random_statement(values))
         return parameters, self._statement("tuple", ("tuple", tuple(v.shape for v in values)), values, is_last=True)
 
-    def _nested(self, fill) -> None:  # type: ignore[no-untyped-def]
-        self._put("{", "\n")
-        self._filled(fill)
-        self._put("}")
+    def _condition(self) -> tuple[list[_Value], _Value]:
+        value = self._parameter(("f32", (4, 8)), 0)
+        return [value], self._written("constant", ("pred", ()), "constant", ["false"], [], is_last=True)
 
-    def _called(self, attribute: str, names: list[str], fill) -> None:  # type: ignore[no-untyped-def]
-        """Write attribute=%name, or a computation in the place of the name."""
-        self._put(attribute)
-        self._callee(names, fill)
+    def _step(self) -> tuple[list[_Value], _Value]:
+        row: Shape = ("f32", (8,))
+        values = [self._parameter(row, at) for at in range(2)]
+        total = self._statement("add", row, values)
+        return values, self._statement("tuple", ("tuple", (row, row)), [total, values[1]], is_last=True)
 
-    def _callee(self, names: list[str], fill) -> None:  # type: ignore[no-untyped-def]
-        if names and self._maybe(0.6):
-            self._put(self._reference(self.random.choice(names)))
-        else:
-            self._nested(fill)
+    def _less(self) -> tuple[list[_Value], _Value]:
+        values = [self._parameter(("f32", ()), at) for at in range(4)]
+        direction = [",", "direction=", "LT"]
+        return values, self._statement("compare", ("pred", ()), values[:2], direction, is_last=True)
+
+    def _called(self, attribute: str, stem: str) -> list[str]:
+        return [attribute, self._reference(self.random.choice(self.computations[stem]))]
 
     # Shapes
 
@@ -206,34 +211,25 @@ class Grammar:
 
     def _statement(
         self, opcode: str, shape: Shape, operands: list[_Value], attributes: list[str] = [], *,  # noqa: B006
-        inferred: bool = True, is_last: bool = False,
+        is_last: bool = False,
     ) -> _Value:
         tokens: list[str] = []
         for at, operand in enumerate(operands):
             tokens += [*([","] if at else []), *self._operand(operand)]
-        return self._written(opcode, shape, opcode, tokens, attributes, inferred and self._maybe(0.4), is_last)
+        return self._written(opcode, shape, opcode, tokens, attributes, is_last)
 
-    def _operand(self, value: _Value, depth: int = 0) -> list[str]:
+    def _operand(self, value: _Value) -> list[str]:
         tokens = self._shape(value.shape) if self._maybe(0.2) and not _dynamic(value.shape) else []
-        kind, dims = value.shape
-        if kind == "f32" and depth < 3 and self._maybe(0.15):  # an operation in the place of a name
-            opcode = self.random.choice(("negate", "add"))
-            inside = self._operand(value, depth + 1)
-            if opcode == "add":
-                inside += [",", *self._operand(value, depth + 1)]
-            return [*(tokens if not _dynamic(value.shape) else []), opcode, "(", *inside, ")"]
         return [*tokens, self._reference(value.name)]
 
     def _written(
-        self, stem: str, shape: Shape, opcode: str, inside: list[str], attributes: list[str], inferred: bool = False,
-        is_last: bool = False, layout: bool = True,
+        self, stem: str, shape: Shape, opcode: str, inside: list[str], attributes: list[str], is_last: bool = False,
+        layout: bool = True,
     ) -> _Value:
         name = self._name(stem.replace("-", "_"))
         if is_last and self._maybe():
             self._put("ROOT")
-        self._put(self._reference(name), "=")
-        if not inferred:
-            self._put(*self._shape(shape, layout))
+        self._put(self._reference(name), "=", *self._shape(shape, layout))
         self._put(opcode, "(", *inside, ")", *attributes)
         self._extras(opcode)
         if self._maybe(0.9):
@@ -278,15 +274,15 @@ class Grammar:
                 return self._statement("select", matrix.shape, [predicate, matrix, other])
             case 4:
                 attribute = [",", "dimensions=", "{", "}"]
-                return self._statement("broadcast", matrix.shape, [scalar], attribute, inferred=False)
+                return self._statement("broadcast", matrix.shape, [scalar], attribute)
             case 5:
-                return self._statement("reshape", ("f32", (8, 2, 2)), [matrix], inferred=False)
+                return self._statement("reshape", ("f32", (8, 2, 2)), [matrix])
             case 6:
                 attribute = [",", "dimensions=", "{", "1", ",", "0", "}"]
                 return self._statement("transpose", ("f32", (8, 4)), [matrix], attribute)
             case 7:
                 attribute = [",", "slice=", "{", "[0:4:2]", ",", "[1:8]", "}"]
-                return self._statement("slice", ("f32", (2, 7)), [matrix], attribute, inferred=False)
+                return self._statement("slice", ("f32", (2, 7)), [matrix], attribute)
             case 8:
                 attribute = [",", "dimensions=", "{", "0", "}"]
                 return self._statement("concatenate", ("f32", (8, 8)), [matrix, other], attribute)
@@ -316,7 +312,7 @@ class Grammar:
             case 19:
                 target = [",", "custom_call_target=", self.random.choice(('"f"', '"__cublas$gemm"', r'"a\"b"'))]
                 target += [",", "operand_layout_constraints=", "{", "f32[4,8]{1,0}", "}"] if self._maybe() else []
-                return self._statement("custom-call", both, [matrix], target, inferred=False)
+                return self._statement("custom-call", both, [matrix], target)
             case 20:
                 return self._written("iota", ("s32", (4, 8)), "iota", [], [",", "iota_dimension=", "1"])
             case 21:
@@ -325,13 +321,13 @@ class Grammar:
             case 22:
                 index = self._written("constant", ("s32", ()), "constant", ["0"], [])
                 sizes = [",", "dynamic_slice_sizes=", "{", "2", ",", "8", "}"]
-                return self._statement("dynamic-slice", ("f32", (2, 8)), [matrix, index, index], sizes, inferred=False)
+                return self._statement("dynamic-slice", ("f32", (2, 8)), [matrix, index, index], sizes)
             case 23:
                 wide: Shape = ("pred", (4, 8))
                 chosen = self._statement("compare", wide, [other, matrix], [",", "direction=", "GT"])
                 return self._statement("select", matrix.shape, [chosen, matrix, other])
             case 24 | 25:
-                narrow = self._statement("convert", ("bf16", (4, 8)), [matrix], inferred=False)
+                narrow = self._statement("convert", ("bf16", (4, 8)), [matrix])
                 return self._statement(*self._mixed(narrow, other))
             case 26:
                 return self._statement("clamp", matrix.shape, [scalar, matrix, scalar])
@@ -340,9 +336,9 @@ class Grammar:
             case 28:
                 return self._scan(matrix, scalar)
             case 29:
-                called = self._attribute(lambda: self._called("to_apply=", self.blocks, self._block))
+                called = self._called("to_apply=", "block")
                 target = [",", "custom_call_target=", '"f"', ",", *called]
-                return self._statement("custom-call", both, [matrix], target, inferred=False)
+                return self._statement("custom-call", both, [matrix], target)
             case 30:
                 return self._asynchronous(matrix)
             case 31:
@@ -354,7 +350,7 @@ class Grammar:
                 value = self.random.choice(values)
                 if value.shape[0] == "f32":
                     return self._statement("abs", value.shape, [value])
-                return self._statement("opt-barrier", value.shape, [value], inferred=False)
+                return self._statement("opt-barrier", value.shape, [value])
 
     def _constant(self) -> _Value:
         shape, literal = self.random.choice((
@@ -379,7 +375,7 @@ class Grammar:
         ))
 
     def _broadcast(self, scalar: _Value, shape: Shape) -> _Value:
-        return self._statement("broadcast", shape, [scalar], [",", "dimensions=", "{", "}"], inferred=False)
+        return self._statement("broadcast", shape, [scalar], [",", "dimensions=", "{", "}"])
 
     def _ragged(self, matrix: _Value, scalar: _Value) -> _Value:
         sizes = self._written("constant", ("s32", (2,)), "constant", ["{2, 2}"], [], layout=False)
@@ -397,12 +393,7 @@ class Grammar:
     def _scan(self, matrix: _Value, scalar: _Value) -> _Value:
         row: Shape = ("f32", (8,))
 
-        def step() -> tuple[list[_Value], _Value]:
-            values = [self._parameter(row, at) for at in range(2)]
-            total = self._statement("add", row, values)
-            return values, self._statement("tuple", ("tuple", (row, row)), [total, values[1]], is_last=True)
-
-        called = self._attribute(lambda: self._called("to_apply=", [], step))
+        called = self._called("to_apply=", "step")
         attributes = [",", "dimensions=", "{0}", ",", "num_carries=", "1", ",", *called]
         shape: Shape = ("tuple", (matrix.shape, row))
         return self._statement("scan", shape, [matrix, self._broadcast(scalar, row)], attributes)
@@ -417,67 +408,40 @@ class Grammar:
         return value
 
     def _sort(self, matrix: _Value, other: _Value) -> _Value:
-        def less() -> tuple[list[_Value], _Value]:
-            values = [self._parameter(("f32", ()), at) for at in range(4)]
-            direction = [",", "direction=", "LT"]
-            return values, self._statement("compare", ("pred", ()), values[:2], direction, is_last=True)
-
-        called = self._attribute(lambda: self._called("to_apply=", [], less))
+        called = self._called("to_apply=", "less")
         attributes = [",", "dimensions=", "{1}", ",", *called]
         return self._statement("sort", ("tuple", (matrix.shape, other.shape)), [matrix, other], attributes)
 
     def _with_computation(
         self, opcode: str, shape: Shape, operands: list[_Value], dimensions: str, attributes: list[str] = [],  # noqa: B006
     ) -> _Value:
-        start = len(self.tokens)
         given = [*attributes, *([",", "dimensions=", dimensions] if dimensions else [])]
-        outer, self.tokens = self.tokens, []
-        self._called("to_apply=", self.combiners, self._combiner)
-        called, self.tokens = self.tokens, outer
-        assert len(self.tokens) == start
+        called = self._called("to_apply=", "add")
         given = [*given, ",", *called] if self._maybe() else [",", *called, *given]
         return self._statement(opcode, shape, operands, given)
 
-    def _attribute(self, write) -> list[str]:  # type: ignore[no-untyped-def]
-        outer, self.tokens = self.tokens, []
-        write()
-        written, self.tokens = self.tokens, outer
-        return written
-
     def _fusion(self, matrix: _Value) -> _Value:
-        called = self._attribute(lambda: self._called("calls=", self.blocks, self._block))
+        called = self._called("calls=", "block")
         kind = ["kind=", self.random.choice(("kLoop", "kInput", "kCustom"))]
         attributes = [",", *kind, ",", *called] if self._maybe() else [",", *called, ",", *kind]
-        return self._statement("fusion", matrix.shape, [matrix], attributes, inferred=False)
+        return self._statement("fusion", matrix.shape, [matrix], attributes)
 
     def _call(self, matrix: _Value) -> _Value:
-        called = self._attribute(lambda: self._called("to_apply=", self.blocks, self._block))
-        return self._statement("call", matrix.shape, [matrix], [",", *called])
+        return self._statement("call", matrix.shape, [matrix], [",", *self._called("to_apply=", "block")])
 
     def _conditional(self, predicate: _Value, first: _Value, second: _Value) -> _Value:
         if self._maybe():
-            attributes = []
-            for key in ("true_computation=", "false_computation="):
-                attributes += [",", *self._attribute(lambda key=key: self._called(key, self.blocks, self._block))]
+            attributes = [",", *self._called("true_computation=", "block")]
+            attributes += [",", *self._called("false_computation=", "block")]
             return self._statement("conditional", first.shape, [predicate, first, second], attributes)
         index = self._written("constant", ("s32", ()), "constant", ["1"], [])
 
-        def branches() -> None:
-            self._put(",", "branch_computations=", "{")
-            self._callee(self.blocks, self._block)
-            self._put(",")
-            self._callee(self.blocks, self._block)
-            self._put("}")
-
-        return self._statement("conditional", first.shape, [index, first, second], self._attribute(branches))
+        names = [self._reference(self.random.choice(self.computations["block"])) for _ in range(2)]
+        attributes = [",", "branch_computations=", "{", names[0], ",", names[1], "}"]
+        return self._statement("conditional", first.shape, [index, first, second], attributes)
 
     def _loop(self, matrix: _Value) -> _Value:
-        def condition() -> None:
-            self._parameter(matrix.shape, 0)
-            self._written("constant", ("pred", ()), "constant", ["false"], [], is_last=True)
-
-        attributes = [",", *self._attribute(lambda: self._called("condition=", [], condition))]
-        attributes += [",", *self._attribute(lambda: self._called("body=", self.blocks, self._block))]
+        attributes = [",", *self._called("condition=", "condition"), ",", *self._called("body=", "block")]
         return self._statement("while", matrix.shape, [matrix], attributes)
 
 

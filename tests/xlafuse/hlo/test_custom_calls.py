@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from xlafuse.compare.base.paths import PROJECT
 
+from xlafuse.compare.base.paths import PROJECT
 from xlafuse.hlo import custom_calls, gpu_program
 from xlafuse.hlo.source_lines import SourceOp
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from xlafuse.hlo import gpu_program
@@ -432,7 +432,6 @@ def _modules(draw: st.DrawFn) -> tuple[str, int]:
     return "\n".join("  " + line for line in lines), kernels
 
 
-@settings(max_examples=150)
 @given(_modules())
 def test_a_random_module_is_a_consistent_graph(made: tuple[str, int]) -> None:
     body, kernels = made

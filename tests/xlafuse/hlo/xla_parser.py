@@ -21,7 +21,7 @@ from xlafuse.hlo.text_reader import Instruction, Module
 SECONDS = 20  # for one module
 MEMORY = 4 << 30
 
-# Reads a module a line, as a JSON string; answers with its serialized proto in base64, or with null.
+# Reads a module a line, as a JSON string; answers with its serialized proto in base64 and its text, or with null.
 SERVER = f"""
 import base64, json, resource, sys
 resource.setrlimit(resource.RLIMIT_AS, ({MEMORY}, {MEMORY}))
@@ -29,7 +29,7 @@ from jaxlib import _hlo
 for line in sys.stdin:
     try:
         module = _hlo.hlo_module_from_text(json.loads(line))
-        answer = base64.b64encode(module.as_serialized_hlo_module_proto()).decode()
+        answer = base64.b64encode(module.as_serialized_hlo_module_proto()).decode(), module.to_string()
     except Exception:
         answer = None
     print(json.dumps(answer), flush=True)
@@ -50,6 +50,15 @@ class XlaParser:
 
     def parse(self, text: str) -> Module | None:
         """Return the module that XLA reads, its instructions in the order of the text; None if XLA refuses it."""
+        answer = self._answer(text)
+        return None if answer is None else proto_reader.parse_proto(_in_order_of_text(base64.b64decode(answer[0])))
+
+    def print(self, text: str) -> str | None:
+        """Return the module as XLA prints it; None if XLA refuses it."""
+        answer = self._answer(text)
+        return None if answer is None else answer[1]
+
+    def _answer(self, text: str) -> tuple[str, str] | None:
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
@@ -67,8 +76,8 @@ class XlaParser:
         if not answer:
             self._stop()
             return None
-        data = json.loads(answer)
-        return None if data is None else proto_reader.parse_proto(_in_order_of_text(base64.b64decode(data)))
+        found: tuple[str, str] | None = json.loads(answer)
+        return found
 
     def _stop(self) -> None:
         if self._process is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 
 import torch
+
 from xlafuse.triton_side.calls import cuda_program
 from xlafuse.triton_side.cuda.common import tensors
 

@@ -31,6 +31,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma as mma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait as mma_wait
+
 from xlafuse.triton_side.calls.declare import Shapes, computing, declare, gradient
 from xlafuse.triton_side.kernels.hopper.parts import (
     L2_BYTES,

@@ -16,6 +16,7 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import fence_async_shared, mbarrier, tma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma as mma
 from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait as mma_wait
+
 from xlafuse.triton_side.calls.declare import Shapes, declare, forward
 from xlafuse.triton_side.kernels.hopper.parts import barriers, buffers, descriptor, halves, thread_barrier
 from xlafuse.triton_side.kernels.shared import matmul_tiles

@@ -6,6 +6,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+
 from xlafuse.triton_side.kernels.shared.tiles import fits_descriptor, product_precision
 
 HEAD_DIMS = (16, 32, 64, 128, 256)

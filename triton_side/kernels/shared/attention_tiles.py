@@ -11,6 +11,7 @@ Kernels skip tiles without a visible key, and leave tiles unmasked whose keys ar
 import torch
 import triton
 import triton.language as tl
+
 from xlafuse.triton_side.kernels.shared.launch import cdiv, next_power_of_2
 
 

@@ -10,6 +10,7 @@ import math
 import torch
 import triton
 import triton.language as tl
+
 from xlafuse.triton_side.calls import declare
 from xlafuse.triton_side.kernels.shared.launch import (
     cdiv,

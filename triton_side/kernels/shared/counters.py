@@ -4,6 +4,7 @@ import functools
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+
 from xlafuse.triton_side.calls.stages import preparation
 from xlafuse.triton_side.kernels.shared.launch import next_power_of_2
 

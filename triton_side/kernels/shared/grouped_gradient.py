@@ -15,6 +15,7 @@ import torch
 import triton
 import triton.language as tl
 from triton.tools.ragged_tma import load_ragged
+
 from xlafuse.triton_side.calls.declare import Shapes, declare
 from xlafuse.triton_side.kernels.shared.grouped_product import load_gathered_rows, rows_in_slots
 from xlafuse.triton_side.kernels.shared.launch import cdiv, device_of

@@ -20,6 +20,7 @@ import math
 import torch
 import triton
 import triton.language as tl
+
 from xlafuse.triton_side.calls.declare import Shapes, declare
 from xlafuse.triton_side.kernels.shared.launch import cdiv, device_of, next_power_of_2
 from xlafuse.triton_side.kernels.shared.matmul_tiles import (

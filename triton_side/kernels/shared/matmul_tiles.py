@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
+
 from xlafuse.triton_side.kernels.shared.launch import cdiv, multiprocessors
 from xlafuse.triton_side.kernels.shared.tiles import add_product, fits_descriptor
 

@@ -6,6 +6,7 @@ the shares in order, so results repeat bit for bit, and sets the counter back to
 
 import triton
 import triton.language as tl
+
 from xlafuse.triton_side.kernels.shared.matmul_tiles import load_tile, store_tile
 
 
