@@ -10,34 +10,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 from ..base.exchange_kernels import PEER_COPY
-
-
-@dataclass(frozen=True)
-class DeviceRecord:
-    """One kernel, copy or memset as the GPU ran it; times in seconds on CUPTI's clock.
-
-    bytes: the size of a copy or memset. The other fields are a kernel's, as in compare.graph.model.Launch.
-    """
-
-    name: str
-    start: float
-    end: float
-    grid: tuple[int, int, int] | None = None
-    bytes: int | None = None
-    registers: int | None = field(default=None, kw_only=True)
-    shared_bytes: int | None = field(default=None, kw_only=True)
-    block: tuple[int, int, int] | None = field(default=None, kw_only=True)
-    local_bytes: int | None = field(default=None, kw_only=True)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Return the object from its dataclasses.asdict."""
-        return cls(**{**data, **{name: data.get(name) and tuple(data[name]) for name in ("grid", "block")}})
+from ..record.record_fields import DeviceRecord
 
 
 @dataclass(frozen=True)
@@ -74,13 +52,6 @@ class CallTrace:
     host: tuple[HostRecord, ...]
     device: tuple[TracedRecord, ...]
     began: int = 0
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> CallTrace:
-        """Return the object from its dataclasses.asdict."""
-        host = tuple(HostRecord(**call) for call in data["host"])
-        device = tuple(TracedRecord.from_json(ran) for ran in data["device"])
-        return cls(data["returned"], host, device, data.get("began", 0))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The copy kernel that `selftest` times in every framework's process.
+"""The copy kernel that `doctor --clock` times in every framework's process.
 
 Its PTX and its memory come from the CUDA driver, so that two workers run identical code.
 """

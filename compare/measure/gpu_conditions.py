@@ -7,6 +7,8 @@ import os
 from functools import cache
 from typing import Any
 
+from ..record.record_fields import Condition
+
 # Reasons for throttling, by NVML's bit.
 _THROTTLES = {
     0x04: "power cap", 0x08: "hardware slowdown", 0x20: "software thermal slowdown",
@@ -21,24 +23,21 @@ def missing() -> str | None:
     return None
 
 
-def read() -> dict[str, Any] | None:
-    """Return the present conditions of the GPU that runs use, or None without nvidia-ml-py or NVML.
-
-    {"sm_mhz", "memory_mhz", "power_w", "temperature_c", "throttled": [reasons]}
-    """
+def read() -> Condition | None:
+    """Return the present conditions of the GPU that runs use, or None without nvidia-ml-py or NVML."""
     found = _device()
     if found is None:
         return None
     nvml, device = found
     try:
         reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device)
-        return {
-            "sm_mhz": nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
-            "memory_mhz": nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_MEM),
-            "power_w": nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
-            "temperature_c": nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
-            "throttled": [name for bit, name in _THROTTLES.items() if reasons & bit],
-        }
+        return Condition(
+            throttled=[name for bit, name in _THROTTLES.items() if reasons & bit],
+            sm_mhz=nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_SM),
+            memory_mhz=nvml.nvmlDeviceGetClockInfo(device, nvml.NVML_CLOCK_MEM),
+            power_w=nvml.nvmlDeviceGetPowerUsage(device) / 1e3,
+            temperature_c=nvml.nvmlDeviceGetTemperature(device, nvml.NVML_TEMPERATURE_GPU),
+        )
     except nvml.NVMLError:
         return None
 

@@ -22,7 +22,7 @@ from ..spec.dtype import DTYPES
 from .clock import CallTrace, Clock, CuptiClock, Sample
 from .profiler_marks import bounded
 from .warm_up import Timed, untimed, warm_up
-from .worker_backend import Arrays, Extent, Peak, Program, WorkerBackend
+from .worker_backend import Arrays, Extent, PeakMemory, Program, WorkerBackend
 
 _LEAST_SAMPLES, _MOST_SAMPLES = 4, 100  # calls; the first does not count (compare.plan.paired_rounds)
 _LEAST_WALL_CALLS, _MOST_WALL_CALLS = 2, 200
@@ -85,7 +85,7 @@ class MeasuredProgram:
     def measure(self, clock: Clock, seconds: float, input_set: int = 0) -> dict[str, Any]:
         """Time calls for about `seconds` on one input set, each on poisoned outputs and a cold L2; check the last.
 
-        Returns {"parts", "warm_up": {"seconds", "settled"}}. Each part has `device_time` and `busy_time` samples in
+        Returns {"phases", "warm_up": {"seconds", "settled"}}. Each phase has `device_time` and `busy_time` samples in
         seconds, the records of a median call, their number as `launches`, and whether every call's outputs lay in
         poisoned memory. Values that a clock without kernel records cannot know are None.
         """
@@ -144,7 +144,7 @@ class MeasuredProgram:
         _, backward = clock.trace(partial(self.program.backward, saved, arrays.cotangents), self.backend.synchronize)
         return {"forward": forward, "backward": backward}
 
-    def peak_memory(self) -> dict[str, Peak]:
+    def peak_memory(self) -> dict[str, PeakMemory]:
         """Return the peak of each phase. Its inputs, and backward's saved tensors, are in memory before it."""
         arrays = self._input_set(0)
         kept: list[Any] = []
@@ -198,7 +198,7 @@ class MeasuredProgram:
         if any(sample.records == () for sample in samples):
             raise RuntimeError(f"the {clock.name} clock saw no device work in a timed call")
         return {
-            "parts": {
+            "phases": {
                 phase: self._summary(samples[i :: len(phases)], poisoned[phase]) for i, phase in enumerate(phases)
             },
             "warm_up": {"seconds": warm.seconds, "settled": warm.settled},

@@ -28,7 +28,7 @@ from .clock import CallTrace, HostRecord, TracedRecord
 Event = dict[str, Any]
 Document = dict[str, Any]
 
-_PARTS, _HOST, _STREAMS = 1, 2, 500  # the first thread numbers of each kind, in the order shown
+_PHASES, _HOST, _STREAMS = 1, 2, 500  # the first thread numbers of each kind, in the order shown
 _THREADS = 1000  # offset between two processes, so that no thread number repeats
 _CATEGORIES = {MEMCPY: "gpu_memcpy", PEER_COPY: "gpu_memcpy", MEMSET: "gpu_memset"}
 _ORDER = {"M": 0, "X": 1, "s": 2, "f": 3}
@@ -50,18 +50,18 @@ def of_call(traces: Mapping[str, CallTrace], graph: FusionGraph | None, *, name:
     events: list[Event] = []
     threads = _Threads()
     at = 0.0  # where the phase begins, in seconds
-    for part, trace in traces.items():
+    for phase, trace in traces.items():
         found: list[HostRecord | TracedRecord] = [*trace.host, *trace.device]
         first = min((record.start for record in found), default=0.0)
         last = max([trace.returned, *(record.end for record in found)])
         offset = at - first
         events.append(
-            _span(part, "part", _PARTS, at, last + offset, {
+            _span(phase, "phase", _PHASES, at, last + offset, {
                 "host_before_first_launch_us": _microseconds(first),
                 "host_returned_us": _microseconds(trace.returned + offset),
             })
         )
-        kernels = _kernels(graph, part, trace.device)
+        kernels = _kernels(graph, phase, trace.device)
         sources: dict[int, tuple[int, float]] = {}
         for call in trace.host:
             thread = threads.host(call)
@@ -195,16 +195,16 @@ class _Threads:
             number: f"stream {stream}" + (f", row {row + 1}" if row else "")
             for (stream, row), number in self._numbers.items()
         }
-        return {_PARTS: "parts", **hosts, **streams}
+        return {_PHASES: "phases", **hosts, **streams}
 
 
 def _kernels(
-    graph: FusionGraph | None, part: str, records: Sequence[TracedRecord]
+    graph: FusionGraph | None, phase: str, records: Sequence[TracedRecord]
 ) -> dict[int, tuple[Kernel, bool]]:
     """Return the kernel of each record, by the record's id(), and whether the record is the kernel or a helper."""
     if graph is None or graph.kernels is None:
         return {}
-    joined, _ = assign(graph, {part: records})
+    joined, _ = assign(graph, {phase: records})
     found = {}
     for index, ran in joined.items():
         kernel = graph.kernels[index]
@@ -238,8 +238,8 @@ def _span(name: str, category: str, thread: int, start: float, end: float, argum
 
 
 def _metadata(name: str, threads: Mapping[int, str]) -> Iterator[Event]:
-    yield {"ph": "M", "name": "process_name", "tid": _PARTS, "args": {"name": name}}
-    yield {"ph": "M", "name": "process_sort_index", "tid": _PARTS, "args": {"sort_index": 0}}
+    yield {"ph": "M", "name": "process_name", "tid": _PHASES, "args": {"name": name}}
+    yield {"ph": "M", "name": "process_sort_index", "tid": _PHASES, "args": {"sort_index": 0}}
     for number, label in threads.items():
         yield {"ph": "M", "name": "thread_name", "tid": number, "args": {"name": label}}
         yield {"ph": "M", "name": "thread_sort_index", "tid": number, "args": {"sort_index": number}}

@@ -10,23 +10,13 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..graph.model import FusionGraph
+from ..record.record_fields import GraphInputs, PeakMemory
 from ..spec.case import Case
 from ..spec.implementation import Implementation
 from .clock import Clock
 
 Arrays = dict[str, Any]
 Extent = tuple[int, int]  # first and one-past-last device address
-
-
-@dataclass(frozen=True)
-class GraphInputs:
-    """How the CUDA graphs of a call get their inputs, by name; the gradient of output y is d_y.
-
-    static: a graph reads them where the caller keeps them. copied: each call first copies them into a graph's memory.
-    """
-
-    static: tuple[str, ...]
-    copied: tuple[str, ...]
 
 
 @dataclass
@@ -55,20 +45,7 @@ class Program:
     artifacts: Future[None] | None = None
     poison: Callable[[str], list[Extent]] | None = None
     graph_inputs: GraphInputs | None = None
-    peaks: dict[str, Peak] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Peak:
-    """The most bytes that one call needs beyond those in use before it: outputs, temporaries, workspaces.
-
-    bytes: measured by the allocator's statistics, rounded as it rounds; None for the `reason`, always for XLA.
-    planned: the compiler's own plan of outputs and temporaries, where it has one; this is XLA's number.
-    """
-
-    bytes: int | None
-    planned: int | None = None
-    reason: str | None = None
+    peaks: dict[str, PeakMemory] = field(default_factory=dict)
 
 
 class WorkerBackend(Protocol):
@@ -178,7 +155,7 @@ class WorkerBackend(Protocol):
         """Wait until the device is idle and `results` are there."""
         ...
 
-    def peak_memory(self, program: Program, phase: str, call: Callable[[], Any]) -> Peak:
+    def peak_memory(self, program: Program, phase: str, call: Callable[[], Any]) -> PeakMemory:
         """Return the peak of one call: measured around `call`, or planned by the compiler."""
         ...
 

@@ -7,41 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..record.record_fields import ErrorCheck
+
 LargestDifference = Callable[[Any, Any], float]
-
-
-@dataclass(frozen=True)
-class ErrorCheck:
-    """The error of one output or gradient, and its tolerance.
-
-    sums: the dtype to which the program rounds the sums that it consists of, where the tolerance is derived from that
-    (compare.numerics.rounded_sums); None for the tolerance of everybody.
-    """
-
-    name: str
-    error: float
-    tolerance: float
-    sums: str | None = None
-
-    @property
-    def passes(self) -> bool:
-        return self.error <= self.tolerance and math.isfinite(self.error)  # an overflow of plain code allows nothing
-
-    @property
-    def severity(self) -> tuple[bool, float]:
-        """Return a sort key that puts the worst check last: failed checks, then the ratio of error to tolerance.
-
-        Two input sets have different tolerances, so the smaller of two errors may be the one that fails.
-        """
-        if not math.isfinite(self.error):
-            return True, math.inf
-        return not self.passes, self.error / self.tolerance if self.tolerance else self.error
-
-    def to_json(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "sums" or value is not None}
 
 
 def relative_error(values: Any, reference: Any, rms: float, largest_difference: LargestDifference) -> float:

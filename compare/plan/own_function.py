@@ -13,13 +13,14 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ..base.frameworks import OWNERS
 from ..base.usage import UsageError, one_of
@@ -131,23 +132,12 @@ def add(functions: Iterable[OwnFunction]) -> None:
         others = tuple(i for i in block.implementations if i.name != each.function.name)
         BLOCKS[each.block] = replace(block, implementations=(*others, each.row()))
     if added:
-        os.environ[VARIABLE] = json.dumps([asdict(each) for each in added])
+        os.environ[VARIABLE] = msgspec.json.encode(added).decode()
 
 
 def add_from_environment() -> None:
     """Add the functions of the run whose worker this process is."""
-    add(from_json(json.loads(os.environ.get(VARIABLE, "[]"))))
-
-
-def from_json(data: Iterable[Mapping[str, Any]]) -> list[OwnFunction]:
-    """Return the functions of a recorded plan."""
-    return [
-        OwnFunction(
-            each["block"], each["framework"], Place(**each["function"]),
-            None if each["backward"] is None else Place(**each["backward"]),
-        )
-        for each in data
-    ]
+    add(msgspec.json.decode(os.environ.get(VARIABLE, "[]"), type=list[OwnFunction]))
 
 
 def arguments_of(signature: inspect.Signature, place: Place, block: Block) -> Arguments:

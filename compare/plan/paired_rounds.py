@@ -7,13 +7,13 @@ one segment, by one clock are compared.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from ..backends import worker_of
+from msgspec.structs import replace
+
 from ..record.record import Record
-from ..record.record_fields import TimesOfPart
+from ..record.record_fields import TimesOfPhase
 from .speedup import DEPENDS, Speedup, compare, contradiction
 from .timing_modes import MAIN, OTHER_MODES
 
@@ -31,33 +31,32 @@ class Rounds:
     """Times of one record's rounds.
 
     times: by timer, the median of a whole call in each round, in seconds; of train, forward plus backward.
-    processes: the number of each round's process; empty for older records.
+    processes: the number of each round's process; empty where no process was noted.
     """
 
     times: dict[str, list[float]]
     processes: list[int]
 
 
-def measured_parts(record: Record, mode: str = MAIN) -> dict[str, TimesOfPart]:
-    """Return the times of each part that count; empty for a record that is not `ok`, or was not timed in the mode."""
+def measured_phases(record: Record, mode: str = MAIN) -> dict[str, TimesOfPhase]:
+    """Return the times of each phase that count; empty for a record that is not `ok`, or was not timed in the mode."""
     if record.status != "ok" or record.measurement is None:
         return {}
-    found: Any = record.measurement.get("modes", {}).get(mode, {})
-    parts = record.times if mode == MAIN or "same_as" in found else found.get("parts", {})
-    return {name: _without_first_calls(times) for name, times in parts.items()}
+    timed = record.measurement.modes.get(mode)
+    is_main = mode == MAIN or (timed is not None and timed.same_as is not None)
+    phases = record.times if is_main else (timed and timed.phases) or {}
+    return {name: _without_first_calls(times) for name, times in phases.items()}
 
 
-def _without_first_calls(times: TimesOfPart) -> TimesOfPart:
+def _without_first_calls(times: TimesOfPhase) -> TimesOfPhase:
     """Leave out the first call of each round that has three or more.
 
     PyTorch's backward phase has a gap of about 1 ms in it, and programs that are launched as a whole have none. CUPTI
     was asked for its records before that call. So we take it that a thread waits for a new buffer of CUPTI's at its
     next launch; the backward phase launches from a thread of its own (docs/measuring.md).
     """
-    busy = times["busy_time"]
-    return {
-        **times, "device_time": _later(times["device_time"]), "busy_time": None if busy is None else _later(busy),
-    }
+    busy = times.busy_time
+    return replace(times, device_time=_later(times.device_time), busy_time=None if busy is None else _later(busy))
 
 
 def _later(rounds: list[list[float]]) -> list[list[float]]:
@@ -68,55 +67,31 @@ def rounds_of(record: Record) -> Rounds:
     times = {mode: _round_times(record, mode) for mode in (MAIN, *OTHER_MODES)}
     processes: list[int] = []
     if record.status == "ok" and record.measurement is not None:
-        times[WALL] = record.measurement.get("wall_time", [])
-        processes = record.measurement.get("processes", [])
+        times[WALL] = record.measurement.wall_time
+        processes = record.measurement.processes
     return Rounds({timer: found for timer, found in times.items() if found}, processes)
 
 
 def _round_times(record: Record, mode: str) -> list[float]:
-    parts = measured_parts(record, mode)
-    if not all(part in parts for part in record.case.phases):
+    phases = measured_phases(record, mode)
+    if not all(phase in phases for phase in record.case.phases):
         return []
-    medians = [[statistics.median(samples) for samples in parts[part]["device_time"]] for part in record.case.phases]
+    medians = [[statistics.median(samples) for samples in phases[phase].device_time] for phase in record.case.phases]
     return [sum(times) for times in zip(*medians, strict=True)]
 
 
 def device_time_us(record: Record, mode: str = MAIN) -> float | None:
-    """Return the device time of a call: each part's median over the calls that count, added; None without a part."""
-    parts = measured_parts(record, mode)
-    if not all(part in parts for part in record.case.phases):
+    """Return the device time of a call: each phase's median over the calls that count, added; None without a phase."""
+    phases = measured_phases(record, mode)
+    if not all(phase in phases for phase in record.case.phases):
         return None
-    samples = [[s for found in parts[part]["device_time"] for s in found] for part in record.case.phases]
+    samples = [[s for found in phases[phase].device_time for s in found] for phase in record.case.phases]
     return sum(statistics.median(found) for found in samples) * 1e6
 
 
 def column_prefix(timer: str) -> str:
     """Return a timer's or mode's name as columns spell it."""
     return timer.replace("-", "_")
-
-
-def add_comparisons(rows: list[dict[str, Any]], rounds: list[Rounds], uncalibrated: Container[str] = ()) -> None:
-    """Fill each row's comparison with the baseline's.
-
-    rounds: `rounds_of` each row's record. uncalibrated: segments in which the workers' clocks disagree.
-    """
-    baseline = {
-        comparison_key(row, uncalibrated): (row, its) for row, its in zip(rows, rounds, strict=True)
-        if row["implementation"] == BASELINE and row["device_time_us"]
-    }
-    for row, own in zip(rows, rounds, strict=True):
-        if not row["device_time_us"] or (key := comparison_key(row, uncalibrated)) not in baseline:
-            continue
-        reference, its = baseline[key]
-        row["time_vs_xla"] = row["device_time_us"] / reference["device_time_us"]
-        if row is not reference:
-            _fill(row, _speedups(own, its))
-
-
-def comparison_key(row: Mapping[str, Any], uncalibrated: Container[str] = ()) -> tuple[Any, ...]:
-    """Return what is equal for rows whose times may be compared. uncalibrated: as for `add_comparisons`."""
-    same = tuple(row[k] for k in ("block", "case", "direction", "dtype", "precision", "segment", "timer", "target"))
-    return (*same, row["segment"] in uncalibrated and worker_of(row["compiler"]) == "xla")
 
 
 @dataclass(frozen=True)
@@ -130,18 +105,19 @@ class Comparison:
 
 def compare_rounds(own: Rounds, its: Rounds) -> Comparison | None:
     """Return None where the rounds were not taken side by side, or are too few."""
-    return _comparison(_speedups(own, its))
+    return comparison(speedups(own, its))
 
 
-def _comparison(speedups: Mapping[str, Speedup]) -> Comparison | None:
+def comparison(speedups: Mapping[str, Speedup]) -> Comparison | None:
+    """Return the comparison that the speedups by timer make; None without one by cold device time."""
     if (main := speedups.get(MAIN)) is None:
         return None
     opposite = contradiction({TIMER_NAMES[timer]: speedups[timer] for timer in TIMERS if timer in speedups})
     return Comparison(main, DEPENDS if opposite else main.word, opposite or str(main))
 
 
-def _speedups(own: Rounds, its: Rounds) -> dict[str, Speedup]:
-    """By every timer of both. Only rounds taken side by side are paired."""
+def speedups(own: Rounds, its: Rounds) -> dict[str, Speedup]:
+    """Return the speedup by every timer of both. Only rounds taken side by side are paired."""
     if own.processes != its.processes:
         return {}
     found = {}
@@ -152,31 +128,15 @@ def _speedups(own: Rounds, its: Rounds) -> dict[str, Speedup]:
     return found
 
 
-def _fill(row: dict[str, Any], speedups: Mapping[str, Speedup]) -> None:
-    for timer, speedup in speedups.items():
-        prefix = column_prefix(timer)
-        row[f"{prefix}_vs_xla"], row[f"{prefix}_vs_xla_word"] = speedup.ratio, speedup.word
-    if found := _comparison(speedups):
-        row["verdict_vs_xla"] = found.text
-        row["verdict_vs_xla_low"], row["verdict_vs_xla_high"] = found.main.low, found.main.high
-        row["verdict_vs_xla_word"] = found.word
-
-
-def rows_in_both(a: list[dict[str, Any]], b: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    """Return pairs of two runs' rows on the same implementation of the same case, where both have a verdict."""
-    names = ("block", "case", "dtype", "precision", "direction", "implementation")
-    judged = [{tuple(row[name] for name in names): row for row in rows if row["verdict_vs_xla"]} for rows in (a, b)]
-    return [(row, judged[1][key]) for key, row in judged[0].items() if key in judged[1]]
-
-
-def opposite_winners(pairs: Iterable[tuple[dict[str, Any], dict[str, Any]]]) -> list[str]:
+def opposite_winners(one: Mapping[str, Mapping[str, Speedup]], other: Mapping[str, Mapping[str, Speedup]]) -> list[str]:
     """Return, in words, where two runs name opposite winners by the same timer, of an implementation and the baseline.
+
+    one, other: by record's id, the speedups against the baseline.
     """
-    found = []
-    for one, other in pairs:
-        what = "/".join(str(one[name]) for name in ("block", "case", "dtype", "direction", "implementation"))
+    opposite = []
+    for id in (id for id in one if id in other):
         for timer in TIMERS:
-            words = [row[f"{column_prefix(timer)}_vs_xla_word"] for row in (one, other)]
+            words = [speedups[id][timer].word for speedups in (one, other) if timer in speedups[id]]
             if set(words) == {"faster", "slower"}:
-                found.append(f"{what}: {words[0]} in the one, {words[1]} in the other, by {TIMER_NAMES[timer]}")
-    return found
+                opposite.append(f"{id}: {words[0]} in the one, {words[1]} in the other, by {TIMER_NAMES[timer]}")
+    return opposite

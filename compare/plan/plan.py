@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from msgspec import ValidationError, convert
+
 from ..base.usage import UsageError
 from ..record.record import record_id
 from ..spec.block import Block
@@ -22,9 +24,9 @@ SUITES = ("tour", "quick", "full", "check", "parallel")
 
 @dataclass(frozen=True)
 class Shard:
-    """The shards that a plan consists of ("1/3"), and the ids of all cases of all shards."""
+    """The names of the shards that a plan consists of ("1/3"), and the ids of all cases of all shards."""
 
-    parts: tuple[str, ...]
+    names: tuple[str, ...]
     cases: tuple[str, ...]
 
 
@@ -44,10 +46,10 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         work = [{"case": case.to_json(), "implementations": [i.name for i in found]} for case, found in self.work]
-        plan = {"suite": self.suite, "work": work, "timing": self.timing.to_json()}
+        plan = {"suite": self.suite, "work": work, "timing": asdict(self.timing)}
         if self.own:
             plan["with"] = [asdict(each) for each in self.own]
-        return plan if self.shard is None else plan | {"share": asdict(self.shard)}
+        return plan if self.shard is None else plan | {"shard": asdict(self.shard)}
 
     @property
     def is_timed(self) -> bool:
@@ -66,7 +68,7 @@ class Plan:
         Raises UsageError where this installation lacks one of its blocks, cases or implementations, or has other sizes.
         """
         try:
-            work, own = [], own_function.from_json(data.get("with", []))
+            work, own = [], convert(data.get("with", []), list[OwnFunction])
             own_function.add(own)
             for entry in data["work"]:
                 case = Case.from_json(entry["case"])
@@ -74,7 +76,7 @@ class Plan:
                 _require_own(case, block)
                 work.append((case, tuple(block.implementation(name) for name in entry["implementations"])))
             return cls(data["suite"], tuple(work), timing_of(data), own=tuple(own))
-        except (KeyError, TypeError) as problem:
+        except (KeyError, TypeError, ValidationError) as problem:
             raise UsageError(f"the run's own selection cannot be repeated here: {problem}; select by name") from None
 
 
@@ -97,4 +99,4 @@ def _sizes(case: Case) -> str:
 
 def timing_of(plan: Mapping[str, Any]) -> Timing:
     """Return the timing of a recorded plan. A plan without one was timed in the main mode alone."""
-    return Timing.from_json(plan["timing"]) if "timing" in plan else Timing()
+    return convert(plan["timing"], Timing) if "timing" in plan else Timing()

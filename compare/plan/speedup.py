@@ -7,26 +7,17 @@ resampled, and the rounds within each: the rounds of one process share its autot
 
 from __future__ import annotations
 
-import itertools
 import math
-import random
 import statistics
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
-from operator import itemgetter
 from typing import Literal
 
 Word = Literal["faster", "slower", "tie", "unresolved"]
 DEPENDS = "depends on the timer"
 
 TIE = 0.01  # relative; a smaller gain does not pay for another kernel
-CONFIDENCE = 0.95
 LEAST_ROUNDS = 5
-_MOST_LISTED = 1716  # all ways to draw 7 rounds of 7 with replacement; where there are more, _RESAMPLES are drawn
-_RESAMPLES = 4000
-_NORMAL = statistics.NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
 
 
 @dataclass(frozen=True)
@@ -72,12 +63,14 @@ def compare(a: Sequence[float], b: Sequence[float], processes: Sequence[int] = (
     the interval is that of a two-level bootstrap, widened as Student's for so few. The word is faster or slower where
     the interval lies outside 1 by more than TIE, and tie where it lies within TIE.
     """
+    from . import bootstrap
+
     logs = [math.log(x / y) for x, y in zip(a, b, strict=True)]
     if len(logs) < LEAST_ROUNDS:
         return None
     groups = _by_process(logs, processes)
-    low, high = map(math.exp, _interval(logs) if len(groups) == 1 else _interval_of_processes(list(groups.values())))
-    ratio = math.exp(statistics.fmean(map(statistics.fmean, groups.values())))
+    low, high = map(math.exp, bootstrap.interval(groups))
+    ratio = math.exp(bootstrap.mean(groups))
     return Speedup(_word(low, high), ratio, low, high, TIE + max(high / ratio, ratio / low) - 1)
 
 
@@ -95,10 +88,12 @@ def saving(a: Sequence[float], b: Sequence[float]) -> Saving | None:
 
     The interval is as in `compare`, of differences in place of logarithms of ratios.
     """
+    from . import bootstrap
+
     differences = [x - y for x, y in zip(a, b, strict=True)]
     if len(differences) < LEAST_ROUNDS:
         return None
-    return Saving(statistics.fmean(differences), *_interval(differences))
+    return Saving(statistics.fmean(differences), *bootstrap.interval([differences]))
 
 
 @dataclass(frozen=True)
@@ -117,12 +112,13 @@ def compare_runs(a: Sample, b: Sample, tie: float) -> Speedup | None:
     run. It excludes differences between runs, as of machine, temperature or process: `tie` must allow for them. With
     five normal rounds each, the interval holds the true ratio in 97% of trials.
     """
+    from . import bootstrap
+
     if min(len(a.times), len(b.times)) < LEAST_ROUNDS:
         return None
-    (above, spread_above), (below, spread_below) = _spread(a), _spread(b)
-    drawn = zip(_draws(spread_above, 0), _draws(spread_below, 1), strict=True)
-    low, high = map(math.exp, _quantiles(sorted((x - y, 1.0) for x, y in drawn), (1 - CONFIDENCE) / 2))
-    ratio = math.exp(above - below)
+    groups_a, groups_b = (_by_process([math.log(time) for time in run.times], run.processes) for run in (a, b))
+    low, high = map(math.exp, bootstrap.interval_of_difference(groups_a, groups_b))
+    ratio = math.exp(bootstrap.mean(groups_a) - bootstrap.mean(groups_b))
     low, high = min(low, ratio), max(high, ratio)
     return Speedup(_word(low, high, tie), ratio, low, high, tie + max(high / ratio, ratio / low) - 1, tie)
 
@@ -148,118 +144,8 @@ def _word(low: float, high: float, tie: float = TIE) -> Word:
     return "tie" if low > 1 / (1 + tie) and high < 1 + tie else "unresolved"
 
 
-def _interval(values: list[float]) -> tuple[float, float]:
-    return _quantiles(_resampled(values), _expanded_tail(len(values)))
-
-
-def _interval_of_processes(groups: list[list[float]]) -> tuple[float, float]:
-    """The interval from processes drawn with replacement, and rounds within each, widened for few draws."""
-    low, high = _quantiles(_resampled_processes(groups), (1 - CONFIDENCE) / 2)
-    middle = statistics.fmean(map(statistics.fmean, groups))
-    stretch = _stretch(len(groups))
-    return middle - (middle - low) * stretch, middle + (high - middle) * stretch
-
-
-def _resampled_processes(groups: list[list[float]]) -> list[tuple[float, float]]:
-    within = [
-        (mean, weight / len(group) ** len(group))
-        for group in groups for mean, weight in _resampled(group)
-    ]
-    return _resampled_means(within, len(groups))
-
-
-def _stretch(draws: int) -> float:
-    """Width of Student's interval over that of the bootstrap, for few observations."""
-    freedom = draws - 1
-    return _student(freedom) * math.sqrt((freedom + 1) / freedom) / _NORMAL
-
-
-def _spread(sample: Sample) -> tuple[float, list[tuple[float, float]]]:
-    """The logarithm of a run's mean, and (value, weight) of its resampled means."""
-    groups = list(_by_process([math.log(time) for time in sample.times], sample.processes).values())
-    middle = statistics.fmean(map(statistics.fmean, groups))
-    means = _resampled(groups[0]) if len(groups) == 1 else _resampled_processes(groups)
-    stretch = _stretch(len(groups[0] if len(groups) == 1 else groups))
-    return middle, [(middle + (mean - middle) * stretch, weight) for mean, weight in means]
-
-
-def _draws(points: list[tuple[float, float]], seed: int) -> list[float]:
-    values, weights = [value for value, _ in points], [weight for _, weight in points]
-    return random.Random(seed).choices(values, weights, k=_RESAMPLES)
-
-
-def _by_process(logs: Sequence[float], processes: Sequence[int]) -> dict[int, list[float]]:
+def _by_process(logs: Sequence[float], processes: Sequence[int]) -> list[list[float]]:
     groups: dict[int, list[float]] = {}
     for process, log in zip(processes or [0] * len(logs), logs, strict=True):
         groups.setdefault(process, []).append(log)
-    return groups
-
-
-def _expanded_tail(rounds: int) -> float:
-    """The share to cut off on each side so that few rounds give an interval as wide as Student's."""
-    return statistics.NormalDist().cdf(-math.sqrt(rounds / (rounds - 1)) * _student(rounds - 1))
-
-
-def _student(freedom: int) -> float:
-    """Student's t quantile at (1 + CONFIDENCE) / 2: exact for 1 and 2 degrees, else Abramowitz and Stegun 26.7.5,
-    within 0.8% for 3 and 0.3% from 4 on."""
-    if freedom == 1:
-        return math.tan(math.pi * CONFIDENCE / 2)
-    if freedom == 2:
-        return CONFIDENCE * math.sqrt(2 / (1 - CONFIDENCE**2))
-    z = _NORMAL
-    return (
-        z
-        + (z**3 + z) / (4 * freedom)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * freedom**3)
-    )
-
-
-def _resampled(logs: list[float]) -> list[tuple[float, float]]:
-    """Means of as many draws with replacement as there are rounds."""
-    return _resampled_means([(log, 1.0) for log in logs], len(logs))
-
-
-def _resampled_means(points: list[tuple[float, float]], draws: int) -> list[tuple[float, float]]:
-    """(mean, weight) of draws with replacement from weighted points, in order of the mean.
-
-    All ways to draw are listed where there are at most _MOST_LISTED, else _RESAMPLES are drawn from a fixed seed.
-    """
-    values, weights = [value for value, _ in points], [weight for _, weight in points]
-    if math.comb(len(points) + draws - 1, draws) > _MOST_LISTED:
-        generator = random.Random(0)
-        return sorted((sum(generator.choices(values, weights, k=draws)) / draws, 1.0) for _ in range(_RESAMPLES))
-    if draws == 1:
-        return sorted(points)
-    ways = _ways_to_draw(len(points), draws)
-    if set(weights) == {1.0}:  # rounds; without the products of weights it takes two thirds of the time
-        return sorted([(sum(drawn(values)) / draws, float(orders)) for drawn, orders in ways])
-    return sorted([(sum(drawn(values)) / draws, orders * math.prod(drawn(weights))) for drawn, orders in ways])
-
-
-_Take = Callable[[list[float]], tuple[float, ...]]
-
-
-@cache
-def _ways_to_draw(points: int, draws: int) -> list[tuple[_Take, int]]:
-    """(a function that takes the drawn values, the number of their orders) for each way to draw two or more values.
-    """
-    ways: list[tuple[_Take, int]] = []
-    for drawn in itertools.combinations_with_replacement(range(points), draws):
-        orders = math.factorial(draws)
-        for repeats in Counter(drawn).values():
-            orders //= math.factorial(repeats)
-        ways.append((itemgetter(*drawn), orders))
-    return ways
-
-
-def _quantiles(means: list[tuple[float, float]], tail: float) -> tuple[float, float]:
-    """The values that cut off `tail` of the weight at either end."""
-    cut = tail * sum(weight for _, weight in means)
-
-    def first_beyond(ordered: list[tuple[float, float]]) -> float:
-        below = itertools.accumulate(weight for _, weight in ordered)
-        return next(mean for (mean, _), sofar in zip(ordered, below, strict=True) if sofar > cut)
-
-    return first_beyond(means), first_beyond(means[::-1])
+    return list(groups.values())

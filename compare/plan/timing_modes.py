@@ -10,11 +10,8 @@ A mode is a way to make the same call on the same inputs:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from ..record.record_fields import RENAMED_MODES
 from .speedup import LEAST_ROUNDS
 
 MAIN = "cold"
@@ -37,14 +34,6 @@ class Timing:
         """Return the number of the process that takes round `number`; `restarts + 1` processes share the rounds evenly.
         """
         return number * (self.restarts + 1) // self.rounds
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Timing:
-        """Return the timing of recorded data. Raises KeyError or TypeError for data of another shape."""
-        return cls(tuple(RENAMED_MODES.get(mode, mode) for mode in data["modes"]), int(data["restarts"]))
 
 
 def of_suite(suite: str) -> Timing:

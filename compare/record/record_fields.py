@@ -1,41 +1,62 @@
-"""Types of a record's nested fields, and the check that loaded data has them.
+"""The nested fields of a record. Times are in seconds and sizes in bytes. A phase is "forward" or "backward".
 
-Times are in seconds and sizes in bytes. A part is "forward" or "backward". Older records lack the fields that are
-`NotRequired`.
+Records and their fields are written without the fields that have their default.
 """
 
-# No `from __future__ import annotations` here: with it, TypedDict would not know which keys are required.
-import types
-from functools import cache
-from typing import Any, Literal, NotRequired, TypedDict, Union, get_args, get_origin, get_type_hints, is_typeddict
+from __future__ import annotations
 
-Part = str
+import math
+from dataclasses import dataclass, field
+
+import msgspec
+
+Phase = str
 
 
-class ErrorField(TypedDict):
-    """Error of one output, or of a gradient named d_<input>; dimensionless (compare.numerics.errors).
+class Fields(msgspec.Struct, omit_defaults=True):
+    """Fields that JSON has without those of a default value."""
 
-    sums: the dtype to which the program rounds its sums; its tolerance follows from it.
+
+class Checked(Fields):
+    """Where a record's numbers were checked. case: the names of the checked cases."""
+
+    device: str
+    backend: str
+    dtype: str
+    case: str
+
+
+class ErrorCheck(Fields):
+    """The error of one output, or of a gradient named d_<input>, and its tolerance; both are dimensionless.
+
+    sums: the dtype to which the program rounds the sums that it consists of, where the tolerance is derived from that
+    (compare.numerics.rounded_sums); None for the tolerance of everybody.
     """
 
     name: str
     error: float
     tolerance: float
-    sums: NotRequired[str]
+    sums: str | None = None
+
+    @property
+    def passes(self) -> bool:
+        return self.error <= self.tolerance and math.isfinite(self.error)  # an overflow of plain code allows nothing
+
+    @property
+    def severity(self) -> tuple[bool, float]:
+        """Return a sort key that puts the worst check last: failed checks, then the ratio of error to tolerance.
+
+        Two input sets have different tolerances, so the smaller of two errors may be the one that fails.
+        """
+        if not math.isfinite(self.error):
+            return True, math.inf
+        return not self.passes, self.error / self.tolerance if self.tolerance else self.error
 
 
-class RooflineFields(TypedDict):
-    """One part's kernels against the device's ceilings (compare.graph.analyse.summary)."""
+class KernelsOfPhase(Fields):
+    """Summary of one phase of the fusion graph, which the tables of times show without reading graphs.
 
-    roofline_time_us: float | None
-    recoverable_us: float | None
-    bound_us: dict[str, float]
-
-
-class KernelsOfPart(TypedDict):
-    """Summary of one part of the fusion graph.
-
-    bytes_declared: null where one kernel's bytes are not known.
+    launches, bytes_declared: None where one kernel's are not known.
     provenance: word -> number of kernels.
     unjoined: names of device records that belong to no kernel of the graph.
     products: for a hand-written implementation, "cuBLAS", "triton" or "cuda" -> stages whose products it computes.
@@ -44,120 +65,143 @@ class KernelsOfPart(TypedDict):
     launches: int | None
     bytes_declared: int | None
     provenance: dict[str, int]
-    unjoined: NotRequired[list[str]]
-    products: NotRequired[dict[str, list[str]]]
-    roofline: NotRequired[RooflineFields]
+    unjoined: list[str] = []
+    products: dict[str, list[str]] = {}
 
 
-class RecordedTimeFields(TypedDict):
+class RecordedTimeFields(Fields):
     """A time that the target's GPU took for the same kernels, or the reason why none is shown (compare.targets)."""
 
-    device_time_us: NotRequired[float]
-    unavailable: NotRequired[str]
+    device_time_us: float | None = None
+    unavailable: str | None = None
+
+    def __post_init__(self) -> None:
+        require_one(device_time_us=self.device_time_us, unavailable=self.unavailable)
 
 
-class DeviceRecordFields(TypedDict):
-    """One kernel, copy or memset of a median call.
+@dataclass(frozen=True)
+class DeviceRecord:
+    """One kernel, copy or memset as the GPU ran it; times on CUPTI's clock.
 
-    The other fields are as in compare.graph.model.Launch: null for copies and memsets, and absent in older records.
+    bytes: the size of a copy or memset. The other fields are a kernel's, as in compare.graph.model.Launch.
     """
 
     name: str
     start: float
     end: float
-    grid: NotRequired[list[int] | None]
-    block: NotRequired[list[int] | None]
-    registers: NotRequired[int | None]
-    shared_bytes: NotRequired[int | None]
-    local_bytes: NotRequired[int | None]
+    grid: tuple[int, int, int] | None = None
+    bytes: int | None = None
+    registers: int | None = field(default=None, kw_only=True)
+    shared_bytes: int | None = field(default=None, kw_only=True)
+    block: tuple[int, int, int] | None = field(default=None, kw_only=True)
+    local_bytes: int | None = field(default=None, kw_only=True)
 
 
-class TimesOfPart(TypedDict):
-    """Samples of one part, a list a round.
+class TimesOfPhase(Fields):
+    """Samples of one phase, a list a round.
 
-    busy_time, launches and records are null where the timer sees no single kernels, as with CUDA events.
+    busy_time, launches and records are None where the timer sees no single kernels, as with CUDA events.
+    records: of a median call; only of the main mode.
     poisoned: every call's outputs lay in memory that was filled with NaN before.
     """
 
     device_time: list[list[float]]
     busy_time: list[list[float]] | None
     launches: int | None
-    records: NotRequired[list[DeviceRecordFields] | None]
-    poisoned: NotRequired[bool]
+    records: list[DeviceRecord] | None = None
+    poisoned: bool = False
 
 
-class TimedMode(TypedDict):
-    """Times in another mode than the main one. settled: one entry a round. command_buffers: as in Measurement."""
+class TimedMode(Fields):
+    """Times in another mode than the main one; or the mode that the program already runs in; or why there are none.
 
-    parts: dict[Part, TimesOfPart]
-    settled: NotRequired[list[bool]]
-    command_buffers: NotRequired[dict[Part, list[int]] | None]
+    settled: one entry a round. command_buffers: as in Measurement.
+    """
 
+    phases: dict[Phase, TimesOfPhase] | None = None
+    same_as: str | None = None
+    unavailable: str | None = None
+    settled: list[bool] = []
+    command_buffers: dict[Phase, tuple[int, int]] | None = None
 
-class SameMode(TypedDict):
-    """The program already runs in this mode by default."""
-
-    same_as: Literal["cold"]
-
-
-class UnavailableMode(TypedDict):
-    """The reason why the mode has no times."""
-
-    unavailable: str
+    def __post_init__(self) -> None:
+        require_one(phases=self.phases, same_as=self.same_as, unavailable=self.unavailable)
 
 
-class WarmUp(TypedDict):
+class WarmUp(Fields):
     """One entry a round."""
 
     seconds: list[float]
     settled: list[bool]
 
 
-class PeakMemory(TypedDict):
-    """As compare.measure.measurement.Peak."""
+class PeakMemory(Fields):
+    """The most bytes that one call needs beyond those in use before it: outputs, temporaries, workspaces.
+
+    bytes: measured by the allocator's statistics, rounded as it rounds; None for the `reason`, always for XLA.
+    planned: the compiler's own plan of outputs and temporaries, where it has one; this is XLA's number.
+    """
 
     bytes: int | None
-    planned: int | None
-    reason: str | None
+    planned: int | None = None
+    reason: str | None = None
 
 
-class Condition(TypedDict):
-    """State of the GPU right after a round (compare.measure.gpu_conditions)."""
+class Condition(Fields):
+    """State of the GPU right after a round (compare.measure.gpu_conditions). throttled: the reasons."""
 
     throttled: list[str]
-    sm_mhz: NotRequired[float | None]
+    sm_mhz: int | None = None
+    memory_mhz: int | None = None
+    power_w: float | None = None
+    temperature_c: int | None = None
 
 
-class Measurement(TypedDict):
+class Measurement(Fields):
     """Times of one implementation of one case.
 
-    parts: null where no device clock ran.
+    phases: None where no device clock ran.
     wall_time: one entry a round.
     modes: by name of another timing mode (compare.plan.timing_modes).
     processes: number of the worker process of each round.
-    command_buffers: part -> [launches replayed from XLA's command buffers or from CUDA graphs, all launches] in the
-    main mode; null for implementations that replay none, and without CUPTI.
-    conditions: one entry a round, null where the GPU did not answer.
+    command_buffers: phase -> (launches replayed from XLA's command buffers or from CUDA graphs, all launches) in the
+    main mode; None for implementations that replay none, and without CUPTI.
+    conditions: one entry a round, None where the GPU did not answer.
     """
 
     timer: str | None
-    parts: dict[Part, TimesOfPart] | None
-    wall_time: NotRequired[list[float]]
-    modes: NotRequired[dict[str, TimedMode | SameMode | UnavailableMode]]
-    processes: NotRequired[list[int]]
-    warm_up: NotRequired[WarmUp]
-    command_buffers: NotRequired[dict[Part, list[int]] | None]
-    peak_memory_bytes: NotRequired[dict[Part, int | None] | None]
-    peak_memory: NotRequired[dict[Part, PeakMemory] | None]
-    conditions: NotRequired[list[Condition | None]]
+    phases: dict[Phase, TimesOfPhase] | None
+    wall_time: list[float] = []
+    modes: dict[str, TimedMode] = {}
+    processes: list[int] = []
+    warm_up: WarmUp | None = None
+    command_buffers: dict[Phase, tuple[int, int]] | None = None
+    peak_memory: dict[Phase, PeakMemory] | None = None
+    conditions: list[Condition | None] = []
+
+    def __post_init__(self) -> None:
+        """Raise ValueError where the rounds do not fit together, or hold a time that is not positive."""
+        counts = {len(self.wall_time)} if self.wall_time else set()
+        for phases in (self.phases or {}, *(mode.phases for mode in self.modes.values() if mode.phases)):
+            rounds = [times.device_time for times in phases.values()]
+            if any(list(map(len, others)) != list(map(len, rounds[0])) for others in rounds):
+                raise ValueError("forward and backward have different numbers of samples")
+            busy = [times.busy_time for times in phases.values() if times.busy_time is not None]
+            if not all(samples and min(samples) > 0 for of_phase in [*rounds, *busy] for samples in of_phase):
+                raise ValueError("a round has no sample, or a sample that is not positive")
+            counts |= {len(of_phase) for of_phase in rounds}
+        if not all(time > 0 for time in self.wall_time):
+            raise ValueError("a wall time is not positive")
+        if self.processes and counts - {len(self.processes)}:
+            raise ValueError(f"processes are given for {len(self.processes)} rounds of {max(counts)}")
 
 
-class RankFields(TypedDict):
-    """One GPU's median call of a case that spans several (compare.measure.rank_measurement); times in seconds.
+class RankFields(Fields):
+    """One GPU's median call of a case that spans several (compare.measure.rank_measurement).
 
     communication: communication kernels ran. compute: other kernels ran. overlap: both ran. alone_device_time and
-    alone_compute: of the program without exchanges, null where there is none. sent_bytes: by the shapes of the
-    exchanges, null where they are not known. least_sent_bytes: what the routing makes this rank send.
+    alone_compute: of the program without exchanges, None where there is none. sent_bytes: by the shapes of the
+    exchanges, None where they are not known. least_sent_bytes: what the routing makes this rank send.
     """
 
     device_time: float
@@ -171,171 +215,80 @@ class RankFields(TypedDict):
     least_sent_bytes: int
 
 
-class ParallelFields(TypedDict):
+class ParallelFields(Fields):
     """A case that spans several GPUs. ranks: by rank. alone_unavailable: why no program without exchanges was timed."""
 
     ranks: list[RankFields]
-    alone_unavailable: NotRequired[str]
+    alone_unavailable: str | None = None
 
 
-class CudaGraphFields(TypedDict):
-    """How the CUDA graphs that every call replays get its inputs, by name; the gradient of output y is d_y.
+class GraphInputs(Fields):
+    """How the CUDA graphs of a call get their inputs, by name; the gradient of output y is d_y.
 
-    static: read where the caller keeps them. copied: each call first copies them into a graph's memory, and that time
-    counts.
+    static: a graph reads them where the caller keeps them. copied: each call first copies them into a graph's memory,
+    and that time counts.
     """
 
-    static: list[str]
-    copied: list[str]
+    static: tuple[str, ...]
+    copied: tuple[str, ...]
 
 
-class TrafficOfKernel(TypedDict):
-    """Bytes over all launches of one kernel. kernel: its index in the graph. l2: null where it is not known."""
+class TrafficOfKernel(Fields):
+    """Bytes over all launches of one kernel. kernel: its index in the graph. l2: None where it is not known."""
 
     kernel: int
-    launches: NotRequired[int]
     dram_read: int
     dram_written: int
     l2: int | None
+    launches: int | None = None
 
 
-class UncountedTraffic(TypedDict):
+class UncountedTraffic(Fields):
     """Copies and memsets, which ncu does not count."""
 
     launches: int
     bytes: int
 
 
-class TrafficOfPart(TypedDict):
-    """Sums over one part, and each kernel's bytes. unjoined: names of launches outside the graph's kernels."""
+class TrafficOfPhase(Fields):
+    """Sums over one phase, and each kernel's bytes. unjoined: names of launches outside the graph's kernels."""
 
     launches: int
-    dram_read: int
-    dram_written: int
+    dram_read: int | None
+    dram_written: int | None
     l2: int | None
     kernels: list[TrafficOfKernel]
-    uncounted: NotRequired[UncountedTraffic]
-    unjoined: NotRequired[list[str]]
+    uncounted: UncountedTraffic | None = None
+    unjoined: list[str] = []
 
 
-class MeasuredTraffic(TypedDict):
-    """ncu's counts, and its option --cache-control."""
+class Traffic(Fields):
+    """Bytes that ncu counted in one way, or the reason why there is no count.
 
-    cache_control: str
-    parts: dict[Part, TrafficOfPart]
-
-
-class UnavailableTraffic(TypedDict):
-    """The reason why there is no count. final: another try would fail in the same way."""
-
-    unavailable: str
-    final: NotRequired[bool]
-
-
-# "alone": every kernel from an empty L2. "call": the whole call from a cold L2. Both are ncu's counts.
-Traffic = dict[str, MeasuredTraffic | UnavailableTraffic]
-
-# Names that older records have -> names of today.
-RENAMED_MODES = {"launches": "no-graph"}
-_RENAMED_OF_KERNELS = {"bytes_moved": "bytes_declared"}
-_RENAMED_OF_ROOFLINE = {"floor_us": "roofline_time_us"}
-
-
-def _renamed(data: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
-    return {names.get(name, name): value for name, value in data.items()}
-
-
-def with_current_names(record: dict[str, Any]) -> dict[str, Any]:
-    """Return a record's data with today's names for fields and modes; misshapen parts stay as they are."""
-    result = dict(record)
-    if isinstance(kernels := record.get("kernels"), dict):
-        result["kernels"] = {part: _kernels_with_current_names(found) for part, found in kernels.items()}
-    measurement = record.get("measurement")
-    if isinstance(measurement, dict) and isinstance(modes := measurement.get("modes"), dict):
-        result["measurement"] = measurement | {"modes": _renamed(modes, RENAMED_MODES)}
-    return result
-
-
-def _kernels_with_current_names(kernels: Any) -> Any:
-    if not isinstance(kernels, dict):
-        return kernels
-    found = _renamed(kernels, _RENAMED_OF_KERNELS)
-    if isinstance(roofline := found.get("roofline"), dict):
-        found["roofline"] = _renamed(roofline, _RENAMED_OF_ROOFLINE)
-    return found
-
-
-_SCALARS: dict[Any, frozenset[type]] = {
-    float: frozenset((float, int)), int: frozenset((int,)), str: frozenset((str,)), bool: frozenset((bool,)),
-    types.NoneType: frozenset((types.NoneType,)),
-}
-
-
-def mismatch(value: Any, kind: Any) -> str | None:
-    """Return where JSON data differs from a type, as in ".parts.forward.launches: expected int", or None.
-
-    kind: a scalar, list, dict with names as keys, TypedDict, Literal, or a union of those. Unknown keys are allowed.
+    cache_control: ncu's option of that name. final: another try would fail in the same way.
     """
-    if kind in _SCALARS:
-        return None if type(value) in _SCALARS[kind] else _expected(kind.__name__, value)
-    if is_typeddict(kind):
-        return _mismatch_of_object(value, kind)
-    origin, arguments = get_origin(kind), get_args(kind)
-    if origin in (Union, types.UnionType):
-        found = [mismatch(value, each) for each in arguments if value is not None or each is types.NoneType]
-        return None if None in found else found[0] if found else _expected("a value", value)
-    if origin is Literal:
-        return None if value in arguments else _expected(repr(arguments[0]), value)
-    if origin is list:
-        (item,) = arguments
-        if not isinstance(value, list):
-            return _expected("a list", value)
-        if item in _SCALARS and _SCALARS[item].issuperset(map(type, value)):
-            return None
-        return next((f"[{n}]{wrong}" for n, each in enumerate(value) if (wrong := mismatch(each, item))), None)
-    if not isinstance(value, dict):
-        return _expected("an object", value)
-    return next((f".{name}{wrong}" for name, each in value.items() if (wrong := mismatch(each, arguments[1]))), None)
+
+    phases: dict[Phase, TrafficOfPhase] | None = None
+    cache_control: str = ""
+    unavailable: str | None = None
+    final: bool = False
+
+    def __post_init__(self) -> None:
+        require_one(phases=self.phases, unavailable=self.unavailable)
 
 
-def _mismatch_of_object(value: Any, kind: Any) -> str | None:
-    if not isinstance(value, dict):
-        return _expected("an object", value)
-    for name, hint in _fields(kind).items():
-        if name not in value:
-            if name in kind.__required_keys__:
-                return f".{name}: missing"
-        elif wrong := mismatch(value[name], hint):
-            return f".{name}{wrong}"
-    return None
+class TimelineFields(Fields):
+    """The file of the timeline of one call, relative to the run folder (compare.measure.timeline), or why none exists.
+    """
+
+    file: str | None = None
+    unavailable: str | None = None
+
+    def __post_init__(self) -> None:
+        require_one(file=self.file, unavailable=self.unavailable)
 
 
-@cache
-def _fields(kind: Any) -> dict[str, Any]:
-    return get_type_hints(kind)
-
-
-def _expected(what: str, value: Any) -> str:
-    return f": expected {what}, got {type(value).__name__}"
-
-
-def check_times(measurement: Measurement) -> None:
-    """Raise ValueError where the rounds of a measurement do not fit together, or hold a time that is not positive."""
-    modes: dict[str, Any] = measurement.get("modes", {})
-    timed: list[dict[Part, TimesOfPart]] = [measurement["parts"] or {}]
-    timed += [mode["parts"] for mode in modes.values() if "parts" in mode]
-    wall_time = measurement.get("wall_time", [])
-    counts = {len(wall_time)} if wall_time else set()
-    for parts in timed:
-        rounds = [part["device_time"] for part in parts.values()]
-        if any(list(map(len, each)) != list(map(len, rounds[0])) for each in rounds):
-            raise ValueError("forward and backward have different numbers of samples")
-        busy = [part["busy_time"] for part in parts.values() if part["busy_time"] is not None]
-        if not all(samples and min(samples) > 0 for each in [*rounds, *busy] for samples in each):
-            raise ValueError("a round has no sample, or a sample that is not positive")
-        counts |= {len(each) for each in rounds}
-    if not all(time > 0 for time in wall_time):
-        raise ValueError("a wall time is not positive")
-    processes = measurement.get("processes", [])
-    if processes and counts - {len(processes)}:
-        raise ValueError(f"processes are given for {len(processes)} rounds of {max(counts)}")
+def require_one(**fields: object) -> None:
+    """Raise ValueError unless exactly one of the fields has a value."""
+    if sum(value is not None for value in fields.values()) != 1:
+        raise ValueError(f"expected a value of one of {', '.join(fields)}")

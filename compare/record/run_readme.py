@@ -30,11 +30,11 @@ def text(folder: Path) -> str:
         *_listed("Machine", _machines(run, records)),
         "## Commands", "", *_commands(run), "",
         "## Look at it", "",
-        "    xlafuse report .                         # times, errors, kernels; --help lists more",
-        "    xlafuse report . --html report.html      # as one page: findings, charts, fusion graphs, sources",
-        "    xlafuse inspect . --block NAME           # a block's kernels; side by side: --align xla inductor,triton",
-        "    xlafuse dumps . --record ID --out DIR    # a record's compiler artifacts",
-        "    xlafuse timeline . --block NAME -o FILE  # a call on host and GPU, for Perfetto", "",
+        "    xlafuse inspect . --view times                        # times, errors, kernels; --help lists more views",
+        "    xlafuse inspect . --block NAME                        # a block's kernels; side by side: --view stages",
+        "    xlafuse report . -o report.html                       # a page: findings, charts, fusion graphs, sources",
+        "    xlafuse export . --to xprof --module ID -o DIR        # a record's compiler artifacts",
+        "    xlafuse export . --to perfetto --block NAME -o FILE   # a call on host and GPU", "",
     ])
 
 
@@ -57,7 +57,7 @@ def _files(folder: Path, records: Iterable[Record]) -> list[str]:
     found = []
     for kind, what, named in (
         ("graphs", "fusion graphs", sum(record.graph is not None for record in records)),
-        ("traces", "timelines", sum("file" in (record.trace or {}) for record in records)),
+        ("traces", "timelines", sum(bool(record.trace and record.trace.file) for record in records)),
         ("dumps", "compiler artifacts", sum(record.dumps is not None for record in records)),
     ):
         kept = len(archived(folder, kind))

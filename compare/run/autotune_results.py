@@ -31,12 +31,12 @@ def join(run: Path) -> None:
     merged, its files stay separate.
     """
     folder = folder_of(run)
-    parts: dict[str, list[Path]] = {}
+    by_stem: dict[str, list[Path]] = {}
     for path in sorted(folder.glob("autotune-*.*.textproto"), key=lambda p: p.stat().st_mtime):
         stem, _, process = path.name.removesuffix(".textproto").rpartition(".")
         if process.isdigit() and stem.count(".") == 2:
-            parts.setdefault(stem, []).append(path)
-    for stem, paths in parts.items():
+            by_stem.setdefault(stem, []).append(path)
+    for stem, paths in by_stem.items():
         joined = folder / f"{stem}.textproto"
         texts = [path.read_text() for path in ([joined] if joined.is_file() else []) + paths]
         try:

@@ -10,13 +10,27 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from msgspec import convert
+
 from ..graph import store
 from ..graph.join.kernel_records import join
 from ..graph.model import FusionGraph
 from ..measure import gpu_conditions, timeline
-from ..measure.clock import CallTrace, CuptiClock, DeviceRecord
+from ..measure.clock import CallTrace, CuptiClock
 from ..plan.timing_modes import MAIN, Timing
 from ..record.record import Record
+from ..record.record_fields import (
+    Checked,
+    Condition,
+    ErrorCheck,
+    GraphInputs,
+    Measurement,
+    PeakMemory,
+    TimedMode,
+    TimelineFields,
+    TimesOfPhase,
+    WarmUp,
+)
 from ..spec.implementation import Implementation
 from ..workers.client import WORKER_FAILURES, WorkerDied, WorkerError, WorkerTimeout
 from ..workers.pool import WorkerPool
@@ -40,10 +54,10 @@ class _Entry:
     out_of_memory: bool = False
     packed: Future[None] | None = None  # the archive of its first compile's artifacts
     graph: FusionGraph | None = None
-    command_buffers: dict[str, list[int]] | None = None  # as in the record's measurement
+    command_buffers: dict[str, tuple[int, int]] | None = None  # as in the record's measurement
     rounds: list[dict[str, Any]] = field(default_factory=list)
     processes: list[int] = field(default_factory=list)  # for each round, the number of the process that took it
-    conditions: list[dict[str, Any] | None] = field(default_factory=list)  # the GPU's, right after each round
+    conditions: list[Condition | None] = field(default_factory=list)  # the GPU's, right after each round
     modes: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # rounds of each mode but the main one
     unavailable: dict[str, str] = field(default_factory=dict)  # modes that cannot be had, each with the reason
     traces: dict[str, CallTrace] | None = None  # one call, by phase
@@ -115,8 +129,9 @@ class CaseRunner:
         """Compile, and keep what the record says of the first compile."""
         self.session.progress.say(f"compiling {entry.record.id}")
         if (prepared := self._compile(entry, autotune=autotune)) is not None:
-            entry.record.compile_s, entry.command_buffers = prepared["compile_s"], prepared["command_buffers"]
-            entry.record.cuda_graph = prepared["cuda_graph"]
+            entry.record.compile_s = prepared["compile_s"]
+            entry.command_buffers = convert(prepared["command_buffers"], dict[str, tuple[int, int]] | None)
+            entry.record.cuda_graph = convert(prepared["cuda_graph"], GraphInputs | None)
             entry.graph = None if prepared["graph"] is None else store.from_json(prepared["graph"])
 
     def _compile(self, entry: _Entry, *, autotune: bool = False) -> dict[str, Any] | None:
@@ -168,12 +183,9 @@ class CaseRunner:
         except WORKER_FAILURES as problem:
             self._fail_and_recover(entry, problem)
             return
-        record.status = "ok"
-        record.checked = {
-            "device": outcome["device"], "backend": outcome["backend"], "dtype": record.case.dtype,
-            "case": record.case.name,
-        }
-        judge(record, outcome["errors"])
+        record.status, record.detail = "ok", None
+        record.checked = Checked(outcome["device"], outcome["backend"], record.case.dtype, record.case.name)
+        judge(record, convert(outcome["errors"], list[ErrorCheck]))
         entry.sound = record.status == "ok"
 
     # Measuring, while nothing else runs.
@@ -257,17 +269,17 @@ class CaseRunner:
             if not entry.sound or self.session.timers[entry.role] != CuptiClock.name:
                 continue
             if entry.role in dead:
-                record.trace = {"unavailable": dead[entry.role]}
+                record.trace = TimelineFields(unavailable=dead[entry.role])
                 continue
             try:
                 found = self._ask(entry, "trace")
             except WorkerError as problem:
-                record.trace = {"unavailable": problem.message}
+                record.trace = TimelineFields(unavailable=problem.message)
             except (WorkerDied, WorkerTimeout) as problem:
                 dead[entry.role] = f"while {record.id} was traced: {problem}"
-                record.trace = {"unavailable": dead[entry.role]}
+                record.trace = TimelineFields(unavailable=dead[entry.role])
             else:
-                entry.traces = {phase: CallTrace.from_json(found[phase]) for phase in record.case.phases}
+                entry.traces = {phase: convert(found[phase], CallTrace) for phase in record.case.phases}
 
     def _write(self, entry: _Entry) -> None:
         """Write the record, with its timeline, measurement and graph."""
@@ -285,12 +297,11 @@ class CaseRunner:
         unjoined = {}
         for phase, measured in entry.record.times.items():
             if graph.kernels is not None and timer == CuptiClock.name:
-                records = [DeviceRecord.from_json(record) for record in measured["records"] or ()]
-                graph, left = join(graph, {phase: records})
+                graph, left = join(graph, {phase: measured.records or []})
                 unjoined[phase] = [record.name for record in left]
         self.session.keep_graph(entry.record, graph)
         for phase, names in unjoined.items():
-            entry.record.kernels[phase]["unjoined"] = names
+            entry.record.kernels[phase].unjoined = names
 
     # Failures.
 
@@ -363,46 +374,44 @@ class CaseRunner:
             list(threads.map(in_order, roles))
 
 
-def _measurement(entry: _Entry, timer: str | None) -> Any:
-    """Return the record's measurement from its rounds; see compare.record.record."""
+def _measurement(entry: _Entry, timer: str | None) -> Measurement:
+    """Return the record's measurement from its rounds."""
     phases = None
-    if entry.rounds[0]["parts"] is not None:
-        described = entry.rounds[entry.processes.count(0) - 1]["parts"]  # the process whose compile the graph describes
-        phases = {
-            phase: _timed(entry.rounds, phase) | {"records": described[phase]["records"]}
-            for phase in entry.record.case.phases
-        }
+    if entry.rounds[0]["phases"] is not None:
+        described = entry.rounds[entry.processes.count(0) - 1]["phases"]  # of the process whose compile the graph has
+        phases = {phase: _timed(entry.rounds, phase, described[phase]["records"]) for phase in entry.record.case.phases}
     warm_ups = [r["warm_up"] for r in entry.rounds if r["warm_up"]]
-    peaks = next((r for r in entry.rounds if "peak_memory" in r), {})
-    return {
-        "timer": timer, "parts": phases,
-        "wall_time": [r["wall_time"] for r in entry.rounds], "peak_memory_bytes": peaks.get("peak_memory_bytes"),
-        "peak_memory": peaks.get("peak_memory"),
-        "conditions": entry.conditions, "processes": entry.processes,
-        "warm_up": {name: [w[name] for w in warm_ups] for name in ("seconds", "settled")},
-        "command_buffers": entry.command_buffers,
-        "modes": {mode: _mode(entry, mode) for mode in entry.modes},
-    }
+    peaks = next((r["peak_memory"] for r in entry.rounds if "peak_memory" in r), None)
+    return Measurement(
+        timer=timer, phases=phases, wall_time=[r["wall_time"] for r in entry.rounds],
+        modes={mode: _mode(entry, mode) for mode in entry.modes}, processes=entry.processes,
+        warm_up=WarmUp(seconds=[w["seconds"] for w in warm_ups], settled=[w["settled"] for w in warm_ups]),
+        command_buffers=entry.command_buffers, peak_memory=convert(peaks, dict[str, PeakMemory] | None),
+        conditions=entry.conditions,
+    )
 
 
-def _mode(entry: _Entry, mode: str) -> dict[str, Any]:
+def _mode(entry: _Entry, mode: str) -> TimedMode:
     if mode in entry.unavailable:
-        return {"unavailable": entry.unavailable[mode]}
+        return TimedMode(unavailable=entry.unavailable[mode])
     rounds = entry.modes[mode]
     if "same_as" in rounds[0]:
-        return rounds[0]
-    return {
-        "parts": {phase: _timed(rounds, phase) for phase in entry.record.case.phases},
-        "settled": [r["warm_up"]["settled"] for r in rounds],
-        "command_buffers": rounds[0].get("command_buffers"),
-    }
+        return TimedMode(same_as=rounds[0]["same_as"])
+    return TimedMode(
+        phases={phase: _timed(rounds, phase) for phase in entry.record.case.phases},
+        settled=[r["warm_up"]["settled"] for r in rounds],
+        command_buffers=convert(rounds[0].get("command_buffers"), dict[str, tuple[int, int]] | None),
+    )
 
 
-def _timed(rounds: list[dict[str, Any]], phase: str) -> dict[str, Any]:
-    """Return one phase's samples over all rounds of a mode."""
-    found = [r["parts"][phase] for r in rounds]
+def _timed(rounds: list[dict[str, Any]], phase: str, records: Any = None) -> TimesOfPhase:
+    """Return one phase's samples over all rounds of a mode. records: as JSON data."""
+    found = [r["phases"][phase] for r in rounds]
     busy_times = [f["busy_time"] for f in found]
-    return {
-        "device_time": [f["device_time"] for f in found], "busy_time": None if None in busy_times else busy_times,
-        "launches": found[0]["launches"], "poisoned": all(f["poisoned"] for f in found),
-    }
+    return convert(
+        {
+            "device_time": [f["device_time"] for f in found], "busy_time": None if None in busy_times else busy_times,
+            "launches": found[0]["launches"], "records": records, "poisoned": all(f["poisoned"] for f in found),
+        },
+        TimesOfPhase,
+    )

@@ -22,10 +22,10 @@ from ..base.usage import UsageError
 from ..graph import store
 from ..graph.join.kernel_records import MEMCPY, MEMSET, assign
 from ..graph.model import FusionGraph
-from ..measure.clock import DeviceRecord
 from ..plan.plan import Plan
 from ..record import run_folder
 from ..record.record import Record
+from ..record.record_fields import DeviceRecord, Traffic, TrafficOfKernel, TrafficOfPhase, UncountedTraffic
 from ..record.run_files import recorded_file
 from ..spec.blocks import BLOCKS
 from ..spec.implementation import Implementation
@@ -67,7 +67,7 @@ def measure(plan: Plan, folder: Path, say: Callable[[str], None]) -> str:
     left = missing(plan, folder)
     for entry in left:
         if reason := _never_counted(_implementation(entry).backend):
-            entry.traffic = {way: {"unavailable": reason, "final": True} for way in WAYS}
+            entry.traffic = {way: Traffic(unavailable=reason, final=True) for way in WAYS}
             run_folder.append(folder, entry)
     steps = [
         (role, way, entries) for role in ("torch", "xla") for way in WAYS
@@ -80,8 +80,8 @@ def measure(plan: Plan, folder: Path, say: Callable[[str], None]) -> str:
             entry.traffic = {**(entry.traffic or {}), way: _summary(entry, way, outcome, folder)}
             run_folder.append(folder, entry)
         before += len(entries)
-    none = sum(any("unavailable" in way for way in (entry.traffic or {}).values()) for entry in left)
-    why = f"; {none} without, and xlafuse report {folder} --traffic says why" if none else ""
+    none = sum(any(way.unavailable for way in (entry.traffic or {}).values()) for entry in left)
+    why = f"; {none} without, and xlafuse inspect {folder} --view traffic says why" if none else ""
     return f"traffic of {len(left) - none} records was counted{why}"
 
 
@@ -112,7 +112,7 @@ def _never_counted(backend: Backend) -> str | None:
 def _settled(entry: Record, way: str) -> bool:
     """Return whether the way was counted, or never can be; a mere failure is tried again by a resumed run."""
     found = (entry.traffic or {}).get(way)
-    return found is not None and ("unavailable" not in found or bool(found.get("final")))
+    return found is not None and (found.unavailable is None or found.final)
 
 
 def _implementation(entry: Record) -> Implementation:
@@ -151,19 +151,18 @@ def _autotune_results(folder: Path, jax_version: str, device: str) -> Path | Non
     return own or (targets.load(target).xla_autotune_results(jax_version) if target else None)
 
 
-def _summary(entry: Record, way: str, outcome: Outcome, folder: Path) -> Any:
+def _summary(entry: Record, way: str, outcome: Outcome, folder: Path) -> Traffic:
     """Return one way of `Record.traffic`."""
     if isinstance(outcome, NotProfiled):
-        return {"unavailable": outcome.reason}
+        return Traffic(unavailable=outcome.reason)
     graph = _graph(entry, outcome, folder)
     if isinstance(graph, NotProfiled):
-        return {"unavailable": graph.reason}
-    parts = {}
-    for part in entry.case.phases:
-        times = entry.times.get(part)
-        ran = [DeviceRecord.from_json(each) for each in (times and times.get("records")) or ()]
-        parts[part] = part_traffic(graph, part, outcome.launches[part], ran)
-    return {"cache_control": WAYS[way], "parts": parts}
+        return Traffic(unavailable=graph.reason)
+    phases = {}
+    for phase in entry.case.phases:
+        times = entry.times.get(phase)
+        phases[phase] = phase_traffic(graph, phase, outcome.launches[phase], (times and times.records) or ())
+    return Traffic(phases=phases, cache_control=WAYS[way])
 
 
 def _graph(entry: Record, outcome: Profiled, folder: Path) -> FusionGraph | NotProfiled | None:
@@ -190,30 +189,30 @@ def _names(graph: FusionGraph) -> list[str]:
     return [f"{kernel.phase} {kernel.name}" for kernel in graph.kernels or ()]
 
 
-def part_traffic(
-    graph: FusionGraph | None, part: str, launches: Sequence[KernelTraffic], ran: Sequence[DeviceRecord]
-) -> dict[str, Any]:
+def phase_traffic(
+    graph: FusionGraph | None, phase: str, launches: Sequence[KernelTraffic], ran: Sequence[DeviceRecord]
+) -> TrafficOfPhase:
     """Return the byte counts of a phase and, with a graph, of each kernel; `unjoined` launches belong to no kernel.
 
     ran: the records of the timed call, with its copies and memsets among the kernels. ncu sees none of those;
     `uncounted` has their number and bytes.
     """
-    result: dict[str, Any] = {"launches": len(launches), **_counted(launches)}
-    aside = [each for each in ran if each.name in (MEMCPY, MEMSET)]
-    moved = [(each.bytes or 0) * (2 if each.name == MEMCPY else 1) for each in aside]  # a copy reads and writes
-    result |= {"uncounted": {"launches": len(aside), "bytes": sum(moved)}, "kernels": [], "unjoined": []}
+    aside = [record for record in ran if record.name in (MEMCPY, MEMSET)]
+    moved = [(record.bytes or 0) * (2 if record.name == MEMCPY else 1) for record in aside]  # a copy reads and writes
+    uncounted = UncountedTraffic(len(aside), sum(moved))
+    result = TrafficOfPhase(launches=len(launches), **_counted(launches), kernels=[], uncounted=uncounted)
     if graph is None:
         return result
-    joined, leftover = assign(graph, {part: _in_order(launches, ran)})
+    joined, leftover = assign(graph, {phase: _in_order(launches, ran)})
     for index in sorted(joined):
-        own = [launches[int(each.start)] for each in joined[index] if each.name not in (MEMCPY, MEMSET)]
+        own = [launches[int(record.start)] for record in joined[index] if record.name not in (MEMCPY, MEMSET)]
         if own:
-            result["kernels"].append({"kernel": index, "launches": len(own), **_counted(own)})
-    result["unjoined"] = [each.name for each in leftover]
+            result.kernels.append(TrafficOfKernel(kernel=index, launches=len(own), **_counted(own)))
+    result.unjoined = [record.name for record in leftover]
     return result
 
 
-def _counted(launches: Iterable[KernelTraffic]) -> dict[str, int | None]:
+def _counted(launches: Iterable[KernelTraffic]) -> dict[str, Any]:
     """Return the sums, None where a term is unknown."""
     launches = list(launches)
     columns = {count: [getattr(launch, count) for launch in launches] for count in COUNTS}

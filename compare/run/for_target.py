@@ -10,15 +10,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
+from msgspec import convert
+
 from .. import targets
 from ..backends import BACKENDS, Backend
 from ..graph import store
 from ..graph.analyse.fingerprint import fingerprint
 from ..graph.model import FusionGraph
-from ..numerics.errors import ErrorCheck
 from ..plan.plan import Plan
 from ..record.record import Record
-from ..record.record_fields import RecordedTimeFields
+from ..record.record_fields import Checked, ErrorCheck, RecordedTimeFields
 from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 from ..spec.implementation import Implementation
@@ -133,7 +134,7 @@ def _start(
             if implementation.backend.prebuilt:
                 entry.status, entry.detail = "skipped", NOT_COMPILED.format(target=session.target)
             else:
-                entry.status, entry.compile_s = "compiled", compiled["compile_s"]
+                entry.status, entry.detail, entry.compile_s = "compiled", None, compiled["compile_s"]
         except WORKER_FAILURES as problem:
             note_failure(entry, problem)
         session.archive(entry)
@@ -147,10 +148,10 @@ def _start(
 def _recorded(known: RecordedTime | None, graph: FusionGraph) -> RecordedTimeFields:
     """Return the time that the target's GPU took, if it ran the same kernels."""
     if known is None:
-        return {"unavailable": "not recorded"}
+        return RecordedTimeFields(unavailable="not recorded")
     if fingerprint(graph) != known.fingerprint:
-        return {"unavailable": "other kernels"}
-    return {"device_time_us": known.device_time_us}
+        return RecordedTimeFields(unavailable="other kernels")
+    return RecordedTimeFields(device_time_us=known.device_time_us)
 
 
 def _join_check(entry: Record, checking: Future[dict[str, Any]]) -> None:
@@ -260,7 +261,7 @@ def _with_sizes(case: Case) -> str:
 def _outcome(answers: list[dict[str, Any]], cases: list[Case]) -> dict[str, Any]:
     failed = [
         case for case, answer in zip(cases, answers, strict=True)
-        if not all(ErrorCheck(**error).passes for error in answer["errors"])
+        if not all(check.passes for check in convert(answer["errors"], list[ErrorCheck]))
     ]
     return {
         "errors": worst_errors(answers), "checked": _checked(answers[-1], cases),
@@ -268,11 +269,9 @@ def _outcome(answers: list[dict[str, Any]], cases: list[Case]) -> dict[str, Any]
     }
 
 
-def _checked(outcome: Mapping[str, Any], cases: list[Case]) -> dict[str, Any]:
-    return {
-        "device": outcome["device"], "backend": outcome["backend"], "dtype": cases[0].dtype,
-        "case": " and ".join(case.name for case in cases),
-    }
+def _checked(outcome: Mapping[str, Any], cases: list[Case]) -> Checked:
+    names = " and ".join(case.name for case in cases)
+    return Checked(outcome["device"], outcome["backend"], cases[0].dtype, names)
 
 
 def _check_dtype(case: Case, role: str, implementation: Implementation) -> str:

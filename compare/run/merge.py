@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from xlafuse.compile.autotune import merge_results
 
 from ..base import atomic_write
@@ -79,7 +81,7 @@ def merge(
         if not partial:
             raise UsageError(f"{problem}; name them, too, or --partial for a run without them")
     else:
-        plan.pop("share")
+        plan.pop("shard")
     try:
         _write(runs, plan, out)
     except OSError as problem:
@@ -121,7 +123,7 @@ def _owners(runs: Iterable[_Run]) -> dict[str, _Run]:
 def _plan(runs: Sequence[_Run], owners: dict[str, _Run]) -> dict[str, Any]:
     """Return the joint plan, in the order of the table of blocks; records are read in that order, too.
 
-    Each case is taken from the run that has its records, else from the first that planned it. `share` joins the shards
+    Each case is taken from the run that has its records, else from the first that planned it. `shard` joins the shards
     that the runs are, and the cases of their common plans.
     """
     work: dict[str, tuple[Case, Any]] = {}
@@ -138,18 +140,18 @@ def _plan(runs: Sequence[_Run], owners: dict[str, _Run]) -> dict[str, Any]:
         return blocks.get(case.block, len(blocks)), places.get(case.id, len(places))
 
     ordered = [entry for _, entry in sorted(work.values(), key=lambda found: place(found[0]))]
-    shares = [run.json["plan"]["share"] for run in runs if "share" in run.json["plan"]]
-    share = {name: list(dict.fromkeys(each for share in shares for each in share[name])) for name in ("parts", "cases")}
-    return {**runs[0].json["plan"], "work": ordered, "share": share}
+    shards = [run.json["plan"]["shard"] for run in runs if "shard" in run.json["plan"]]
+    joint = {key: list(dict.fromkeys(name for shard in shards for name in shard[key])) for key in ("names", "cases")}
+    return {**runs[0].json["plan"], "work": ordered, "shard": joint}
 
 
 def _missing_shards(plan: dict[str, Any]) -> str | None:
     """Return a sentence that names the missing shards and their cases; None where every case is planned."""
     there = {Case.from_json(entry["case"]).id for entry in plan["work"]}
-    left = [case for case in plan["share"]["cases"] if case not in there]
+    left = [case for case in plan["shard"]["cases"] if case not in there]
     if not left:
         return None
-    named = plan["share"]["parts"]
+    named = plan["shard"]["names"]
     counts = dict.fromkeys(int(shard.partition("/")[2]) for shard in named)
     shards = [f"{n}/{count}" for count in counts for n in range(1, count + 1) if f"{n}/{count}" not in named]
     of = f"shard{'s' * (len(shards) > 1)} {', '.join(shards)} missing: " if shards else ""
@@ -162,22 +164,22 @@ def _planned(plan: dict[str, Any]) -> set[str]:
     return {record_id(Case.from_json(e["case"]), name) for e in plan["work"] for name in e["implementations"]}
 
 
-def add(part: Path, folder: Path, *, without: Collection[str]) -> list[Record]:
+def add(shard: Path, folder: Path, *, without: Collection[str]) -> list[Record]:
     """Add a finished run to the run in `folder`, and return its records. Its logs go to logs/<its segment>.
 
     Its skipped records of the ids in `without` are not written. Records are written last: a process that is killed
     before adds none. Raises RunFolderError where a run cannot be read or written.
     """
-    whole, run = run_folder.read_run(folder), _read(part)
+    whole, run = run_folder.read_run(folder), _read(shard)
     written = [record for record in run.records if record.status != "skipped" or record.id not in without]
     segments, written = _renumbered(replace(run, records=written), whole["segments"])
     for kind, archive in run_files.ARCHIVES.items():
-        if named := [file for record in written for file in _files(record, part) if file.kind == kind]:
+        if named := [file for record in written for file in _files(record, shard) if file.kind == kind]:
             run_files.write(folder / archive, [*run_files.archived(folder, kind), *named])
-    _copy_packs([folder, part], folder)
+    _copy_packs([folder, shard], folder)
     for segment in segments:
         logs = folder / "logs" / segment["id"]
-        shutil.copytree(part / "logs", logs, ignore=shutil.ignore_patterns("lock"), dirs_exist_ok=True)
+        shutil.copytree(shard / "logs", logs, ignore=shutil.ignore_patterns("lock"), dirs_exist_ok=True)
     run_folder.write_run(folder, {**whole, "segments": [*whole["segments"], *segments]})
     for record in written:
         run_folder.append(folder, record)
@@ -188,7 +190,10 @@ def _renumbered(run: _Run, before: Sequence[Any]) -> tuple[list[dict[str, Any]],
     """Return the run's segments and records, each segment under a new name that follows those `before`."""
     segments = run.json.get("segments", [])
     names = {segment["id"]: f"s{number}" for number, segment in enumerate(segments, len(before) + 1)}
-    records = [replace(record, segment=names.get(record.segment or "", record.segment)) for record in run.records]
+    records = [
+        msgspec.structs.replace(record, segment=names.get(record.segment or "", record.segment))
+        for record in run.records
+    ]
     return [{**segment, "id": names[segment["id"]]} for segment in segments], records
 
 
@@ -215,9 +220,9 @@ def _write(runs: Sequence[_Run], plan: dict[str, Any], out: Path) -> None:
 
 def _files(record: Record, folder: Path) -> list[RunFile]:
     """Return the files that a record names and that are there; a run may be kept without its artifacts."""
-    names = filter(None, [record.graph, record.dumps, (record.trace or {}).get("file")])
+    names = [record.graph, record.dumps, record.trace and record.trace.file]
     try:
-        return [file for name in names if (file := run_files.recorded_file(folder, record, name)).exists()]
+        return [file for name in names if name and (file := run_files.recorded_file(folder, record, name)).exists()]
     except ValueError as problem:
         raise RunFolderError(f"a file outside its run: {problem}") from None
 

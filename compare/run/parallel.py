@@ -13,16 +13,26 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import convert
+
 from ..base import host
 from ..graph import store
 from ..graph.join.kernel_records import join
 from ..graph.model import FusionGraph
 from ..measure import timeline
-from ..measure.clock import CallTrace, CuptiClock, DeviceRecord
-from ..numerics.errors import ErrorCheck
+from ..measure.clock import CallTrace, CuptiClock
 from ..plan.speedup import LEAST_ROUNDS
 from ..record.record import Record
-from ..record.record_fields import ErrorField, RankFields
+from ..record.record_fields import (
+    Checked,
+    DeviceRecord,
+    ErrorCheck,
+    Measurement,
+    ParallelFields,
+    RankFields,
+    TimelineFields,
+    TimesOfPhase,
+)
 from ..record.run_folder import RunFolderError
 from ..spec.case import Case
 from ..spec.implementation import Implementation
@@ -77,13 +87,12 @@ def too_few_gpus(case: Case) -> str | None:
     return None if gpus >= case.ranks else f"the case spans {case.ranks} GPUs; this machine has {gpus}"
 
 
-def worst_errors(answers: Sequence[Mapping[str, Any]]) -> list[ErrorField]:
-    """Return the worst error of each output and gradient over the ranks' answers to `check`."""
-    worst: dict[str, ErrorField] = {}
-    for error in (error for answer in answers for error in answer["errors"]):
-        known = worst.get(error["name"])
-        if known is None or ErrorCheck(**error).severity > ErrorCheck(**known).severity:
-            worst[error["name"]] = error
+def worst_errors(answers: Sequence[Mapping[str, Any]]) -> list[ErrorCheck]:
+    """Return the worst error of each output and gradient over the answers to `check`."""
+    worst: dict[str, ErrorCheck] = {}
+    for check in (check for answer in answers for check in convert(answer["errors"], list[ErrorCheck])):
+        if check.name not in worst or check.severity > worst[check.name].severity:
+            worst[check.name] = check
     return list(worst.values())
 
 
@@ -136,11 +145,8 @@ class _Record:
             held = True
             entry.compile_s = max(one["compile_s"] for one in prepared)
             answers = self._ask("check", CHECK_SECONDS, scales=self._data.scales)
-            entry.status = "ok"
-            entry.checked = {
-                "device": answers[0]["device"], "backend": answers[0]["backend"], "dtype": entry.case.dtype,
-                "case": entry.case.name,
-            }
+            entry.status, entry.detail = "ok", None
+            entry.checked = Checked(answers[0]["device"], answers[0]["backend"], entry.case.dtype, entry.case.name)
             judge(entry, worst_errors(answers))
             if entry.status == "ok" and timed and session.timers.get(f"{self._worker}-ranks") == CuptiClock.name:
                 self._measure(prepared, dumps)
@@ -162,13 +168,11 @@ class _Record:
             self._prepare(dumps)
         found = self._ask("measure", MEASURE_SECONDS, rounds=LEAST_ROUNDS)
         entry.measurement = measurement(found)
-        entry.parallel = {"ranks": rank_fields(found, prepared)}
-        if without is not None:
-            entry.parallel["alone_unavailable"] = without
-        if problem := self._optional(lambda: self._graph(found[0]["records"])):
+        entry.parallel = ParallelFields(rank_fields(found, prepared), without)
+        if problem := self._optional(lambda: self._graph(entry.times["forward"].records or [])):
             session.progress.warn(f"{entry.id} has no graph with times: {problem}")
         if problem := self._optional(self._trace):
-            entry.trace = {"unavailable": problem}
+            entry.trace = TimelineFields(unavailable=problem)
 
     def _keep_graph(self, graph: FusionGraph, records: list[DeviceRecord]) -> None:
         """Keep the graph with the times of the first rank's median call."""
@@ -178,7 +182,7 @@ class _Record:
             unjoined = [record.name for record in left]
         self._session.keep_graph(self._entry, graph)
         if graph.kernels is not None:
-            self._entry.kernels["forward"]["unjoined"] = unjoined
+            self._entry.kernels["forward"].unjoined = unjoined
 
     def _prepare(self, dumps: Path) -> list[dict[str, Any]]:
         entry = self._entry
@@ -187,14 +191,14 @@ class _Record:
             folders=[str(f) for f in self._data.folders], dumps=str(dumps),
         )
 
-    def _graph(self, records: list[dict[str, Any]]) -> None:
+    def _graph(self, records: list[DeviceRecord]) -> None:
         found = self._ask("graph", GRAPH_SECONDS)[0]
         if found is not None:
             self._graph_found = store.from_json(found)
-            self._keep_graph(self._graph_found, [DeviceRecord.from_json(one) for one in records])
+            self._keep_graph(self._graph_found, records)
 
     def _trace(self) -> None:
-        traces = [CallTrace.from_json(one) for one in self._ask("trace", TRACE_SECONDS)]
+        traces = convert(self._ask("trace", TRACE_SECONDS), list[CallTrace])
         self._session.keep_trace(self._entry, timeline.of_ranks(traces, self._graph_found, name=self._entry.id))
 
     def _optional(self, task: Callable[[], Any]) -> str | None:
@@ -214,19 +218,19 @@ class _Record:
         return answers
 
 
-def measurement(ranks: Sequence[Mapping[str, Any]]) -> Any:
+def measurement(ranks: Sequence[Mapping[str, Any]]) -> Measurement:
     """Return the record's measurement: a call takes as long as on its slowest rank.
 
     ranks: the answers to `measure`. Busy times are those of the same rank; records are the first rank's.
     """
     rounds = [list(zip(*calls, strict=True)) for calls in zip(*(rank["program"] for rank in ranks), strict=True)]
     slowest = [[max(call, key=lambda one: one["device_time"]) for call in calls] for calls in rounds]
-    part = {
-        "device_time": [[one["device_time"] for one in calls] for calls in slowest],
-        "busy_time": [[one["busy_time"] for one in calls] for calls in slowest],
-        "launches": len(ranks[0]["records"]), "records": ranks[0]["records"], "poisoned": False,
-    }
-    return {"timer": CuptiClock.name, "parts": {"forward": part}}
+    records = convert(ranks[0]["records"], list[DeviceRecord])
+    times = TimesOfPhase(
+        device_time=[[one["device_time"] for one in calls] for calls in slowest],
+        busy_time=[[one["busy_time"] for one in calls] for calls in slowest], launches=len(records), records=records,
+    )
+    return Measurement(timer=CuptiClock.name, phases={"forward": times})
 
 
 def rank_fields(ranks: Sequence[Mapping[str, Any]], prepared: Sequence[Mapping[str, Any]]) -> list[RankFields]:
@@ -235,18 +239,17 @@ def rank_fields(ranks: Sequence[Mapping[str, Any]], prepared: Sequence[Mapping[s
     prepared: the ranks' answers to `prepare`.
     """
 
-    def median(rounds: list[list[dict[str, float]]] | None, name: str) -> float | None:
+    def median(rounds: list[list[dict[str, float]]] | None, name: str) -> Any:
         return None if rounds is None else statistics.median(one[name] for calls in rounds for one in calls[1:])
 
-    found: list[Any] = [
-        {
-            "device_time": median(rank["program"], "device_time"), "busy_time": median(rank["program"], "busy_time"),
-            "communication": median(rank["program"], "communication"), "compute": median(rank["program"], "compute"),
-            "overlap": median(rank["program"], "both"),
-            "alone_device_time": median(rank["alone"], "device_time"),
-            "alone_compute": median(rank["alone"], "compute"),
-            "sent_bytes": answer["sent"], "least_sent_bytes": answer["least_sent"],
-        }
+    return [
+        RankFields(
+            device_time=median(rank["program"], "device_time"), busy_time=median(rank["program"], "busy_time"),
+            communication=median(rank["program"], "communication"), compute=median(rank["program"], "compute"),
+            overlap=median(rank["program"], "both"),
+            alone_device_time=median(rank["alone"], "device_time"),
+            alone_compute=median(rank["alone"], "compute"),
+            sent_bytes=answer["sent"], least_sent_bytes=answer["least_sent"],
+        )
         for rank, answer in zip(ranks, prepared, strict=True)
     ]
-    return found

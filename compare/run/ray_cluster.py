@@ -1,4 +1,4 @@
-"""A Ray cluster: connect to it, check its nodes, and run parts of a run as its tasks. All use of Ray's API is here.
+"""A Ray cluster: connect to it, check its nodes, and run shards of a run as its tasks. All use of Ray's API is here.
 
 Tested with Ray 2.60, over Ray Client (ray://HOST:10001) and from a node of the cluster (HOST:6379).
 """
@@ -50,7 +50,7 @@ class Cluster:
 
         # Retries are the caller's, so that it can name them. A process serves one task, so none inherits a state.
         options = {"num_cpus": self.cpus, "num_gpus": self.gpus, "max_retries": 0, "max_calls": 1}
-        task = ray.remote(**options)(_task_of(f"{PACKAGE}.run.part"))
+        task = ray.remote(**options)(_task_of(f"{PACKAGE}.run.shard_on_node"))
         with self._connection():
             return task.remote(request, self.cpus if self.gpus else None)
 
@@ -208,10 +208,10 @@ def _probe_of(module: str) -> Callable[[], str]:
 
 
 def _task_of(module: str) -> Callable[[bytes, int | None], bytes]:
-    def run_part(request: bytes, cores: int | None) -> bytes:
+    def run_shard(request: bytes, cores: int | None) -> bytes:
         import importlib
 
-        done: bytes = importlib.import_module(module).run_part(request, cores)
+        done: bytes = importlib.import_module(module).run_shard(request, cores)
         return done
 
-    return run_part
+    return run_shard

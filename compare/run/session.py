@@ -14,16 +14,14 @@ from typing import Any
 from ..base import archive, host
 from ..graph import store
 from ..graph.analyse import summary
-from ..graph.analyse.roofline import Ceilings
 from ..graph.model import FusionGraph
 from ..measure import timeline
 from ..numerics.errors import ErrorCheck, describe
 from ..numerics.tolerance import share_worst_error
 from ..record import run_folder
-from ..record.record import Record, record_id
-from ..record.record_fields import ErrorField
+from ..record.record import Record, Status, record_id
+from ..record.record_fields import TimelineFields
 from ..record.run_folder import RunFolderError
-from ..sources.target_ceilings import target_ceilings
 from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 from ..spec.implementation import Implementation
@@ -61,7 +59,6 @@ class Session:
         self._check_lock = threading.Lock()
         self.segment = ""
         self.timers: dict[str, str | None] = {}
-        self._ceilings = target_ceilings(target) if target else None
 
     def begin_segment(
         self, workers: dict[str, Any], ceilings: dict[str, Any] | None, clocks: dict[str, float] | None = None,
@@ -77,8 +74,6 @@ class Session:
         self.segment = f"s{len(run['segments']) + 1}"
         started = datetime.now(UTC).isoformat(timespec="seconds")
         self.timers = {role: found.get("timer") for role, found in workers.items()}
-        if ceilings is not None:
-            self._ceilings = Ceilings.from_json(ceilings)
         environment = {"host": host.host(), "workers": workers}
         run["segments"].append(
             {
@@ -104,12 +99,12 @@ class Session:
         return list(left)
 
     def new(self, case: Case, implementation: Implementation) -> Record:
-        """Return a record without a result; its status is `failed` until one is known."""
+        """Return a record without a result; its status is `failed`, with a detail, until one is known."""
         block = BLOCKS[case.block]
         return Record(
             case=case, implementation=implementation.name, compiler=implementation.backend_name, status="failed",
-            segment=self.segment, target=self.target, bytes_compulsory=block.bytes_compulsory(case),
-            flops=block.phase_flops(case),
+            detail="it has no result yet", segment=self.segment, target=self.target,
+            bytes_compulsory=block.bytes_compulsory(case), flops=block.phase_flops(case),
         )
 
     def write(self, finished: Record) -> None:
@@ -117,6 +112,7 @@ class Session:
 
         An earlier stretch's `ok` record stays where this machine skips the implementation, as for a missing package.
         """
+        finished.require_fields_of_status()
         earlier = self._done.get(finished.id)
         if earlier is not None and stays(earlier, finished):
             self.progress.kept(earlier, finished.detail)
@@ -155,13 +151,13 @@ class Session:
         record.graph = f"graphs/{_file_name(record)}.json.gz"
         with self._writing(record.graph) as path:
             store.save(graph, path)
-        ceilings = self._ceilings and self._ceilings.at(record.case.precision)
-        record.kernels = summary.summary(graph, record.case.phases, ceilings)
+        record.kernels = summary.summary(graph, record.case.phases)
 
     def keep_trace(self, record: Record, document: timeline.Document) -> None:
         """Write the record's timeline into the run folder; the record gets its name."""
-        record.trace = {"file": f"traces/{_file_name(record)}.json.gz"}
-        with self._writing(record.trace["file"]) as path:
+        name = f"traces/{_file_name(record)}.json.gz"
+        record.trace = TimelineFields(file=name)
+        with self._writing(name) as path:
             timeline.save(document, path)
 
     def dumps_folder(self, record: Record) -> Path:
@@ -206,10 +202,10 @@ def _file_name(record: Record) -> str:
     return record.id.replace("/", "-")
 
 
-def judge(record: Record, errors: list[ErrorField]) -> None:
+def judge(record: Record, errors: list[ErrorCheck]) -> None:
     """Put the check's numbers into the record; its status is `wrong` where one exceeds its tolerance."""
     record.errors = errors
-    if problem := describe([ErrorCheck(**error) for error in errors]):
+    if problem := describe(errors):
         record.status, record.detail = "wrong", problem
 
 
@@ -218,8 +214,8 @@ def note_failure(record: Record, problem: Exception) -> None:
     if isinstance(problem, WorkerTimeout):
         record.status, record.detail = "timeout", str(problem)
     elif isinstance(problem, WorkerError):
-        known = problem.kind in ("wrong", "skipped")
-        record.status, record.detail = problem.kind if known else "failed", problem.message
+        kinds: dict[str, Status] = {"wrong": "wrong", "skipped": "skipped"}
+        record.status, record.detail = kinds.get(problem.kind, "failed"), problem.message
     elif isinstance(problem, WorkerDied):
         record.status, record.detail = "failed", str(problem)
     else:

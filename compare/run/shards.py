@@ -1,5 +1,5 @@
-"""Parts of a plan with about equal work: shards, one for each GPU, whose runs `compare.run.merge` merges, and the parts
-of a run on several machines."""
+"""Shards: parts of a plan with about equal work. `compare.run.merge` merges the runs of several GPUs; the nodes of a
+cluster each do some shards of one run."""
 
 from __future__ import annotations
 
@@ -32,18 +32,18 @@ def shard_of(plan: Plan, shard: str) -> Plan:
     number, count = (int(digits) for digits in form.groups()) if form else (0, 0)
     if not 1 <= number <= count:
         raise UsageError(f"--shard takes K/N, as in 1/2, the first of two shards; got {shard!r}")
-    parts = divide(plan, count)
-    if number > len(parts):
-        shapes = "1 shape" if len(parts) == 1 else f"{len(parts)} shapes"
+    found = divide(plan, count)
+    if number > len(found):
+        shapes = "1 shape" if len(found) == 1 else f"{len(found)} shapes"
         raise UsageError(f"--shard {shard}: the selection has {shapes}; name no more shards than that")
-    own = Shard((f"{number}/{len(parts)}",), tuple(case.id for case, _ in plan.work))
-    return replace(parts[number - 1], shard=own)
+    own = Shard((f"{number}/{len(found)}",), tuple(case.id for case, _ in plan.work))
+    return replace(found[number - 1], shard=own)
 
 
 def divide(plan: Plan, count: int) -> list[Plan]:
-    """Return the plan in at most `count` parts of about equal work, whole groups each.
+    """Return the plan in at most `count` shards of about equal work, whole groups each.
 
-    Each group goes to the part with the least work so far, the longest group first.
+    Each group goes to the shard with the least work so far, the longest group first.
     """
     groups = sorted(groups_of(plan.work), key=seconds, reverse=True)
     loads = [0.0] * min(count, len(groups))

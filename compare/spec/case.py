@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
+
+import msgspec
 
 from .dtype import DTYPES
 
@@ -33,6 +35,10 @@ class Case:
     precision: str = "ieee"
     layout: str = CONTIGUOUS
 
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES or self.direction not in PHASES:
+            raise ValueError(f"unknown dtype {self.dtype!r} or direction {self.direction!r}")
+
     @property
     def id(self) -> str:
         precision = "" if self.precision == "ieee" else f"-{self.precision}"
@@ -52,15 +58,12 @@ class Case:
         return self.direction != "fwd"
 
     def to_json(self) -> dict[str, Any]:
-        layout = {} if self.layout == CONTIGUOUS else {"layout": self.layout}
-        return {
-            "block": self.block, "name": self.name, "sizes": dict(self.sizes), "dtype": self.dtype,
-            "direction": self.direction, "precision": self.precision, **layout,
-        }
+        return asdict(self)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Case:
-        return cls(**data)
+        """Return the case of JSON data. Raises ValueError naming the first field that is wrong."""
+        return msgspec.convert(data, cls)
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
+
+from msgspec import to_builtins
 
 from ..base.worker_protocol import Skip
 from ..graph import store
@@ -97,7 +98,7 @@ class RankService:
             held.program.artifacts.result()
         found = rank_measurement.check(self._backend, self._rank, held, scales)
         return {
-            "errors": [one.to_json() for one in found], "device": self._backend.device, "backend": self._backend.name,
+            "errors": to_builtins(found), "device": self._backend.device, "backend": self._backend.name,
         }
 
     def graph(self, id: str) -> dict[str, Any] | None:
@@ -110,7 +111,7 @@ class RankService:
         return rank_measurement.measure(self._backend, self._rank, self._programs[id], self._cupti(), rounds)
 
     def trace(self, id: str) -> dict[str, Any]:
-        return asdict(rank_measurement.trace(self._backend, self._rank, self._programs[id], self._cupti()))
+        return dict(to_builtins(rank_measurement.trace(self._backend, self._rank, self._programs[id], self._cupti())))
 
     def release(self, id: str) -> None:
         self._programs.pop(id, None)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from msgspec import to_builtins
 
 from ..base import host
 from ..base.worker_protocol import Skip
@@ -54,7 +55,7 @@ class Service:
         return clock_calibration.measure(self.clock, self._backend.synchronize)
 
     def stream(self, slower: float, samples: int) -> list[float]:
-        """Return device seconds of a copy kernel that moves `1 + slower` times the bytes of the base one (selftest)."""
+        """Return device seconds of a copy kernel that moves `1 + slower` times the bytes of the base one."""
         assert self.clock is not None, "a worker without a GPU times nothing"
         return stream.measure(self.clock, self._backend.synchronize, self._backend.flush_l2, slower, samples)
 
@@ -81,7 +82,7 @@ class Service:
         self._backend.release_memory(idle=False)
         return {
             "compile_s": program.compile_s, "graph": graph, "command_buffers": program.command_buffers,
-            "cuda_graph": None if program.graph_inputs is None else asdict(program.graph_inputs),
+            "cuda_graph": to_builtins(program.graph_inputs),
         }
 
     def check(self, id: str, scales: list[Any] | None = None) -> dict[str, Any]:
@@ -100,7 +101,7 @@ class Service:
             measured.call_as_timed()
         self._backend.release_memory(idle=False)
         return {
-            "errors": [check.to_json() for check in checks],
+            "errors": to_builtins(checks),
             "device": self._backend.device, "backend": self._backend.name,
         }
 
@@ -110,14 +111,12 @@ class Service:
         Each of the two takes `seconds`. The first round also measures peak memory.
         """
         measured = self._programs[id]
-        result: dict[str, Any] = {"parts": None, "warm_up": None}
+        result: dict[str, Any] = {"phases": None, "warm_up": None}
         if self.clock:
             result |= measured.measure(self.clock, seconds, input_set)
         result |= measured.measure_wall(seconds, input_set)
         if first:
-            peaks = measured.peak_memory()
-            result["peak_memory_bytes"] = {part: peak.bytes for part, peak in peaks.items()}
-            result["peak_memory"] = {part: asdict(peak) for part, peak in peaks.items()}
+            result["peak_memory"] = to_builtins(measured.peak_memory())
         return result
 
     def measure_mode(self, id: str, mode: str, seconds: float, input_set: int) -> dict[str, Any]:
@@ -131,9 +130,9 @@ class Service:
         return self._programs[id].measure_mode(mode, self.clock, seconds, input_set) or {"same_as": timing_modes.MAIN}
 
     def trace(self, id: str) -> dict[str, Any]:
-        """Trace one call for a timeline (compare.measure.timeline): each phase's CallTrace as a dict."""
+        """Trace one call for a timeline (compare.measure.timeline): each phase's CallTrace as JSON data."""
         assert isinstance(self.clock, CuptiClock), "only CUPTI sees what the host launches"
-        return {part: asdict(found) for part, found in self._programs[id].trace(self.clock).items()}
+        return dict(to_builtins(self._programs[id].trace(self.clock)))
 
     def profile(self, id: str, mark: str) -> None:
         """Make one call for a profiler that watches this process (compare.run.ncu)."""

@@ -28,7 +28,6 @@ sys.path.insert(0, str(ROOT))
 def expected(path: Path) -> dict[str, Any]:
     """Return the expected fusion graph of a file, in the form of expected.json."""
     from xlafuse.compare.graph.build.from_hlo import from_hlo
-
     from xlafuse.hlo.file_reader import read
 
     graph = from_hlo(read(path), target=path.name.partition("-")[0])

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from xlafuse.hlo.shape import LONG_NAMES
+
 from ..model import FusionGraph, Kernel
 from ..operations import hides_flops
 
 Bound = Literal["memory", "compute", "launch"]
-
-_PRODUCT_NAMES = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f8e4m3fn": "float8_e4m3fn"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Ceilings:
 
     def rate(self, dtype: str) -> float | None:
         """Return the FLOP per second of products of `dtype` ("bf16"); None where it was not measured."""
-        name = _PRODUCT_NAMES.get(dtype)
+        name = LONG_NAMES.get(dtype)
         if name is None:
             return None
         exact = self.products.get(f"{name}-{self.precision}" if self.precision else name)

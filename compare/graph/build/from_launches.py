@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from xlafuse.hlo.shape import LONG_NAMES
+
 from ...base.archive import portable_line
 from ..model import Access, Buffer, FusionGraph, Kernel, Launch, Phase, Role, SourceOp
 
@@ -23,12 +25,7 @@ if TYPE_CHECKING:
     from xlafuse.triton_side.calls.launches import Launch as Event
     from xlafuse.triton_side.calls.launches import TensorArgument
 
-DTYPES = {
-    "bfloat16": "bf16", "float16": "f16", "float32": "f32", "float64": "f64", "int8": "s8", "int16": "s16",
-    "int32": "s32", "int64": "s64", "uint8": "u8", "uint16": "u16", "uint32": "u32", "uint64": "u64", "bool": "pred",
-    "complex64": "c64", "complex128": "c128", "float8_e4m3fn": "f8e4m3fn", "float8_e5m2": "f8e5m2",
-    "float8_e4m3fnuz": "f8e4m3fnuz", "float8_e5m2fnuz": "f8e5m2fnuz", "float8_e8m0fnu": "f8e8m0fnu",
-}
+_SHORT_NAMES = {name: short for short, name in LONG_NAMES.items()}
 
 
 def from_launches(
@@ -95,7 +92,7 @@ class Buffers:
 
     def all(self) -> tuple[Buffer, ...]:
         return tuple(
-            Buffer(name, tensor.shape, DTYPES.get(tensor.dtype, tensor.dtype), tensor.bytes, self._role(storage))
+            Buffer(name, tensor.shape, _SHORT_NAMES.get(tensor.dtype, tensor.dtype), tensor.bytes, self._role(storage))
             for storage, name in self._names.items()
             for tensor in [self._tensors[storage]]
         )

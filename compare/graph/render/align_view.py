@@ -143,7 +143,5 @@ def _region(label: str, region: Region) -> RenderableType:
 
 
 def to_json(names: Sequence[str], alignment: Alignment) -> dict[str, Any]:
-    """Return the alignment as JSON; a row's phase is `part`."""
-    found = asdict(alignment)
-    rows = [{"part" if name == "phase" else name: value for name, value in row.items()} for row in found["rows"]]
-    return {"graphs": list(names), **found, "rows": rows}
+    """Return the alignment as JSON."""
+    return {"graphs": list(names), **asdict(alignment)}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ...record.record_fields import Traffic
 from .. import formats
 from ..model import FusionGraph, Kernel
 
@@ -14,13 +15,13 @@ FACT = "counted"
 _COUNTS = ("dram_read", "dram_written", "l2")
 
 
-def with_measured_bytes(graph: FusionGraph, traffic: Mapping[str, Any]) -> FusionGraph:
-    """Return the graph with the counts in its kernels' facts. traffic: compare.record.record.Record.traffic."""
+def with_measured_bytes(graph: FusionGraph, traffic: Mapping[str, Traffic]) -> FusionGraph:
+    """Return the graph with the counts in its kernels' facts. traffic: of its record."""
     found: dict[int, dict[str, Any]] = {}
     for method, measured in traffic.items():
-        for phase in (measured.get("parts") or {}).values():
-            for each in phase["kernels"]:
-                found.setdefault(each["kernel"], {})[method] = {count: each[count] for count in _COUNTS}
+        for phase in (measured.phases or {}).values():
+            for counted in phase.kernels:
+                found.setdefault(counted.kernel, {})[method] = {count: getattr(counted, count) for count in _COUNTS}
     if graph.kernels is None or not found:
         return graph
     kernels = (

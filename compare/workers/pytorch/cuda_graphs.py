@@ -24,7 +24,7 @@ import torch
 
 from ...base.worker_protocol import Skip
 from ...measure.clock import CallTrace, Clock, CuptiClock
-from ...measure.worker_backend import Arrays, Extent, GraphInputs, Peak, Program
+from ...measure.worker_backend import Arrays, Extent, GraphInputs, PeakMemory, Program
 
 Pool = tuple[int, int]
 SHARED_POOL: Pool = (0, 0)  # of all calls that are no graphs
@@ -71,7 +71,7 @@ def _captured(program: Program, inputs: Arrays, cotangents: Arrays) -> _Replay:
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(_CALLS_BEFORE):
-            peaks: dict[str, Peak] = {}
+            peaks: dict[str, PeakMemory] = {}
             with _peak(peaks, "forward"):
                 saved = program.forward(inputs)[1]
             if program.backward:
@@ -88,12 +88,12 @@ def _captured(program: Program, inputs: Arrays, cotangents: Arrays) -> _Replay:
 
 
 @contextmanager
-def _peak(found: dict[str, Peak], phase: str) -> Iterator[None]:
+def _peak(found: dict[str, PeakMemory], phase: str) -> Iterator[None]:
     """Add the peak of the memory allocated within. The workspace of cuBLAS is older, so it does not count."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     yield
-    found[phase] = Peak(torch.cuda.max_memory_allocated() - before)
+    found[phase] = PeakMemory(torch.cuda.max_memory_allocated() - before)
 
 
 def _as_new_leaves(arrays: Arrays) -> Arrays:
@@ -108,7 +108,7 @@ def _as_new_leaves(arrays: Arrays) -> Arrays:
 class _Replay:
     """The two graphs, the arrays that they read, and their results."""
 
-    def __init__(self, inputs: Arrays, cotangents: Arrays, peaks: dict[str, Peak]) -> None:
+    def __init__(self, inputs: Arrays, cotangents: Arrays, peaks: dict[str, PeakMemory]) -> None:
         self._graphs: tuple[torch.cuda.CUDAGraph, ...] = (torch.cuda.CUDAGraph(), torch.cuda.CUDAGraph())
         self._inputs, self._cotangents = inputs, cotangents  # kept, because the graphs read this memory
         self._outputs: Arrays = {}

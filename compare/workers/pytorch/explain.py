@@ -40,6 +40,7 @@ class TorchExplainer:
 
             for_target.activate(targets.load(target).device_properties())
         import torch
+
         from xlafuse.triton_side.deviceless.user_functions import TensorFactory
 
         self._train, self._deviceless, self._timed = request["grad"], target is not None, request["timed"]

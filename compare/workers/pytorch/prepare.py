@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from xlafuse.triton_side.calls import dispatch
 
 from ...base import host

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+
 from xlafuse.triton_side.parallel.ranks import Ranks
 
 from ...base import host

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import torch
+
 from xlafuse.triton_side.calls import cuda_program
 
 BUSY_SECONDS = 0.02

@@ -29,6 +29,7 @@ except for_target.Unsupported as problem:
     raise Skip(str(problem)) from problem
 
 import torch  # noqa: E402  (the GPU must be pretended before torch is imported)
+
 from xlafuse.triton_side.calls import dispatch, launch_plan  # noqa: E402
 from xlafuse.triton_side.kernels.shared.tiles import without_descriptors  # noqa: E402
 

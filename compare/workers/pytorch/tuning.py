@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 import triton
+
 from xlafuse.triton_side.configs import tuned
 from xlafuse.triton_side.tuning import search, spaces, trials
 

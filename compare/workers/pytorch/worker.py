@@ -23,7 +23,7 @@ from ...base.worker_protocol import Skip
 from ...measure import ceilings
 from ...measure.clock import Clock, CuptiClock, Sample, cupti_missing
 from ...measure.l2_flush import L2Flush
-from ...measure.worker_backend import Arrays, Extent, Peak, Program, lies_within
+from ...measure.worker_backend import Arrays, Extent, PeakMemory, Program, lies_within
 from ...numerics import input_arrays
 from ...spec.blocks import BLOCKS, requirements
 from ...spec.case import CONTIGUOUS, TRANSPOSED, Case
@@ -209,16 +209,16 @@ class TorchBackend:
         if self.has_gpu:
             torch.cuda.empty_cache()  # of max-autotune's candidates, and of large cases' float64 differences
 
-    def peak_memory(self, program: Program, phase: str, call: Callable[[], Any]) -> Peak:
+    def peak_memory(self, program: Program, phase: str, call: Callable[[], Any]) -> PeakMemory:
         if not self.has_gpu:
-            return Peak(None, reason="PyTorch counts allocations on a GPU only")
+            return PeakMemory(None, reason="PyTorch counts allocations on a GPU only")
         if phase in program.peaks:
             return program.peaks[phase]
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         call()
         torch.cuda.synchronize()
-        return Peak(torch.cuda.max_memory_allocated() - before)
+        return PeakMemory(torch.cuda.max_memory_allocated() - before)
 
     def late_results(self, program: Program, phase: str, call: Callable[[], Arrays]) -> list[str]:
         if not self.has_gpu:

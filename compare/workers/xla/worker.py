@@ -40,7 +40,7 @@ from ...graph import store  # noqa: E402
 from ...measure import ptx_launch  # noqa: E402
 from ...measure.clock import Clock, CuptiClock, cupti_missing  # noqa: E402
 from ...measure.l2_flush import L2Flush  # noqa: E402
-from ...measure.worker_backend import Arrays, Extent, Peak, Program, lies_within  # noqa: E402
+from ...measure.worker_backend import Arrays, Extent, PeakMemory, Program, lies_within  # noqa: E402
 from ...numerics import input_arrays  # noqa: E402
 from ...spec.blocks import BLOCKS  # noqa: E402
 from ...spec.case import Case  # noqa: E402
@@ -156,9 +156,9 @@ class XlaBackend:
     def synchronize(self, results: Any = None) -> None:
         jax.block_until_ready(results)
 
-    def peak_memory(self, program: Program, phase: str, call: Callable[[], Any]) -> Peak:
+    def peak_memory(self, program: Program, phase: str, call: Callable[[], Any]) -> PeakMemory:
         planned = sum(program.allocations[phase])
-        return Peak(None, planned, "XLA's allocator never resets its peak, so the number is the compiler's plan")
+        return PeakMemory(None, planned, "XLA's allocator never resets its peak, so the number is the compiler's plan")
 
     def needs_restart(self, kept: int) -> bool:
         if not _HAS_GPU:

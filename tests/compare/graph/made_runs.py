@@ -7,6 +7,8 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 from examples import XLA
+from made_records import made_record
+
 from xlafuse.compare.cli.main import cli
 from xlafuse.compare.graph.model import FusionGraph
 from xlafuse.compare.record.record import Record
@@ -28,8 +30,8 @@ def record(us: float, *, busy: float | None = None, noise: list[float] = QUIET, 
         "busy_time": device if busy is None else [[busy * 1e-6 * factor] * 3 for factor in QUIET],
     }
     conditions = [{"sm_mhz": 1980, "throttled": []}] * len(noise)
-    measurement = {"timer": "cupti", "parts": {"forward": part}, "conditions": conditions, **fields}
-    return Record(CASE, "xla", "xla", "ok", measurement=measurement, segment="s1")
+    measurement = {"timer": "cupti", "phases": {"forward": part}, "conditions": conditions, **fields}
+    return made_record(CASE, measurement=measurement, segment="s1")
 
 
 def changed() -> FusionGraph:

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 import pytest
+
 from xlafuse.compare.graph.analyse.missed_fusions import ranked, together
 from xlafuse.compare.graph.build.from_hlo import from_hlo
 from xlafuse.compare.graph.build.xla_reasons import reasons
 from xlafuse.compare.graph.model import FusionGraph
-
 from xlafuse.hlo import gpu_program
 
 ARRAY = 4000  # bytes of f32[1000]

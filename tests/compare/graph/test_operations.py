@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+
 from xlafuse.compare.graph.model import Kernel, SourceOp
 from xlafuse.compare.graph.operations import kind_by_operations, summarized, tokens
 

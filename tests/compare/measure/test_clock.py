@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import convert
+
 from xlafuse.compare.measure.clock import (
     CallTrace,
     CuptiClock,
@@ -160,7 +162,7 @@ def test_a_trace_has_the_launch_and_its_kernels(cupti: FakeCupti) -> None:
     assert (kernel.registers, kernel.shared_bytes, kernel.block, kernel.local_bytes) == (40, 1088, (128, 2, 1), 8)
     assert (copy.registers, copy.shared_bytes, copy.block, copy.local_bytes) == (None,) * 4
     assert (copy.name, copy.bytes, copy.start) == ("[memcpy]", 64, pytest.approx(80e-9))
-    assert CallTrace.from_json(json.loads(json.dumps(asdict(trace)))) == trace
+    assert convert(json.loads(json.dumps(asdict(trace))), CallTrace) == trace
     assert trace.returned == pytest.approx(1e-6)
 
 

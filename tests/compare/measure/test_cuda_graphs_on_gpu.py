@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import convert
+
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.join.kernel_records import join
@@ -65,12 +67,12 @@ def test_graphs_replay_the_kernels_of_the_plain_call(
     case = CASES[block, direction]
     launched = Subject(pool, tmp_path, case, plain)
     launched.ask("check")
-    launches = {part: found["launches"] for part, found in launched.measured(0)["parts"].items()}
+    launches = {phase: found["launches"] for phase, found in launched.measured(0)["phases"].items()}
     replayed = Subject(pool, tmp_path, case, f"{plain}-cudagraphs")
     assert all(error["error"] <= error["tolerance"] for error in replayed.ask("check")["errors"])
 
     buffers, inputs = replayed.prepared["command_buffers"], replayed.prepared["cuda_graph"]
-    assert {part: inside for part, (inside, _) in buffers.items()} == launches
+    assert {phase: inside for phase, (inside, _) in buffers.items()} == launches
     gradients = {f"d_{t.name}" for t in BLOCKS[block].outputs if case.differentiates}
     assert {*inputs["static"], *inputs["copied"]} == {t.name for t in BLOCKS[block].inputs} | gradients
     activations = {"rmsnorm": {"x"}, "cross_entropy": {"logits", "labels"}}[block]
@@ -79,13 +81,13 @@ def test_graphs_replay_the_kernels_of_the_plain_call(
     graph = store.from_json(replayed.prepared["graph"])
     for input_set in (0, 1):  # a graph that reads the first set's inputs would be wrong for the second
         found = replayed.measured(input_set)
-        for part in case.phases:
-            timed, (inside, every) = found["parts"][part], buffers[part]
+        for phase in case.phases:
+            timed, (inside, every) = found["phases"][phase], buffers[phase]
             assert timed["poisoned"] and timed["launches"] == every
-            _, left = join(graph, {part: [DeviceRecord.from_json(record) for record in timed["records"]]})
+            _, left = join(graph, {phase: [convert(record, DeviceRecord) for record in timed["records"]]})
             assert len(left) == every - inside  # the copies of inputs
             if input_set == 0:
-                assert found["peak_memory_bytes"][part] > 0
+                assert found["peak_memory"][phase]["bytes"] > 0
     assert replayed.ask("measure_mode", mode="graph", seconds=0.005, input_set=0) == {"same_as": "cold"}
     with pytest.raises(WorkerError) as refused:
         replayed.ask("measure_mode", mode="no-graph", seconds=0.005, input_set=0)
@@ -122,6 +124,7 @@ def test_a_captured_call_is_checked_as_any_other(tmp_path: Path, function: str, 
 
 def test_a_call_that_inductor_does_not_replay_is_skipped() -> None:
     import torch
+
     from xlafuse.compare.base.worker_protocol import Skip
     from xlafuse.compare.measure.worker_backend import Program
     from xlafuse.compare.workers.pytorch import inductor_graphs
@@ -149,6 +152,7 @@ def _program(apply: Any, *, trains: bool) -> Any:
 def test_a_graph_keeps_the_workspace_of_its_products() -> None:
     """Inductor frees the workspaces of cuBLAS when it captures; a split product of a captured call still needs one."""
     import torch
+
     from xlafuse.compare.workers.pytorch import cuda_graphs
 
     inputs = {"x": torch.randn(64, 1 << 16, device="cuda", dtype=torch.bfloat16)}
@@ -162,6 +166,7 @@ def test_a_graph_keeps_the_workspace_of_its_products() -> None:
 
 def test_a_call_is_captured_while_an_earlier_gradient_of_its_inputs_lives() -> None:
     import torch
+
     from xlafuse.compare.workers.pytorch import cuda_graphs
 
     def apply(arrays: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from xlafuse.compare.measure.cupti_records import reader
 
 LAYOUT = np.dtype(

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec import convert
+
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.join.kernel_records import MEMCPY, MEMSET, join
 from xlafuse.compare.measure.clock import DeviceRecord, cupti_missing
@@ -45,8 +47,8 @@ def test_every_kernel_has_its_launch(pool: WorkerPool, tmp_path: Path, block: st
     pool.ask(role, "release", id="subject")
 
     stated = graph = store.from_json(prepared["graph"])
-    for phase, found in measured["parts"].items():
-        graph, _ = join(graph, {phase: [DeviceRecord.from_json(record) for record in found["records"]]})
+    for phase, found in measured["phases"].items():
+        graph, _ = join(graph, {phase: [convert(record, DeviceRecord) for record in found["records"]]})
     for kernel, before in zip(graph.kernels or (), stated.kernels or (), strict=True):
         ran_as = set(kernel.facts.get("ran_as", [kernel.runtime_name]))
         if ran_as <= {MEMCPY, MEMSET}:

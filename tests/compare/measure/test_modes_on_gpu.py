@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.measure.clock import cupti_missing
 from xlafuse.compare.spec.blocks import BLOCKS
@@ -60,11 +61,11 @@ def test_a_graph_replays_all_launches(
     for input_set in (0, 1):  # a replay that reads the first set's inputs would be wrong for the second
         main = pool.ask("torch", "measure", id="subject", seconds=0.01, first=False, input_set=input_set)
         graph, warm = (measured(pool, "torch", mode, input_set) for mode in ("graph", "warm"))
-        for part in case.phases:
-            launches = main["parts"][part]["launches"]
-            assert warm["parts"][part]["launches"] == launches
-            assert graph["parts"][part]["launches"] == launches
-            assert graph["parts"][part]["poisoned"] and min(graph["parts"][part]["device_time"]) > 0
+        for phase in case.phases:
+            launches = main["phases"][phase]["launches"]
+            assert warm["phases"][phase]["launches"] == launches
+            assert graph["phases"][phase]["launches"] == launches
+            assert graph["phases"][phase]["poisoned"] and min(graph["phases"][phase]["device_time"]) > 0
     assert measured(pool, "torch", "no-graph", 0) == {"same_as": "cold"}
     pool.ask("torch", "release", id="subject")
 
@@ -88,8 +89,8 @@ def test_command_buffers_replay_all_launches(
     else:
         assert no_graph == {"same_as": "cold"}
     for found in (graph, no_graph, warm):
-        for part in case.phases if "parts" in found else ():
-            assert found["parts"][part]["launches"] == main["parts"][part]["launches"]
+        for phase in case.phases if "phases" in found else ():
+            assert found["phases"][phase]["launches"] == main["phases"][phase]["launches"]
     pool.ask("xla", "release", id="subject")
 
 

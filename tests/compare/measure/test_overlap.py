@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from xlafuse.compare.base.exchange_kernels import moves_between_gpus
 from xlafuse.compare.measure.clock import DeviceRecord
 from xlafuse.compare.measure.overlap import Overlap, overlap, union

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from xlafuse.compare.spec.blocks import BLOCKS, attention
 from xlafuse.compare.spec.case import Case
 from xlafuse.compare.spec.dtype import DTYPES
@@ -42,14 +43,13 @@ def peaks(pool: WorkerPool, folder: Path, case: Case, implementation: str) -> di
     measured = pool.ask(role, "measure", id="subject", seconds=0.01, first=True, input_set=0)
     pool.ask(role, "release", id="subject")
     found: dict[str, dict[str, Any]] = measured["peak_memory"]
-    assert measured["peak_memory_bytes"] == {part: peak["bytes"] for part, peak in found.items()}
     return found
 
 
 def number(peak: dict[str, Any], implementation: str) -> int:
     """Return the bytes that reports show: XLA's plan, and the measurement of the others."""
     shown, other = ("planned", "bytes") if implementation.startswith("xla") else ("bytes", "planned")
-    assert peak[other] is None and (peak["reason"] is None) == (shown == "bytes")
+    assert peak.get(other) is None and ("reason" in peak) == (shown == "planned")
     found: int = peak[shown]
     return found
 

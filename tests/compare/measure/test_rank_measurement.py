@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+
 from xlafuse.compare.measure import rank_measurement
 from xlafuse.compare.measure.clock import DeviceRecord, Sample, sample_of
 from xlafuse.compare.measure.host_barrier import HostBarrier

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from xlafuse.compare.measure.clock import DeviceRecord, Sample, sample_of
 from xlafuse.compare.measure.rounds import ROUNDS, rounds_of
 

@@ -12,13 +12,15 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from made_records import made_record
+from msgspec import convert
+
 from xlafuse.compare.cli.main import cli
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
 from xlafuse.compare.measure import timeline
 from xlafuse.compare.measure.clock import LAUNCH, CallTrace, HostRecord, TracedRecord
 from xlafuse.compare.record import run_folder
-from xlafuse.compare.record.record import Record
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.spec.case import Case
 from xlafuse.compare.workers.pool import WorkerPool
@@ -113,10 +115,10 @@ def test_events_have_the_graph_s_kernel_names() -> None:
     (memset,) = spans(events, "gpu_memset").values()  # the library call's own: its bytes, not the product's
     assert memset["name"] == "extern_kernels.mm" and memset["args"]["bytes"] == 64
     assert "flops" not in memset["args"] and memset["args"]["runtime_name"] == "[memset]"
-    part = spans(events, "part")["forward"]
-    assert (part["ts"], part["dur"]) == (0, 35) and part["args"]["host_before_first_launch_us"] == 5
+    phase = spans(events, "phase")["forward"]
+    assert (phase["ts"], phase["dur"]) == (0, 35) and phase["args"]["host_before_first_launch_us"] == 5
     assert sum(e["ph"] == "s" for e in events) == 3
-    assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} == {"parts", "host thread 1", "stream 7"}
+    assert {e["args"]["name"] for e in events if e["name"] == "thread_name"} == {"phases", "host thread 1", "stream 7"}
 
 
 def test_helpers_of_an_eager_operation_have_none_of_its_bytes() -> None:
@@ -142,13 +144,13 @@ def test_copies_within_a_gpu_and_between_two_are_no_kernels() -> None:
 
 def test_backward_follows_forward_and_a_graph_launch_has_an_arrow_to_each_kernel() -> None:
     events = validate(timeline.of_call({"forward": FORWARD, "backward": BACKWARD}, None, name="x"))
-    parts = spans(events, "part")
-    assert parts["backward"]["ts"] == parts["forward"]["ts"] + parts["forward"]["dur"] == 35
+    phases = spans(events, "phase")
+    assert phases["backward"]["ts"] == phases["forward"]["ts"] + phases["forward"]["dur"] == 35
     launched = spans(events, "host")["cudaGraphLaunch"]
     assert launched["ts"] == 35
     assert sum(e["ph"] == "s" and e["tid"] == launched["tid"] for e in events) == 3
     names = [e["args"]["name"] for e in events if e["name"] == "thread_name"]
-    assert names == ["parts", "host thread 1", "host thread 2", "stream 7", "stream 7, row 2", "stream 7, row 3"]
+    assert names == ["phases", "host thread 1", "host thread 2", "stream 7", "stream 7, row 2", "stream 7, row 3"]
 
 
 def test_records_merge_as_processes_that_begin_together() -> None:
@@ -159,7 +161,7 @@ def test_records_merge_as_processes_that_begin_together() -> None:
     assert document["otherData"]["records"] == ["a", "b", "a"]
     names = {e["pid"]: e["args"]["name"] for e in events if e["name"] == "process_name"}
     assert names == {1: "a", 2: "b", 3: "a"}
-    assert {e["pid"] for e in events if e.get("cat") == "part" and e["ts"] == 0} == {1, 2, 3}
+    assert {e["pid"] for e in events if e.get("cat") == "phase" and e["ts"] == 0} == {1, 2, 3}
     assert len({e["id"] for e in events if e["ph"] == "s"}) == 3 + 6 + 3
     assert one["traceEvents"] == timeline.of_call({"forward": FORWARD}, GRAPH, name="a")["traceEvents"]  # untouched
 
@@ -184,7 +186,7 @@ def test_any_records_make_a_valid_trace(ran: list[Any], called: list[tuple[int, 
     )
     trace = CallTrace(returned * 1e-9, tuple(host), device)
     validate(timeline.of_call({"forward": trace, "backward": trace}, None, name="any"))
-    assert CallTrace.from_json(json.loads(json.dumps(asdict(trace)))) == trace
+    assert convert(json.loads(json.dumps(asdict(trace))), CallTrace) == trace
 
 
 def a_run(folder: Path) -> Path:
@@ -192,7 +194,7 @@ def a_run(folder: Path) -> Path:
     run_folder.create(folder, {"segments": []})
     for name, found in (("xla", {"file": "traces/xla.json.gz"}), ("inductor", {"file": "traces/inductor.json.gz"}),
                         ("triton", {"unavailable": "the torch worker died"}), ("eager", None)):
-        run_folder.append(folder, Record(case, name, name, "ok", trace=found))
+        run_folder.append(folder, made_record(case, name, name, "ok", trace=found))
         if found and "file" in found:
             document = timeline.of_call({"forward": FORWARD}, GRAPH, name=f"softmax/{name}")
             timeline.save(document, folder / found["file"])
@@ -200,7 +202,7 @@ def a_run(folder: Path) -> Path:
 
 
 def xlafuse(*words: object) -> Any:
-    return CliRunner().invoke(cli, ["timeline", *map(str, words)])
+    return CliRunner().invoke(cli, ["export", *map(str, words), "--to", "perfetto"])
 
 
 def test_a_runs_timelines_are_merged(tmp_path: Path) -> None:
@@ -262,7 +264,7 @@ def test_a_removed_timeline_is_left_out(tmp_path: Path) -> None:
 def test_no_file_outside_the_run_is_read(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
     case = BLOCKS["softmax"].cases("quick")[0]
-    run_folder.append(run, Record(case, "xla", "xla", "ok", trace={"file": "../../etc/passwd"}))
+    run_folder.append(run, made_record(case, "xla", "xla", "ok", trace={"file": "../../etc/passwd"}))
     result = xlafuse(run, "-i", "xla", "-o", tmp_path / "x.json")
     assert result.exit_code == 2 and "is not in the run's folder" in result.output
 
@@ -290,13 +292,13 @@ def test_a_traced_call_on_a_gpu(pool: WorkerPool, tmp_path: Path, implementation
         role, "prepare", id="subject", case=case.to_json(), implementation=implementation, folders=folders,
         scales=scales, dumps=str(tmp_path / "dumps"),
     )
-    traces = {part: CallTrace.from_json(found) for part, found in pool.ask(role, "trace", id="subject").items()}
-    measured = pool.ask(role, "measure", id="subject", seconds=0.01, first=False, input_set=0)["parts"]
+    traces = {phase: convert(found, CallTrace) for phase, found in pool.ask(role, "trace", id="subject").items()}
+    measured = pool.ask(role, "measure", id="subject", seconds=0.01, first=False, input_set=0)["phases"]
     pool.ask(role, "release", id="subject")
     graph = store.from_json(prepared["graph"])
     assert list(traces) == ["forward", "backward"]
-    for part, trace in traces.items():
-        assert len(trace.device) == measured[part]["launches"]
+    for phase, trace in traces.items():
+        assert len(trace.device) == measured[phase]["launches"]
         launched = {call.correlation: call for call in trace.host}
         assert all(LAUNCH.match(call.name) for call in trace.host)
         for ran in trace.device:  # each was launched by a call that is shown, and ran after that began

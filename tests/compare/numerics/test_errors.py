@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from xlafuse.compare.numerics.errors import ErrorCheck, describe, relative_error
 from xlafuse.compare.numerics.tolerance import Scale, share_worst_error
 

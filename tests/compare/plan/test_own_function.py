@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.plan.own_function import Arguments, Place, arguments_of, by_name, call, own_function
 from xlafuse.compare.spec.blocks import BLOCKS

@@ -8,11 +8,17 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from made_records import made_record, measurement_of
+
 from xlafuse.compare.cli.main import cli
 from xlafuse.compare.plan import paired_rounds
 from xlafuse.compare.record import run_folder
 from xlafuse.compare.record.record import Record
-from xlafuse.compare.report import matrix, rows, table
+from xlafuse.compare.record.record_fields import GraphInputs, PeakMemory
+from xlafuse.compare.report import matrix, table
+from xlafuse.compare.report.columns import as_data
+from xlafuse.compare.sources.row import Row
+from xlafuse.compare.sources.run_source import open_run, results_of
 from xlafuse.compare.spec.blocks import BLOCKS
 
 CASE = next(c for c in BLOCKS["softmax"].cases("quick") if c.direction == "train")
@@ -31,30 +37,36 @@ def measured(
     processes: list[int] | None = None, modes: dict[str, Any] | None = None, **fields: Any,
 ) -> Record:
     wall = cold if wall is None else wall
-    return Record(
+    return made_record(
         CASE, implementation, "xla" if implementation == "xla" else "triton", "ok", segment="s1",
         measurement={
-            "timer": "cupti", "parts": timed(cold, rounds), "wall_time": [wall * 1e-6 * j for j in JITTER[:rounds]],
-            "peak_memory_bytes": {}, "processes": processes or [0] * rounds, "modes": modes or {}, **fields,
+            "timer": "cupti", "phases": timed(cold, rounds), "wall_time": [wall * 1e-6 * j for j in JITTER[:rounds]],
+            "processes": processes or [0] * rounds, "modes": modes or {}, **fields,
         },
     )
 
 
 def mode(microseconds: float, rounds: int = 5) -> dict[str, Any]:
-    return {"parts": timed(microseconds, rounds), "settled": [True] * rounds, "command_buffers": None}
+    return {"phases": timed(microseconds, rounds), "settled": [True] * rounds, "command_buffers": None}
+
+
+def rows_of(*records: Record) -> list[Row]:
+    return [result.row for result in results_of(records, {}, {})]
 
 
 def judged(*records: Record) -> list[dict[str, Any]]:
-    return rows.with_comparisons(records, {})
+    """Return the values of each record by column."""
+    return as_data(rows_of(*records))
 
 
 def test_opposite_winners_by_two_timers_are_no_verdict() -> None:
-    _, row = judged(measured("xla", 100, wall=100), measured("triton", 68, wall=112))
+    records = measured("xla", 100, wall=100), measured("triton", 68, wall=112)
+    _, row = judged(*records)
     assert row["verdict_vs_xla_word"] == "depends on the timer"
     assert row["verdict_vs_xla"] == "depends on the timer: 1.47x faster by cold device time, 1.12x slower by wall time"
     assert row["time_vs_xla"] == pytest.approx(0.68) and row["verdict_vs_xla_high"] == pytest.approx(0.68, rel=0.01)
     assert (row["wall_vs_xla"], row["wall_vs_xla_word"]) == (pytest.approx(1.12), "slower")
-    assert "depends on the timer" in table.render([row])
+    assert "depends on the timer" in table.render(rows_of(*records))
 
 
 @pytest.mark.parametrize("wall", [100.0, 100.5, 67.0])
@@ -65,7 +77,7 @@ def test_a_tie_or_the_same_winner_contradicts_nothing(wall: float) -> None:
 
 def test_a_timer_that_resolves_nothing_contradicts_nothing() -> None:
     noisy = measured("triton", 68, wall=112)
-    noisy.measurement["wall_time"] = [50e-6, 200e-6, 90e-6, 300e-6, 60e-6]  # type: ignore[index]
+    measurement_of(noisy).wall_time = [50e-6, 200e-6, 90e-6, 300e-6, 60e-6]
     assert judged(measured("xla", 100), noisy)[1]["verdict_vs_xla_word"] == "faster"
 
 
@@ -82,7 +94,7 @@ def test_each_mode_is_compared_with_the_same_mode() -> None:
         "1.20x slower by warm device time"
     assert three["warm_vs_xla"] is three["graph_vs_xla"] is three["graph_time_us"] is None
     assert three["modes_unavailable"] == "graph: no CUDA graph could be captured"
-    text = table.render([one, two, three])
+    text = table.render(rows_of(xla, triton, eager))
     assert "eager: graph: no CUDA graph could be captured" in text
     for column in ("warm", "graph", "no graph"):
         assert column in text.splitlines()[3]
@@ -90,11 +102,13 @@ def test_each_mode_is_compared_with_the_same_mode() -> None:
 
 def test_a_replay_of_graphs_says_how_it_gets_its_inputs() -> None:
     replayed = measured("inductor-cudagraphs", 90, command_buffers={"forward": [3, 4], "backward": [5, 6]})
-    replayed.cuda_graph = {"static": ["weight"], "copied": ["x", "d_y"]}
-    one, two = judged(measured("xla", 100), Record.from_json(replayed.to_json()))
+    replayed.cuda_graph = GraphInputs(("weight",), ("x", "d_y"))
+    records = measured("xla", 100), Record.from_json(replayed.to_json())
+    one, two = judged(*records)
     assert one["graph_inputs"] is None and two["graph_inputs"] == "static weight; copied x, d_y"
     assert two["command_buffer_launches"] == 8 and two["verdict_vs_xla_word"] == "faster"
-    assert "inductor-cudagraphs: inputs of its CUDA graphs: static weight; copied x, d_y" in table.render([one, two])
+    text = table.render(rows_of(*records))
+    assert "inductor-cudagraphs: inputs of its CUDA graphs: static weight; copied x, d_y" in text
 
 
 def test_rounds_of_several_processes_are_resampled_by_process() -> None:
@@ -104,8 +118,8 @@ def test_rounds_of_several_processes_are_resampled_by_process() -> None:
     def with_times(implementation: str, processes: list[int]) -> Record:
         made = measured(implementation, 100, rounds=6, processes=processes)
         scale = [1.0] * 6 if implementation == "xla" else [0.9, 0.9, 0.9, 0.9, 1.0, 1.0]
-        for part in made.measurement["parts"].values():  # type: ignore[index]
-            part["device_time"] = [[s * k for s in r] for r, k in zip(part["device_time"], scale, strict=True)]
+        for times in made.times.values():
+            times.device_time = [[s * k for s in r] for r, k in zip(times.device_time, scale, strict=True)]
         return made
 
     together = judged(with_times("xla", [0] * 6), with_times("triton", [0] * 6))[1]
@@ -117,16 +131,15 @@ def test_rounds_of_several_processes_are_resampled_by_process() -> None:
 
 def test_rows_count_throttled_and_unsettled_rounds() -> None:
     calm, hot = {"sm_mhz": 1980, "throttled": []}, {"sm_mhz": 900, "throttled": ["power cap"]}
-    row = judged(
-        measured(
-            "triton", 100, conditions=[calm, hot, None, hot, calm],
-            command_buffers={"forward": [3, 4], "backward": [0, 1]},
-            warm_up={"seconds": [0.01] * 5, "settled": [True, False, True, True, True]},
-        )
-    )[0]
+    made = measured(
+        "triton", 100, conditions=[calm, hot, None, hot, calm],
+        command_buffers={"forward": [3, 4], "backward": [0, 1]},
+        warm_up={"seconds": [0.01] * 5, "settled": [True, False, True, True, True]},
+    )
+    (row,) = judged(made)
     assert (row["throttled_rounds"], row["unsettled_rounds"], row["command_buffer_launches"]) == (2, 1, 3)
     assert row["launch_gap"] == pytest.approx(0.1)
-    line = next(line for line in table.render([row]).splitlines() if line.startswith("triton"))
+    line = next(line for line in table.render(rows_of(made)).splitlines() if line.startswith("triton"))
     assert "100 !~" in line and "10%" in line
 
 
@@ -138,27 +151,26 @@ def test_marks_follow_times_and_the_legend_explains_them() -> None:
         (measured("triton", 80, conditions=hot), "!"), (measured("triton", 80, warm_up=restless), "~"),
         (measured("triton", 80, conditions=hot, warm_up=restless), "!~"),
     ):
-        found = judged(calm, made)
+        found = rows_of(calm, made)
         full, brief = table.render(found), matrix.render(found)
         assert f" 80.0 {mark} " in full and f" 80.0 *{mark}" in brief
         for text in (full, brief):
             assert ("\n!: " in text, "\n~: " in text) == ("!" in mark, "~" in mark)
         assert f" 80.0 \\*{mark.replace('~', chr(92) + '~')} |" in matrix.render(found, markdown=True)
-    assert "\n!: " not in matrix.render(judged(calm))
+    assert "\n!: " not in matrix.render(rows_of(calm))
 
 
 def test_the_legend_explains_blank_memory() -> None:
     known, blank = measured("xla", 100), measured("triton", 80)
-    assert "memory is blank" not in table.render(judged(known, blank))
-    blank.measurement["peak_memory"] = {"forward": {"bytes": None, "planned": 1, "reason": "no room"}}  # type: ignore[index]
-    assert table.NO_MEMORY in table.render(judged(known, blank))
+    assert "memory is blank" not in table.render(rows_of(known, blank))
+    measurement_of(blank).peak_memory = {"forward": PeakMemory(None, 1, "no room")}
+    assert table.NO_MEMORY in table.render(rows_of(known, blank))
 
 
-def test_a_record_of_an_older_version_is_compared_by_the_fields_it_has() -> None:
+def test_a_record_without_processes_and_modes_is_compared_by_the_fields_it_has() -> None:
     xla, triton = measured("xla", 100), measured("triton", 50)
     for made in (xla, triton):
-        for name in ("processes", "modes"):
-            del made.measurement[name]  # type: ignore[union-attr]
+        measurement_of(made).processes, measurement_of(made).modes = [], {}
     row = judged(xla, triton)[1]
     assert row["verdict_vs_xla_word"] == "faster"
     for name in ("processes", "throttled_rounds", "unsettled_rounds", "command_buffer_launches", "warm_time_us"):
@@ -177,13 +189,16 @@ def test_opposite_winners_of_two_runs_are_found(tmp_path: Path) -> None:
         name: run_of(tmp_path / name, *times)
         for name, times in {"fast": (80, 80), "slow": (120, 80), "tied": (100, 100), "flips": (80, 120)}.items()
     }
+    speedups = {
+        name: {result.id: result.row.speedups for result in open_run(folder).results} for name, folder in runs.items()
+    }
     found = {
-        pair: paired_rounds.opposite_winners(paired_rounds.rows_in_both(*(rows.read(runs[name]).rows for name in pair)))
-        for pair in itertools.product(runs, runs)
+        (one, other): paired_rounds.opposite_winners(speedups[one], speedups[other])
+        for one, other in itertools.product(runs, runs)
     }
     assert found["fast", "fast"] == found["fast", "tied"] == found["tied", "slow"] == []
     assert found["slow", "tied"] == found["flips", "flips"] == []
-    what = f"softmax/{CASE.name}/bfloat16/train/triton"
+    what = f"{CASE.id}/triton"
     assert found["fast", "slow"] == [f"{what}: faster in the one, slower in the other, by cold device time"]
     assert found["fast", "flips"] == [f"{what}: faster in the one, slower in the other, by wall time"]
     assert len(found["slow", "flips"]) == 2  # neither names a winner, yet they differ by both timers
@@ -192,14 +207,14 @@ def test_opposite_winners_of_two_runs_are_found(tmp_path: Path) -> None:
 def test_selftest_of_two_runs(tmp_path: Path) -> None:
     fast, flips = run_of(tmp_path / "fast", 80, 80), run_of(tmp_path / "flips", 80, 120)
     again = run_of(tmp_path / "again", 80, 80)
-    agreeing = CliRunner().invoke(cli, ["selftest", str(fast), str(again)])
+    agreeing = CliRunner().invoke(cli, ["doctor", "--clock", str(fast), str(again)])
     assert agreeing.exit_code == 0 and "no opposite winners in 1 rows" in agreeing.output
-    contradicting = CliRunner().invoke(cli, ["selftest", str(fast), str(flips)])
+    contradicting = CliRunner().invoke(cli, ["doctor", "--clock", str(fast), str(flips)])
     assert contradicting.exit_code == 1 and "1 of 1 rows: opposite winners" in contradicting.output
-    same = CliRunner().invoke(cli, ["selftest", str(fast), f"{fast}/../fast"])
+    same = CliRunner().invoke(cli, ["doctor", "--clock", str(fast), f"{fast}/../fast"])
     assert same.exit_code == 2 and "are the same run; name two" in same.output and same.output.count("\n") == 1
-    alone = CliRunner().invoke(cli, ["selftest", str(fast)])
+    alone = CliRunner().invoke(cli, ["doctor", "--clock", str(fast)])
     assert alone.exit_code == 2 and "compares two runs, got 1" in alone.output
     run_folder.create(tmp_path / "empty", {"segments": []})
-    nothing = CliRunner().invoke(cli, ["selftest", str(fast), str(tmp_path / "empty")])
+    nothing = CliRunner().invoke(cli, ["doctor", "--clock", str(fast), str(tmp_path / "empty")])
     assert nothing.exit_code == 2 and str(tmp_path / "empty") in nothing.output

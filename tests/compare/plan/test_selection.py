@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+from xlafuse.compare import targets
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.plan import selection
 from xlafuse.compare.plan.plan import Plan
@@ -15,8 +17,6 @@ from xlafuse.compare.plan.timing_modes import Timing
 from xlafuse.compare.record.run_folder import RunFolderError
 from xlafuse.compare.run.output_folder import output_folder, resumed_folder
 from xlafuse.compare.spec.blocks import BLOCKS
-
-from xlafuse.compare import targets
 
 NOW = datetime(2030, 1, 2, 3, 4, 5)
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from xlafuse.compare.base import host
 from xlafuse.compare.cli import main as cli
 from xlafuse.compare.record import run_folder

@@ -10,13 +10,15 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from made_records import made_record
+
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.model import FusionGraph
 from xlafuse.compare.record import packing, run_files, run_folder, run_readme
 from xlafuse.compare.record.record import Record
 from xlafuse.compare.record.run_files import RunFile, recorded_file
 from xlafuse.compare.record.run_folder import RunFolderError
-from xlafuse.compare.sources import graph_sources
+from xlafuse.compare.sources.opening import open_source
 from xlafuse.compare.spec.blocks import BLOCKS
 
 CASE = BLOCKS["gelu"].cases("quick")[0]
@@ -32,7 +34,7 @@ def add(folder: Path, implementation: str, *, version: str = "") -> Record:
     (folder / "dumps").mkdir(exist_ok=True)
     with zipfile.ZipFile(folder / dumps, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("forward/optimized.hlo.txt", f"HloModule {implementation}{version}")
-    record = Record(CASE, implementation, "xla", "ok", graph=graph, trace={"file": trace}, dumps=dumps)
+    record = made_record(CASE, implementation, "xla", "ok", graph=graph, trace={"file": trace}, dumps=dumps)
     run_folder.append(folder, record)
     return record
 
@@ -98,7 +100,7 @@ def test_many_records_are_compressed_and_a_resumed_run_appends_to_them(
     assert not (folder / "records.jsonl").exists()
     assert gzip.decompress((folder / "records.jsonl.gz").read_bytes()) == records
     assert run_folder.repair(folder) is None
-    run_folder.append(folder, Record(CASE, "xla", "xla", "wrong"))
+    run_folder.append(folder, made_record(CASE, "xla", "xla", "wrong"))
     more = (folder / "records.jsonl").read_bytes()
     statuses = {"xla": "wrong", "triton": "ok"}
     for packed in (False, True):
@@ -196,15 +198,15 @@ def test_a_damaged_loose_file_is_packed_as_it_is(tmp_path: Path) -> None:
 def test_graphs_and_modules_of_a_packed_run_open(tmp_path: Path) -> None:
     folder = made(tmp_path / "run", "xla")
     packing.pack(folder)
-    (source,) = graph_sources.contents(folder).graphs
-    assert source.graph().name == "xla"
+    (source,) = open_source(folder).results
+    assert source.load().name == "xla"
     ((name, module),) = source.compiled()
-    assert name == source.name and module.find("hlo") is not None
+    assert name == source.id and module.find("hlo") is not None
 
 
 def test_the_readme_says_what_the_run_holds_and_lacks(tmp_path: Path) -> None:
     folder = made(tmp_path / "run", "xla", "triton")
-    run_folder.append(folder, Record(CASE, "triton", "triton", "wrong", detail="y: error 2 exceeds tolerance 1"))
+    run_folder.append(folder, made_record(CASE, "triton", "triton", "wrong", detail="y: error 2 exceeds tolerance 1"))
     packing.pack(folder)
     text = (folder / "README.md").read_text()
     assert "Records: 2 of 3 planned; 1 `ok`, 1 `wrong`." in text

@@ -7,17 +7,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_records import made_record
+
 from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.graph import store
 from xlafuse.compare.record import run_folder
 from xlafuse.compare.record.record import SCHEMA, Record
+from xlafuse.compare.record.record_fields import Measurement
 from xlafuse.compare.record.run_folder import RunFolderError
-from xlafuse.compare.sources import graph_sources
+from xlafuse.compare.sources import explained
+from xlafuse.compare.sources.opening import open_source
 from xlafuse.compare.spec.blocks import BLOCKS
 
 
 def entry(implementation: str = "xla", status: str = "ok") -> Record:
     case = BLOCKS["gelu"].cases("quick")[0]
-    return Record(case=case, implementation=implementation, compiler="xla", status=status, compile_s=1.5)
+    return made_record(case, implementation, status=status, compile_s=1.5)
 
 
 def test_records_survive_writing_and_reading(tmp_path: Path) -> None:
@@ -47,11 +52,11 @@ def test_a_partial_line_costs_only_its_own_record(tmp_path: Path) -> None:
 
 
 TIMES: dict[str, Any] = {"device_time": [[1e-4, 2e-4]] * 5, "busy_time": None, "launches": None}
-TIMED: dict[str, Any] = {"timer": "cupti", "parts": {"forward": TIMES}, "wall_time": [1e-4] * 5}
+TIMED: dict[str, Any] = {"timer": "cupti", "phases": {"forward": TIMES}, "wall_time": [1e-4] * 5}
 
 
 def timed_by(device_time: object) -> dict[str, Any]:
-    return TIMED | {"parts": {"forward": TIMES | {"device_time": device_time}}}
+    return TIMED | {"phases": {"forward": TIMES | {"device_time": device_time}}}
 
 
 def written(folder: Path, **change: Any) -> tuple[list[Record], list[str]]:
@@ -63,22 +68,30 @@ def written(folder: Path, **change: Any) -> tuple[list[Record], list[str]]:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"schema": 1}, "schema 1"),
+        ({"schema": 2}, "schema 2, expected 3"),
         ({"status": "splendid"}, "splendid"),
-        ({"case": {"block": "gelu"}}, "misnamed"),
-        ({"case": 3}, "misnamed"),
-        ({"implementation": 3}, "implementation: expected str"),
-        ({"compile_s": "soon"}, "compile_s: expected"),
-        ({"errors": [{}]}, "errors[0].name: missing"),
-        ({"kernels": {"forward": "none"}}, "kernels.forward: expected an object"),
-        ({"measurement": [1]}, "measurement: expected an object"),
-        ({"measurement": timed_by("soon")}, "measurement.parts.forward.device_time: expected a list"),
+        ({"case": {"block": "gelu"}}, "field `name` - at `$.case`"),
+        ({"case": 3}, "$.case"),
+        ({"implementation": 3}, "Expected `str`, got `int` - at `$.implementation`"),
+        ({"compile_s": "soon"}, "$.compile_s"),
+        ({"errors": [{}]}, "field `name` - at `$.errors[0]`"),
+        ({"kernels": {"forward": "none"}}, "$.kernels"),
+        ({"measurement": [1]}, "$.measurement"),
+        ({"measurement": timed_by("soon")}, "phases[...].device_time"),
         ({"measurement": timed_by([[]])}, "no sample"),
         ({"measurement": timed_by([[0.0]])}, "not positive"),
         ({"measurement": TIMED | {"wall_time": [0.0]}}, "not positive"),
         ({"measurement": TIMED | {"processes": [0]}}, "processes"),
-        ({"measurement": TIMED | {"modes": {"warm": {"parts": 3}}}}, "modes.warm.parts: expected an object"),
-        ({"traffic": {"call": {"cache_control": "all", "parts": {"forward": {}}}}}, "traffic.call.parts.forward"),
+        ({"measurement": TIMED | {"modes": {"warm": {"phases": 3}}}}, "$.measurement.modes[...].phases"),
+        ({"case": entry().to_json()["case"] | {"dtype": "float7"}}, "unknown dtype 'float7'"),
+        ({"checked": None}, "status ok needs `checked`"),
+        ({"errors": []}, "status ok needs"),
+        ({"status": "failed"}, "status failed needs a reason"),
+        ({"status": "wrong", "detail": ""}, "status wrong needs a reason"),
+        ({"recorded": {}}, "one of device_time_us, unavailable"),
+        ({"trace": {"file": "traces/x.json.gz", "unavailable": "the worker died"}}, "one of file, unavailable"),
+        ({"measurement": TIMED | {"modes": {"warm": {}}}}, "one of phases, same_as, unavailable"),
+        ({"traffic": {"call": {"cache_control": "all", "phases": {"forward": {}}}}}, "$.traffic[...].phases[...]"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -87,15 +100,12 @@ def test_a_malformed_record_is_skipped_and_its_field_named(tmp_path: Path, chang
     assert not records and reason in warnings[0]
 
 
-def test_records_of_older_versions_get_the_names_of_today(tmp_path: Path) -> None:
-    roofline = {"floor_us": 2.0, "recoverable_us": 1.0, "bound_us": {"memory": 3.0}}
-    kernels = {"forward": {"launches": 1, "bytes_moved": 8, "provenance": {}, "roofline": roofline}}
-    modes = {"launches": {"same_as": "cold"}, "graph": {"unavailable": "no capture"}}
-    (record,), warnings = written(tmp_path, kernels=kernels, measurement=TIMED | {"modes": modes})
-    assert not warnings and record.measurement
-    assert record.kernels["forward"]["bytes_declared"] == 8
-    assert record.kernels["forward"]["roofline"]["roofline_time_us"] == 2.0
-    assert set(record.measurement["modes"]) == {"no-graph", "graph"}
+def test_a_field_of_a_default_value_is_left_out() -> None:
+    record = entry()
+    assert "measurement" not in record.to_json()
+    record.measurement = Measurement(timer=None, phases=None, wall_time=[1e-4])
+    assert record.to_json()["measurement"] == {"timer": None, "phases": None, "wall_time": [1e-4]}
+    assert Record.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
@@ -110,7 +120,7 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         run_folder.read_run(tmp_path / "run.json")
 
 
-@pytest.mark.parametrize("schema", [3, 99])
+@pytest.mark.parametrize("schema", [SCHEMA + 1, 99])
 def test_a_later_schema_is_refused_and_kept(tmp_path: Path, schema: int) -> None:
     """The message says which schema came, which is read and what to do; a resumed run keeps such records."""
     run_folder.create(tmp_path, {"schema": SCHEMA})
@@ -129,11 +139,12 @@ def test_a_later_schema_is_refused_and_kept(tmp_path: Path, schema: int) -> None
         run_folder.read_run(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["fusion-graph", "explained"])
-def test_a_later_schema_of_a_graph_is_refused(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("schema", [store.SCHEMA, explained.SCHEMA])
+def test_another_schema_of_a_graph_is_refused(tmp_path: Path, schema: str) -> None:
+    name, _, version = schema.rpartition("/")
     file = tmp_path / "folder" / "graph.json"
     file.parent.mkdir()
-    file.write_text(json.dumps({"schema": f"xlafuse.{name}/99", "name": "f", "compiler": "xla", "kernels": []}))
-    for path in (file, *([file.parent] if name == "fusion-graph" else [])):
-        with pytest.raises(UsageError, match=f"xlafuse.{name}/1', got 'xlafuse.{name}/99': use the xlafuse that"):
-            graph_sources.contents(path).graphs[0].graph()
+    file.write_text(json.dumps({"schema": f"{name}/99", "name": "f", "compiler": "xla", "kernels": []}))
+    for path in (file, *([file.parent] if schema == store.SCHEMA else [])):
+        with pytest.raises(UsageError, match=f"{name}/{version}', got '{name}/99': use the xlafuse that"):
+            open_source(path).results[0].load()

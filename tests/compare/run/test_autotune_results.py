@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.plan.selection import autotune_results as recorded_results
 from xlafuse.compare.run import autotune_results

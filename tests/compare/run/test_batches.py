@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.plan.selection import resolve
 from xlafuse.compare.record import run_folder
@@ -39,10 +40,11 @@ def test_the_estimate_covers_what_xla_planned_on_an_h200() -> None:
     """A group takes at least twice its largest call: inputs, and what the other worker processes hold."""
     planned: dict[str, int] = {}
     for record in run_folder.read_records(PROJECT / "reports" / "h200")[0]:
-        for peak in ((record.measurement or {}).get("peak_memory") or {}).values():
-            if peak["planned"] and record.implementation == "xla":
+        peaks = record.measurement.peak_memory if record.measurement else None
+        for peak in (peaks or {}).values():
+            if peak.planned and record.implementation == "xla":
                 shape = record.id.rsplit("/", 2)[0]
-                planned[shape] = max(planned.get(shape, 0), peak["planned"])
+                planned[shape] = max(planned.get(shape, 0), peak.planned)
     known = [group for group in FULL if name_of(group) in planned]
     assert len(known) > 50
     assert [name_of(group) for group in known if memory_of(group) < 2 * planned[name_of(group)]] == []

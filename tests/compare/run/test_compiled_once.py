@@ -17,6 +17,7 @@ from xlafuse.compare.spec.case import Case  # noqa: E402
 from xlafuse.compare.workers.pytorch.worker import TorchBackend  # noqa: E402
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available() or os.name != "posix", reason="tests the CPU's Inductor")
 def test_preparing_the_next_implementation_leaves_the_last_compiled(tmp_path: Path) -> None:

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from made_records import made_record
+
 from xlafuse.compare.base import host
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.build.from_inductor import from_inductor
-from xlafuse.compare.record.record import Record
 from xlafuse.compare.record.run_files import RunFile
 from xlafuse.compare.run import for_target
 from xlafuse.compare.spec.blocks import BLOCKS
@@ -50,7 +51,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def rows(folder: Path) -> list[dict[str, Any]]:
-    rows = json.loads(xlafuse("report", str(folder), "--json").stdout)
+    rows = json.loads(xlafuse("inspect", str(folder), "--view", "times", "--json").stdout)["rows"]
     optional = {i.name for i in BLOCKS["softmax"].implementations if i.requires}
     rows = [row for row in rows if row["implementation"] not in optional]
     assert len(rows) == 7  # baselines and inductor-max run in bfloat16 cases
@@ -83,7 +84,7 @@ def test_nothing_about_gpu_code_is_ok_without_a_gpu(rows: list[dict[str, Any]]) 
 def test_what_was_compiled_and_cannot_be_checked_here_is_compiled() -> None:
     checking: Future[dict[str, Any]] = Future()
     checking.set_exception(WorkerError("skipped", "the interpreter of Triton 3.6.0 does not work with numpy 2.4.6"))
-    entry = Record(BLOCKS["gelu"].cases("quick")[0], "triton", "triton", "compiled")
+    entry = made_record(BLOCKS["gelu"].cases("quick")[0], "triton", "triton", "compiled")
     for_target._join_check(entry, checking)
     assert (entry.status, entry.checked) == ("compiled", None)
     assert entry.detail is not None and entry.detail.startswith("not checked on the CPU: the interpreter")
@@ -168,6 +169,7 @@ def test_a_finished_run_resumes_with_nothing_to_do(folder: Path) -> None:
     assert [(folder / name).read_bytes() for name in ("records.jsonl", "run.json")] == before
 
 
+@pytest.mark.full
 def test_an_interrupted_run_keeps_its_records_and_goes_on(folder: Path, tmp_path: Path) -> None:
     lines = (folder / "records.jsonl").read_text().splitlines()
     (tmp_path / "logs").mkdir()
@@ -176,7 +178,7 @@ def test_an_interrupted_run_keeps_its_records_and_goes_on(folder: Path, tmp_path
     (tmp_path / "records.jsonl").write_text("\n".join(kept) + '\n{"id": "softmax/torn')
     done = xlafuse("run", "--out", str(tmp_path), "--resume")
     assert done.returncode == 0, done.stderr
-    rows = json.loads(xlafuse("report", str(tmp_path), "--json").stdout)
+    rows = json.loads(xlafuse("inspect", str(tmp_path), "--view", "times", "--json").stdout)["rows"]
     assert {r["implementation"]: r["status"] for r in rows}["cuda"] == "compiled" and len(rows) == len(lines)
 
 

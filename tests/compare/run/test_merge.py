@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from made_records import made_record, with_fields
+
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.cli.main import cli
 from xlafuse.compare.plan import selection
 from xlafuse.compare.record import run_folder
-from xlafuse.compare.record.record import SCHEMA, Record
+from xlafuse.compare.record.record import SCHEMA
 from xlafuse.compare.record.run_files import recorded_file
 from xlafuse.compare.record.run_folder import RunFolderError
 from xlafuse.compare.run.shards import shard_of
@@ -28,12 +29,12 @@ def part(folder: Path, *blocks: str, suite: str = "quick", entries: bool = True)
         folder, {"schema": SCHEMA, "suite": suite, "target": None, "plan": plan.to_json(), "segments": segments}
     )
     for number, (case, _) in enumerate(plan.work if entries else ()):
-        entry = Record(
+        entry = made_record(
             case=case, implementation="xla", compiler="xla", status="ok", segment=f"s{number % 2 + 1}",
             graph=f"graphs/{case.block}-{number}.json.gz", dumps=f"dumps/{case.block}-{number}.zip",
             trace={"file": f"traces/{case.block}-{number}.json.gz"},
         )
-        for name in (entry.graph, entry.dumps, entry.trace["file"] if entry.trace else None):
+        for name in (entry.graph, entry.dumps, entry.trace and entry.trace.file):
             assert name is not None
             (folder / name).parent.mkdir(exist_ok=True)
             (folder / name).write_text(f"{name} of {folder.name}")
@@ -52,10 +53,10 @@ def test_records_keep_their_segments_and_files(tmp_path: Path) -> None:
     for entry in records:
         owner = "a" if entry.case.block == "gelu" else "b"
         assert ceilings[str(entry.segment)].endswith(f"of {owner}")
-        for name in (entry.graph, entry.dumps, (entry.trace or {})["file"]):
+        for name in (entry.graph, entry.dumps, entry.trace and entry.trace.file):
             assert recorded_file(tmp_path / "out", entry, str(name)).read_bytes() == f"{name} of {owner}".encode()
-    before = [replace(r, segment=None) for p in parts for r in run_folder.read_records(p)[0]]
-    assert [replace(r, segment=None) for r in records] == before  # gelu is before softmax in the table, too
+    before = [with_fields(r, segment=None) for p in parts for r in run_folder.read_records(p)[0]]
+    assert [with_fields(r, segment=None) for r in records] == before  # gelu is before softmax in the table, too
 
 
 def test_a_merged_run_knows_what_it_is_to_hold(tmp_path: Path) -> None:
@@ -74,7 +75,7 @@ def shared_out(folder: Path, *numbers: int, of: int = 3, blocks: tuple[str, ...]
         plan = shard_of(whole, f"{number}/{of}")
         run_folder.create(made, {"schema": SCHEMA, "suite": "quick", "target": None, "plan": plan.to_json()})
         for case, _ in plan.work:
-            run_folder.append(made, Record(case=case, implementation="xla", compiler="xla", status="ok"))
+            run_folder.append(made, made_record(case=case, implementation="xla", compiler="xla", status="ok"))
     return folders
 
 
@@ -122,12 +123,12 @@ def test_a_partial_merge_is_known_as_one_until_the_rest_joins(tmp_path: Path) ->
     first, second, third = shared_out(tmp_path, 1, 2, 3)
     arguments = ["merge", str(first), str(third), "--partial", "--out", str(tmp_path / "some")]
     assert CliRunner().invoke(cli, arguments).exit_code == 0
-    assert run_folder.read_run(tmp_path / "some")["plan"]["share"]["parts"] == ["1/3", "3/3"]
+    assert run_folder.read_run(tmp_path / "some")["plan"]["shard"]["names"] == ["1/3", "3/3"]
     with pytest.raises(UsageError, match="2/3 missing"):
         merge([tmp_path / "some"], tmp_path / "all")
     every = len(selection.resolve(SHARED, suite="quick").work)
     assert merge([tmp_path / "some", second], tmp_path / "all") == (every, 0)
-    assert "share" not in run_folder.read_run(tmp_path / "all")["plan"]
+    assert "shard" not in run_folder.read_run(tmp_path / "all")["plan"]
 
 
 def test_what_a_missing_part_was_to_do_may_be_of_another_run(tmp_path: Path) -> None:
@@ -136,10 +137,10 @@ def test_what_a_missing_part_was_to_do_may_be_of_another_run(tmp_path: Path) -> 
 
     first, lost, third = shared_out(tmp_path, 1, 2, 3)
     run = run_folder.read_run(lost)
-    del run["plan"]["share"]
+    del run["plan"]["shard"]
     run_folder.write_run(lost, run)
     assert merge([first, lost, third], tmp_path / "out")
-    assert "share" not in run_folder.read_run(tmp_path / "out")["plan"]
+    assert "shard" not in run_folder.read_run(tmp_path / "out")["plan"]
 
 
 def test_more_parts_than_shapes_are_no_missing_ones(tmp_path: Path) -> None:
@@ -185,7 +186,7 @@ def test_a_case_done_again_is_taken_whole_from_the_later_run(tmp_path: Path) -> 
     """Its plan, segment and files, too; the earlier run's other cases stay."""
     old, new = part(tmp_path / "old", "gelu", "softmax"), part(tmp_path / "new", "softmax")
     skipped = run_folder.read_records(old)[0][-1]
-    run_folder.append(old, replace(skipped, implementation="inductor", status="skipped", graph=None, dumps=None))
+    run_folder.append(old, with_fields(skipped, implementation="inductor", status="skipped", graph=None, dumps=None))
     done = CliRunner().invoke(cli, ["merge", str(old), str(new), "--later", "--out", str(tmp_path / "out")])
     assert done.exit_code == 0 and "missing" not in done.output
     records, _ = run_folder.read_records(tmp_path / "out")
@@ -274,7 +275,7 @@ def test_a_part_of_another_schema_is_for_the_version_that_wrote_it(tmp_path: Pat
     lines = (folder / "records.jsonl").read_text().replace(f'"schema": {SCHEMA}', '"schema": 1')
     (folder / "records.jsonl").write_text(lines)
     run_folder.write_run(folder, run_folder.read_run(folder) | {"schema": 1, "xlafuse": "0.1.0"})
-    with pytest.raises(RunFolderError, match="schema 1, .* 2: use xlafuse 0.1.0$"):
+    with pytest.raises(RunFolderError, match="schema 1, .* 3: use xlafuse 0.1.0$"):
         merge([folder], tmp_path / "out")
 
 
@@ -284,7 +285,7 @@ def test_a_record_that_names_a_file_outside_its_run_is_refused(tmp_path: Path) -
     folder = part(tmp_path / "a", "gelu")
     (tmp_path / "secret").write_text("not theirs")
     entry = run_folder.read_records(folder)[0][0]
-    run_folder.append(folder, replace(entry, graph="../secret"))
+    run_folder.append(folder, with_fields(entry, graph="../secret"))
     with pytest.raises(RunFolderError, match="outside its run"):
         merge([folder, part(tmp_path / "b", "softmax")], tmp_path / "out")
 

@@ -11,6 +11,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from made_records import made_record
+
+from xlafuse.compare import targets
 from xlafuse.compare.base import host
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.cli import main
@@ -22,14 +25,13 @@ from xlafuse.compare.measure.profiler_marks import BEGIN, END
 from xlafuse.compare.plan.plan import Plan
 from xlafuse.compare.record import run_folder as record
 from xlafuse.compare.record.record import Record
+from xlafuse.compare.record.record_fields import Traffic, TrafficOfKernel, TrafficOfPhase, UncountedTraffic
 from xlafuse.compare.run import count_traffic, run
 from xlafuse.compare.run import ncu as traffic
 from xlafuse.compare.run.ncu import KernelTraffic, NcuError, NotProfiled, Outcome, Profiled, parse, split
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.spec.case import Case
 from xlafuse.compare.spec.implementation import Implementation
-
-from xlafuse.compare import targets
 
 LISTING = f'''==PROF== Connected to process 4242 (/usr/bin/python3.12)
 ==PROF== Profiling "{BEGIN}0_forward": 0%....50%....100% - 1 pass
@@ -214,9 +216,9 @@ def timed(name: str, case: Case = FORWARD, status: str = "ok", **fields: Any) ->
         phase: {"device_time": [[1e-6]], "busy_time": [[1e-6]], "launches": 1, "records": records, "poisoned": True}
         for phase in case.phases
     }
-    measurement = {"timer": "cupti", "parts": parts, "wall_time": [1e-6]}
+    measurement = {"timer": "cupti", "phases": parts, "wall_time": [1e-6]}
     compiler = SOFTMAX.implementation(name).backend_name
-    return Record(case, name, compiler, status, segment="s1", measurement=measurement, **fields)
+    return made_record(case, name, compiler, status, segment="s1", measurement=measurement, **fields)
 
 
 def run_folder(folder: Path, *records: Record) -> Plan:
@@ -249,15 +251,12 @@ def test_every_timed_record_gets_its_traffic(ncu: FakeNcu, tmp_path: Path) -> No
     assert outcome.startswith("traffic of 2 records was counted; 1 without")
     found = traffic_of(folder)
     counts = {"launches": 1, "dram_read": 2000, "dram_written": 1000, "l2": 3200}
-    assert found["triton"]["alone"] == {
-        "cache_control": "all",
-        "parts": {"forward": {
-            **counts, "uncounted": {"launches": 0, "bytes": 0}, "kernels": [{"kernel": 0, **counts}], "unjoined": [],
-        }},
-    }
-    assert found["triton"]["call"]["parts"]["forward"]["dram_read"] == 1000
-    assert found["xla"]["call"]["parts"]["forward"]["kernels"] == []  # no graph: sums alone
-    assert "autotune" in found["inductor-max"]["alone"]["unavailable"]
+    kernels, uncounted = [TrafficOfKernel(kernel=0, **counts)], UncountedTraffic(0, 0)
+    forward = TrafficOfPhase(**counts, kernels=kernels, uncounted=uncounted)
+    assert found["triton"]["alone"] == Traffic({"forward": forward}, cache_control="all")
+    assert found["triton"]["call"].phases["forward"].dram_read == 1000
+    assert found["xla"]["call"].phases["forward"].kernels == []  # no graph: sums alone
+    assert "autotune" in found["inductor-max"]["alone"].unavailable
     assert found["cuda"] is None
     assert said == [
         f"traffic, {number} of 4, {way}: softmax/one-row/fp32/fwd/{name}"
@@ -270,11 +269,10 @@ def test_every_timed_record_gets_its_traffic(ncu: FakeNcu, tmp_path: Path) -> No
 
 def test_a_record_whose_timer_saw_no_kernels_gets_its_traffic_too(ncu: FakeNcu, tmp_path: Path) -> None:
     called = timed("eager")
-    assert called.measurement
-    called.measurement["parts"]["forward"]["records"] = None
+    called.times["forward"].records = None
     count_traffic.measure(run_folder(tmp_path, called), tmp_path, lambda what: None)
     (entry,) = record.read_records(tmp_path)[0]
-    assert entry.traffic and entry.traffic["call"]["parts"]["forward"]["launches"] == 1
+    assert entry.traffic and (entry.traffic["call"].phases or {})["forward"].launches == 1
 
 
 def test_a_resumed_run_measures_what_is_missing(ncu: FakeNcu, tmp_path: Path) -> None:
@@ -282,12 +280,12 @@ def test_a_resumed_run_measures_what_is_missing(ncu: FakeNcu, tmp_path: Path) ->
     plan = run_folder(folder, timed("eager"), timed("triton"), timed("inductor-max"))
     ncu.say("fault", "triton")
     count_traffic.measure(plan, folder, lambda what: None)
-    assert "died" in traffic_of(folder)["triton"]["call"]["unavailable"]
+    assert "died" in traffic_of(folder)["triton"]["call"].unavailable
     assert [each.implementation for each in count_traffic.missing(plan, folder)] == ["triton"]
-    assert traffic_of(folder)["eager"]["call"]["parts"]
+    assert traffic_of(folder)["eager"]["call"].phases
     ncu.forget("fault")
     count_traffic.measure(plan, folder, lambda what: None)
-    assert traffic_of(folder)["triton"]["call"]["parts"]
+    assert traffic_of(folder)["triton"]["call"].phases
     assert [each["implementation"] for each in lines(folder)[3 + 5 :]] == ["triton", "triton"]  # only it, in both ways
 
 
@@ -331,7 +329,7 @@ def test_resuming_a_finished_run_with_traffic_measures_nothing_else(
     plan = run_folder(folder, timed("eager"), timed("triton"))
     monkeypatch.setattr(host, "gpu_present", lambda: True)
     assert run.execute(plan, folder=folder, target=None, resume=True, traffic=True) == 0
-    assert all(found["call"]["parts"] for found in traffic_of(folder).values())
+    assert all(found["call"].phases for found in traffic_of(folder).values())
     assert len(record.read_run(folder)["segments"]) == 1  # a new one would stand for new times
     assert run.execute(plan, folder=folder, target=None, resume=True, traffic=True) == 0
     assert len(lines(folder)) == 2 + 4
@@ -353,10 +351,10 @@ def test_copies_keep_their_place_among_the_launches_and_are_told_apart() -> None
     )
     ran = [DeviceRecord("a", 0, 1), DeviceRecord(MEMCPY, 1, 2, bytes=64), DeviceRecord("b", 2, 3)]
     launches = [KernelTraffic("a", 10, 1, 20), KernelTraffic("b", 30, 3, None)]
-    found = count_traffic.part_traffic(FusionGraph("g", "triton", kernels), "forward", launches, ran)
-    assert found["uncounted"] == {"launches": 1, "bytes": 128} and found["unjoined"] == []
-    assert [(each["kernel"], each["dram_read"]) for each in found["kernels"]] == [(0, 10), (2, 30)]
-    assert (found["dram_written"], found["l2"]) == (4, None)
+    found = count_traffic.phase_traffic(FusionGraph("g", "triton", kernels), "forward", launches, ran)
+    assert found.uncounted == UncountedTraffic(launches=1, bytes=128) and found.unjoined == []
+    assert [(counted.kernel, counted.dram_read) for counted in found.kernels] == [(0, 10), (2, 30)]
+    assert (found.dram_written, found.l2) == (4, None)
 
 
 def test_xla_gets_the_choices_that_the_run_recorded(tmp_path: Path) -> None:

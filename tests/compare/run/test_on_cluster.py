@@ -1,4 +1,4 @@
-"""A run on several machines: each case on one node, a lost part done again, and one folder as of one machine."""
+"""A run on several machines: each case on one node, a lost shard done again, and one folder as of one machine."""
 
 from __future__ import annotations
 
@@ -13,20 +13,21 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from made_records import made_record, with_fields
+
 from xlafuse.compare.base import folder_bytes, host
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.cli.main import cli
 from xlafuse.compare.plan import selection
 from xlafuse.compare.plan.plan import Plan
 from xlafuse.compare.record import run_files, run_folder
-from xlafuse.compare.record.record import Record
-from xlafuse.compare.run import part, ray_cluster
+from xlafuse.compare.run import ray_cluster, shard_on_node
 from xlafuse.compare.run.ray_cluster import ConnectionLost, TaskLost
 from xlafuse.compare.run.run import execute
 
@@ -50,7 +51,7 @@ def write(folder: Path, plan: Plan, *, most: int = 1000, status: str = "compiled
     """Write up to `most` records of the plan, as a node does."""
     run_folder.write_run(folder, {**run_folder.read_run(folder), "segments": [{"id": "s1", "ceilings": None}]})
     for case, implementation in [(case, i) for case, found in plan.work for i in found][:most]:
-        record = Record(
+        record = made_record(
             case=case, implementation=implementation.name, compiler=implementation.name, status=status, segment="s1",
             graph=f"graphs/{case.id.replace('/', '-')}-{implementation.name}.json.gz",
         )
@@ -76,7 +77,7 @@ def half(plan: Plan, folder: Path) -> None:
 
 
 class FakeCluster:
-    """Nodes that do a part when its result is asked for: the first task by the first of `nodes`, and so on."""
+    """Nodes that do a shard when its result is asked for: the first task by the first of `nodes`, and so on."""
 
     nodes, slots, cpus, gpus, address = 2, 1, 1, 0, "ray://fake:10001"
 
@@ -126,7 +127,7 @@ def test_parts_become_one_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("node", [lost, half])
-def test_a_part_that_is_lost_is_done_again_as_far_as_it_is_missing(node: Node, tmp_path: Path) -> None:
+def test_a_shard_that_is_lost_is_done_again_as_far_as_it_is_missing(node: Node, tmp_path: Path) -> None:
     cluster = FakeCluster(tmp_path / "nodes", node)
     assert run_on(cluster, tmp_path / "run") == 0
     assert {r.id for r in run_folder.read_records(tmp_path / "run")[0]} == plan().record_ids
@@ -144,7 +145,7 @@ def test_a_case_on_gpus_is_measured_again_completely(tmp_path: Path) -> None:
         assert len({record.segment for record in records if record.case == case}) == 1
 
 
-def test_a_part_that_is_always_lost_is_given_up_and_resumed_later(
+def test_a_shard_that_is_always_lost_is_given_up_and_resumed_later(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert run_on(FakeCluster(tmp_path / "nodes", then=lost), tmp_path / "run") == 1
@@ -180,7 +181,7 @@ def test_an_ok_record_stays_where_the_node_skips_its_implementation(tmp_path: Pa
     assert run_on(FakeCluster(tmp_path / "nodes", half, then=lost), tmp_path / "run", target=None) == 1
     before = {r.id: r for r in run_folder.read_records(tmp_path / "run")[0]}
     for record in before.values():
-        run_folder.append(tmp_path / "run", replace(record, status="ok"))
+        run_folder.append(tmp_path / "run", with_fields(record, status="ok"))
     run_on(FakeCluster(tmp_path / "others", then=skips), tmp_path / "run", target=None, resume=True)
     after = {r.id: r.status for r in run_folder.read_records(tmp_path / "run")[0]}
     assert {id: after[id] for id in before} == dict.fromkeys(before, "ok")
@@ -196,7 +197,7 @@ def test_tasks_of_one_machine_take_cores_of_their_own(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpu)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     monkeypatch.setattr(os, "sched_setaffinity", lambda process, mine: taken.append(set(mine)))
-    part.take_cores(4)
+    shard_on_node.take_cores(4)
     assert taken == ([] if cores is None else [cores])
 
 
@@ -356,7 +357,7 @@ def test_a_killed_node_costs_a_retry_and_the_run_is_that_of_one_machine(nodes: T
         )
     try:
         until = time.monotonic() + 120
-        while not list(nodes.scratch_of_second.glob("xlafuse-part-*/run/logs/*.log")):  # a worker has started there
+        while not list(nodes.scratch_of_second.glob("xlafuse-shard-*/run/logs/*.log")):  # a worker has started there
             assert run.poll() is None and time.monotonic() < until, (tmp_path / "stderr").read_text()
             time.sleep(0.1)
         kill(nodes.second)
@@ -375,7 +376,7 @@ def facts(folder: Path) -> list[Any]:
     assert not warnings
     return [
         (
-            replace(record, segment=None, compile_s=None).to_json(),
+            with_fields(record, segment=None, compile_s=None).to_json(),
             *(run_files.recorded_file(folder, record, str(name)).read_bytes() for name in (record.graph, record.dumps)),
         )
         for record in records

@@ -12,6 +12,8 @@ from threading import main_thread
 from typing import Any
 
 import pytest
+from made_records import made_record
+
 from xlafuse.compare.base import host
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel
@@ -21,11 +23,12 @@ from xlafuse.compare.plan.speedup import LEAST_ROUNDS
 from xlafuse.compare.plan.timing_modes import Timing
 from xlafuse.compare.record import run_folder
 from xlafuse.compare.record.record import Record
+from xlafuse.compare.record.record_fields import KernelsOfPhase, PeakMemory, TimedMode, WarmUp
 from xlafuse.compare.record.run_folder import RunFolderError
-from xlafuse.compare.report import rows
 from xlafuse.compare.run import on_gpu, progress
 from xlafuse.compare.run import run as run_module
 from xlafuse.compare.run.session import Session
+from xlafuse.compare.sources.run_source import open_run
 from xlafuse.compare.spec.case import PHASES
 from xlafuse.compare.workers.client import WorkerDied, WorkerError, WorkerTimeout
 
@@ -123,18 +126,18 @@ class ScriptedPool:
             first: dict[str, Any] = {}
             if params["first"]:
                 peak = {"forward": {"bytes": 7, "planned": 8, "reason": None}}
-                first = {"peak_memory_bytes": {"forward": 7}, "peak_memory": peak}
+                first = {"peak_memory": peak}
             self.measured.append((name, params["input_set"]))
             name = "k of a later compile" if self.restarted else "k"
             times = self.times
             if self.timer == "cupti":
                 times = times | {"records": [{"name": name, "start": 0.0, "end": 1e-6}]}
-            return {"parts": dict.fromkeys(parts, times), "warm_up": WARM_UP, "wall_time": 2e-6, "calls": 3} | first
+            return {"phases": dict.fromkeys(parts, times), "warm_up": WARM_UP, "wall_time": 2e-6, "calls": 3} | first
         if method == "measure_mode":
             self.measured.append((f"{name} {params['mode']}", params["input_set"]))
             if params["mode"] == "no-graph":
                 return {"same_as": "cold"}
-            return {"parts": dict.fromkeys(parts, self.times), "warm_up": WARM_UP, "command_buffers": None}
+            return {"phases": dict.fromkeys(parts, self.times), "warm_up": WARM_UP, "command_buffers": None}
         answers: dict[str, Any] = {
             "environment": {
                 "timer": self.timer, "device": "GPU", "memory_bytes": self.memory_bytes, "jax": self.jax,
@@ -186,11 +189,9 @@ def test_all_is_well(tmp_path: Path) -> None:
     records = run(tmp_path, ScriptedPool({}), "xla", "eager", "triton")
     assert {r.status for r in records.values()} == {"ok"} and len(records) == 3
     measured = records["triton"].measurement
-    assert measured and len(measured["parts"]["forward"]["device_time"]) == LEAST_ROUNDS
-    assert measured["peak_memory_bytes"] == {"forward": 7} and measured["timer"] == "cupti"
-    assert records["xla"].kernels["forward"] == {
-        "launches": 1, "bytes_declared": 12, "provenance": {"": 1}, "unjoined": [],
-    }
+    assert measured and measured.phases and len(measured.phases["forward"].device_time) == LEAST_ROUNDS
+    assert measured.peak_memory == {"forward": PeakMemory(7, 8)} and measured.timer == "cupti"
+    assert records["xla"].kernels["forward"] == KernelsOfPhase(1, 12, {"": 1})
     graph = store.load(tmp_path / str(records["xla"].graph))
     assert graph.kernels and graph.kernels[0].device_time_us == pytest.approx(1.0)
     segment = json.loads((tmp_path / "run.json").read_text())["segments"][0]
@@ -203,12 +204,12 @@ def test_without_cupti_a_record_says_nothing_of_single_kernels(tmp_path: Path) -
     pool.timer, pool.times = "cuda-events", TIMES | {"busy_time": None, "launches": None, "records": None}
     eager = run(tmp_path, pool, "eager", timing=Timing(("warm",)))["eager"]
     assert eager.status == "ok" and eager.trace is None and eager.measurement
-    for parts in (eager.measurement["parts"], eager.measurement["modes"]["warm"]["parts"]):
-        assert len(parts["forward"]["device_time"]) == LEAST_ROUNDS
-        assert (parts["forward"]["busy_time"], parts["forward"]["launches"]) == (None, None)
-    assert eager.measurement["parts"]["forward"]["records"] is None
-    (row,) = rows.read(tmp_path).rows
-    assert (row["kernels"], row["kernel_source"], row["launch_gap"]) == (1, "compiler", None)
+    for phases in (eager.measurement.phases, eager.measurement.modes["warm"].phases):
+        assert phases and len(phases["forward"].device_time) == LEAST_ROUNDS
+        assert (phases["forward"].busy_time, phases["forward"].launches) == (None, None)
+    assert eager.times["forward"].records is None
+    (row,) = (result.row for result in open_run(tmp_path).results)
+    assert (row.kernels, row.kernel_source, row.launch_gap) == (1, "compiler", None)
 
 
 @pytest.mark.parametrize(
@@ -230,18 +231,18 @@ def test_an_unknown_property_of_the_gpu_costs_what_depends_on_it_and_warns(
     assert segment["environment"]["workers"]["torch"]["timer"] == "cupti"
     assert (segment["ceilings"] is None) == (method == "ceilings")
     triton = records["triton"]
-    assert triton.trace and triton.measurement and triton.measurement["timer"] == "cupti"
-    assert triton.kernels["forward"]["unjoined"] == []
+    assert triton.trace and triton.measurement and triton.measurement.timer == "cupti"
+    assert triton.kernels["forward"].unjoined == []
     left = {path.name for path in (tmp_path / "target").glob("*.json")}
     missing = {"ceilings": "ceilings.json", "device_properties": "cuda_device_properties.json"}.get(method)
     assert left == {"ceilings.json", "cuda_device_properties.json"} - {missing}
-    read = rows.read(tmp_path)
-    assert [w.partition("run.json: ")[2] for w in read.warnings] == (
+    source = open_run(tmp_path)
+    assert [w.partition("run.json: ")[2] for w in source.warnings] == (
         ["segment s1: the clock of the worker torch could not be calibrated: no ratio between workers is given"]
         if method == "calibrate" else []
     )
-    row = next(row for row in read.rows if row["implementation"] == "triton")
-    assert (row["time_vs_xla"] is None) == (method == "calibrate")  # clocks that were not seen to agree
+    result = next(result for result in source.results if result.name == "triton")
+    assert (result.row.time_vs_xla is None) == (method == "calibrate")  # clocks that were not seen to agree
     assert segment.get("uncalibrated") == (["torch"] if method == "calibrate" else None)
 
 
@@ -254,11 +255,11 @@ def test_clocks_that_differ_warn_in_the_run_and_in_its_reports(tmp_path: Path) -
     said = Silent()
     run(tmp_path, Apart({}), "xla", "triton", said=said)
     assert said.warnings == ["the workers' clocks differ by 3.0%: no ratio between them will be given"]
-    read = rows.read(tmp_path)
-    assert [row["time_vs_xla"] for row in read.rows if row["implementation"] == "triton"] == [None]
-    assert read.warnings == [
-        f"{tmp_path / 'run.json'}: segment s1: the workers' clocks differ by 3.0%: no ratio between workers is given"
-    ]
+    source = open_run(tmp_path)
+    assert [result.row.time_vs_xla for result in source.results if result.name == "triton"] == [None]
+    assert source.warnings == (
+        f"{tmp_path / 'run.json'}: segment s1: the workers' clocks differ by 3.0%: no ratio between workers is given",
+    )
 
 
 def test_autotune_results_of_another_jax_warn(tmp_path: Path) -> None:
@@ -324,7 +325,7 @@ def test_after_a_death_the_others_go_on_with_the_rounds_they_have(tmp_path: Path
     records = run(tmp_path, pool, "xla", "eager", "triton")
     assert records["triton"].status == "failed"
     eager = records["eager"].measurement
-    assert eager and len(eager["parts"]["forward"]["device_time"]) == LEAST_ROUNDS
+    assert eager and len(records["eager"].times["forward"].device_time) == LEAST_ROUNDS
     assert pool.calls["prepare", "eager"] == 2  # again in the fresh process
     assert pool.calls["prepare", "xla"] == 2  # refused, then autotuned: another process, untouched
 
@@ -379,12 +380,11 @@ def test_without_a_reference_every_record_says_so(tmp_path: Path) -> None:
 
 def test_each_record_names_its_timeline(tmp_path: Path) -> None:
     for found in run(tmp_path, ScriptedPool({}), "xla", "triton").values():
-        assert found.trace and list(found.trace) == ["file"]
-        document = timeline.load(tmp_path / found.trace["file"])
+        assert found.trace and found.trace.file
+        document = timeline.load(tmp_path / found.trace.file)
         assert document["otherData"]["records"] == [found.id]
         (kernel,) = [event for event in document["traceEvents"] if event.get("cat") == "kernel"]
         assert kernel["args"]["bytes_read"] == 8 and kernel["ts"] == 1  # the graph's; a microsecond after the launch
-        assert found.measurement and found.measurement["peak_memory"]["forward"]["planned"] == 8
 
 
 @pytest.mark.parametrize(
@@ -398,9 +398,10 @@ def test_a_timeline_that_fails_costs_no_time(tmp_path: Path, fault: Exception, r
     pool = ScriptedPool({("trace", "eager"): (1, fault)})
     records = run(tmp_path, pool, "xla", "eager", "triton")
     assert {r.status for r in records.values()} == {"ok"} and all(r.measurement for r in records.values())
-    eager, triton, xla = (records[name].trace or {} for name in ("eager", "triton", "xla"))
-    assert reason in eager["unavailable"] and "file" in xla
-    assert ("unavailable" in triton) == isinstance(fault, WorkerDied)  # its program died with the worker
+    eager, triton, xla = (records[name].trace for name in ("eager", "triton", "xla"))
+    assert eager and triton and xla
+    assert reason in str(eager.unavailable) and xla.file
+    assert (triton.file is None) == isinstance(fault, WorkerDied)  # its program died with the worker
 
 
 def test_each_round_visits_every_mode_on_another_input_set(tmp_path: Path) -> None:
@@ -413,11 +414,11 @@ def test_each_round_visits_every_mode_on_another_input_set(tmp_path: Path) -> No
     assert pool.measured[8:12] == [("triton", 1), ("xla", 1), ("triton warm", 1), ("xla warm", 1)]
     assert pool.calls["measure_mode", "triton"] == 2 * LEAST_ROUNDS + 1  # what is the main mode again is asked for once
     measured = records["triton"].measurement
-    assert measured and set(measured["modes"]) == {"warm", "graph", "no-graph"}
-    assert len(measured["modes"]["graph"]["parts"]["forward"]["device_time"]) == LEAST_ROUNDS
-    assert measured["modes"]["no-graph"] == {"same_as": "cold"}
-    assert measured["warm_up"] == {"seconds": [0.01] * LEAST_ROUNDS, "settled": [True] * LEAST_ROUNDS}
-    assert measured["processes"] == [0] * LEAST_ROUNDS and measured["command_buffers"] is None
+    assert measured and set(measured.modes) == {"warm", "graph", "no-graph"}
+    assert len((measured.modes["graph"].phases or {})["forward"].device_time) == LEAST_ROUNDS
+    assert measured.modes["no-graph"] == TimedMode(same_as="cold")
+    assert measured.warm_up == WarmUp([0.01] * LEAST_ROUNDS, [True] * LEAST_ROUNDS)
+    assert measured.processes == [0] * LEAST_ROUNDS and measured.command_buffers is None
 
 
 @pytest.mark.parametrize(
@@ -429,9 +430,9 @@ def test_a_mode_that_cannot_be_had_costs_itself(tmp_path: Path, fault: Exception
     records = run(tmp_path, pool, "xla", "eager", "triton", timing=Timing(("warm", "graph")))
     assert {r.status for r in records.values()} == {"ok"}
     measured = records["triton"].measurement
-    assert measured and "no CUDA graph" in measured["modes"]["graph"]["unavailable"]
-    assert len(measured["modes"]["warm"]["parts"]["forward"]["device_time"]) == LEAST_ROUNDS
-    assert len(measured["parts"]["forward"]["device_time"]) == LEAST_ROUNDS
+    assert measured and "no CUDA graph" in str(measured.modes["graph"].unavailable)
+    assert len((measured.modes["warm"].phases or {})["forward"].device_time) == LEAST_ROUNDS
+    assert len(records["triton"].times["forward"].device_time) == LEAST_ROUNDS
     assert pool.calls["measure_mode", "triton"] == LEAST_ROUNDS + 1  # asked for once
     died = isinstance(fault, WorkerDied)
     assert pool.calls["prepare", "eager"] == pool.calls["prepare", "triton"] == (2 if died else 1)
@@ -449,9 +450,9 @@ def test_fresh_workers_take_their_share_of_the_rounds(tmp_path: Path) -> None:
     assert pool.restarted == [4, 8]  # two rounds of two implementations each
     assert pool.calls["prepare", "triton"] == 3 and pool.calls["check", "triton"] == 1
     for entry in records.values():
-        assert entry.status == "ok" and entry.measurement and entry.measurement["processes"] == [0, 0, 1, 1, 2, 2]
-        assert entry.measurement["parts"]["forward"]["records"][0]["name"] == "k"  # of the compile that is described
-        assert entry.kernels["forward"]["unjoined"] == []
+        assert entry.status == "ok" and entry.measurement and entry.measurement.processes == [0, 0, 1, 1, 2, 2]
+        assert (entry.times["forward"].records or [])[0].name == "k"  # of the compile that is described
+        assert entry.kernels["forward"].unjoined == []
 
 
 def test_an_implementation_that_cannot_be_prepared_again_costs_itself(tmp_path: Path) -> None:
@@ -512,7 +513,7 @@ def test_a_mode_without_memory_is_measured_again_alone(tmp_path: Path, two_runne
     two_runners.faults = {("measure_mode", "triton"): (1, NO_MEMORY)}
     records = run(tmp_path, two_runners, "xla", "triton", timing=Timing(("warm",)), blocks=THREE)
     assert len(records) == 12 and {r.status for r in records.values()} == {"ok"}
-    assert not any("unavailable" in r.measurement["modes"]["warm"] for r in records.values() if r.measurement)
+    assert not any(r.measurement.modes["warm"].unavailable for r in records.values() if r.measurement)
 
 
 def test_a_group_without_memory_even_alone_has_failed(tmp_path: Path, two_runners: ScriptedPool) -> None:
@@ -552,7 +553,7 @@ def test_a_death_while_asked_for_kept_memory_costs_nothing(tmp_path: Path, two_r
 
 def test_every_runner_starts_fresh_workers(tmp_path: Path, two_runners: ScriptedPool) -> None:
     records = run(tmp_path, two_runners, "xla", "triton", timing=Timing(restarts=1), blocks=("gelu", "swiglu"))
-    assert {tuple(r.measurement["processes"]) for r in records.values() if r.measurement} == {(0, 0, 0, 1, 1)}
+    assert {tuple(r.measurement.processes) for r in records.values() if r.measurement} == {(0, 0, 0, 1, 1)}
     assert len(two_runners.restarted) == len(two_runners.siblings[0].restarted) == 1
 
 
@@ -789,6 +790,6 @@ def test_a_case_of_other_sizes_is_done_again(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run_folder.create(folder, {"target": "h200", "segments": []})
     older = replace(case, sizes={name: size + 1 for name, size in case.sizes.items()})
-    for made in (Record(older, "xla", "xla", "compiled"), Record(case, "triton", "triton", "compiled")):
+    for made in (made_record(older, "xla", "xla", "compiled"), made_record(case, "triton", "triton", "compiled")):
         run_folder.append(folder, made)
     assert list(run_module._open(plan, folder, "h200", resume=True)) == [f"{case.id}/triton"]

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pytest
+from made_records import made_record
+
 from xlafuse.compare.record.record import Record
 from xlafuse.compare.run.progress import Progress
 from xlafuse.compare.spec.blocks import BLOCKS
 
 
 def finished(block: str, implementation: str, status: str = "compiled") -> Record:
-    return Record(BLOCKS[block].cases("tour")[0], implementation, "xla", status, detail="no ptxas was found")
+    return made_record(BLOCKS[block].cases("tour")[0], implementation, "xla", status, detail="no ptxas was found")
 
 
 def test_a_block_has_one_line(capfd: pytest.CaptureFixture[str]) -> None:

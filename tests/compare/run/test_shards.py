@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.plan import selection
 from xlafuse.compare.run.batches import groups_of

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.model import FusionGraph
 from xlafuse.compare.plan.selection import resolve

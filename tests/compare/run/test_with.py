@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from xlafuse.compare.plan.own_function import own_function
 from xlafuse.compare.spec.blocks import BLOCKS
 
@@ -44,6 +45,7 @@ def by_jax(inputs_gate, inputs_up):
 """
 
 
+@pytest.mark.full
 def test_functions_of_both_frameworks_become_rows(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(TORCH)
     (tmp_path / "jaxed.py").write_text(JAX)
@@ -61,10 +63,11 @@ def test_functions_of_both_frameworks_become_rows(tmp_path: Path) -> None:
     named = ("mine.py:plain", "mine.py:by_triton", "jaxed.py:by_jax")
     functions = [word for name in named for word in ("--with", name)]
     xlafuse("run", *selected, "-i", "library", "--target", "h200", "--out", "run", *functions)
-    rows = {row["implementation"]: row for row in json.loads(xlafuse("report", "run", "--json"))}
+    shown = ("inspect", "run", "--view", "times", "--json")
+    rows = {row["implementation"]: row for row in json.loads(xlafuse(*shown))["rows"]}
     assert list(rows) == ["library", "plain", "by_triton", "by_jax"]
     xlafuse("run", "--resume", "--out", "run")  # tries the failed one again
-    again = {row["implementation"]: row for row in json.loads(xlafuse("report", "run", "--json"))}
+    again = {row["implementation"]: row for row in json.loads(xlafuse(*shown))["rows"]}
     assert again["plain"] == rows["plain"] and again["by_triton"]["detail"] == rows["by_triton"]["detail"]
     assert rows["plain"]["max_error"] <= rows["plain"]["tolerance"]
     assert rows["by_jax"]["kernels"] > 0 and rows["by_jax"]["max_error"] <= rows["by_jax"]["tolerance"]
@@ -84,6 +87,7 @@ def full(q, k, v):
 """
 
 
+@pytest.mark.full
 def test_a_function_of_one_kind_of_attention_is_checked_on_that_kind(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(ATTENTION)
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(PROJECT)}

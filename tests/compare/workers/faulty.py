@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from xlafuse.triton_side.calls import cuda_program
 
 Tensors = dict[str, torch.Tensor]

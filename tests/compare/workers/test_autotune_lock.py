@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.workers import autotune_lock
 
@@ -119,6 +120,7 @@ def test_a_complete_recording_needs_no_lock(complete: bool) -> None:
 def test_inductor_times_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torch")
     from torch._inductor.runtime.benchmarking import InductorBenchmarker, TritonBenchmarker
+
     from xlafuse.triton_side.inductor import compiler
 
     events: list[str] = []

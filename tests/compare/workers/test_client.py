@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from xlafuse.compare.workers.client import Worker, WorkerDied, WorkerError, WorkerTimeout, interpreter
 from xlafuse.compare.workers.pool import WorkerPool
 
@@ -76,6 +77,7 @@ def test_a_pool_restarts_a_dead_worker(tmp_path: Path) -> None:
         pool.stop()
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_a_restarted_worker_is_a_fresh_one(tmp_path: Path) -> None:
     pool = WorkerPool(tmp_path, {})

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from xlafuse.compare.workers.explain_request import ArrayLike, NotSendable, pack, unpack
 
 

@@ -108,6 +108,6 @@ def test_timed_calls_write_into_poisoned_memory(tmp_path: Path, direction: str) 
 
         clock = CuptiClock()
     measured = subject_of("right", tmp_path, direction).measure(clock, 0.01)
-    assert all(part["poisoned"] for part in measured["parts"].values())
+    assert all(times["poisoned"] for times in measured["phases"].values())
     with pytest.raises(WrongResult, match="timed call"):
         subject_of("unwritten_element", tmp_path).measure(clock, 0.01)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.workers.client import Worker, WorkerDied, WorkerError
 from xlafuse.compare.workers.pool import WorkerPool

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+
 from xlafuse.compare.workers import rank_group
 from xlafuse.compare.workers.client import Worker, WorkerDied, WorkerError, WorkerTimeout
 from xlafuse.compare.workers.rank_group import RankGroup, rank_role

@@ -5,11 +5,12 @@ from __future__ import annotations
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
+
 from xlafuse.compare.measure.worker_backend import Program
+from xlafuse.compare.record.record_fields import ErrorCheck
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.workers import service
 
@@ -37,7 +38,7 @@ def test_a_right_program_is_rehearsed_before_it_is_timed(monkeypatch: pytest.Mon
     rehearsed: list[str] = []
 
     def check(self: service.MeasuredProgram) -> list[Any]:
-        return [SimpleNamespace(passes=verdicts[self.case.name], to_json=dict)]
+        return [ErrorCheck("out", error=0.0 if verdicts[self.case.name] else 1.0, tolerance=0.5)]
 
     monkeypatch.setattr(service.MeasuredProgram, "check", check)
     monkeypatch.setattr(service.MeasuredProgram, "call_as_timed", lambda self: rehearsed.append(self.case.name))

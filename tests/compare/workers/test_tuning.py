@@ -11,6 +11,8 @@ import subprocess
 import sys
 from typing import Any
 
+import pytest
+
 from xlafuse.compare.base.paths import PROJECT
 
 PROGRAM = """
@@ -81,11 +83,13 @@ def test_the_fastest_candidate_that_runs_is_found() -> None:
     assert found["us"] < found["before_us"] and found["case"].startswith("vector_add/")
 
 
+@pytest.mark.full
 def test_a_crash_of_the_compiler_costs_no_other_candidate() -> None:
     _, _, found = tuned(crashes=1)
     assert found["dropped"] == {} and found["config"]["num_warps"] == 8
 
 
+@pytest.mark.full
 def test_a_compiler_that_always_crashes_is_named() -> None:
     _, _, found = tuned(crashes=1000)
     assert "crashes the compiler" in found

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from graph_builder import graph, kernel
+
 from xlafuse.compare.graph.analyse.ablation import ablation
 from xlafuse.compare.graph.model import FusionGraph
 

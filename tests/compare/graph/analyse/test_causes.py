@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graph_builder import graph, kernel
+
 from xlafuse.compare.graph.analyse.causes import Cause, cause, cause_text
 
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from xlafuse.compare.graph.analyse.dense_ragged import dense_ragged_products
 from xlafuse.compare.graph.analyse.roofline import Ceilings
 from xlafuse.compare.graph.build.from_hlo import from_hlo
@@ -10,7 +11,6 @@ from xlafuse.compare.graph.findings.collect import findings
 from xlafuse.compare.graph.model import FusionGraph
 from xlafuse.compare.graph.render import text_view
 from xlafuse.compare.sources.target_ceilings import target_ceilings
-
 from xlafuse.hlo import gpu_program
 
 GROUPS, ROWS, WIDTH, OUT = 8, 4096, 1024, 2048

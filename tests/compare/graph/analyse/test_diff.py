@@ -9,8 +9,9 @@ from dataclasses import replace
 import pytest
 from examples import INDUCTOR, XLA
 from graph_builder import graph, kernel
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+
 from xlafuse.compare.graph.analyse.diff import diff
 from xlafuse.compare.graph.model import Access, FusionGraph, Kernel, Reason, SourceOp
 from xlafuse.compare.graph.render.diff_view import tree
@@ -49,7 +50,6 @@ def renamed(found: FusionGraph, rename: Callable[[str], str]) -> FusionGraph:
     )
 
 
-@settings(max_examples=40)
 @given(st.sampled_from([BASE, XLA, INDUCTOR]), st.integers(0, 2**31))
 def test_other_numbers_in_names_are_no_difference(found: FusionGraph, seed: int) -> None:
     names = sorted({k.name for k in found.kernels or ()} | {b.name for b in found.buffers})
@@ -59,7 +59,6 @@ def test_other_numbers_in_names_are_no_difference(found: FusionGraph, seed: int)
     assert diff(found, other).empty and diff(other, found).empty
 
 
-@settings(max_examples=40)
 @given(st.permutations(range(4)))
 def test_the_order_of_equal_kernels_is_no_difference(order: list[int]) -> None:
     layers = [kernel(f"k{i}", "elementwise", "a:exp@1", f"x{i}", f"y{i}") for i in range(4)]

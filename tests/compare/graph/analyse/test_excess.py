@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from graph_builder import graph, kernel
+
 from xlafuse.compare.graph.analyse.excess import excesses
 from xlafuse.compare.graph.analyse.roofline import Ceilings
 from xlafuse.compare.graph.findings.collect import findings

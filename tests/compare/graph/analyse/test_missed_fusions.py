@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 from graph_builder import graph, kernel
+
 from xlafuse.compare.graph.analyse.missed_fusions import MissedFusion, ranked, together
 from xlafuse.compare.graph.analyse.roofline import Ceilings
 from xlafuse.compare.graph.build.kernel_edges import bytes_saved, kernel_edges
 from xlafuse.compare.graph.model import Access, FusionGraph, Kernel, Reason
-from xlafuse.compare.report import run_results
+from xlafuse.compare.sources.opening import open_source
 from xlafuse.compare.sources.target_ceilings import target_ceilings
 
 # A copy moves 1 kB/µs, so a buffer of 1000 float32 takes 4 µs. An empty kernel takes 0.5 µs.
@@ -169,7 +170,7 @@ def test_prices_of_recorded_graphs_are_at_least_their_intermediates(run: str) ->
     """On every edge: a kernel that reads the other one's result. All fusions together save no less than any one."""
     ceilings = target_ceilings("h200")
     repeated = 0
-    for case in run_results.read(RUNS / run, {}).cases:
+    for case in open_source(RUNS / run).cases:
         for result in case.results:
             if (found := result.graph) is None or not (priced := ranked(found, ceilings)):
                 continue

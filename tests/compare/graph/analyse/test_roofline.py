@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from xlafuse.compare.graph.analyse import summary
+
 from xlafuse.compare.graph.analyse.roofline import Ceilings, roofline_point, roofline_time_us
+from xlafuse.compare.graph.analyse.summary import RooflineOfPhase, rooflines
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
 
 # A stream moves 1 TB/s, a product makes 100 TFLOP/s, an empty kernel takes a microsecond.
@@ -95,28 +96,27 @@ def test_ceilings_have_the_time_of_a_launch() -> None:
     assert Ceilings.from_json({"streams": {"1:1": 1e12}}).launch_us is None
 
 
-def test_a_record_keeps_the_sums_of_its_kernels() -> None:
-    found = summary.summary(
+def test_sums_over_the_kernels_of_a_phase() -> None:
+    (found,) = rooflines(
         graph(
             kernel(10 * MEGA, 1e8, device_time_us=12.0), kernel(10 * MEGA, 2e9, "gemm", device_time_us=19.0),
             kernel(MEGA // 2, 0.0, device_time_us=2.0),
         ),
         ["forward"], CEILINGS,
-    )["forward"]["roofline"]
-    assert found["roofline_time_us"] == pytest.approx(30.5)
-    assert found["recoverable_us"] == pytest.approx(2 + 0 + 1.5)  # below its floor: nothing, not less
-    assert found["bound_us"] == {"memory": 12.0, "compute": 19.0, "launch": 2.0}
+    ) or ()
+    assert found.roofline_time_us == pytest.approx(30.5)
+    assert found.recoverable_us == pytest.approx(2 + 0 + 1.5)  # below its roofline time: nothing, not less
+    assert found.bound_us == {"memory": 12.0, "compute": 19.0, "launch": 2.0}
 
 
 def test_an_incomplete_sum_is_none_and_its_bound_unknown() -> None:
-    found = summary.summary(
+    found = rooflines(
         graph(kernel(10 * MEGA, 1e8, device_time_us=12.0), kernel(MEGA, None, "gemm", device_time_us=30.0)),
         ["forward"], CEILINGS,
-    )["forward"]["roofline"]
-    assert found == {"roofline_time_us": None, "recoverable_us": None, "bound_us": {"memory": 12.0, "unknown": 30.0}}
+    )
+    assert found == [RooflineOfPhase(None, None, {"memory": 12.0, "unknown": 30.0})]
 
 
 def test_without_a_gpu_the_least_times_weigh() -> None:
-    found = summary.summary(graph(kernel(10 * MEGA, 1e8)), ["forward"], CEILINGS)["forward"]["roofline"]
-    assert found["recoverable_us"] is None and found["bound_us"] == {"memory": pytest.approx(10)}
-    assert "roofline" not in summary.summary(graph(kernel(10 * MEGA, 1e8)), ["forward"])["forward"]
+    (found,) = rooflines(graph(kernel(10 * MEGA, 1e8)), ["forward"], CEILINGS) or ()
+    assert found.recoverable_us is None and found.bound_us == {"memory": pytest.approx(10)}

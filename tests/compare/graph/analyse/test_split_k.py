@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+
 from xlafuse.compare.graph.analyse import missed_fusions, split_k
 from xlafuse.compare.graph.analyse.roofline import Ceilings
 from xlafuse.compare.graph.build.from_hlo import from_hlo
@@ -10,7 +11,6 @@ from xlafuse.compare.graph.build.xla_reasons import reasons
 from xlafuse.compare.graph.findings.collect import findings
 from xlafuse.compare.graph.model import FusionGraph, Reason
 from xlafuse.compare.graph.render import dot, missed_view, text_view
-
 from xlafuse.hlo import gpu_program
 
 CEILINGS = Ceilings({0.5: 4e12}, {}, launch_us=1.0)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 from graph_builder import graph, kernel
+
 from xlafuse.compare.graph.analyse.roofline import Ceilings, roofline_time_us
 from xlafuse.compare.graph.analyse.totals import Tally, compulsory_traffic, recomputed, totals
 from xlafuse.compare.graph.model import FusionGraph, SourceOp

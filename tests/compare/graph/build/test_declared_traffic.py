@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pytest
+
 from xlafuse.compare.graph.join.kernel_records import assign
 from xlafuse.compare.measure.clock import DeviceRecord
 from xlafuse.compare.run import ncu

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from xlafuse.compare.graph.build.epilogues import with_epilogues
 from xlafuse.compare.graph.model import FusionGraph, Kernel, SourceOp
-
 from xlafuse.hlo import gpu_program
 
 BEFORE = """HloModule m

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from recording import operation, record, recorded, tensor
+
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.analyse.totals import totals
 from xlafuse.compare.graph.build.from_eager import from_eager

@@ -4,13 +4,13 @@ import time
 from pathlib import Path
 
 import pytest
+
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.analyse.totals import totals
 from xlafuse.compare.graph.build.from_hlo import from_hlo
 from xlafuse.compare.graph.findings.collect import findings
 from xlafuse.compare.graph.model import FusionGraph, SourceOp
 from xlafuse.compare.graph.render import text_view
-
 from xlafuse.hlo import file_reader, gpu_program
 
 DATA = Path(__file__).parents[3] / "data" / "xla"
@@ -109,6 +109,7 @@ def _state(count: int) -> str:
     return "\n".join([*text, f"  ROOT %w = {shape} while(%x), condition=%none, body=%body", "}"])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("make", [_entry, _fusions, _state])
 def test_cost_grows_linearly(make: object) -> None:
     assert callable(make)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.analyse.roofline import Ceilings
 from xlafuse.compare.graph.analyse.totals import totals

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from recording import computed, launch, operation, recorded, tensor
+
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.build.from_launches import from_launches
 from xlafuse.compare.graph.model import Access, FusionGraph, Launch

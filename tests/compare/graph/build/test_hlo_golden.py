@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.build.from_hlo import from_hlo
-
 from xlafuse.hlo import file_reader, proto_reader, text_reader
 
 ROOT = Path(__file__).parents[4]

@@ -10,6 +10,7 @@ import pytest
 
 from xlafuse.hlo import gpu_program, proto_reader, text_reader
 
+pytestmark = pytest.mark.full
 ROOT = Path(__file__).parents[4]
 BENCHMARK = ROOT / "tools" / "benchmarks" / "hlo_scaling.py"
 

@@ -6,13 +6,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from xlafuse.compare.graph.analyse.missed_fusions import ranked
 from xlafuse.compare.graph.analyse.roofline import Ceilings
 from xlafuse.compare.graph.build.from_hlo import from_hlo
 from xlafuse.compare.graph.build.kernel_edges import KernelEdge, barrier, barrier_code, bytes_saved, kernel_edges
 from xlafuse.compare.graph.build.xla_reasons import PHRASES, code_of, reasons
 from xlafuse.compare.graph.model import REASONS, Access, Buffer, FusionGraph, Kernel, Kind, Reason, Role
-
 from xlafuse.dumps import dump_folder
 from xlafuse.hlo import file_reader
 from xlafuse.reasons import fusion_decisions

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
+
 from xlafuse.compare.graph.analyse.totals import totals
 from xlafuse.compare.graph.build.from_hlo import from_hlo
 from xlafuse.compare.graph.model import FusionGraph, Launch
 from xlafuse.compare.graph.render import text_view
-from xlafuse.compare.sources.graph_sources import contents
-
+from xlafuse.compare.sources.opening import open_source
 from xlafuse.dumps import thunks
 from xlafuse.hlo import gpu_program
 
@@ -38,8 +38,8 @@ def _dumped(folder: Path, *kinds: str) -> FusionGraph:
     (folder / "module_0001.jit_f.sm_9.0_gpu_after_optimizations.txt").write_text(SORT)
     if kinds:
         (folder / "module_0001.jit_f.thunk_metadata.txt").write_text(_metadata(*kinds))
-    (source,) = contents(folder).graphs
-    return source.graph()
+    (source,) = open_source(folder).results
+    return source.load()
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import pytest
 from graph_builder import graph, kernel
+
+from xlafuse.compare import targets
 from xlafuse.compare.graph.analyse.roofline import Ceilings
 from xlafuse.compare.graph.build.from_hlo import from_hlo
 from xlafuse.compare.graph.findings.collect import findings
 from xlafuse.compare.graph.findings.finding import Finding
 from xlafuse.compare.graph.model import Access, FusionGraph, Reason
-
-from xlafuse.compare import targets
 from xlafuse.compile.environment import find_cuda_tools
 from xlafuse.hlo import gpu_program
 

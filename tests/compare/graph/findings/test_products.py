@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graph_builder import graph, kernel
+
 from xlafuse.compare.graph.analyse import summary
 
 KERNELS = (
@@ -16,10 +17,10 @@ KERNELS = (
 
 def test_a_record_says_who_computes_the_products_of_which_stages() -> None:
     found = summary.summary(graph(*KERNELS, compiler="triton"), ("forward", "backward"))
-    assert found["forward"]["products"] == {"cuBLAS": ["qkv", "up"], "triton": ["scores", "values"]}
-    assert found["backward"]["products"] == {"cuda": ["qkv"]}
+    assert found["forward"].products == {"cuBLAS": ["qkv", "up"], "triton": ["scores", "values"]}
+    assert found["backward"].products == {"cuda": ["qkv"]}
 
 
 def test_where_nobody_chose_or_there_is_none_nothing_is_said() -> None:
-    assert "products" not in summary.summary(graph(*KERNELS), ["forward"])["forward"]
-    assert "products" not in summary.summary(graph(KERNELS[3], compiler="triton"), ["forward"])["forward"]
+    assert not summary.summary(graph(*KERNELS), ["forward"])["forward"].products
+    assert not summary.summary(graph(KERNELS[3], compiler="triton"), ["forward"])["forward"].products

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from recording import record
+
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.join.kernel_records import join
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, Launch
@@ -274,7 +275,7 @@ def _graph(folder: Path, run: Record) -> FusionGraph:
 
 def _ran(run: Record) -> dict[str, list[DeviceRecord]]:
     """Return what CUPTI recorded of one call, by phase."""
-    return {part: [record(each["name"]) for each in times["records"] or ()] for part, times in run.times.items()}
+    return {phase: [record(ran.name) for ran in times.records or ()] for phase, times in run.times.items()}
 
 
 def _before_a_join(g: FusionGraph) -> FusionGraph:
@@ -294,7 +295,6 @@ def _before_a_join(g: FusionGraph) -> FusionGraph:
 @pytest.mark.slow
 def test_all_records_are_joined_with_graphs_of_their_hlo() -> None:
     from xlafuse.compare.graph.build.from_hlo import from_hlo
-
     from xlafuse.hlo import gpu_program
 
     total = 0
@@ -322,6 +322,7 @@ class _Device:
 
     def __init__(self) -> None:
         import torch
+
         from xlafuse.compare.measure.clock import CuptiClock
 
         device = self
@@ -391,6 +392,7 @@ def test_every_kernel_of_eager_code_belongs_to_an_operation(block: str, folder: 
     import importlib
 
     import torch
+
     from xlafuse.compare.graph.build.from_eager import from_eager
 
     apply = importlib.import_module(f"xlafuse.triton_side.{folder}.{block}").apply
@@ -416,6 +418,7 @@ def test_every_kernel_of_eager_code_belongs_to_an_operation(block: str, folder: 
 @pytest.mark.gpu
 def test_every_kernel_of_a_hand_written_mlp_is_joined(device: _Device) -> None:
     import torch
+
     from xlafuse.compare.graph.build.from_launches import from_launches
     from xlafuse.triton_side.kernels import swiglu_mlp
 
@@ -434,6 +437,7 @@ def test_every_kernel_of_a_hand_written_mlp_is_joined(device: _Device) -> None:
 @pytest.mark.gpu
 def test_planted_kernels_of_one_name_and_two_shapes(device: _Device) -> None:
     import torch
+
     from xlafuse.compare.graph.build.from_launches import from_launches
     from xlafuse.triton_side.kernels.vector_add import vector_add
 

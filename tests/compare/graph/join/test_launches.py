@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from recording import record
+
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.join.kernel_records import join
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, Launch
@@ -105,18 +106,6 @@ def test_graphs_keep_launches_and_layouts() -> None:
     after = store.from_json(written)
     assert after == before and after.kernels is not None and after.kernels[0].inputs is not None
     assert (after.kernels[0].inputs[0].shape, after.kernels[0].inputs[0].strides) == ((4, 2), (1, 4))
-
-
-def test_older_graphs_have_launches_among_their_facts() -> None:
-    data = store.to_json(graph(kernel()))
-    del data["kernels"][0]["launch"]
-    assert store.from_json(data).kernels == (kernel(),)
-    data["kernels"][0]["facts"] = {
-        "language": "triton", "grid": [4, 1, 1], "block": [128, 1, 1], "num_warps": 4, "registers": 30,
-        "spills_bytes": 0, "shared_bytes": 1024,
-    }
-    (found,) = store.from_json(data).kernels or ()
-    assert found.launch == STATED and found.facts == {"language": "triton"}
 
 
 @pytest.mark.parametrize(

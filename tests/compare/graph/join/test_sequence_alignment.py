@@ -7,6 +7,7 @@ from functools import cache
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from xlafuse.compare.graph.join.sequence_alignment import UNPLACED, Fit, Slot, align_sequences
 
 SORTS = 4

@@ -7,6 +7,7 @@ from typing import get_args
 
 from graph_builder import graph, kernel
 from rich.console import Console
+
 from xlafuse.compare.graph.analyse.ablation import ablation
 from xlafuse.compare.graph.analyse.align import Relation, align
 from xlafuse.compare.graph.model import FusionGraph

@@ -6,6 +6,7 @@ import re
 
 import pytest
 from examples import EAGER, INDUCTOR, STRANGE, XLA
+
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel
 from xlafuse.compare.graph.render.dot import dot
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from examples import EAGER, INDUCTOR, STRANGE, XLA
+
 from xlafuse.compare.base.paths import PROJECT
-from xlafuse.compare.cli.main import cli
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel
 from xlafuse.compare.graph.render import model_explorer
+from xlafuse.compare.sources.opening import open_source
 
 GRAPHS = {"xla": XLA, "inductor": INDUCTOR, "eager": EAGER, "strange": STRANGE}
 # The used fields of ai-edge-model-explorer 0.1.34's graph_builder.py, by class.
@@ -111,18 +110,11 @@ def test_reasons_are_overlays() -> None:
     assert left["overlays"][0]["edges"][0]["label"].startswith("reduction")
 
 
-def test_from_the_command_line(tmp_path: Path) -> None:
-    run, file = PROJECT / "tests" / "data" / "runs" / "h200-small", tmp_path / "graphs.json"
+def test_graphs_of_a_run_have_the_ids_of_their_records() -> None:
+    run = open_source(PROJECT / "tests" / "data" / "runs" / "h200-small").select({
+        "block": ["softmax"], "case": ["gpt2-scores"], "direction": ["fwd"], "implementation": ["xla", "triton"],
+    })
+    made = model_explorer.collection(run.name, [(result.id, result.load()) for result in run.results])
+    check(json.loads(json.dumps(made)), "collection")
     case = "softmax/gpt2-scores/bf16/fwd"
-    words = ["inspect", str(run), "--block", "softmax", "--case", "gpt2-scores", "--direction", "fwd"]
-    words += ["-i", "xla,triton"]
-    result = CliRunner().invoke(cli, [*words, "--model-explorer", str(file)])
-    assert result.exit_code == 0 and "2 graphs" in result.output
-    made = json.loads(file.read_text())
-    check(made, "collection")
     assert [graph["id"] for graph in made["graphs"]] == [f"{case}/xla", f"{case}/triton"]
-    for more, message in ((["--json"], "does not go with --json"), (["--dot"], "different views")):
-        result = CliRunner().invoke(cli, [*words, "--model-explorer", str(file), *more])
-        assert result.exit_code == 2 and message in result.stderr
-    result = CliRunner().invoke(cli, [*words, "--model-explorer", str(file / "x" / "y.json")])
-    assert result.exit_code == 2 and "cannot be written" in result.stderr

@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 from examples import EAGER, INDUCTOR, STRANGE, XLA
+
 from xlafuse.compare.graph.model import FusionGraph
 from xlafuse.compare.graph.render import notebook
 

@@ -8,6 +8,7 @@ import pytest
 from examples import EAGER, INDUCTOR, STRANGE, XLA
 from graph_builder import graph as made
 from graph_builder import kernel
+
 from xlafuse.compare.graph import formats
 from xlafuse.compare.graph.analyse.align import align
 from xlafuse.compare.graph.analyse.diff import diff

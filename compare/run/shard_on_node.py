@@ -1,4 +1,4 @@
-"""A part of a run, done on a node of a cluster: the driver's request comes as bytes, and the finished run goes back so.
+"""A shard of a run on a node of a cluster: the driver's request comes as bytes, and the finished run goes back so.
 
 The request is a run's folder with its plan and without records, which is resumed here.
 """
@@ -21,12 +21,12 @@ from .run import execute
 WAKE_S = 0.5
 
 
-def run_part(request: bytes, cores: int | None) -> bytes:
+def run_shard(request: bytes, cores: int | None) -> bytes:
     """Run the requested plan; return the packed folder of its run. After an interrupt, it has the finished records.
 
     cores: with a GPU, the number of cores for each of this machine's GPUs; None leaves all.
     """
-    with tempfile.TemporaryDirectory(prefix="xlafuse-part-") as scratch, _woken():
+    with tempfile.TemporaryDirectory(prefix="xlafuse-shard-") as scratch, _woken():
         if cores:
             take_cores(cores)
         folder = Path(scratch) / "run"
