@@ -98,12 +98,13 @@ def test_the_program_is_a_module_too(run: Run) -> None:
     assert run("python", "-m", "xlafuse", "list") == run("xlafuse", "list")
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_run_report_and_inspect(run: Run, tmp_path: Path) -> None:
     out, page = tmp_path / "run", tmp_path / "run.html"
     run("xlafuse", "run", "vector_add", "-i", "xla,triton", "--out", out)
-    assert "vector_add" in run("xlafuse", "report", out)
-    run("xlafuse", "report", out, "--html", page)
+    assert "vector_add" in run("xlafuse", "inspect", out, "--view", "times")
+    run("xlafuse", "report", out, "-o", page)
     assert page.stat().st_size > 100_000
     assert "add" in run("xlafuse", "inspect", out, "--block", "vector_add")
 

@@ -14,17 +14,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from xlafuse.compare import targets
 from xlafuse.compare.base import atomic_write
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.graph.analyse.fingerprint import fingerprint
 from xlafuse.compare.plan.paired_rounds import device_time_us
 from xlafuse.compare.record import run_folder
 from xlafuse.compare.record.run_folder import RunFolderError
-from xlafuse.compare.sources import graph_sources
+from xlafuse.compare.sources.run_source import open_run
 from xlafuse.compare.targets import recorded_times
 from xlafuse.compare.targets.recorded_times import RecordedTime
-
-from xlafuse.compare import targets
 
 
 def record(run: Path, pack: Path) -> dict[str, int]:
@@ -50,7 +49,7 @@ def record(run: Path, pack: Path) -> dict[str, int]:
 
 def _device_description(run: Path, folder: Path) -> dict[str, int]:
     """Write XLA's description of the GPU from the first archive that has one, for the run's series of jax."""
-    for source in graph_sources.contents(run).graphs:
+    for source in open_run(run).results:
         if source.record is None or source.record.compiler != "xla" or source.record.status != "ok":
             continue
         try:
@@ -60,7 +59,7 @@ def _device_description(run: Path, folder: Path) -> dict[str, int]:
         for _, artifacts in modules:
             found = artifacts.find("target_config")
             if found is not None:
-                series = ".".join(source.graph().versions["jax"].split(".")[:2])
+                series = ".".join(source.load().versions["jax"].split(".")[:2])
                 with found.open_binary() as stream:
                     atomic_write.write(folder / f"gpu_target_config-{series}.pbtxt", stream.read())
                 return {f"xla/gpu_target_config-{series}.pbtxt": 1}
@@ -70,11 +69,11 @@ def _device_description(run: Path, folder: Path) -> dict[str, int]:
 def _times(run: Path) -> dict[str, RecordedTime]:
     """Return the time of each record that is `ok`, was timed, and whose graph has a fingerprint."""
     found = {}
-    for source in graph_sources.contents(run).graphs:
+    for source in open_run(run).results:
         record = source.record
         if record is None or record.status != "ok" or record.graph is None:
             continue
-        graph, time = source.graph(), device_time_us(record)
+        graph, time = source.load(), device_time_us(record)
         known = fingerprint(graph)
         if time is not None and known is not None:
             found[record.id] = RecordedTime(round(time, 3), len(graph.kernels or ()), known)

@@ -13,7 +13,8 @@ from xlafuse.compare.graph.model import Kernel
 from xlafuse.compare.record.record import Record
 from xlafuse.compare.record.run_files import recorded_file
 from xlafuse.compare.record.run_folder import read_records
-from xlafuse.compare.report import authorship, rows
+from xlafuse.compare.report import authorship
+from xlafuse.compare.sources.run_source import open_run
 from xlafuse.compare.spec.blocks import BLOCKS
 
 HEADERS = ["direction", "implementation", "kernel lines", "kernels", "registers", "shared memory, kB", "MB moved", "µs"]
@@ -26,10 +27,10 @@ def summary(run: Path, block: str, names: list[str]) -> list[list[str]]:
     Kernel lines are those of forward and backward together. Registers of a thread and shared memory of a block are the
     largest of all kernels, as CUPTI records them at the launch. MB moved: by the kernels' declared accesses.
     """
-    found = rows.read(run).rows
-    found = [row for row in found if row["block"] == block and row["case"] == BLOCKS[block].shapes[0].name]
-    lines = {each["implementation"]: each["kernel_lines"] for each in authorship.of(found)}
-    times = {(row["implementation"], row["direction"]): row["device_time_us"] for row in found}
+    found = [result.row for result in open_run(run).results]
+    found = [row for row in found if row.block == block and row.case_name == BLOCKS[block].shapes[0].name]
+    lines = {line.implementation: line.kernel_lines for line in authorship.of(found)}
+    times = {(row.implementation, row.direction): row.device_time_us for row in found}
     table = []
     for record in _records(run, block, names):
         kernels = store.load(recorded_file(run, record, record.graph or "")).kernels or ()
@@ -105,11 +106,10 @@ def _moved(kernel: Kernel) -> float | None:
 def _resources(record: Record) -> dict[str, dict[str, tuple[int, int]]]:
     """Return, by phase and a kernel's name, the registers of a thread and the bytes of shared memory of a block."""
     found: dict[str, dict[str, tuple[int, int]]] = {}
-    for phase, part in record.times.items():
-        for ran in part["records"] or ():
-            registers, shared = ran.get("registers"), ran.get("shared_bytes")
-            if registers is not None and shared is not None:
-                found.setdefault(phase, {})[ran["name"]] = registers, shared
+    for phase, times in record.times.items():
+        for ran in times.records or ():
+            if ran.registers is not None and ran.shared_bytes is not None:
+                found.setdefault(phase, {})[ran.name] = ran.registers, ran.shared_bytes
     return found
 
 

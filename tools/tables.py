@@ -10,20 +10,21 @@ from pathlib import Path
 
 from rich.console import Console
 from tabulate import tabulate
+
+from tools import side_by_side
 from xlafuse.compare.base.exchange_kernels import PEER_COPY
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.base.text import number
-from xlafuse.compare.measure.clock import DeviceRecord
 from xlafuse.compare.measure.overlap import overlap
 from xlafuse.compare.plan.peers import is_a
 from xlafuse.compare.record import run_folder
-from xlafuse.compare.report import at_a_glance, authorship, block_list, columns, peers, ranks, roofline, rows
-from xlafuse.compare.report.columns import Column, Row
+from xlafuse.compare.report import at_a_glance, authorship, block_list, columns, peers, ranks, roofline
+from xlafuse.compare.report.columns import Column
 from xlafuse.compare.report.profile_view import ProfileView
-from xlafuse.compare.sources.profile_sources import open_profile
+from xlafuse.compare.sources.opening import open_source
+from xlafuse.compare.sources.row import Row
+from xlafuse.compare.sources.run_source import open_run
 from xlafuse.compare.spec.blocks import BLOCKS, REPLAYS
-
-from tools import side_by_side
 
 COLUMNS = {
     "records": columns.COLUMNS, "kernels": roofline.KERNEL_COLUMNS, "authorship": authorship.COLUMNS,
@@ -68,29 +69,29 @@ def wins_and_losses() -> list[tuple[str, str, str, str, str]]:
     """
     main = {(name, block.shapes[0].name) for name, block in BLOCKS.items()}
     cases: dict[str, list[Row]] = {}
-    for row in rows.read(RUN).rows:
-        if (row["block"], row["case"]) in main and row["device_time_us"] is not None:
-            label = f"`{row['block']}`" + ("" if row["direction"] == "fwd" else f", {row['direction']}")
+    for row in rows_of(RUN):
+        if (row.block, row.case_name) in main and row.device_time_us is not None:
+            label = f"`{row.block}`" + ("" if row.direction == "fwd" else f", {row.direction}")
             cases.setdefault(label, []).append(row)
     found = []
     for label, members in cases.items():
-        triton = _fastest(row for row in members if "triton" in (row["implementation"], _replayed(row)))
-        pallas = next((_both(row) for row in members if row["implementation"] == "pallas"), "")
-        best = _fastest(row for row in members if is_a("peer", row))
-        ratio = best["device_time_us"] / triton["device_time_us"]
+        triton = _fastest(row for row in members if "triton" in (row.implementation, _replayed(row)))
+        pallas = next((_both(row) for row in members if row.implementation == "pallas"), "")
+        best = _fastest(row for row in members if is_a("peer", row.block, row.implementation))
+        ratio = (best.device_time_us or 0.0) / (triton.device_time_us or 1.0)
         if ratio <= BEHIND or ratio >= AHEAD:
             own = _both(triton) + (" graph" if _replayed(triton) else "")
-            other = f"{_both(best)} `{best['implementation']}`"
+            other = f"{_both(best)} `{best.implementation}`"
             found.append((ratio, (label, own, pallas, other, f"{ratio:.2f}")))
     return [row for _, row in sorted(found, reverse=True)]
 
 
 def attention_times() -> list[list[str]]:
     """Return a line for each case of ATTENTION in RUN: our times, one by one and replayed, and those of `fa4`."""
-    found = {rows.id_of(row): row for row in rows.read(RUN).rows}
+    found = {row.id: row for row in rows_of(RUN)}
 
     def time(case: str, direction: str, implementation: str, column: str = "device_time_us") -> str:
-        return number(found[f"{case}/bf16/{direction}/{implementation}"][column])
+        return number(getattr(found[f"{case}/bf16/{direction}/{implementation}"], column))
 
     return [
         [
@@ -107,13 +108,18 @@ def _attention_times() -> str:
     return _markdown(headers, attention_times())
 
 
+def rows_of(run: Path) -> list[Row]:
+    """Return the rows of a committed run."""
+    return [result.row for result in open_run(run).results]
+
+
 def _replayed(row: Row) -> str | None:
     """Return the implementation whose launches the row's replays as a CUDA graph."""
-    return REPLAYS.get(row["implementation"])
+    return REPLAYS.get(row.implementation)
 
 
 def _fastest(found: Iterable[Row]) -> Row:
-    return min(found, key=lambda row: row["device_time_us"])
+    return min(found, key=lambda row: row.device_time_us or 0.0)
 
 
 def launch_gaps() -> list[tuple[str, str, str, str, str]]:
@@ -123,11 +129,13 @@ def launch_gaps() -> list[tuple[str, str, str, str, str]]:
     least LAUNCH_BOUND, and where the block has the implementations that replay CUDA graphs.
     """
     largest: dict[tuple[str, str], tuple[float, str]] = {}
-    for row in rows.read(RUN).rows:
-        case, implementation = rows.id_of(row).rpartition("/")[::2]
-        if implementation in ("triton", "inductor") and peers.is_realistic(row) and row["busy_time_us"]:
-            found = row["device_time_us"] / row["busy_time_us"], f"`{case.partition('/')[2]}`: {_both(row)}"
-            key = row["block"], implementation
+    for row in rows_of(RUN):
+        case, implementation = row.id.rpartition("/")[::2]
+        if implementation not in ("triton", "inductor") or not peers.is_realistic(row.block, row.case_name):
+            continue
+        if row.device_time_us and row.busy_time_us:
+            found = row.device_time_us / row.busy_time_us, f"`{case.partition('/')[2]}`: {_both(row)}"
+            key = row.block, implementation
             largest[key] = max(largest.get(key, found), found)
     table = []
     for name, block in BLOCKS.items():
@@ -141,7 +149,7 @@ def launch_gaps() -> list[tuple[str, str, str, str, str]]:
 
 
 def _both(row: Row) -> str:
-    return f"{number(row['device_time_us'])} ({number(row['busy_time_us'])}) {columns.marks(row)}".rstrip()
+    return f"{number(row.device_time_us)} ({number(row.busy_time_us)}) {columns.marks(row)}".rstrip()
 
 
 def _markdown(headers: list[str], body: Iterable[Iterable[str]]) -> str:
@@ -155,11 +163,11 @@ def _columns(of: Iterable[Column]) -> str:
 
 def over_gpus(direction: str) -> list[list[str]]:
     """Return a line for each implementation of OVER_GPUS, the fastest of a block first; values by rank."""
-    by_record: dict[tuple[str, str], list[Row]] = {}
-    records, _ = run_folder.read_records(OVER_GPUS)
-    for row in ranks.of(record for record in records if record.case.direction == direction):
-        by_record.setdefault((row["block"], row["implementation"]), []).append(row)
-    slowest = {key: max(row["device_time_us"] for row in of_ranks) for key, of_ranks in by_record.items()}
+    by_record: dict[tuple[str, str], list[ranks.Rank]] = {}
+    results = open_run(OVER_GPUS).results
+    for rank in ranks.of(result for result in results if result.row.direction == direction):
+        by_record.setdefault((rank.row.block, rank.row.implementation), []).append(rank)
+    slowest = {key: max(rank.fields.device_time for rank in of_ranks) for key, of_ranks in by_record.items()}
     shown = [column for column in ranks.COLUMNS if column.name in RANK_COLUMNS]
     return [
         [f"`{block}`", f"`{name}`", *(", ".join(filter(None, map(column.text, of_ranks))) for column in shown)]
@@ -181,7 +189,7 @@ def calls_over_gpus() -> list[list[str]]:
     lines: dict[tuple[str, str], list[str]] = {}
     records, _ = run_folder.read_records(OVER_GPUS)
     for record in records:
-        found = [DeviceRecord.from_json(each) for part in record.times.values() for each in part["records"] or ()]
+        found = [ran for times in record.times.values() for ran in times.records or ()]
         times = overlap(found)
         if any(each.name == PEER_COPY for each in found):
             span = max(each.end for each in found) - min(each.start for each in found)
@@ -199,12 +207,13 @@ def _calls_over_gpus() -> str:
 
 
 def _tour() -> str:
-    return f"```\n{at_a_glance.render(rows.read(TOUR).rows, 'H200')}\n```"
+    return f"```\n{at_a_glance.render(rows_of(TOUR), 'H200')}\n```"
 
 
 def _capture(framework: str, shown: int) -> str:
     """Return the first `shown` lines of what `xlafuse inspect` shows of a capture."""
-    opened = open_profile(CAPTURES / framework)
+    opened = open_source(CAPTURES / framework).profile
+    assert opened is not None
     source = str(Path("step") / Path(opened.profile.source).relative_to(CAPTURES / framework))
     opened = replace(opened, path=Path("step"), profile=replace(opened.profile, source=source))
     console = Console(width=100, no_color=True)

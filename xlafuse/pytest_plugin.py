@@ -70,7 +70,8 @@ def _session(config: pytest.Config) -> Session:
     if _SESSION not in config.stash:
         recorded = config.getini("xlafuse_autotune")
         config.stash[_SESSION] = import_module(".compare.pytest_plugin.fixture", __package__).Session(
-            update=config.getoption("xlafuse_update"), autotune=config.rootpath / recorded if recorded else None
+            update=config.getoption("xlafuse_update"), other_versions=OtherVersions,
+            autotune=config.rootpath / recorded if recorded else None
         )
     return config.stash[_SESSION]
 

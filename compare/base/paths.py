@@ -1,11 +1,10 @@
 """The folder of the project's packages, this package's name, and the import path of processes that need them."""
 
 import os
+from importlib.resources import files
 from pathlib import Path
 
-import xlafuse
-
-PROJECT = Path(xlafuse.__file__).resolve().parents[1]
+PROJECT = Path(str(files("xlafuse"))).resolve().parent
 PACKAGE = __name__.removesuffix(".base.paths")  # "xlafuse.compare"
 
 

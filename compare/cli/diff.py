@@ -1,23 +1,24 @@
-"""`xlafuse diff`: compare two runs, folders of dumps, or files."""
+"""`xlafuse diff`: show what changed between two paths."""
 
 from __future__ import annotations
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ..base.text import printable
-from ..base.usage import UsageError, one_of
-from ..sources.graph_sources import Contents, GraphSource, contents, has_profile
+from ..base.usage import UsageError, one_of, write_file
+from ..report.outline import Outline
+from ..sources.opening import open_source
+from ..sources.source import Source
 from .options import json_option, names_option, record_filters
-from .terminal import echo_json, emit, warn
+from .terminal import show, warn
 
-Pair = tuple[str, GraphSource | None, GraphSource | None]
 TOLERANCE = 0.05
+FORMS = (".html", ".md", ".json")
 
 
 @click.command("diff")
@@ -31,15 +32,19 @@ TOLERANCE = 0.05
     "--fail-on", "fail_on", metavar="slower|launch-gap|status|kernels|bytes|missing",
     help="For runs: the changes that make exit code 1. Default: all but launch-gap.",
 )
-@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="For runs: also write one HTML file.")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), metavar="FILE",
+    help=f"Also write the changes to a file; its ending is its form: {', '.join(FORMS)}.",
+)
 @record_filters("For runs: ")
-@click.option("--all", "every", is_flag=True, help="Show all changes, not only the largest of many.")
 @click.option("--module", metavar="NAME|NUMBER", help="For folders of dumps: only this module.")
+@click.option("--rank", type=click.IntRange(min=0), help="One of several ranks, or GPUs of a profile. Default: lowest.")
+@click.option("--all", "every", is_flag=True, help="Whole lists, not only the largest changes of many.")
 @json_option
 @click.pass_context
 def command(
-    ctx: click.Context, a: Path, b: Path, tolerance: str | None, fail_on: list[str], html: Path | None,
-    filters: Mapping[str, list[str]], every: bool, module: str | None, as_json: bool,
+    ctx: click.Context, a: Path, b: Path, tolerance: str | None, fail_on: list[str], out: Path | None,
+    filters: Mapping[str, list[str]], module: str | None, rank: int | None, every: bool, as_json: bool,
 ) -> None:
     """Show what changed from A to B, as before and after an upgrade.
 
@@ -57,37 +62,37 @@ def command(
 
     \b
       xlafuse diff runs/yesterday runs/today --tolerance 3%
-      xlafuse diff runs/jax-0.10 runs/jax-0.11 -i xla --html upgrade.html
+      xlafuse diff runs/jax-0.10 runs/jax-0.11 -i xla -o upgrade.html
       xlafuse diff before.hlo.txt after.hlo.txt
       xlafuse diff runs/step-before runs/step-after
 
     Exit code 2 when A or B cannot be read, or the options do not fit them.
     """
-    if every and as_json:
-        raise UsageError("--all lengthens lists in a terminal; --json has all changes")
-    if has_profile(a) or has_profile(b):
-        options = {
-            "--fail-on": fail_on, "--html": html, "--module": module,
-            "--block, --case, --direction and -i": any(filters.values()),
-        }
-        _refuse(options, "with two runs or dumps")
-        ctx.exit(1 if _diff_profiles(a, b, tolerance, every=every, as_json=as_json) else 0)
-    sides = contents(a), contents(b)
-    for side in sides:
-        warn(side.warnings)
-    if sides[0].kind == sides[1].kind == "run":
-        if module is not None:
-            raise UsageError("--module selects in a folder of dumps; for runs use --block, --case, --direction and -i")
-        failed = _diff_runs(*sides, tolerance, fail_on, html, filters, every=every, as_json=as_json)
+    if out is not None and out.suffix.lower() not in FORMS:
+        raise UsageError(f"{out}: the ending is the form; expected {', '.join(FORMS)}")
+    before, after = (open_source(path, rank=rank) for path in (a, b))
+    profiles = [source for source in (before, after) if source.profile is not None]
+    two_runs = before.run is not None and after.run is not None
+    if not two_runs or module is not None:
+        before, after = (source.select(filters, module) for source in (before, after))
+    if not two_runs:
+        _refuse({"--fail-on": fail_on}, "with two runs")
+    if not two_runs and not profiles:
+        _refuse({"--tolerance": tolerance, "--all": every}, "with two runs or profiles")
+    share = TOLERANCE if tolerance is None else parse_tolerance(tolerance)
+    page: Callable[[], str] | None = None
+    if profiles:
+        outline, failed = _profiles(before, after, share, every=every)
+    elif two_runs:
+        outline, failed, page = _runs(before, after, share, fail_on, filters, every=every)
     else:
-        options = {
-            "--tolerance": tolerance, "--fail-on": fail_on, "--html": html, "--all": every,
-            "--block, --case, --direction and -i": any(filters.values()),
-        }
-        both = {name: options.pop(name) for name in ("--tolerance", "--all")}
-        _refuse(options, "with two runs")
-        _refuse(both, "with two runs or profiles")
-        failed = _diff_graphs(*sides, module, as_json=as_json)
+        from ..report.diff import graphs
+
+        warn([*before.warnings, *after.warnings])
+        outline, failed = graphs.compare(before, after)
+    show(outline, as_json=as_json)
+    if out is not None:
+        _write(outline, page, out, f"{a} → {b}")
     ctx.exit(1 if failed else 0)
 
 
@@ -105,129 +110,44 @@ def parse_tolerance(text: str) -> float:
     return value
 
 
-def _diff_profiles(a: Path, b: Path, tolerance: str | None, *, every: bool, as_json: bool) -> bool:
-    """Print what changed between two profiles. Return True where the kernels of a step take longer."""
+def _profiles(a: Source, b: Source, tolerance: float, *, every: bool) -> tuple[Outline, bool]:
+    """Return what changed between two profiles, and whether the kernels of a step take longer."""
     from ..report.diff import profiles, profiles_view
     from ..report.profile_view import ProfileView
-    from ..sources.profile_sources import open_profile
 
-    if other := next((path for path in (a, b) if not has_profile(path)), None):
-        raise UsageError(f"{other}: no profile, and a profile can only be compared with another")
-    opened = [open_profile(path) for path in (a, b)]
-    warn(f"{each.path}: {each.others}" for each in opened if each.others)
-    before, after = (ProfileView(each, each.ceilings(None)) for each in opened)
-    found = profiles.compare(before, after, TOLERANCE if tolerance is None else parse_tolerance(tolerance))
-    if as_json:
-        echo_json(found.to_json())
-    else:
-        emit(profiles_view.tree(found, f"{a} → {b}", every=every))
-    return found.regressed
+    def view(source: Source) -> ProfileView:
+        if source.profile is None:
+            raise UsageError(f"{source.path}: no profile, and a profile can only be compared with another")
+        warn([f"{source.path}: {source.profile.others}"] if source.profile.others else [])
+        return ProfileView(source.profile, source.profile.ceilings(None))
+
+    change = profiles.compare(view(a), view(b), tolerance)
+    tree = profiles_view.tree(change, f"{a.path} → {b.path}", every=every)
+    return Outline(change.to_json, lambda: [tree]), change.regressed
 
 
-def _diff_runs(
-    a: Contents, b: Contents, tolerance: str | None, fail_on: list[str], html: Path | None,
-    filters: Mapping[str, list[str]], *, every: bool, as_json: bool,
-) -> bool:
-    """Print what changed between two runs. Return True where something regressed."""
-    from ..report.diff import runs
+def _runs(
+    a: Source, b: Source, tolerance: float, fail_on: list[str], filters: Mapping[str, list[str]], *, every: bool
+) -> tuple[Outline, bool, Callable[[], str]]:
+    """Return what changed between two runs, whether something regressed, and a function that returns its page."""
+    from ..report.diff import page, runs
+    from ..report.diff import show as runs_view
+    from ..report.diff.as_json import to_json
 
     for kind in fail_on:
         one_of("regression", kind, list(runs.REGRESSIONS), where="for --fail-on")
-    found = runs.compare(
-        a, b, tolerance=TOLERANCE if tolerance is None else parse_tolerance(tolerance),
-        fail_on=tuple(fail_on) or runs.DEFAULT_FAIL_ON, wanted=filters,
+    change = runs.compare(
+        a, b, tolerance=tolerance, fail_on=tuple(fail_on) or runs.DEFAULT_FAIL_ON, wanted=filters
     )
-    if fail_on and not found.judged:
-        cards = printable(", ".join(found.other_cards))
+    if fail_on and not change.judged:
+        cards = printable(", ".join(change.other_cards))
         raise UsageError(f"--fail-on goes only with two runs of one GPU; these are of different ones: {cards}")
-    warn(found.warnings)
-    if html is not None:
-        from ..report.diff import page
-
-        page.write(found, html)
-    if as_json:
-        from ..report.diff.as_json import to_json
-
-        echo_json(to_json(found))
-    else:
-        from ..report.diff import show
-
-        for view in show.views(found, every=every):
-            emit(view)
-    return bool(found.regressed)
+    warn(change.warnings)
+    outline = Outline(lambda: to_json(change), lambda: runs_view.views(change, every=every))
+    return outline, bool(change.regressed), lambda: page.html(change)
 
 
-def _diff_graphs(a: Contents, b: Contents, module: str | None, *, as_json: bool) -> bool:
-    """Print what changed between two folders or files. Return True where something differs."""
-    from ..graph import formats
-    from ..graph.render import text_view
-
-    pairs = match(a, b, module)
-    comparable = [pair for pair in pairs if _readable(pair)]
-    warn(f"{pair[0]}: no graph recorded on one side, not compared" for pair in pairs if not _readable(pair))
-    if not comparable:
-        raise UsageError(f"{a.path} and {b.path}: no graph is recorded on both sides")
-    answers = [_compare(pair) for pair in comparable]
-    changed = [view for data, view in answers if data["differs"]]
-    if as_json:
-        echo_json([data for data, _ in answers])
-    else:
-        for view in changed:
-            emit(view)
-        if same := len(answers) - len(changed):
-            emit(text_view.plain(f"no difference in {formats.count(same, 'graph')}"))
-    return bool(changed)
-
-
-def match(a: Contents, b: Contents, module: str | None = None) -> list[Pair]:
-    """Pair the graphs of `a` and `b` by name (the second "jit_f" with the second), in the order of `a`.
-
-    A single graph on each side makes a pair whatever the names. Graphs that only `b` has come last.
-    """
-    if (a.kind == "run") != (b.kind == "run"):
-        raise UsageError(f"{a.path} and {b.path}: a run can only be compared with another run")
-    old, new = (list(side.graphs) if module is None else side.modules(module) for side in (a, b))
-    if len(old) == len(new) == 1:
-        return [(f"{_label(old[0])} → {_label(new[0])}", old[0], new[0])]
-    left, right = _by_name(old), _by_name(new)
-    names = dict.fromkeys((*left, *right))
-    return [(name, left.get(name), right.get(name)) for name in names]
-
-
-def _label(source: GraphSource) -> str:
-    return str(source.path) if source.name == source.path.name else f"{source.path} {source.name}"
-
-
-def _by_name(sources: Iterable[GraphSource]) -> dict[str, GraphSource]:
-    """Return the sources by name. Several of one name are numbered in the order in which they were compiled."""
-    seen: Counter[str] = Counter()
-    result = {}
-    for each in sorted(sources, key=lambda each: each.order):
-        seen[each.name] += 1
-        result[each.name if seen[each.name] == 1 else f"{each.name} #{seen[each.name]}"] = each
-    return result
-
-
-def _readable(pair: Pair) -> bool:
-    _, a, b = pair
-    return all(side is None or side.read is not None for side in (a, b))
-
-
-def _compare(pair: Pair) -> tuple[dict[str, Any], Any]:
-    """Return the difference as JSON and as a view."""
-    from ..graph.analyse.diff import diff as differences
-    from ..graph.render import diff_view, text_view
-
-    name, a, b = pair
-    if a is None or b is None:
-        side = a or b
-        assert side is not None
-        words = f"{name}: only in {side.path}"
-        return {"name": name, "differs": True, "only_in": str(side.path)}, text_view.plain(printable(words), "bold")
-    graphs = a.graph(), b.graph()
-    try:
-        change = differences(*graphs)
-    except ValueError as problem:
-        raise UsageError(str(problem)) from None
-    data = {"name": name, "differs": not change.empty, "only_in": None, **diff_view.to_json(change, *graphs)}
-    return data, diff_view.tree(name, change, *graphs)
+def _write(outline: Outline, page: Callable[[], str] | None, out: Path, title: str) -> None:
+    forms = {".html": page or (lambda: outline.html(title)), ".md": outline.markdown, ".json": outline.json}
+    write_file(out, forms[out.suffix.lower()]().encode(errors="replace"))
+    click.echo(f"{out}: written", err=True)

@@ -14,8 +14,11 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 
 import click
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 from xlafuse import versions as jax_versions
 from xlafuse.triton_side import versions as torch_versions
@@ -33,13 +36,16 @@ from ..base.host import (
     requirement_problem,
 )
 from ..base.paths import PROJECT
+from ..base.usage import UsageError
 from ..run import ray_cluster
 from ..spec.blocks import BLOCKS, requirements
 from ..workers.client import interpreter
 from .options import json_option
+from .terminal import warn
 
-PYTHON = (3, 11)
-REPLAY = ((3, 12), "0.11.2")  # the Python and jax that recorded the target's autotune results
+PYTHON = Version("3.11")
+# The Python and jax that recorded the target's autotune results.
+REPLAY_PYTHON, REPLAY_JAX = Version("3.12"), "0.11.2"
 # Compiling with TorchInductor for an absent GPU uses torch's private names, so only tested builds work.
 DEVICELESS_TORCH = tuple(
     f"{release}+{'cu' + cuda.replace('.', '') if cuda else 'cpu'}" for release, cuda in torch_versions.TORCH_BUILDS
@@ -47,57 +53,39 @@ DEVICELESS_TORCH = tuple(
 PYPI_CUDA = "+cu130"  # PyPI's builds of these releases, whose versions have no suffix
 
 
-@dataclass(frozen=True)
-class Package:
-    """A distribution and the versions that work: from `low` up to, not including, `high`. Two numbers are compared."""
-
-    name: str
-    low: tuple[int, ...]
-    high: tuple[int, ...] | None = None
-
-    @property
-    def requirement(self) -> str:
-        upper = "" if self.high is None else f",<{self.high[0]}.{self.high[1]}"
-        return f"{self.name}>={self.low[0]}.{self.low[1]}{upper}"
-
-    def problem(self, version: str | None) -> str | None:
-        if version is None:
-            return f"{self.name} is not installed"
-        number = _numbers(version)
-        if number < self.low or (self.high is not None and number >= self.high):
-            return f"{self.name} {version} is outside {self.requirement.removeprefix(self.name)}"
-        return None
+def _tested(name: str, versions: Iterable[str]) -> str:
+    """Return the requirement of the package from the oldest to the newest tested series."""
+    series = sorted(Version(version).release[:2] for version in versions)
+    (low_major, low_minor), (major, minor) = series[0], series[-1]
+    return f"{name}>={low_major}.{low_minor},<{major}.{minor + 1}"
 
 
-def _tested(name: str, versions: Iterable[str]) -> Package:
-    """Return the package with the range from the oldest to the newest tested series."""
-    series = sorted(map(_numbers, versions))
-    major, minor = series[-1]
-    return Package(name, series[0], (major, minor + 1))
+def _release(version: str) -> Version:
+    """Return a version without its suffix: 2.11.0 for "2.11.0rc1+cu130". A Python of a checkout ends in "+"."""
+    return Version(Version(version.removesuffix("+")).base_version)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
-    """Return the first two numbers of a version: (2, 11) for "2.11.0+cu130"."""
-    numbers = []
-    for word in version.partition("+")[0].split(".")[:2]:
-        digits = word[: next((i for i, c in enumerate(word) if not c.isdigit()), len(word))]
-        numbers.append(int(digits or 0))
-    return tuple(numbers)
+def _problem(requirement: str, version: str | None) -> str | None:
+    """Return why the installed version does not meet the requirement, or None."""
+    name = distribution(requirement)
+    if version is None:
+        return f"{name} is not installed"
+    bounds = requirement.removeprefix(name)
+    return None if _release(version) in SpecifierSet(bounds) else f"{name} {version} is outside {bounds}"
 
 
 TORCH = _tested("torch", (release for release, _ in torch_versions.TORCH_BUILDS))
 TRITON = _tested("triton", torch_versions.TRITON)
 XLA_PACKAGES = tuple(_tested(name, jax_versions.JAX) for name in ("jax", "jaxlib", "jax-cuda13-pjrt"))
 XLA_GPU_PACKAGES = (*XLA_PACKAGES, _tested("jax-cuda13-plugin", jax_versions.JAX))
-CUDA_PACKAGES = (
-    Package("cuda-core", (0, 3)), Package("cuda-bindings", (13, 0)), Package("nvidia-cuda-nvrtc", (13, 0)),
-)
-CUPTI = Package("cupti-python", (13, 0))
+CUDA_PACKAGES = ("cuda-core>=0.3", "cuda-bindings>=13.0", "nvidia-cuda-nvrtc>=13.0")
+CUPTI = "cupti-python>=13.0"
 LIBTPU = "libtpu"
+TRIALS = 100
 SHOWN = {
-    "xla": (*(p.name for p in XLA_GPU_PACKAGES), LIBTPU, "flax", "cupti-python"),
+    "xla": (*map(distribution, XLA_GPU_PACKAGES), LIBTPU, "flax", "cupti-python"),
     "torch": (
-        "torch", "triton", "numpy", *(p.name for p in CUDA_PACKAGES), "nvidia-cuda-runtime", "cupti-python",
+        "torch", "triton", "numpy", *map(distribution, CUDA_PACKAGES), "nvidia-cuda-runtime", "cupti-python",
         "nvidia-ml-py",
     ),
 }
@@ -150,16 +138,48 @@ class Examination:
 
 
 @click.command("doctor")
+@click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN RUN]")
+@click.option("--clock", is_flag=True, help="Check instead that this GPU's measurements are sound.")
+@click.option(
+    "--trials", type=click.IntRange(10), help=f"How often --clock repeats the measurement. Default: {TRIALS}."
+)
 @json_option
 @click.pass_context
-def command(ctx: click.Context, as_json: bool) -> None:
+def command(ctx: click.Context, runs: tuple[Path, ...], clock: bool, trials: int | None, as_json: bool) -> None:
     """Show what this machine can run.
 
     Also shows what is missing, with the command that installs it. Exit code 1 when nothing can run.
+
+    With --clock, two rows of identical code must tie or stay unresolved in 98% of trials. A planted slowdown of 3% must
+    be found in 95%. Trials use the same protocol that times implementations. With the folders of two runs of one suite,
+    --clock checks instead that no comparison has opposite winners, which needs no GPU. Exit code 1 when a check fails,
+    2 without a GPU to time.
     """
+    if clock:
+        if as_json:
+            raise UsageError("--clock prints no JSON")
+        ctx.exit(0 if _is_sound(runs, trials or TRIALS) else 1)
+    if runs or trials:
+        raise UsageError("runs and --trials go with --clock")
     examination = examine()
     click.echo(json.dumps(asdict(examination), indent=1) if as_json else as_text(examination))
     ctx.exit(0 if examination.anything_runs else 1)
+
+
+def _is_sound(runs: tuple[Path, ...], trials: int) -> bool:
+    """Print a check of the measurements of this GPU, or of two runs. Return whether it passed."""
+    from ..run import clock_check
+
+    if not runs:
+        outcome = clock_check.check(trials)
+        click.echo(clock_check.as_text(outcome))
+        return not outcome.problems
+    if len(runs) != 2:
+        raise UsageError(f"--clock compares two runs, got {len(runs)}: xlafuse doctor --clock RUN RUN")
+    agreement = clock_check.agreement(*runs)
+    warn(agreement.warnings)
+    click.echo(agreement)
+    return not agreement.contradictions
 
 
 def examine() -> Examination:
@@ -220,7 +240,7 @@ def tpu_diagnosis(side: Interpreter) -> Diagnosis:
     names = list(dict.fromkeys(i.name for i in rows))
     if side.packages.get(LIBTPU) is None:
         jax = side.packages.get("jax")
-        wanted = f"jax[tpu]=={jax}" if jax else f"jax[tpu]{XLA_PACKAGES[0].requirement.removeprefix('jax')}"
+        wanted = f"jax[tpu]=={jax}" if jax else f"jax[tpu]{XLA_PACKAGES[0].removeprefix('jax')}"
         return Diagnosis(label, names, f"not here: {LIBTPU} is not installed", _pip(side, [wanted]))
     return Diagnosis(label, names, "compiles for them; nothing runs")
 
@@ -237,13 +257,13 @@ class _Needs:
 def remarks(machine: Machine, interpreters: Mapping[str, Interpreter]) -> list[str]:
     xla, result = interpreters["xla"], []
     jax = xla.packages.get("jax")
-    if not machine.gpu and xla.python and (_numbers(xla.python) < REPLAY[0] or jax != REPLAY[1]):
+    if not machine.gpu and xla.python and (_release(xla.python) < REPLAY_PYTHON or jax != REPLAY_JAX):
         result.append(
-            f"XLA's autotune results of the {targets.DEFAULT} are replayed only by Python >= 3.12 with jax {REPLAY[1]} "
-            f"in the XLA worker (here: Python {xla.python}, jax {jax}). Without them, kernels around matrix products "
-            "are \"not autotuned\". Point XLAFUSE_XLA_PYTHON at such a Python: "
-            f'python3.12 -m venv xla && xla/bin/pip install "jax=={REPLAY[1]}" "jax-cuda13-pjrt=={REPLAY[1]}" '
-            f'"{TRITON.requirement}" numpy'
+            f"XLA's autotune results of the {targets.DEFAULT} are replayed only by Python >= {REPLAY_PYTHON} with jax "
+            f"{REPLAY_JAX} in the XLA worker (here: Python {xla.python}, jax {jax}). Without them, kernels around "
+            "matrix products are \"not autotuned\". Point XLAFUSE_XLA_PYTHON at such a Python: "
+            f'python{REPLAY_PYTHON} -m venv xla && xla/bin/pip install "jax=={REPLAY_JAX}" '
+            f'"jax-cuda13-pjrt=={REPLAY_JAX}" "{TRITON}" numpy'
         )
     if not machine.gpu and (problem := interpreter_problem(interpreters["torch"].packages)):
         result.append(f"Triton's kernels are compiled but not checked here: {problem}")
@@ -305,7 +325,7 @@ def _diagnosis(
         return Diagnosis(label, names, f"not here: {reasons}", " && ".join(commands) or None)
     if not machine.gpu:
         return Diagnosis(label, names, _without_gpu(backend, names))
-    if problem := CUPTI.problem(side.packages.get(CUPTI.name)):
+    if problem := _problem(CUPTI, side.packages.get(distribution(CUPTI))):
         command = _pip(side, [_cupti_pin(machine)])
         return Diagnosis(label, names, f"runs here, device time not measured: {problem}", command)
     return Diagnosis(label, names, "runs and is timed here")
@@ -316,7 +336,7 @@ def _problems(
 ) -> tuple[list[str], list[str]]:
     """Return the problems of a backend's implementations on this machine, and the commands that solve them."""
     xla, torch = interpreters["xla"], interpreters["torch"]
-    wanted: list[tuple[Interpreter, tuple[Package, ...]]] = [(torch, (TORCH,))]  # PyTorch computes the reference
+    wanted: list[tuple[Interpreter, tuple[str, ...]]] = [(torch, (TORCH,))]  # PyTorch computes the reference
     if backend.worker == "xla":
         wanted.append((xla, XLA_GPU_PACKAGES if machine.gpu else XLA_PACKAGES))
     if "triton" in backend.requires:
@@ -330,20 +350,20 @@ def _problems(
         if side.python is None:
             problems.append(f"{side.path} does not start: {side.problem}")
             continue
-        if _numbers(side.python) < PYTHON:
-            problems.append(f"{side.path} is Python {side.python}, 3.11 or newer is needed")
+        if _release(side.python) < PYTHON:
+            problems.append(f"{side.path} is Python {side.python}, {PYTHON} or newer is needed")
             continue
-        faults = {p: fault for p in packages if (fault := p.problem(side.packages.get(p.name)))}
+        faults = {p: fault for p in packages if (fault := _problem(p, side.packages.get(distribution(p))))}
         problems += faults.values()
         if faults:
-            commands.append(_pip(side, [p.requirement for p in faults]))
+            commands.append(_pip(side, list(faults)))
     version = torch.packages.get("torch") or ""
     if machine.gpu and version.endswith("+cpu"):
         problems.append(f"torch {version} is a CPU build")
-        commands.append(_pip(torch, ["--force-reinstall", TORCH.requirement]))
+        commands.append(_pip(torch, ["--force-reinstall", TORCH]))
     if backend.worker == "xla" and xla.python and not xla.cuda_tools:
         problems.append("CUDA's ptxas and libdevice are missing")
-        commands.append(_pip(xla, [TRITON.requirement]))
+        commands.append(_pip(xla, [TRITON]))
     build = version if "+" in version else version + PYPI_CUDA
     deviceless = "planning launches" if "launch planning" in backend.requires else ""
     if not machine.gpu and backend.family == "inductor":
@@ -363,13 +383,13 @@ def _pip(side: Interpreter, requirements: list[str]) -> str:
 
 def _bounded(requirement: str) -> str:
     """Return a torch requirement with the upper bound of tested versions, because pip takes the newest."""
-    end = TORCH.requirement.partition(",")[2]
-    return f"{requirement},{end}" if distribution(requirement) == TORCH.name else requirement
+    end = TORCH.partition(",")[2]
+    return f"{requirement},{end}" if distribution(requirement) == distribution(TORCH) else requirement
 
 
 def _cupti_pin(machine: Machine) -> str:
     """Return the cupti-python requirement for this driver: CUDA 13.0 needs cupti-python 13.0."""
-    return f"cupti-python=={machine.cuda_driver}.*" if machine.cuda_driver else CUPTI.requirement
+    return f"cupti-python=={machine.cuda_driver}.*" if machine.cuda_driver else CUPTI
 
 
 def _gpus() -> list[str]:
@@ -401,10 +421,10 @@ def as_text(examination: Examination) -> str:
         f"CUDA driver: {machine.cuda_driver or 'none'}",
         f"g++: {machine.compiler or 'none'}",
     ]
-    for side, found in examination.interpreters.items():
-        lines += ["", f"{side} workers: {found.path} (Python {found.python or 'unknown: ' + str(found.problem)})"]
+    for side, python in examination.interpreters.items():
+        lines += ["", f"{side} workers: {python.path} (Python {python.python or f'unknown: {python.problem}'})"]
         lines.append(f"  chosen by {_chosen_by(side)}")
-        lines += [f"  {name:20}{version or '-'}" for name, version in found.packages.items()]
+        lines += [f"  {name:20}{version or '-'}" for name, version in python.packages.items()]
     for diagnosis in examination.diagnoses:
         lines += ["", f"{diagnosis.group} ({', '.join(diagnosis.implementations)})", f"  {diagnosis.result}"]
         if diagnosis.command:

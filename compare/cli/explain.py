@@ -1,35 +1,60 @@
-"""`xlafuse explain`: compile functions of the user, found by name, and show their fusion graphs."""
+"""`xlafuse explain`: compile functions of the user, found by name, and show their fusion graphs.
+
+With settings of a compiler, one function is compiled as it is and with each variant of them, and the variants are
+compared.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from ..base.usage import UsageError
+from ..report.views import outline
 from .functions import NotCompiled, arguments, call_of, call_options, check, names, quiet_jax, resolve, save
 from .options import json_option
-from .terminal import echo_json, emit, width
+from .report import PAGE, check_ending, write
+from .selection import ViewChoice, view_options
+from .terminal import echo_json, emit, show, width
 
 if TYPE_CHECKING:
-    from ..sources.explained import Explained
+    from ..graph.analyse.diff import GraphDiff
+    from ..user.variants import Comparison
+
+_NOT_TIMED = "nothing was timed. Without a GPU, a setting that lets the compiler measure candidates changes no choice"
 
 
 @click.command("explain")
 @click.argument("functions", nargs=-1, required=True, metavar="FUNCTION...")
 @call_options
 @click.option(
+    "--xla-flag", "xla_flags", multiple=True, metavar="NAME=VALUE[,NAME=VALUE]",
+    help="A variant: flags of XLA, for one JAX function. Repeat it for more variants.",
+)
+@click.option(
+    "--inductor", multiple=True, metavar="NAME=VALUE[,NAME=VALUE]",
+    help="A variant: options of torch._inductor.config, for one PyTorch function. Repeat it for more variants.",
+)
+@click.option(
     "--devices", type=click.IntRange(1, 64), default=1, metavar="N",
     help="For a JAX function with a mesh: compile for N absent GPUs.",
 )
-@click.option("--why", is_flag=True, help="Show missed fusions and the reasons against them, most costly first.")
+@view_options
 @json_option
-@click.option("--out", type=click.Path(path_type=Path), metavar="FILE", help="Save the graphs as JSON; .gz compresses.")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), metavar="FILE",
+    help="Also write a file; its ending is its form: .json or .json.gz for the graphs, .html for a page, .md or .csv "
+    "for the view.",
+)
 def command(
     functions: Sequence[str], inputs: str | None, shapes: str | None, grad: bool, target: str | None,
-    framework: str | None, devices: int, why: bool, as_json: bool, out: Path | None, timeout: float,
+    framework: str | None, xla_flags: Sequence[str], inductor: Sequence[str], devices: int, choice: ViewChoice,
+    as_json: bool, out: Path | None, timeout: float,
 ) -> None:
     """Show what a compiler makes of your function.
 
@@ -37,10 +62,17 @@ def command(
     result is explained, such as a module that it builds. Several functions are compared. The compile runs in a separate
     process, for this machine's GPU or for an absent one.
 
+    With --xla-flag or --inductor, one function is compiled as it is, and once for each variant. Each variant's kernels
+    are compared with those of the first compile. On a GPU all are timed in turns, from a cold L2 cache, and a verdict
+    says whether the difference holds.
+
     \b
       xlafuse explain layers.py:mlp --args 'bf16[512,4096], bf16[4096,16384]' --framework jax
       xlafuse explain mypackage.layers:attention --inputs mypackage.layers:make_inputs --grad
       xlafuse explain layers.py:plain layers.py:fused --inputs layers.py:make_inputs
+      xlafuse explain layers.py:mlp --args 'bf16[512,4096], bf16[4096,16384]' \\
+        --xla-flag xla_gpu_enable_triton_gemm=false --xla-flag xla_gpu_autotune_level=0
+      xlafuse explain layers.py:norm --inputs layers.py:make_inputs --inductor coordinate_descent_tuning=1
 
     --inputs names a function without parameters. It returns a tuple of positional arguments, a dict of keyword
     arguments, or both as (tuple, dict). Any other value is the only argument.
@@ -48,32 +80,110 @@ def command(
     Exit code: 0 when it was explained, 1 when it could not be compiled, 2 when names or options are wrong.
     """
     from ..plan.selection import resolve_target
+    from ..user import variants
     from ..user.explain import ExplainError, explain_all
 
+    if out is not None and not {".json", ".gz"} & set(out.suffixes):
+        check_ending(out, page_only={})
+    compared = variants.parse_variants(xla_flags, inductor)
+    if compared and len(functions) > 1:
+        raise UsageError(f"--xla-flag and --inductor make variants of one function, got {len(functions)}")
+    if compared and framework not in (None, compared[0].framework):
+        raise UsageError(f"--framework {framework} does not fit settings of {compared[0].framework}'s compiler")
     resolve_target(target)
     quiet_jax(devices)
     check(*functions, inputs=inputs, shapes=shapes)
     named = dict(zip(names(functions), map(resolve, functions), strict=True))
     args, kwargs = arguments(inputs, shapes)
+    again = {name: partial(call_of, given, inputs, shapes) for name, given in zip(named, functions, strict=True)}
+    options: dict[str, Any] = {
+        "grad": grad, "target": target, "devices": devices, "timeout": timeout,
+        "progress": lambda message: click.echo(message, err=True),
+    }
     try:
-        explained = explain_all(
-            named, args, kwargs, grad=grad, target=target, devices=devices, framework=framework,  # type: ignore[arg-type]
-            timeout=timeout, progress=lambda message: click.echo(message, err=True),
-            again={name: partial(call_of, given, inputs, shapes) for name, given in zip(named, functions, strict=True)},
-        )
+        if compared:
+            ((name, function),) = named.items()
+            comparison = variants.compare(function, args, kwargs, compared, again=again[name], **options)
+            explained = comparison.explained
+        else:
+            comparison = None
+            explained = explain_all(named, args, kwargs, framework=framework, again=again, **options)  # type: ignore[arg-type]
     except ExplainError as problem:
         raise NotCompiled(" ".join(str(problem).split())) from None
-    save(explained, out)
-    _show(explained, why=why, as_json=as_json)
-
-
-def _show(explained: Explained, *, why: bool, as_json: bool) -> None:
-    if why:
-        from .inspect import show_missed_fusions
-
-        show_missed_fusions(((graph, None, "") for graph in explained.graphs.values()), as_json=as_json)
+    if out is not None and {".json", ".gz"} & set(out.suffixes):
+        save(explained, out)
+    elif out is not None:
+        form = replace(choice, view=None, kernel=None, price_as=None) if out.suffix.lower() == PAGE else choice
+        click.echo(write(explained.source(), out, form, files=False), err=True)
+    if choice.given:
+        source = explained.source()
+        show(outline(choice.view_of(source), source, choice.shown(selected=True)), as_json=as_json)
     elif as_json:
-        echo_json(explained.to_json())
-    else:
+        echo_json(explained.to_json() if comparison is None else _comparison_json(comparison))
+    elif comparison is None:
         for view in explained.views(width()):
             emit(view)
+    else:
+        _show_comparison(comparison)
+
+
+def _show_comparison(comparison: Comparison) -> None:
+    from ..graph.render import diff_view, text_view
+    from ..user.variants import DEFAULT
+
+    explained = comparison.explained
+    click.echo(_table(comparison))
+    for name, difference in comparison.differences.items():
+        if not difference.graph.empty:
+            emit(text_view.plain(""))
+            emit(diff_view.tree(name, difference.graph, explained.graphs[DEFAULT], explained.graphs[name]))
+    for note in dict.fromkeys((*explained.notes, *([] if explained.rounds else [_NOT_TIMED]))):
+        emit(text_view.plain(f"\nnote: {note}"))
+
+
+def _table(comparison: Comparison) -> str:
+    from tabulate import tabulate
+
+    from ..graph import formats
+    from ..graph.analyse.totals import totals
+
+    rows = []
+    for name, graph in comparison.explained.graphs.items():
+        difference = comparison.differences.get(name)
+        row: dict[str, Any] = {
+            "kernels": None if graph.kernels is None else len(graph.kernels),
+            "declared": totals(graph).declared.in_words(formats.size),
+            "fused": "" if difference is None else _fused(difference.graph),
+        }
+        if comparison.explained.rounds:
+            speedup = difference.speedup if difference else None
+            row["device us"] = comparison.device_time_us(name)
+            row["against the default"] = str(speedup) if speedup else ""
+        rows.append(row | {"settings": name})
+    return tabulate(rows, headers="keys", floatfmt=".1f")
+
+
+def _fused(change: GraphDiff) -> str:
+    if change.empty:
+        return "the same"
+    swapped = not change.buffers and all(kernel.kind == "code" for kernel in change.kernels)
+    return "by other kernels" if swapped and change.kernels else "differently"
+
+
+def _comparison_json(comparison: Comparison) -> dict[str, Any]:
+    from ..graph.render import diff_view
+    from ..user.variants import DEFAULT
+
+    graphs = comparison.explained.graphs
+    differences = {
+        name: {
+            "differs": not difference.graph.empty,
+            **diff_view.to_json(difference.graph, graphs[DEFAULT], graphs[name]),
+            "speedup": difference.speedup and asdict(difference.speedup),
+        }
+        for name, difference in comparison.differences.items()
+    }
+    rounds = {name: list(times) for name, times in comparison.explained.rounds.items()}
+    return {
+        **comparison.explained.to_json(), "schema": "xlafuse.variants/1", "differences": differences, "rounds": rounds
+    }

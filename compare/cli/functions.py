@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from xlafuse.hlo.shape import LONG_NAMES
+
 from ..base.usage import UsageError, one_of
 from .options import target_option
 
 if TYPE_CHECKING:
     from ..sources.explained import Explained
 
-# Dtypes as HLO spells them; long names ("bfloat16") work too.
+# Dtypes as HLO and Triton spell them; long names ("bfloat16") work too.
 DTYPES = {
-    "bf16": "bfloat16", "f16": "float16", "fp16": "float16", "f32": "float32", "fp32": "float32", "f64": "float64",
-    "fp64": "float64", "s8": "int8", "s16": "int16", "s32": "int32", "s64": "int64", "i8": "int8", "i16": "int16",
-    "i32": "int32", "i64": "int64", "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64", "pred": "bool",
-    "c64": "complex64", "c128": "complex128", "f8e4m3fn": "float8_e4m3fn", "f8e5m2": "float8_e5m2",
+    **LONG_NAMES, **{f"fp{bits}": f"float{bits}" for bits in (16, 32, 64)},
+    **{f"i{bits}": f"int{bits}" for bits in (8, 16, 32, 64)},
 }
 MOST_NAMED = 12
 _ARRAY = re.compile(r"(\w+)\s*\[\s*((?:\d+\s*(?:,\s*\d+\s*)*)?)\]")

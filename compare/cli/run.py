@@ -24,7 +24,7 @@ _NOT_ON = {
 }
 
 
-def _duration(ctx: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+def duration(ctx: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
     """Return "9m", "540s" or "1.5h" as seconds."""
     if text is None:
         return None
@@ -85,7 +85,9 @@ def _own_functions(blocks: list[str], functions: tuple[str, ...], backward: str 
 )
 @names_option("--dtype", "dtypes", metavar="bf16|fp16|fp32", help="Only these dtypes; long names work too.")
 @target_option
-@click.option("--out", type=click.Path(path_type=Path), metavar="DIR", help="Default: runs/<date-time>-<suite>.")
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), metavar="DIR", help="Default: runs/<date-time>-<suite>."
+)
 @click.option(
     "--resume", is_flag=True,
     help="Continue the run in --out and keep its records. Without a selection, the run's own is taken.",
@@ -115,7 +117,7 @@ def _own_functions(blocks: list[str], functions: tuple[str, ...], backward: str 
     "kernels without a result are autotuned. Default: XLA autotunes all.",
 )
 @click.option(
-    "--stop-after", callback=_duration, metavar="TIME",
+    "--stop-after", callback=duration, metavar="TIME",
     help="On a GPU or with --on, end the run cleanly after TIME (9m, 540s, 1.5h) with exit code 3; --resume goes on.",
 )
 @click.option("-v", "--verbose", is_flag=True, help="Print a line for each record, not for each block.")

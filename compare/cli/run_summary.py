@@ -6,7 +6,9 @@ import os
 import shlex
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -14,51 +16,56 @@ from .. import targets
 from ..base.usage import UsageError
 from ..record.run_folder import RunFolderError
 
+if TYPE_CHECKING:
+    from ..sources.row import Row
+    from ..sources.source import Source
+
 PAGE = "report.html"
 
 
 def show(folder: Path) -> None:
     """Print the summary of a run, and write its page. A run that was stopped before its first record has none."""
-    from ..report import at_a_glance, matrix, rows, run_results, strongest_findings
+    from ..report import at_a_glance, matrix, strongest_findings
+    from ..sources.run_source import is_run, open_run
 
-    found = rows.read(folder).rows if (folder / "run.json").is_file() else []
-    if not found:
+    source = open_run(folder) if is_run(folder) else None
+    if source is None or not source.results:
         return
-    run = run_results.read(folder, {})
+    rows = [result.row for result in source.results]
     click.echo()
-    findings = strongest_findings.strongest(run)
+    findings = strongest_findings.strongest(source)
     for number, finding in enumerate(findings, 1):
         click.echo(f"{number}. {finding.case}: {finding.headline}\n")
-    if at_a_glance.fits(found):
-        click.echo(at_a_glance.render(found, _device(found)))
+    if at_a_glance.fits(rows):
+        click.echo(at_a_glance.render(rows, _device(rows)))
     else:
-        click.echo(matrix.render(found))
-    click.echo(f"\n{_page(folder)}")
-    command, block = _command(), findings[0].block if findings else found[0]["block"]
+        click.echo(matrix.render(rows))
+    click.echo(f"\n{_page(source)}")
+    command, block = _command(), findings[0].block if findings else rows[0].block
     click.echo("\nTry next:")
     for arguments, meaning in (
         (f"inspect {folder} --block {block} --why", "each kernel, its operations, and why no more were fused"),
-        (f"report {folder}", "every number of every record"),
+        (f"inspect {folder} --view times", "every number of every record"),
         ("explain FILE.py:FUNCTION --args 'bf16[4096,4096]'", "the same of a function of your own"),
     ):
         click.echo(f"  {command} {arguments}\n      {meaning}")
 
 
-def _device(found: list[dict[str, object]]) -> str | None:
+def _device(rows: Sequence[Row]) -> str | None:
     """Return the GPU of the times; None for a TPU target, which has none."""
-    target = next((str(row["target"]) for row in found if row["target"]), "gpu")
+    target = next((row.target for row in rows if row.target), "gpu")
     return None if targets.is_tpu(target) else target.upper()
 
 
-def _page(folder: Path) -> str:
+def _page(source: Source) -> str:
     """Write the page into the run's folder; return where it is, or why there is none."""
     from ..report.page import page
 
     try:
-        page.write(folder, folder / PAGE, {}, files=False)
+        page.write(source, source.path / PAGE, files=False)
     except (RunFolderError, UsageError) as problem:
         return f"No page was written: {problem}"
-    return f"Page: {folder / PAGE}"
+    return f"Page: {source.path / PAGE}"
 
 
 def _command() -> str:

@@ -13,6 +13,8 @@ from ..base.text import printable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from ..report.outline import Outline
+
 MOST_WARNINGS = 8
 
 
@@ -27,6 +29,17 @@ def emit(view: RenderableType) -> None:
         console.print(view)
     else:
         click.echo(text_view.render(view, console.width))
+
+
+def show(outline: Outline, *, as_json: bool) -> None:
+    """Print what a view shows."""
+    if as_json:
+        click.echo(outline.json())
+    elif outline.text is not None:
+        click.echo(outline.text(False))
+    else:
+        for tree in outline.trees():
+            emit(tree)
 
 
 def width() -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+
 from xlafuse.triton_side.configs import table as tables
 
 from ..base import host
@@ -19,10 +20,11 @@ from ..spec.case import Case
 from ..workers.client import WORKER_FAILURES, WorkerDied, WorkerTimeout
 from ..workers.pool import WorkerPool
 from .options import json_option, names
+from .run import duration
 from .terminal import echo_json, one_line
 
 ROLE = "tuning"
-COMPILING = 0.4  # the largest share of a budget for compiles
+COMPILING = 0.4  # the largest share of the time for compiles
 LONGEST_SEARCH = 300.0  # seconds of one choice
 Ask = Callable[..., Any]  # asks the worker, as WorkerPool.ask does without the role
 
@@ -51,9 +53,11 @@ class Tuned:
     "--suite", type=click.Choice(["quick", "full"]), default="quick", show_default=True,
     help="Whose sizes of the blocks count: one to four a block (quick), or every dtype and size (full).",
 )
-@click.option("--budget", type=click.FloatRange(min=1), metavar="SECONDS", help="Stop after about this time.")
 @click.option(
-    "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    "--stop-after", "budget", callback=duration, metavar="TIME", help="Stop after about TIME (9m, 540s, 1.5h)."
+)
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
     help="Write the table here. Default: where the kernels read it, a file named like the GPU.",
 )
 @json_option
@@ -67,7 +71,7 @@ def command(
     spill registers or exceed shared memory are dropped, and the others timed. One that beats the present configuration
     by more than the noise is written to this GPU's table at once, so Ctrl-C loses nothing. Later calls read the table.
 
-    Exit code 1 when the worker was lost, 2 without a GPU, 3 when the budget ended the search, 130 after Ctrl-C.
+    Exit code 1 when the worker was lost, 2 without a GPU, 3 when the time ended the search, 130 after Ctrl-C.
     """
     from ..spec.blocks import BLOCKS
 
@@ -233,7 +237,7 @@ def as_text(found: Tuned, path: Path) -> str:
     written = f"; {path} has {len(found.table.entries)} entries" if found.written else ""
     lines.append(f"{len(rows)} of {found.searched} choices changed{written}")
     if found.left:
-        why = "the worker was lost: run it again" if found.lost else "name their blocks, or give more time (--budget)"
+        why = "the worker was lost: run it again" if found.lost else "name their blocks, or give more time"
         lines.append(f"{found.left} choices were not searched; {why}")
     return "\n".join(lines)
 

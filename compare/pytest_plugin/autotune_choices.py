@@ -11,9 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ..base.frameworks import Framework
 from ..graph.model import FusionGraph
 from ..graph.operations import is_product
-from ..user.explain import Framework, explain_all
+from ..user.explain import explain_all
 
 NOT_TUNED = "not autotuned"
 

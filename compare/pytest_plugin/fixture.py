@@ -8,10 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from xlafuse.pytest_plugin import OtherVersions
-
+from ..base.frameworks import Framework
 from ..base.text import printable
-from ..user.explain import TIMEOUT, ExplainError, Framework, identify
+from ..user.explain import TIMEOUT, ExplainError, identify
 from . import snapshot
 from .autotune_choices import AutotuneChoices, compile_choices
 from .fusion import Fusion
@@ -41,10 +40,14 @@ class SnapshotMismatch(AssertionError):
 
 @dataclass
 class Session:
-    """State of one process's tests. update: write snapshots instead of comparing. autotune: a folder of XLA's recorded
-    results. compiled: by call digest, gradient and target."""
+    """State of one process's tests.
+
+    update: write snapshots instead of comparing. other_versions: the category of the warning about snapshots of other
+    versions. autotune: a folder of XLA's recorded results. compiled: by call digest, gradient and target.
+    """
 
     update: bool
+    other_versions: type[Warning]
     autotune: Path | None = None
     summary: SessionSummary = field(default_factory=SessionSummary)
     compiled: dict[tuple[str, bool, str], AutotuneChoices | ExplainError] = field(default_factory=dict)
@@ -147,7 +150,7 @@ class FusionFixture:
         have = "; ".join(others)
         message = f"no snapshot for {key.versions_text}; have {have}. pytest --xlafuse-update records this one"
         summary.uncompared.add(f"{self._test_file.name}::{snapshot.shown_test(self._test)}: {message}")
-        warnings.warn(OtherVersions(message), stacklevel=3)
+        warnings.warn(self._session.other_versions(message), stacklevel=3)
         return True
 
 

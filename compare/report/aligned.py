@@ -1,13 +1,15 @@
-"""Graphs side by side, by the stages of the program, for `xlafuse inspect A B` and `--align`."""
+"""Cases whose results stand side by side by the stages of the program, also of several paths."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..base.usage import UsageError, one_of
-from ..sources.graph_sources import Contents, GraphSource
+from ..base.usage import UsageError
+from ..sources.case_results import CaseResults
+from ..sources.result import Result
+from ..sources.source import Source, cases_of_graphs
 from ..spec.blocks import UNFUSED
 
 if TYPE_CHECKING:
@@ -18,55 +20,75 @@ if TYPE_CHECKING:
 MOST_FINDINGS = 8
 
 
-@dataclass(frozen=True)
-class SideBySide:
-    """Graphs by the names that head their columns. sources: theirs, in order; the first's device prices all bytes."""
+def to_json(case: CaseResults) -> dict[str, Any]:
+    """Return the stages of a case's graphs."""
+    from ..graph.analyse.align import align
+    from ..graph.render import align_view
 
-    graphs: Mapping[str, FusionGraph]
-    sources: Sequence[GraphSource]
+    graphs = _graphs(case)
+    return align_view.to_json(list(graphs), align(list(graphs.values())))
 
-    def to_json(self) -> dict[str, Any]:
-        from ..graph.analyse.align import align
-        from ..graph.render import align_view
 
-        return align_view.to_json(list(self.graphs), align(list(self.graphs.values())))
+def views(case: CaseResults, *, target: str | None, every: bool) -> Iterator[RenderableType]:
+    """Yield the table of stages, the gain of fusion in a run's case, and the findings.
 
-    def views(self, *, target: str | None, every: bool, ablations: bool = False) -> Iterator[RenderableType]:
-        """Yield the table of stages, the gain of fusion (ablations) and the findings.
+    target: price bytes by this GPU. Without it, graphs for different targets have no prices. every: all findings.
+    """
+    from ..graph.analyse.ablation import ablation
+    from ..graph.analyse.align import align
+    from ..graph.findings.collect import findings
+    from ..graph.render import align_view, text_view
 
-        target: price bytes by this GPU. Without it, graphs for different targets have no prices. every: all findings.
-        ablations: compare with the unfused implementation, where it is among the graphs.
-        """
-        from ..graph.analyse.ablation import ablation
-        from ..graph.analyse.align import align
-        from ..graph.findings.collect import findings
-        from ..graph.render import align_view, text_view
-
-        names, graphs = list(self.graphs), list(self.graphs.values())
-        yield align_view.table(names, graphs, align(graphs))
-        for fused, unfused in UNFUSED.items() if ablations else ():
-            pair = [self.graphs[name] for name in (fused, unfused) if name in self.graphs]
-            if len(pair) == 2 and all(graph.kernels is not None for graph in pair):
-                yield text_view.plain("")
-                yield align_view.ablation(fused, unfused, ablation(*pair))
-        one_device = target is not None or len({graph.target for graph in graphs}) == 1
-        ceilings = self.sources[0].ceilings_for(graphs[0], target)[0] if one_device else None
-        if sentences := findings(self.graphs, ceilings):
+    graphs = _graphs(case)
+    yield align_view.table(list(graphs), list(graphs.values()), align(list(graphs.values())))
+    for fused, unfused in UNFUSED.items():
+        pair = [graphs[name] for name in (fused, unfused) if name in graphs]
+        if len(pair) == 2 and all(graph.kernels is not None for graph in pair):
             yield text_view.plain("")
-            yield text_view.titled("what stands out", map(str, sentences if every else sentences[:MOST_FINDINGS]))
+            yield align_view.ablation(fused, unfused, ablation(*pair))
+    one_device = target is not None or len({graph.target for graph in graphs.values()}) == 1
+    first = next(result for result in case.results if result.graph is not None)
+    ceilings = first.priced_for(target)[0] if one_device else None
+    if sentences := findings(graphs, ceilings):
+        yield text_view.plain("")
+        yield text_view.titled("what stands out", map(str, sentences if every else sentences[:MOST_FINDINGS]))
 
 
-def labelled(sources: Sequence[GraphSource]) -> SideBySide:
-    """Name the graphs by their compilers if these differ, else by modules of one file, else by files."""
-    graphs = [each.graph() for each in sources]
-    names = [graph.compiler for graph in graphs]
+def _graphs(case: CaseResults) -> dict[str, FusionGraph]:
+    return {result.name: result.graph for result in case.results if result.graph is not None}
+
+
+def side_by_side(sources: Sequence[Source]) -> Source:
+    """Return several paths' results as cases: those of two runs by record, others as one case of one graph each.
+
+    Raises UsageError where runs have no record in common, or another path has several graphs.
+    """
+    if all(source.run is not None for source in sources) and len(sources) == 2:
+        return _put_together(sources, _common_cases(*sources))
+    results = [source.module(None) for source in sources]
+    names = _labels(results)
+    results = [result.labelled(name) for result, name in zip(results, names, strict=True)]
+    return _put_together(sources, cases_of_graphs([(" and ".join(names), results)]))
+
+
+def _put_together(sources: Sequence[Source], cases: Iterable[CaseResults]) -> Source:
+    made = tuple(cases)
+    name = " and ".join(dict.fromkeys(source.name for source in sources))
+    results = tuple(result for case in made for result in case.results)
+    return Source("file", Path(name), results, put_together=made)
+
+
+def _labels(results: Sequence[Result]) -> list[str]:
+    """Name graphs by their compilers if these differ, else by modules of one file, else by files."""
+    names = [result.load().compiler for result in results]
     if len(set(names)) < len(names):
-        one_file = len({each.path for each in sources}) == 1
-        names = unique(each.name if one_file else each.path.name.split(".")[0] for each in sources)
-    return SideBySide(dict(zip(names, graphs, strict=True)), sources)
+        one_file = len({result.path for result in results}) == 1
+        names = unique(result.id if one_file else result.path.name.split(".")[0] for result in results)
+    return names
 
 
 def unique(names: Iterable[str]) -> list[str]:
+    """Return the names; a repeated one gets a number."""
     seen: dict[str, int] = {}
     result = []
     for name in names:
@@ -75,55 +97,30 @@ def unique(names: Iterable[str]) -> list[str]:
     return result
 
 
-def of_two_runs(
-    runs: Sequence[Contents], kept: Sequence[Sequence[GraphSource]], align: Sequence[str] | None
-) -> dict[str, SideBySide]:
-    """Return each case of which both runs have graphs: of the same implementation, or of those in `align`.
+def _common_cases(a: Source, b: Source) -> Iterable[CaseResults]:
+    """Return each record that has a graph in both runs, headed by the runs' targets, or by their folders if equal.
 
-    kept: the records of each run that count. align: an implementation of the first run, and one of the second. Columns
-    are headed by the runs' targets, or by their folders where these are equal.
+    Times are left out: those of several runs are not comparable.
     """
     first, second = (
-        {(each.record.case.id, each.record.implementation): each for each in sources
-         if each.record is not None and each.read is not None}
-        for sources in kept
+        {result.id: result for result in source.results if result.read is not None} for source in (a, b)
     )
-    if align is None:
-        pairs = [(found, found) for found in first if found in second]
-    else:
-        ours, theirs = (
-            one_of("implementation", name, dict.fromkeys(i for _, i in run))
-            for name, run in zip(align, (first, second), strict=True)
-        )
-        pairs = [((case, ours), (case, theirs)) for case, i in first if i == ours and (case, theirs) in second]
+    pairs = [(first[id], second[id]) for id in first if id in second]
     if not pairs:
-        wanted = "one implementation" if align is None else f"{align[0]} in the first and {align[1]} in the second"
-        raise UsageError(f"{runs[0].path} and {runs[1].path}: no case has graphs of {wanted} in both runs")
-    result = {}
-    for a, b in pairs:
-        graphs = first[a].graph(), second[b].graph()
-        where = [graph.target or run.path.name for graph, run in zip(graphs, runs, strict=True)]
-        if len(set(where)) == 1:
-            where = [run.path.name for run in runs]
-        names = unique(f"{i} {place}" for (_, i), place in zip((a, b), where, strict=True))
-        title = a[0] if align else f"{a[0]}/{a[1]}"
-        result[title] = SideBySide(dict(zip(names, graphs, strict=True)), (first[a], second[b]))
-    return result
+        raise UsageError(f"{a.path} and {b.path}: no case has graphs of one implementation in both runs")
+    groups = []
+    for pair in pairs:
+        places = [result.load().target or source.path.name for result, source in zip(pair, (a, b), strict=True)]
+        if len(set(places)) == 1:
+            places = [source.path.name for source in (a, b)]
+        names = unique(f"{result.name} {place}" for result, place in zip(pair, places, strict=True))
+        groups.append((pair[0].id, [result.labelled(name) for result, name in zip(pair, names, strict=True)]))
+    return cases_of_graphs(groups)
 
 
-def by_case(opened: Contents, sources: Iterable[GraphSource], names: Sequence[str]) -> dict[str, SideBySide]:
-    """Return each case that has graphs of several of the implementations. A name may be a comma list."""
-    cases: dict[str, dict[str, GraphSource]] = {}
-    for each in sources:
-        if each.record is not None:
-            cases.setdefault(each.record.case.id, {})[each.record.implementation] = each
-    known = dict.fromkeys(name for found in cases.values() for name in found)
-    wanted = [one_of("implementation", name, known) for listed in names for name in listed.split(",")]
-    result = {}
-    for case, found in cases.items():
-        kept = {name: found[name] for name in wanted if name in found and found[name].read is not None}
-        if len(kept) > 1:
-            result[case] = SideBySide({name: each.graph() for name, each in kept.items()}, list(kept.values()))
-    if not result:
-        raise UsageError(f"{opened.path}: no case has graphs of several of {', '.join(wanted)}")
-    return result
+def with_several_graphs(source: Source) -> list[CaseResults]:
+    """Return the cases that have several graphs. Raises UsageError where none has."""
+    cases = [case for case in source.cases if sum(result.graph is not None for result in case.results) > 1]
+    if not cases:
+        raise UsageError(f"{source.path}: no case has several graphs to show side by side{source.unreadable_example}")
+    return cases

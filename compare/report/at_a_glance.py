@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..base.text import number, printable
-from .columns import Row, marks, marks_explained
+from ..sources.row import Row
+from .columns import marks, marks_explained
 from .matrix import counts, is_fastest, outcome
 
 MOST_IMPLEMENTATIONS = 4
@@ -18,15 +19,15 @@ OTHER_KERNELS = "-"
 
 def fits(rows: Sequence[Row]) -> bool:
     """Return whether the rows have at most MOST_IMPLEMENTATIONS, and one case of each block and direction."""
-    cells = Counter((row["block"], row["direction"], row["implementation"]) for row in rows)
-    return len({row["implementation"] for row in rows}) <= MOST_IMPLEMENTATIONS and max(cells.values(), default=0) == 1
+    cells = Counter((row.block, row.direction, row.implementation) for row in rows)
+    return len({row.implementation for row in rows}) <= MOST_IMPLEMENTATIONS and max(cells.values(), default=0) == 1
 
 
 def render(rows: Sequence[Row], device: str | None) -> str:
     """Return both tables and their legend. device: the GPU of the times; None for a target without recorded times."""
-    timed = any(row["device_time_us"] is not None for row in rows)
+    timed = any(row.device_time_us is not None for row in rows)
     parts = [
-        _table(title, [row for row in rows if (row["direction"] == "fwd") == inference], timed)
+        _table(title, [row for row in rows if (row.direction == "fwd") == inference], timed)
         for title, inference in (("inference", True), ("training", False))
     ]
     if not timed and device is None:
@@ -44,11 +45,11 @@ def render(rows: Sequence[Row], device: str | None) -> str:
 def _table(title: str, rows: Sequence[Row], timed: bool) -> str:
     from tabulate import tabulate
 
-    names = list(dict.fromkeys(str(row["implementation"]) for row in rows))
+    names = list(dict.fromkeys(str(row.implementation) for row in rows))
     lines: dict[str, dict[str, Row]] = {}
     for row in rows:
-        label = row["block"] if row["direction"] != "joint" else f"{row['block']}, joint"
-        lines.setdefault(printable(label, 40), {})[str(row["implementation"])] = row
+        label = row.block if row.direction != "joint" else f"{row.block}, joint"
+        lines.setdefault(printable(label, 40), {})[str(row.implementation)] = row
     if not lines:
         return ""
     body = [
@@ -62,27 +63,27 @@ def _table(title: str, rows: Sequence[Row], timed: bool) -> str:
 
 
 def _cell(row: Row, members: dict[str, Row], timed: bool) -> str:
-    if not counts(row) and not (timed and row["device_time_us"] is not None):
+    if not counts(row) and not (timed and row.device_time_us is not None):
         return outcome(row)
-    declared, compulsory = row["bytes_declared"], row["bytes_compulsory"]
+    declared, compulsory = row.bytes_declared, row.bytes_compulsory
     factor = f"{declared / compulsory:.1f}x" if declared is not None and compulsory else "?"
-    kernels = "?" if row["kernels"] is None else row["kernels"]
+    kernels = "?" if row.kernels is None else row.kernels
     return f"{kernels:>2} {factor:>6} {_time(row, members, timed):>8}"
 
 
 def _time(row: Row, members: dict[str, Row], timed: bool) -> str:
     if not timed:
-        recorded = row["recorded_time_us"]
+        recorded = row.recorded_time_us
         return OTHER_KERNELS if recorded is None else number(recorded)
-    if row["device_time_us"] is None:
+    if row.device_time_us is None:
         return ""
-    return f"{number(row['device_time_us'])}{'*' if is_fastest(row, members.values()) else ''}{marks(row)}"
+    return f"{number(row.device_time_us)}{'*' if is_fastest(row, members.values()) else ''}{marks(row)}"
 
 
 def _recorded(rows: Sequence[Row]) -> str:
     """Return the count of recorded times, and of the reasons where there is none."""
-    compiled = [row for row in rows if row["status"] == "compiled"]
-    reasons = Counter(row["recorded_time_reason"] for row in compiled if row["recorded_time_us"] is None)
+    compiled = [row for row in rows if row.status == "compiled"]
+    reasons = Counter(row.recorded_time_reason for row in compiled if row.recorded_time_us is None)
     found = len(compiled) - reasons.total()
     others = "; ".join(f"{count} {reason}" for reason, count in reasons.items())
     explained = f" {OTHER_KERNELS}: no time ({others})." if others else ""

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from ..base.text import number, printable
+from ..sources.row import Row
 from ..spec.blocks import BLOCKS
-from .columns import BASELINE, Column, Row
+from .columns import BASELINE, Column
 from .kernel_lines import Lines, lines_of
 from .table import escaped, explained, table
 
@@ -25,41 +27,51 @@ COLUMNS = (
     Column("cases", "cases", "cases in the mean", "cases"),
     Column(
         "speedup_vs_xla", "ratio", f"geometric mean of {BASELINE}'s device time over its own", f"speedup / {BASELINE}",
-        cell=lambda row: "" if row["speedup_vs_xla"] is None else f"{number(row['speedup_vs_xla'])}x",
+        cell=lambda row: "" if row.speedup_vs_xla is None else f"{number(row.speedup_vs_xla)}x",
     ),
 )
 
 
-def of(rows: Iterable[Row]) -> list[Row]:
-    """Return a row for each block and implementation, with `COLUMNS`.
+@dataclass(frozen=True)
+class Authorship:
+    """The lines of a block's implementation, and its speed; the attributes are those of COLUMNS.
 
     Lines are None where this installation lacks the source, the speedup where no case has both times.
     """
+
+    block: str
+    implementation: str
+    kernel_lines: int | None
+    other_lines: int | None
+    cases: int
+    speedup_vs_xla: float | None
+
+
+def of(rows: Iterable[Row]) -> list[Authorship]:
+    """Return the authorship of each block and implementation."""
     groups: dict[tuple[str, str], list[Row]] = {}
     for row in rows:
-        groups.setdefault((row["block"], row["implementation"]), []).append(row)
-    return [_row(block, name, members) for (block, name), members in groups.items()]
+        groups.setdefault((row.block, row.implementation), []).append(row)
+    return [_of(block, name, members) for (block, name), members in groups.items()]
 
 
-def render(found: list[Row], *, markdown: bool = False) -> str:
+def render(found: Sequence[Authorship], *, markdown: bool = False) -> str:
     sections = []
-    for block in dict.fromkeys(row["block"] for row in found):
+    for block in dict.fromkeys(line.block for line in found):
         title = f"## {escaped(printable(block))}\n" if markdown else printable(block)
-        members = [row for row in found if row["block"] == block]
+        members = [line for line in found if line.block == block]
         sections.append(f"{title}\n{table(members, COLUMNS[1:], markdown)}")
     return "\n\n".join([*sections, *explained(LEGEND, markdown)]) if sections else "no records"
 
 
-def _row(block: str, implementation: str, rows: list[Row]) -> Row:
-    ratios = [row["time_vs_xla"] for row in rows if row["time_vs_xla"]]
+def _of(block: str, implementation: str, rows: list[Row]) -> Authorship:
+    ratios = [ratio for row in rows if (ratio := row.time_vs_xla)]
     lines = _lines(block, implementation)
-    return {
-        "block": block, "implementation": implementation,
-        "kernel_lines": None if lines is None else lines.kernel,
-        "other_lines": None if lines is None else lines.other,
-        "cases": len(ratios),
-        "speedup_vs_xla": math.exp(-sum(map(math.log, ratios)) / len(ratios)) if ratios else None,
-    }
+    return Authorship(
+        block, implementation, None if lines is None else lines.kernel, None if lines is None else lines.other,
+        len(ratios),
+        math.exp(-sum(map(math.log, ratios)) / len(ratios)) if ratios else None,
+    )
 
 
 def _lines(block: str, implementation: str) -> Lines | None:

@@ -1,24 +1,23 @@
-"""Rows as data for programs and notebooks: one flat table, as JSON and as CSV (docs/report-data.md)."""
+"""A flat table as data for programs and spreadsheets (docs/report-data.md)."""
 
 from __future__ import annotations
 
 import csv
 import io
-import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .columns import Row
+SCHEMA = "xlafuse.rows/3"
 
 
-def as_json(rows: Iterable[Row]) -> str:
-    """Return a list of objects in strict JSON. A number that is not finite becomes null; the row's detail has it."""
-    return json.dumps([{name: _finite(value) for name, value in row.items()} for row in rows], indent=1)
+def finite(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows for strict JSON. A number that is not finite becomes null; the row's detail has it."""
+    return [{name: _finite(value) for name, value in row.items()} for row in rows]
 
 
-def as_csv(rows: Iterable[Row]) -> str:
+def as_csv(rows: Iterable[Mapping[str, Any]]) -> str:
     """Return a line of names, then a line a row. Values that are not known or not finite are empty.
 
     Text is kept, quoted where CSV needs it, except for the characters that no CSV can hold: NUL and carriage return.

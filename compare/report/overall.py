@@ -14,9 +14,11 @@ from ..graph.findings.phrases import series
 from ..graph.findings.ranking import NEVER_LEADING
 from ..graph.findings.view import display_name
 from ..plan.speedup import TIE
+from ..sources.case_results import BASELINES, CaseResults
+from ..sources.result import Result
+from ..sources.source import Source
 from ..spec.block import MAIN_IMPLEMENTATIONS
 from .matrix import counts
-from .run_results import BASELINES, CaseResults, Result, Run
 
 LEAST_SHARE = 0.5  # of the cases; an implementation of fewer is no candidate for the overall winner
 MOST_RIVALS = 3
@@ -37,15 +39,15 @@ class Lead:
     cases: int
 
 
-def overall(run: Run) -> str:
+def overall(source: Source) -> str:
     """Return the sentence; for a path without records, one about its kernels and bytes.
 
     Candidates are the implementations that a user would choose (all but NEVER_LEADING) with a result in at least half
     of the cases. Times are compared only within a segment and by one clock. Without times, declared bytes are compared.
     """
-    if run.timed:
-        return _of_times(run)
-    return _of_bytes(run) if run.run is not None else _of_graphs(run)
+    if source.timed:
+        return _of_times(source)
+    return _of_bytes(source) if source.run is not None else _of_graphs(source)
 
 
 def leads(costs: Costs) -> list[Lead]:
@@ -71,8 +73,8 @@ def _lead(winner: str, other: str, costs: Costs) -> Lead | None:
     return Lead(winner, other, math.exp(sum(logs) / len(logs)), len(logs)) if logs else None
 
 
-def _of_times(run: Run) -> str:
-    found = leads([{r.name: (r.group, r.time_us) for r in case.results if r.time_us} for case in run.cases])
+def _of_times(source: Source) -> str:
+    found = leads([{r.name: (r.group, r.time_us) for r in case.results if r.time_us} for case in source.cases])
     if not found:
         return "No implementation is ahead of all others overall."
     winner = found[0].winner
@@ -80,7 +82,7 @@ def _of_times(run: Run) -> str:
     start, subject = f"{name} is the fastest overall", "it"
     if found[0].ratio < 1 + TIE:
         start, subject = f"{name} and {display_name(found[0].other)} tie overall, within {TIE:.0%}", name
-    timed = [case for case in run.cases if case.timed]
+    timed = [case for case in source.cases if case.timed]
     ahead = [_ahead(case, r) for case in timed for r in case.results if r.name == winner and r.time_us]
     wins = sum(each > 1 + TIE for each in ahead)
     close = sum(each >= 1 / (1 + TIE) for each in ahead) - wins
@@ -98,27 +100,27 @@ def _ahead(case: CaseResults, result: Result) -> float:
     return min((each.time_us or math.inf for each in others), default=math.inf) / (result.time_us or math.inf)
 
 
-def _of_bytes(run: Run) -> str:
+def _of_bytes(source: Source) -> str:
     costs: Costs = [
         {
-            r.name: (None, float(r.row["bytes_declared"]))
-            for r in case.results if counts(r.row) and r.row["bytes_declared"]
+            r.name: (None, float(r.row.bytes_declared))
+            for r in case.results if counts(r.row) and r.row.bytes_declared
         }
-        for case in run.cases
+        for case in source.cases
     ]
     nothing = "Nothing ran on a GPU, so there are no times."
-    if run.recorded_on:
-        known = sum(result.row["recorded_time_us"] is not None for result in run.results)
+    if source.recorded_on:
+        known = sum(result.row.recorded_time_us is not None for result in source.shown)
         nothing = (
-            f"Nothing ran on a GPU; {known} of {formats.count(len(run.results), 'record')} "
-            f"{'has' if known == 1 else 'have'} the time of the same kernels, recorded on an {run.recorded_on}."
+            f"Nothing ran on a GPU; {known} of {formats.count(len(source.shown), 'record')} "
+            f"{'has' if known == 1 else 'have'} the time of the same kernels, recorded on an {source.recorded_on}."
         )
     if not (found := leads(costs)):
         return nothing
     shown = [found[0].winner, *(lead.other for lead in _rivals(found))]
-    cases = [case for case, known in zip(run.cases, costs, strict=True) if all(name in known for name in shown)]
+    cases = [case for case, known in zip(source.cases, costs, strict=True) if all(name in known for name in shown)]
     kernels = [
-        f"{display_name(name)} {sum(r.row['kernels'] for case in cases for r in case.results if r.name == name)}"
+        f"{display_name(name)} {sum(r.row.kernels or 0 for case in cases for r in case.results if r.name == name)}"
         for name in shown
     ]
     return (
@@ -128,13 +130,13 @@ def _of_bytes(run: Run) -> str:
     )
 
 
-def _of_graphs(run: Run) -> str:
-    if len(run.cases) == 1:
-        return " ".join(f"{text}." for result in run.results if (text := kernels_and_bytes(result)))
-    made = [result for result in run.results if result.row["kernels"]]
-    declared = tally(result.row["bytes_declared"] for result in made).exact
+def _of_graphs(source: Source) -> str:
+    if len(source.cases) == 1:
+        return " ".join(f"{text}." for result in source.shown if (text := kernels_and_bytes(result)))
+    made = [result for result in source.shown if result.row.kernels]
+    declared = tally(result.row.bytes_declared for result in made).exact
     moving = "" if declared is None else f", which move {formats.size(declared)}"
-    kernels = formats.count(sum(result.row["kernels"] for result in made), "kernel")
+    kernels = formats.count(sum(result.row.kernels or 0 for result in made), "kernel")
     return f"{formats.count(len(made), 'graph')} with {kernels}{moving}."
 
 
@@ -145,10 +147,10 @@ def kernels_and_bytes(result: Result) -> str:
         return ""
     made = len(result.graph.kernels)
     text = f"{display_name(result.name)} makes {formats.count(made, 'kernel')}"
-    if row["bytes_declared"]:
-        text += f", which {'moves' if made == 1 else 'move'} {formats.size(row['bytes_declared'])}"
-        if row["bytes_compulsory"]:
-            text += f" ({number(row['bytes_declared'] / row['bytes_compulsory'], 2)} times the fewest possible)"
+    if row.bytes_declared:
+        text += f", which {'moves' if made == 1 else 'move'} {formats.size(row.bytes_declared)}"
+        if row.bytes_compulsory:
+            text += f" ({number(row.bytes_declared / row.bytes_compulsory, 2)} times the fewest possible)"
     return text
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from ..plan.peers import PEERS, TIMES, is_own
+from ..sources.row import Row
 from ..spec.blocks import BLOCKS
-from .columns import IDENTITY, Column, Row
-from .rows import id_of
+from .columns import Column
 from .table import explained, table
 
 FASTEST = "fastest of them"
@@ -29,56 +30,73 @@ COLUMNS = (
     Column("geometric_mean", "ratio", "geometric mean of the best peer's time over its own", "geomean"),
     Column("slower", "cases", "cases in which the ratio is below 1", "below 1"),
     Column("worst", "ratio", "smallest ratio", "worst"),
-    Column("worst_case", "", "its case", "worst case", cell=lambda row: row["worst_case"]),
+    Column("worst_case", "", "its case", "worst case", cell=lambda line: line.worst_case),
     Column("worst_peer", "", "its best peer", "best peer there"),
 )
 
 
-def of(rows: Iterable[Row]) -> list[Row]:
-    """Return rows with `COLUMNS`: for each kind of peers and time, the fastest own rows, then these by dtype, then each
-    own implementation by itself."""
-    own = [row for row in rows if is_own(row) and is_realistic(row)]
-    names = dict.fromkeys(row["implementation"] for row in own)
-    dtypes = dict.fromkeys(row["dtype"] for row in own)
+@dataclass(frozen=True)
+class Standing:
+    """Some implementations of this project against the best peers; the attributes are those of COLUMNS."""
+
+    peers: str
+    time: str
+    own: str
+    dtype: str
+    cases: int
+    geometric_mean: float
+    slower: int
+    worst: float
+    worst_case: str
+    worst_peer: str | None
+
+
+def of(rows: Iterable[Row]) -> list[Standing]:
+    """Return for each kind of peers and time: the fastest own rows, then these by dtype, then each own implementation
+    by itself."""
+    own = [row for row in rows if is_own(row.block, row.implementation) and is_realistic(row.block, row.case_name)]
+    names = dict.fromkeys(row.implementation for row in own)
+    dtypes = dict.fromkeys(str(row.dtype) for row in own)
     chosen = {(FASTEST, "all"): own}
-    chosen |= {(FASTEST, dtype): [row for row in own if row["dtype"] == dtype] for dtype in dtypes}
-    chosen |= {(name, "all"): [row for row in own if row["implementation"] == name] for name in names}
-    found = []
-    for kind, suffix, (name, dtype) in itertools.product(PEERS, TIMES, chosen):
-        if compared := _fastest(chosen[name, dtype], f"ratio_to_best_{kind}{suffix}"):
-            found.append(_summary(compared, kind, suffix) | {"own": name, "dtype": dtype})
-    return [{column.name: row[column.name] for column in COLUMNS} for row in found]
+    chosen |= {(FASTEST, dtype): [row for row in own if row.dtype == dtype] for dtype in dtypes}
+    chosen |= {(name, "all"): [row for row in own if row.implementation == name] for name in names}
+    return [
+        _standing(compared, kind, suffix, name, dtype)
+        for kind, suffix, (name, dtype) in itertools.product(PEERS, TIMES, chosen)
+        if (compared := _fastest(chosen[name, dtype], kind, suffix))
+    ]
 
 
-def is_realistic(row: Mapping[str, str]) -> bool:
-    """Return whether the row's case is one of its block's, and no edge case."""
-    block = BLOCKS.get(row["block"])
-    return block is not None and any(shape.name == row["case"] and not shape.edge for shape in block.shapes)
+def is_realistic(block_name: str, case_name: str | None) -> bool:
+    """Return whether the case is one of its block's, and no edge case."""
+    block = BLOCKS.get(block_name)
+    return block is not None and any(shape.name == case_name and not shape.edge for shape in block.shapes)
 
 
-def render(found: list[Row], *, markdown: bool = False) -> str:
-    if not found:
+def render(standings: Sequence[Standing], *, markdown: bool = False) -> str:
+    if not standings:
         return "no realistic case has times of the project's own kernels and of a peer"
-    return "\n\n".join([table(found, COLUMNS, markdown), *explained(LEGEND, markdown)])
+    return "\n\n".join([table(standings, COLUMNS, markdown), *explained(LEGEND, markdown)])
 
 
-def _fastest(rows: Iterable[Row], ratio: str) -> list[Row]:
+Compared = tuple[float, Row]  # the best peer's time over the row's
+
+
+def _fastest(rows: Iterable[Row], kind: str, suffix: str) -> list[Compared]:
     """Return each case's row with the largest ratio; a case of two segments counts in each."""
-    best: dict[tuple[object, ...], Row] = {}
+    best: dict[tuple[object, ...], Compared] = {}
     for row in rows:
-        if row[ratio]:
-            key = (*(row[column.name] for column in IDENTITY if column.name != "implementation"), row["segment"])
-            best[key] = max(best.get(key, row), row, key=lambda each: each[ratio])
+        if ratio := row.ratio_to_best(kind, suffix):
+            key = row.block, row.case_name, row.direction, row.dtype, row.precision, row.segment
+            best[key] = max(best.get(key, (ratio, row)), (ratio, row), key=lambda compared: compared[0])
     return list(best.values())
 
 
-def _summary(rows: Sequence[Row], kind: str, suffix: str) -> Row:
-    ratio = f"ratio_to_best_{kind}{suffix}"
-    worst = min(rows, key=lambda row: row[ratio])
-    return {
-        "peers": "stock" if kind == "stock_peer" else "all", "time": NAMES[suffix],
-        "cases": len(rows), "geometric_mean": math.exp(math.fsum(math.log(row[ratio]) for row in rows) / len(rows)),
-        "slower": sum(row[ratio] < 1 for row in rows), "worst": worst[ratio],
-        "worst_case": id_of(worst).rpartition("/")[0],
-        "worst_peer": worst[f"best_{kind}{suffix}"],
-    }
+def _standing(compared: Sequence[Compared], kind: str, suffix: str, own: str, dtype: str) -> Standing:
+    ratios = [ratio for ratio, _ in compared]
+    worst, row = min(compared, key=lambda compared: compared[0])
+    return Standing(
+        peers="stock" if kind == "stock_peer" else "all", time=NAMES[suffix], own=own, dtype=dtype, cases=len(ratios),
+        geometric_mean=math.exp(math.fsum(map(math.log, ratios)) / len(ratios)), slower=sum(r < 1 for r in ratios),
+        worst=worst, worst_case=row.id.rpartition("/")[0], worst_peer=row.best_peer(kind, suffix),
+    )

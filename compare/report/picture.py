@@ -9,17 +9,15 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..base.text import number, printable
 from ..base.usage import UsageError, write_file
 from ..graph.analyse.roofline import Ceilings
-from . import palette
-from .columns import Row, marks, marks_explained
-from .record_values import product_rate
+from ..sources.row import Row, product_rate
+from . import charts
+from .charts import Spec
+from .columns import marks, marks_explained
 from .table import title
-
-Spec = dict[str, Any]
 
 INSTALL = "pip install 'xlafuse[html]'"
 FORMATS = (".svg", ".png")
@@ -70,7 +68,7 @@ def roofline(rows: Sequence[Row], ceilings: Mapping[str, Ceilings], colours: Map
 
     ceilings: by segment. Raises UsageError where no row has a rate, and for too many cases.
     """
-    known = [row for row in rows if row["intensity_flop_per_byte"] and row["segment"] in ceilings]
+    known = [row for row in rows if row.intensity_flop_per_byte and row.segment in ceilings]
     groups = _cases(known, "gflop_per_s")
     colour = _colour(groups, colours, legend=True)
     return _stacked([_roofline(label, group, ceilings, colour) for label, group in groups.items()])
@@ -79,14 +77,14 @@ def roofline(rows: Sequence[Row], ceilings: Mapping[str, Ceilings], colours: Map
 def colours(rows: Iterable[Row]) -> dict[str, str]:
     """Return a colour for each implementation. Give it all rows of a run, so that all pictures have the same colours.
     """
-    return palette.colours(map(_name, rows))
+    return charts.colours(map(_name, rows))
 
 
 def _cases(rows: Iterable[Row], needed: str) -> dict[str, list[Row]]:
     """Rows that have the needed number, by title."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        if row[needed]:
+        if getattr(row, needed):
             groups.setdefault(title(row), []).append(row)
     if not groups:
         raise UsageError(f"nothing to draw: no row here has {needed}; only runs on a GPU take times")
@@ -95,94 +93,60 @@ def _cases(rows: Iterable[Row], needed: str) -> dict[str, list[Row]]:
     return groups
 
 
-def _stacked(charts: list[Spec]) -> Spec:
+def _stacked(stacked: list[Spec]) -> Spec:
     return {
-        "$schema": "https://vega.github.io/schema/vega-lite/v5.json",  # a name; it is not fetched
-        "config": _CONFIG, "padding": _PADDING, "vconcat": charts, "resolve": {"legend": {"color": "shared"}},
+        "$schema": charts.SCHEMA, "config": _CONFIG, "padding": _PADDING, "vconcat": stacked,
+        "resolve": {"legend": {"color": "shared"}},
     }
 
 
 def _name(row: Row) -> str:
-    return printable(str(row["implementation"]), 40)
+    return printable(str(row.implementation), 40)
 
 
 def _times(label: str, rows: list[Row], colour: Spec) -> Spec:
-    ordered = sorted(rows, key=lambda row: (row["device_time_us"], _name(row)))
+    ordered = sorted(rows, key=lambda row: (row.device_time_us, _name(row)))
     values = []
     for row in ordered:
-        time, spread = row["device_time_us"], row["device_time_us_spread"] or 0.0
+        time, spread = row.device_time_us or 0.0, row.spread_us or 0.0
         values.append({
             "implementation": _name(row), "time": time, "low": max(0.0, time - spread), "high": time + spread,
             "label": " ".join(filter(None, [number(time), "µs", marks(row)])),
         })
-    names = [value["implementation"] for value in values]
+    names = [_name(row) for row in ordered]
     x: Spec = {"type": "quantitative", "axis": {"title": _TIME, "format": ".6~g"}}
-    y = {"field": "implementation", "type": "nominal", "sort": names, "axis": {"title": None}}
     return {
         "title": {"text": label, "subtitle": marks_explained(rows)},
         "width": _WIDTH, "height": {"step": 22}, "data": {"values": values},
-        "encoding": {"y": y},
-        "layer": [
-            {"mark": {"type": "bar", "height": {"band": 0.65}},
-             "encoding": {"x": {"field": "time", **x}, "color": colour}},
-            {"mark": {"type": "rule", "strokeWidth": 2},
-             "encoding": {"x": {"field": "low", **x}, "x2": {"field": "high"}}},
-            {"mark": {"type": "text", "align": "left", "dx": 8},
-             "encoding": {"x": {"field": "high", **x}, "text": {"field": "label"}}},
-        ],
+        "layer": charts.time_layers(names, x, {"x": {"field": "time", **x}, "color": colour}, "high"),
     }
 
 
 def _roofline(label: str, rows: list[Row], ceilings: Mapping[str, Ceilings], colour: Spec) -> Spec:
     points = [
-        {"implementation": _name(row), "intensity": row["intensity_flop_per_byte"], "gflops": row[field], "what": what}
+        {"implementation": _name(row), "intensity": row.intensity_flop_per_byte, "gflops": rate, "kind": kind}
         for row in rows
-        for field, what in (("gflop_per_s", "reached"), ("roofline_gflop_per_s", "roofline"))
-        if row[field]
+        for rate, kind in ((row.gflop_per_s, "reached"), (row.roofline_gflop_per_s, "roofline")) if rate
     ]
-    reached = [point["intensity"] for point in points]
-    roof = [
+    first_rows = {row.segment or "": row for row in reversed(rows)}
+    roofs = [
         {"roof": segment, **corner}
-        for segment, group in _by_segment(rows).items()
-        for corner in _roof(group[0], ceilings[segment], min(reached) / 4, max(reached) * 4)
+        for segment, row in first_rows.items()
+        for corner in charts.roof(ceilings[segment], _product_rate(row, ceilings[segment]), points)
     ]
-    axes: dict[str, Spec] = {
-        "x": {"field": "intensity", "type": "quantitative", "scale": {"type": "log", "nice": False},
-              "axis": {"title": "FLOP per declared byte", "format": "~g", "grid": False}},
-        "y": {"field": "gflops", "type": "quantitative", "scale": {"type": "log"},
-              "axis": {"title": "GFLOP/s", "format": "~s", "grid": False}},
-    }
-    shapes = {"domain": ["reached", "roofline"], "range": ["circle", "stroke"]}
-    return {
-        "title": label, "width": _WIDTH, "height": 260,
-        "layer": [
-            {"data": {"values": roof}, "mark": {"type": "line", "strokeDash": [5, 3]},
-             "encoding": {**axes, "detail": {"field": "roof", "type": "nominal"}}},
-            {"data": {"values": points}, "mark": {"type": "point", "size": 80, "strokeWidth": 2, "opacity": 1},
-             "encoding": {**axes, "color": colour,
-                          "shape": {"field": "what", "type": "nominal", "scale": shapes, "legend": {"title": None}}}},
-        ],
-    }
+    shapes = {"reached": "circle", "roofline": "stroke"}
+    mark, intensity = {"size": 80, "opacity": 1}, "FLOP per declared byte"
+    layers = charts.roofline_layers(points, roofs, shapes, colour, mark, intensity, grid=False)
+    return {"title": label, "width": _WIDTH, "height": 260, "layer": layers}
 
 
-def _by_segment(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(row["segment"], []).append(row)
-    return groups
-
-
-def _roof(row: Row, ceilings: Ceilings, low: float, high: float) -> list[dict[str, float]]:
-    rate = product_rate(row["block"], row["dtype"], row["precision"], ceilings)
-    return [{"intensity": at, "gflops": reached / 1e9} for at, reached in ceilings.roof(rate, low, high)]
+def _product_rate(row: Row, ceilings: Ceilings) -> float | None:
+    return product_rate(row.block, row.dtype, row.precision, ceilings)
 
 
 def _colour(groups: Mapping[str, list[Row]], colours: Mapping[str, str], *, legend: bool) -> Spec:
     """One scale for all charts of the picture."""
     shown = {_name(row) for rows in groups.values() for row in rows}
     names = [name for name in colours if name in shown]
-    scale = {"domain": names, "range": [colours[name] for name in names]}
-    return {
-        "field": "implementation", "type": "nominal", "scale": scale,
-        "legend": {"title": None, "symbolType": "circle"} if legend else None,
-    }
+    colour = charts.colour("implementation", {name: colours[name] for name in names}, symbolType="circle")
+    return colour if legend else {**colour, "legend": None}

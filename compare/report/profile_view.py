@@ -14,7 +14,7 @@ from ..graph.model import Kernel
 from ..graph.render import text_view
 from ..profiles.kernel_times import KernelTimes, Times, any_layer, kernel_times
 from ..profiles.steps import Gap, device_seconds, gaps
-from ..sources.profile_sources import OpenedProfile
+from ..sources.profiled import ProfiledSteps
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -30,7 +30,7 @@ _HOST_LATE = 0.5  # the share of a gap in which the host had not launched, above
 class ProfileView:
     """The numbers of an opened profile. Times are in microseconds."""
 
-    def __init__(self, opened: OpenedProfile, ceilings: Mapping[str, Ceilings | None]) -> None:
+    def __init__(self, opened: ProfiledSteps, ceilings: Mapping[str, Ceilings | None]) -> None:
         self.opened = opened
         self.steps = opened.steps
         self.kernels = kernel_times(opened.steps, opened.joined, ceilings)

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
-from ..record.record import Record
 from ..record.record_fields import RankFields
-from .columns import IDENTITY, Column, Row, exposed_us, row_of
-from .record_values import ratio
+from ..sources.result import Result
+from ..sources.row import Row, ratio
+from .columns import IDENTITY, Column, exposed_us, of_row
 from .table import grouped
 
 LEGEND = (
@@ -22,24 +21,26 @@ LEGEND = (
 )
 
 
-def _rank(name: str) -> Any:
-    return lambda values: values[1][name]
+@dataclass(frozen=True)
+class Rank:
+    """The times and bytes of one GPU of a result. rank: the GPU's number."""
+
+    row: Row
+    fields: RankFields
+    rank: int
 
 
-def _microseconds(name: str) -> Any:
-    return lambda values: None if values[1][name] is None else values[1][name] * 1e6
+def _microseconds(name: str) -> Callable[[Rank], float | None]:
+    def value(rank: Rank) -> float | None:
+        seconds: float | None = getattr(rank.fields, name)
+        return None if seconds is None else seconds * 1e6
 
-
-def _of_record(column: Column) -> Column:
-    """Return a column of IDENTITY that takes a rank's values."""
-    of_record = column.value
-    assert of_record is not None
-    return replace(column, value=lambda values: of_record(values[0]))
+    return value
 
 
 COLUMNS = (
-    *map(_of_record, IDENTITY),
-    Column("rank", "GPU", "number of the GPU", "rank", lambda values: values[2], lambda row: str(row["rank"])),
+    *map(of_row, IDENTITY),
+    Column("rank", "GPU", "number of the GPU", "rank", cell=lambda rank: str(rank.rank)),
     Column("device_time_us", "µs", "median device time of a call on this GPU", "time µs", _microseconds("device_time")),
     Column(
         "alone_us", "µs", "the same of the program whose exchanges are local stand-ins; empty where there is none",
@@ -47,7 +48,7 @@ COLUMNS = (
     ),
     Column(
         "exposed_us", "µs", "device_time_us minus alone_us: what communication costs", "exposed µs",
-        lambda values: exposed_us(values[1]),
+        lambda rank: exposed_us(rank.fields),
     ),
     Column(
         "communication_us", "µs", "time in which a communication kernel or a copy between GPUs ran", "communication µs",
@@ -57,23 +58,23 @@ COLUMNS = (
     Column("overlap_us", "µs", "time in which both ran", "overlap µs", _microseconds("overlap")),
     Column(
         "overlap_share", "share", "overlap_us over communication_us", "overlapped",
-        lambda values: ratio(values[1]["overlap"], values[1]["communication"]),
+        lambda rank: ratio(rank.fields.overlap, rank.fields.communication),
     ),
     Column(
         "compute_slowdown", "ratio", "compute_us over that of the program alone", "slowdown",
-        lambda values: ratio(values[1]["compute"], values[1]["alone_compute"]),
+        lambda rank: ratio(rank.fields.compute, rank.fields.alone_compute),
     ),
     Column(
         "sent_bytes", "bytes", "bytes that this GPU sends in a call, by the shapes of the exchanges; empty where they "
-        "are not known", "sent MB", _rank("sent_bytes"),
+        "are not known", "sent MB", lambda rank: rank.fields.sent_bytes,
     ),
     Column(
         "least_sent_bytes", "bytes", "fewest bytes that this GPU must send in a call, given the routing", "least MB",
-        _rank("least_sent_bytes"),
+        lambda rank: rank.fields.least_sent_bytes,
     ),
     Column(
         "link_gb_per_s", "GB/s", "sent_bytes, or least_sent_bytes where they are not known, over communication_us",
-        "GB/s", lambda values: link_gb_per_s(values[1]),
+        "GB/s", lambda rank: link_gb_per_s(rank.fields),
     ),
 )
 
@@ -81,27 +82,20 @@ COLUMNS = (
 SHOWN = tuple(column for column in COLUMNS if column.name == "implementation" or column not in COLUMNS[: len(IDENTITY)])
 
 
-def of(records: Iterable[Record]) -> list[Row]:
-    """Return a row for each GPU of each record that has its times."""
+def of(results: Iterable[Result]) -> list[Rank]:
+    """Return each GPU of each record that has its times."""
     return [
-        row_of((_Identity(record), fields, rank), COLUMNS)
-        for record in records if record.parallel is not None
-        for rank, fields in enumerate(record.parallel["ranks"])
+        Rank(result.row, fields, number)
+        for result in results if result.record is not None and result.record.parallel is not None
+        for number, fields in enumerate(result.record.parallel.ranks)
     ]
 
 
-def render(rows: list[Row], *, markdown: bool = False) -> str:
+def render(ranks: Sequence[Rank], *, markdown: bool = False) -> str:
     """Return a table of each case and direction."""
-    return grouped(rows, lambda rows: SHOWN, LEGEND, markdown=markdown)
+    return grouped(ranks, lambda ranks: SHOWN, LEGEND, markdown=markdown)
 
 
 def link_gb_per_s(fields: RankFields) -> float | None:
-    sent = fields["least_sent_bytes"] if fields["sent_bytes"] is None else fields["sent_bytes"]
-    return sent / fields["communication"] / 1e9 if fields["communication"] else None
-
-
-class _Identity:
-    """A record, as the columns of IDENTITY take it."""
-
-    def __init__(self, record: Record) -> None:
-        self.record, self.case = record, record.case
+    sent = fields.least_sent_bytes if fields.sent_bytes is None else fields.sent_bytes
+    return sent / fields.communication / 1e9 if fields.communication else None

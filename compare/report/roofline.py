@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ..base.text import number
 from ..graph import formats
-from ..graph.analyse.roofline import Ceilings, RooflinePoint, intensity, recoverable_us, roofline_point
+from ..graph.analyse.roofline import RooflinePoint, intensity, recoverable_us, roofline_point
 from ..graph.analyse.totals import declared_bytes
-from ..graph.model import FusionGraph, Kernel
+from ..graph.model import Kernel
 from ..record.record import Record
-from ..sources.graph_sources import GraphSource
-from .columns import BY_NAME, IDENTITY, Column, Row, row_of
-from .record_values import RecordValues, ratio
-from .rows import id_of
+from ..sources.result import Result
+from ..sources.row import Row, ratio
+from .columns import BY_NAME, IDENTITY, Column, of_row
 from .table import grouped
 
 _TIMES = (
@@ -39,16 +37,17 @@ _NAMES = (
     "device_time_us", "roofline_time_us", "share_of_roofline", "recoverable_us",
 )
 _SHOWN = tuple(replace(BY_NAME[name], cell=None) if name == "device_time_us" else BY_NAME[name] for name in _NAMES)
-_NONE: Mapping[int, int] = {}
 
 
 @dataclass(frozen=True)
-class _KernelValues:
+class KernelOnRoofline:
     """One kernel of a graph.
 
-    index: of its launch. dram_bytes, dram_bytes_call: ncu's counts over its launches, alone and within the call.
+    row: of the result. index: of the kernel's launch. dram_bytes, dram_bytes_call: ncu's counts over its launches,
+    alone and within the call.
     """
 
+    row: Row
     index: int
     kernel: Kernel
     point: RooflinePoint | None
@@ -64,28 +63,33 @@ class _KernelValues:
     def roofline_time_us(self) -> float | None:
         return None if self.point is None else self.point.roofline_time_us
 
+    @property
+    def recoverable_us(self) -> float | None:
+        """The device time above the roofline time."""
+        return recoverable_us(self.kernel.device_time_us, self.roofline_time_us)
 
-_RECORD_COLUMNS = (*IDENTITY, BY_NAME["segment"])
+
+_RECORD_COLUMNS = tuple(map(of_row, (*IDENTITY, BY_NAME["segment"])))
 _GRAPH_COLUMNS = (
-    Column("index", "1", "number of the launch, from 0", "", lambda k: k.index),
-    Column("part", "", "forward or backward", "", lambda k: k.kernel.phase),
+    Column("index", "1", "number of the launch, from 0"),
+    Column("phase", "", "forward or backward", "", lambda k: k.kernel.phase),
     Column(
         "kernel", "", "the compiler's name", "kernel", lambda k: k.kernel.name,
-        lambda row: f"{row['index'] + 1}. {formats.name(row['kernel'], 44)}",
+        lambda k: f"{k.index + 1}. {formats.name(k.kernel.name, 44)}",
     ),
     Column("runtime_name", "", "the profiler's name", "", lambda k: k.kernel.runtime_name),
     Column("kind", "", "sort of kernel, as reduction or product", "", lambda k: k.kernel.kind),
     Column(
         "launches", "launches", "launches in one call", "launches", lambda k: k.kernel.launches,
-        lambda row: "" if row["launches"] == 1 else number(row["launches"]),
+        lambda k: "" if k.kernel.launches == 1 else number(k.kernel.launches),
     ),
     Column("device_time_us", "µs", "device time of all launches", "time µs", lambda k: k.kernel.device_time_us),
     Column(
         "bytes_declared", "bytes", "bytes that it declares to move", "declared MB", lambda k: declared_bytes(k.kernel)
     ),
-    Column("dram_bytes", "bytes", "ncu's count, from an empty L2", "", lambda k: k.dram_bytes),
-    Column("dram_bytes_call", "bytes", "ncu's count within the call", "measured MB", lambda k: k.dram_bytes_call),
-    Column("flops", "FLOP", "its own FLOPs", "", lambda k: k.flops),
+    Column("dram_bytes", "bytes", "ncu's count, from an empty L2"),
+    Column("dram_bytes_call", "bytes", "ncu's count within the call", "measured MB"),
+    Column("flops", "FLOP", "its own FLOPs"),
     Column(
         "intensity_flop_per_byte", "FLOP/byte", "flops over bytes_declared", "FLOP/B",
         lambda k: intensity(k.flops, declared_bytes(k.kernel)),
@@ -97,7 +101,6 @@ _GRAPH_COLUMNS = (
     Column("bound", "", "memory, compute or launch", "bound", lambda k: None if k.point is None else k.point.bound),
     Column(
         "roofline_time_us", "µs", "max(bytes / bandwidth, FLOPs / product rate)", "roofline µs",
-        lambda k: k.roofline_time_us,
     ),
     Column(
         "share_of_roofline", "share", "roofline_time_us over device_time_us", "of roofline",
@@ -105,7 +108,6 @@ _GRAPH_COLUMNS = (
     ),
     Column(
         "recoverable_us", "µs", "device_time_us above roofline_time_us", "recoverable µs",
-        lambda k: recoverable_us(k.kernel.device_time_us, k.roofline_time_us),
     ),
 )
 KERNEL_COLUMNS = (*_RECORD_COLUMNS, *_GRAPH_COLUMNS)
@@ -116,45 +118,33 @@ _KERNEL_NAMES = (
 _SHOWN_OF_KERNELS = tuple({column.name: column for column in KERNEL_COLUMNS}[name] for name in _KERNEL_NAMES)
 
 
-def render(rows: list[Row], *, markdown: bool = False) -> str:
+def render(rows: Sequence[Row], *, markdown: bool = False) -> str:
     return grouped(rows, lambda rows: _SHOWN, LEGEND, markdown=markdown)
 
 
-def render_kernels(rows: list[Row], *, markdown: bool = False) -> str:
-    return grouped(rows, lambda rows: _SHOWN_OF_KERNELS, KERNEL_LEGEND, markdown=markdown)
+def render_kernels(kernels: Sequence[KernelOnRoofline], *, markdown: bool = False) -> str:
+    return grouped(kernels, lambda kernels: _SHOWN_OF_KERNELS, KERNEL_LEGEND, markdown=markdown)
 
 
-def kernels(sources: Sequence[GraphSource], rows: Iterable[Row]) -> Iterator[Row]:
-    """Return a row for each kernel of the rows' records, in launch order. Raises UsageError for an unreadable graph."""
-    wanted = set(map(id_of, rows))
-    for each in sources:
-        record = each.record
-        if record is None or each.read is None or record.id not in wanted:
-            continue
-        own = row_of(RecordValues(record, None), _RECORD_COLUMNS)
-        graph = each.graph()
-        ceilings, _ = each.ceilings_for(graph, None)
-        alone, call = _dram_bytes(record, "alone"), _dram_bytes(record, "call")
-        for row in kernels_of_graph(graph, ceilings, alone, call):
-            yield own | row
+def kernels(result: Result) -> list[KernelOnRoofline]:
+    """Return the kernels of a result's graph in launch order; none without a readable graph."""
+    graph, ceilings = result.graph, result.ceilings
+    if graph is None:
+        return []
+    alone, call = (_dram_bytes(result.record, method) for method in ("alone", "call"))
+    return [
+        KernelOnRoofline(
+            result.row, index, kernel, None if ceilings is None else roofline_point(graph, kernel, ceilings),
+            alone.get(index), call.get(index),
+        )
+        for index, kernel in enumerate(graph.kernels or ())
+    ]
 
 
-def kernels_of_graph(
-    graph: FusionGraph, ceilings: Ceilings | None, alone: Mapping[int, int] = _NONE, call: Mapping[int, int] = _NONE
-) -> Iterator[Row]:
-    """Yield a row for each kernel of a graph, in launch order, without the columns about a record.
-
-    alone, call: ncu's bytes by launch index, of each kernel alone and within the call.
-    """
-    for index, kernel in enumerate(graph.kernels or ()):
-        point = roofline_point(graph, kernel, ceilings) if ceilings is not None and ceilings.streams else None
-        yield row_of(_KernelValues(index, kernel, point, alone.get(index), call.get(index)), _GRAPH_COLUMNS)
-
-
-def _dram_bytes(record: Record, method: str) -> dict[int, int]:
-    """By index in the graph."""
-    found: Any = (record.traffic or {}).get(method, {})
+def _dram_bytes(record: Record | None, method: str) -> dict[int, int]:
+    """Return bytes by the kernel's index in the graph."""
+    counts = ((record.traffic if record else None) or {}).get(method)
+    phases = (counts and counts.phases) or {}
     return {
-        each["kernel"]: each["dram_read"] + each["dram_written"]
-        for part in found.get("parts", {}).values() for each in part["kernels"]
+        kernel.kernel: kernel.dram_read + kernel.dram_written for phase in phases.values() for kernel in phase.kernels
     }

@@ -6,15 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..base.text import printable
-from ..sources.graph_sources import GraphSource
+from ..sources.result import Result
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..graph.model import FusionGraph
 
-
-def table(found: Sequence[tuple[GraphSource, FusionGraph | None]]) -> RenderableType:
+def table(results: Sequence[Result]) -> RenderableType:
     """Return the kernels, declared bytes, fusion efficiency and time of each record's graph, below its case."""
     from rich.console import Group
 
@@ -23,13 +21,13 @@ def table(found: Sequence[tuple[GraphSource, FusionGraph | None]]) -> Renderable
     grid = text_view.columns(None, 8, 9, 11, 9, right=(1, 2, 3, 4), gap=1)
     grid.add_row(*map(text_view.plain, ("", "kernels", "declared", "efficiency", "µs")))
     case = ""
-    for each, graph in found:
-        assert each.record is not None
-        if each.record.case.id != case:
-            case = each.record.case.id
+    for result in results:
+        assert result.record is not None
+        if result.record.case.id != case:
+            case = result.record.case.id
             grid.add_row(text_view.plain(printable(case), "bold"))
-        cells = _cells(each, graph)
-        grid.add_row(text_view.plain(f"  {printable(each.record.implementation, 30)}"), *map(text_view.plain, cells))
+        cells = _cells(result)
+        grid.add_row(text_view.plain(f"  {printable(result.record.implementation, 30)}"), *map(text_view.plain, cells))
     return Group(
         grid, text_view.plain(""),
         text_view.plain("declared: bytes that the kernels read and write. efficiency: compulsory bytes over those."),
@@ -39,14 +37,15 @@ def table(found: Sequence[tuple[GraphSource, FusionGraph | None]]) -> Renderable
     )
 
 
-def _cells(each: GraphSource, graph: FusionGraph | None) -> list[str]:
+def _cells(result: Result) -> list[str]:
     from ..graph import formats
     from ..graph.analyse.totals import totals
 
-    assert each.record is not None
+    assert result.record is not None
+    graph = result.graph
     if graph is None:
-        return ["no graph", "", "", printable(each.record.status, 9)]
-    sums = totals(graph, bytes_compulsory=each.record.bytes_compulsory or None)
+        return ["no graph", "", "", printable(result.record.status, 9)]
+    sums = totals(graph, bytes_compulsory=result.record.bytes_compulsory or None)
     declared = formats.UNKNOWN if sums.declared.exact is None else formats.size(sums.declared.exact)
     efficiency = sums.fusion_efficiency
     return [

@@ -1,6 +1,6 @@
 """The strongest findings of a run: its largest costs, each in a few sentences with its times.
 
-    strongest(run_results.read(folder, {}))
+    strongest(open_source(folder))
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from ..graph.findings.ranking import rank
 from ..graph.findings.view import display_name
 from ..graph.model import Buffer, FusionGraph
 from ..plan import paired_rounds
-from .run_results import CaseResults, Result, Run
+from ..sources.case_results import CaseResults
+from ..sources.result import Result
+from ..sources.source import Source
 
 MOST = 5
 
@@ -44,17 +46,17 @@ class StrongFinding:
     implementation: str
 
 
-def every_finding(run: Run) -> list[StrongFinding]:
+def every_finding(source: Source) -> list[StrongFinding]:
     """Return all findings of a run, timed or not, strongest first, facts last."""
-    return sorted(_ranked(each for case in run.cases for each in of_case(case)), key=lambda each: each.kind in FACTS)
+    return sorted(_ranked(each for case in source.cases for each in of_case(case)), key=lambda each: each.kind in FACTS)
 
 
-def strongest(run: Run, most: int = MOST) -> list[StrongFinding]:
+def strongest(source: Source, most: int = MOST) -> list[StrongFinding]:
     """Return the strongest findings of a run, timed or not, strongest first, without facts.
 
     At most one for each block and two of one kind are chosen while others are left.
     """
-    candidates = [each for each in every_finding(run) if each.kind not in FACTS]
+    candidates = [each for each in every_finding(source) if each.kind not in FACTS]
     chosen: list[StrongFinding] = []
     for per_block, per_kind in ((1, 2), (2, 3), (most, most)):
         for each in candidates:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from ..base.text import printable
+from ..sources.row import Row
 from ..spec.dtype import DTYPES
-from .columns import BY_NAME, Column, Row, marks_explained
+from .columns import BY_NAME, Column, marks_explained
 
 LEGEND = (
     "time: device time of a call from a cold L2 cache, median ± half the interquartile range of its calls.",
@@ -36,17 +38,17 @@ _DETAILS = (
 )
 
 
-def render(rows: list[Row], *, markdown: bool = False, every: bool = False) -> str:
+def render(rows: Sequence[Row], *, markdown: bool = False, every: bool = False) -> str:
     """Return a table of each case; columns without a value are left out.
 
     every: show details of timed records, too, such as the host's time and the compile time.
     """
     legend: list[str] = []
-    if any(row["device_time_us"] is not None for row in rows):
+    if any(row.device_time_us is not None for row in rows):
         left_out = ", ".join(BY_NAME[name].header for name in _DETAILS)
         more = LEGEND_OF_ALL if every else f"--all shows more columns: {left_out}."
         legend = [*LEGEND, more, *marks_explained(rows)]
-        if any(row["peak_memory_reason"] for row in rows):
+        if any(row.peak_memory_reason for row in rows):
             legend.append(NO_MEMORY)
     return grouped(
         rows, lambda members: _columns(members, every), legend, markdown=markdown, summary=_summary(rows), notes=_notes
@@ -54,15 +56,18 @@ def render(rows: list[Row], *, markdown: bool = False, every: bool = False) -> s
 
 
 def grouped(
-    rows: list[Row], columns: Callable[[list[Row]], Sequence[Column]], legend: Sequence[str], *, markdown: bool,
-    summary: str = "", notes: Callable[[list[Row], bool], list[str]] = lambda rows, markdown: [],
+    lines: Sequence[Any], columns: Callable[[list[Any]], Sequence[Column]], legend: Sequence[str], *, markdown: bool,
+    summary: str = "", notes: Callable[[list[Any], bool], list[str]] = lambda lines, markdown: [],
 ) -> str:
-    """Return a table for each case and direction, with its notes, and the legend below all of them."""
-    if not rows:
+    """Return a table for each case and direction, with its notes, and the legend below all of them.
+
+    lines: rows, or parts of a record that have its row as `row`, such as its kernels.
+    """
+    if not lines:
         return "no records"
-    groups: dict[str, list[Row]] = {}
-    for row in rows:
-        groups.setdefault(title(row), []).append(row)
+    groups: dict[str, list[Any]] = {}
+    for line in lines:
+        groups.setdefault(title(line if isinstance(line, Row) else line.row), []).append(line)
     sections = [summary] if summary else []
     for label, members in groups.items():
         heading = f"## {escaped(label)}\n" if markdown else label
@@ -77,12 +82,14 @@ def explained(legend: Sequence[str], markdown: bool) -> list[str]:
 
 
 def title(row: Row) -> str:
-    dtype = DTYPES[row["dtype"]].short
-    precision = "" if row["precision"] == "ieee" else f" {row['precision']}"
-    return printable(f"{row['block']} / {row['case']} / {dtype}{precision} / {row['direction']}")
+    if row.case is None:
+        return printable(row.block)
+    dtype = DTYPES[row.dtype].short
+    precision = "" if row.precision == "ieee" else f" {row.precision}"
+    return printable(f"{row.block} / {row.case_name} / {dtype}{precision} / {row.direction}")
 
 
-def table(rows: list[Row], columns: Sequence[Column], markdown: bool) -> str:
+def table(rows: Sequence[Any], columns: Sequence[Column], markdown: bool) -> str:
     """Return a line a row; columns that are blank in all rows are left out. Text is aligned left, numbers right."""
     from tabulate import tabulate
 
@@ -98,17 +105,17 @@ def table(rows: list[Row], columns: Sequence[Column], markdown: bool) -> str:
     )
 
 
-def _summary(rows: list[Row]) -> str:
-    statuses = Counter(row["status"] for row in rows)
+def _summary(rows: Sequence[Row]) -> str:
+    statuses = Counter(row.status for row in rows)
     return f"{len(rows)} records: " + ", ".join(f"{count} {status}" for status, count in statuses.items())
 
 
 def _columns(rows: list[Row], every: bool) -> list[Column]:
-    timed = any(row["device_time_us"] is not None for row in rows)
+    timed = any(row.device_time_us is not None for row in rows)
     hidden = set() if every or not timed else set(_DETAILS)
-    if all(row["backward_us"] is None for row in rows):
+    if all(row.phase_us("backward") is None for row in rows):
         hidden |= {"forward_us", "backward_us"}
-    if len({row["segment"] for row in rows}) == 1:
+    if len({row.segment for row in rows}) == 1:
         hidden.add("segment")
     return [BY_NAME[name] for name in _NAMES if name not in hidden]
 
@@ -116,8 +123,8 @@ def _columns(rows: list[Row], every: bool) -> list[Column]:
 def _notes(rows: list[Row], markdown: bool) -> list[str]:
     notes = (
         (row, note) for row in rows for note in (
-            row["detail"] and f"{row['status']}: {row['detail']}", row["modes_unavailable"],
-            row["graph_inputs"] and f"inputs of its CUDA graphs: {row['graph_inputs']}",
+            row.detail and f"{row.status}: {row.detail}", row.modes_unavailable,
+            row.graph_inputs and f"inputs of its CUDA graphs: {row.graph_inputs}",
         )
     )
     return noted(notes, markdown)
@@ -128,7 +135,7 @@ def noted(notes: Iterable[tuple[Row, str | None]], markdown: bool) -> list[str]:
     lines = []
     for row, note in notes:
         if note:
-            line = printable(f"{row['implementation']}: {note}")
+            line = printable(f"{row.implementation}: {note}")
             lines.append(f"- {escaped(line)}" if markdown else f"  {line}")
     return ["", *lines] if markdown and lines else lines
 

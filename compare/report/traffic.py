@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from .columns import BY_NAME, Column, Row, percent
-from .record_values import ratio
+from collections.abc import Sequence
+
+from ..sources.row import Row, ratio
+from .columns import BY_NAME, Column, percent
 from .table import grouped, noted
 
 LEGEND = (
@@ -19,19 +21,19 @@ _COLUMNS = (
     *(BY_NAME[name] for name in _NAMES),
     Column(
         "call_vs_declared", "share", "dram_bytes_call over bytes_declared", "measured / declared",
-        cell=lambda row: percent(ratio(row["dram_bytes_call"], row["bytes_declared"])),
+        cell=lambda row: percent(ratio(row.dram_bytes_call, row.bytes_declared)),
     ),
     Column(
         "call_vs_compulsory", "share", "dram_bytes_call over bytes_compulsory", "measured / compulsory",
-        cell=lambda row: percent(ratio(row["dram_bytes_call"], row["bytes_compulsory"])),
+        cell=lambda row: percent(ratio(row.dram_bytes_call, row.bytes_compulsory)),
     ),
 )
 
 
-def render(rows: list[Row], *, markdown: bool = False) -> str:
+def render(rows: Sequence[Row], *, markdown: bool = False) -> str:
     """Return a table of each case, and why an implementation has no count."""
     return grouped(rows, lambda rows: _COLUMNS, LEGEND, markdown=markdown, notes=_notes)
 
 
-def _notes(rows: list[Row], markdown: bool) -> list[str]:
-    return noted(((row, row["traffic_unavailable"]) for row in rows), markdown)
+def _notes(rows: Sequence[Row], markdown: bool) -> list[str]:
+    return noted(((row, row.traffic_unavailable) for row in rows), markdown)

@@ -6,6 +6,7 @@ import gzip
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from ..base.text import printable
 from ..graph import formats, store
 from ..graph.model import FusionGraph
 from . import provenance
+from .result import Result
+from .source import Source
 from .target_ceilings import own_ceilings
 
 if TYPE_CHECKING:
@@ -46,6 +49,10 @@ class Agreement:
             f"{self.name} and {self.other} {found} on the CPU: the error is {self.error:.2g}, and up to "
             f"{self.tolerance:.2g} may be rounding"
         )
+
+
+def _itself(graph: FusionGraph) -> FusionGraph:
+    return graph
 
 
 @dataclass(frozen=True, repr=False)
@@ -91,6 +98,14 @@ class Explained:
     def provenance(self) -> dict[str, dict[str, int]]:
         """Return how many kernels of each graph are "replayed", "device", "not autotuned" and "compiled"."""
         return {name: provenance.counts(graph) for name, graph in self.graphs.items()}
+
+    def source(self) -> Source:
+        """Return the graphs as one case, for the views of `xlafuse inspect`."""
+        results = tuple(
+            Result(name, number, Path(name), read=partial(_itself, graph), label=name)
+            for number, (name, graph) in enumerate(self.graphs.items(), 1)
+        )
+        return Source("file", Path(" and ".join(self.graphs)), results, self.notes)
 
     def to_json(self) -> dict[str, Any]:
         graphs = {name: store.to_json(graph) for name, graph in self.graphs.items()}

@@ -12,16 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..base.frameworks import Framework
 from ..sources.explained import Agreement
+from ..spec.dtype import EPS
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from .explain import Framework
-
 MOST_BYTES = 256 << 20  # of all arguments
 _ROUNDINGS = 16  # of the coarsest dtype among the results; two programs round different intermediates
-_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 
 
 class NotChecked(Exception):
@@ -85,7 +84,7 @@ def _agreement(name: str, found: list[_Values], first: str, wanted: list[_Values
             worst = error if math.isnan(error) or error > worst else worst
             if math.isnan(worst):
                 break
-    eps = max((_EPS.get(array.dtype, 0.0) for array in (*found, *wanted)), default=0.0)
+    eps = max((EPS.get(array.dtype, 0.0) for array in (*found, *wanted)), default=0.0)
     return Agreement(name, first, worst, _ROUNDINGS * eps)
 
 
@@ -107,7 +106,7 @@ def _drawer() -> Callable[[Any], Any]:
             raise NotChecked("an argument is a random key, which the two frameworks do not share")
         if _has_data(leaf):
             return _outside(leaf)
-        if like.dtype in _EPS:
+        if like.dtype in EPS:
             dtype = "float32" if like.dtype == "bfloat16" else like.dtype
             return _Values(generator.standard_normal(like.shape).astype(dtype), like.dtype)
         return _Values(np.zeros(like.shape, like.dtype), like.dtype)

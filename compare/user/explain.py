@@ -21,10 +21,10 @@ import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from .. import targets
-from ..base.frameworks import OWNERS
+from ..base.frameworks import OWNERS, Framework
 from ..base.host import gpu_present, installed
 from ..base.paths import PACKAGE, python_path
 from ..graph import store
@@ -34,7 +34,6 @@ from ..workers.client import interpreter
 from ..workers.explain_request import NotSendable, of_packages, pack
 from . import agreement
 
-Framework = Literal["jax", "torch"]
 Progress = Callable[[str], None]
 
 TIMEOUT = 1800.0
@@ -249,13 +248,13 @@ def load(path: str | os.PathLike[str]) -> FusionGraph:
     """
     from ..base.usage import UsageError
     from ..record.run_folder import RunFolderError
-    from ..sources.graph_sources import contents
+    from ..sources.opening import open_source
 
     try:
-        graphs = contents(Path(path)).graphs
-        if len(graphs) != 1:
-            raise store.GraphError(f"{path}: holds {len(graphs)} graphs; `xlafuse inspect {path}` lists them")
-        return graphs[0].graph()
+        results = open_source(Path(path)).results
+        if len(results) != 1:
+            raise store.GraphError(f"{path}: holds {len(results)} graphs; `xlafuse inspect {path}` lists them")
+        return results[0].load()
     except (UsageError, RunFolderError) as problem:
         raise store.GraphError(str(problem)) from None
 
@@ -415,7 +414,7 @@ def _owners(values: Iterable[Any]) -> set[Framework]:
         for cls in type(value).__mro__:
             owner = OWNERS.get((cls.__module__ or "").split(".")[0])
             if owner is not None:
-                found.add(owner)  # type: ignore[arg-type]
+                found.add(owner)
     return found
 
 
@@ -438,12 +437,12 @@ def _used_frameworks(function: Any) -> set[Framework]:
         while codes:
             code = codes.pop()
             codes += [constant for constant in code.co_consts if isinstance(constant, types.CodeType)]
-            found |= {OWNERS[top] for top in _imported(code) if top in OWNERS}  # type: ignore[misc]
+            found |= {OWNERS[top] for top in _imported(code) if top in OWNERS}
             for used in _named_values(function, code):
                 module = used.__name__ if isinstance(used, types.ModuleType) else getattr(used, "__module__", None)
                 owner = OWNERS.get(str(module).split(".")[0])
                 if owner is not None:
-                    found.add(owner)  # type: ignore[arg-type]
+                    found.add(owner)
                 elif isinstance(used, (Mapping, list, tuple)) or hasattr(used, "__dataclass_fields__"):
                     found |= _owners(_leaves(used))
                 elif module == function.__module__:

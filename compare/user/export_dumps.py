@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ..base.text import printable
-from ..base.usage import UsageError, join_some, one_of
+from ..base.usage import UsageError, join_some
 from ..record.record import Record
 from ..record.run_files import RunFile, archived, recorded_file
-from ..record.run_folder import read_records, read_run
+from ..record.run_folder import read_records
 from . import xplane
 
 MAX_BYTES = 4 << 30  # unpacked, in total, so that a damaged or hostile archive fills no disk
@@ -53,13 +53,12 @@ class Exported:
     modules: tuple[str, ...]
 
 
-def export(run: Path, record_id: str, out: Path) -> Exported:
-    """Write the record's artifacts into `out`, a new or empty folder.
+def export(run: Path, record: Record, out: Path) -> Exported:
+    """Write the artifacts of a run's record into `out`, a new or empty folder.
 
-    Raises UsageError for an unknown record; a record without an archive; an archive that is damaged, too large or names
-    files outside itself; and a folder that is not empty or cannot be written. Raises RunFolderError for no run.
+    Raises UsageError for a record without an archive; an archive that is damaged, too large or names files outside
+    itself; and a folder that is not empty or cannot be written.
     """
-    record = _record(run, record_id)
     if record.dumps is None:
         raise UsageError(f"{run}: {record.id}: no compiler artifacts were kept ({record.status})")
     try:
@@ -93,12 +92,6 @@ def _kept_in(run: Path, record: Record) -> str:
         return "this run was kept without compiler artifacts"
     named = join_some([one.id for one in records], 3)
     return f"this run was kept with the artifacts of {len(records)} records: {named}"
-
-
-def _record(run: Path, record_id: str) -> Record:
-    read_run(run)
-    records = {record.id: record for record in read_records(run)[0]}
-    return records[one_of("record", record_id, records, most=10, where=f"in {run}")]
 
 
 def _read(archive: RunFile, content: bytes) -> dict[str, bytes]:

@@ -9,11 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.spec.case import Case
 from xlafuse.compare.workers.client import WorkerError
 from xlafuse.compare.workers.pool import WorkerPool
 
+H200 = PROJECT / "reports" / "h200"
 Check = Callable[[Case, str, str], dict[str, Any]]
 
 
@@ -52,8 +55,22 @@ def _checker(folder: Path, environment: dict[str, str]) -> Iterator[Check]:
 
 
 @pytest.fixture(scope="session")
+def committed_run() -> Any:
+    """Return the committed run of all blocks, which takes seconds to read. Tests must not change it."""
+    from xlafuse.compare.sources.run_source import open_run
+
+    return open_run(H200)
+
+
+@pytest.fixture(scope="session")
 def check_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
-    yield from _checker(tmp_path_factory.mktemp("cpu"), {"CUDA_VISIBLE_DEVICES": ""})
+    yield from _checker(tmp_path_factory.mktemp("cpu"), {"CUDA_VISIBLE_DEVICES": "", "XLA_FLAGS": quick_compiles()})
+
+
+def quick_compiles() -> str:
+    """Return XLA_FLAGS that have LLVM optimize little: code for a CPU compiles for seconds and runs briefly."""
+    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    return f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
 
 
 @pytest.fixture(scope="session")

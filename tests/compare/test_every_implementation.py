@@ -6,6 +6,11 @@ covers it. XLA runs in a shape's first dtype and in bfloat16, without such forwa
 one dtype. Inductor and XLA's variants take fewer, because each of theirs costs seconds: Inductor one block of each
 kind, as its code for a block is the compiled eager one.
 
+`make test` runs one shape with incomplete tiles of each implementation of each block, in a training step where there is
+one: eager PyTorch and libraries on every shape, XLA on one block of each kind, its variants and Inductor on the first
+block alone. The rest is
+marked `full`.
+
 On a GPU, code that a person wrote for a dtype (Triton, CUDA, libraries) runs in every dtype. A compiler's code is the
 same in every dtype, so compilers run in bfloat16, and in float32 where no training step covers the forward pass.
 Variants of compilers, and replays of CUDA graphs, run in bfloat16 only, and skip forward passes that a step covers and
@@ -25,6 +30,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from full_marks import first_of_each
+
 from xlafuse.compare.numerics.errors import ErrorCheck
 from xlafuse.compare.spec.blocks import BLOCKS, attention, moe
 from xlafuse.compare.spec.case import Case, Sizes
@@ -38,6 +45,7 @@ VARIANTS = {
     "xla-remat", "xla-unfused", "xla-chunked", "xla-dense", "xla-scan", "xla-scan-remat", "eager", "inductor-remat",
     "flex", "inductor-cudagraphs", "triton-cudagraphs",
 }
+EAGER = {"eager", "library"}  # milliseconds each
 # A row reduction, a loss of labels, a gather and its scatter, a product with sums over rows, random bits and two
 # outputs, attention, sorted tokens, and an optimizer's step.
 BUILT_BY_INDUCTOR = {
@@ -170,6 +178,28 @@ def assert_right(case: Case, outcome: dict[str, Any]) -> None:
     assert all(check.passes for check in checks), checks
 
 
+def kind(row: tuple[Case, Implementation]) -> tuple[str, ...]:
+    """Return the same for rows of which `make test` runs one."""
+    case, implementation = row
+    if implementation.name in EAGER:
+        return implementation.name, case.block, case.name
+    if implementation.name in VARIANTS or implementation.backend.family == "inductor":
+        return (implementation.name,)
+    if implementation.name == "xla" and case.block not in BUILT_BY_INDUCTOR:  # tests/xlafuse/test_blocks.py has each
+        return ("xla",)
+    return implementation.name, case.block
+
+
+def preference(row: tuple[Case, Implementation]) -> tuple[bool, bool]:
+    """Return a key that sorts ordinary shapes before extreme ones and training steps before forward passes.
+
+    lm_step's ordinary shape takes 17 s in Triton's interpreter, its smallest one 2 s.
+    """
+    case, _ = row
+    extreme = is_extreme(case) or case.name == "all-ignored"  # whose loss is zero
+    return extreme != (case.block == "lm_step"), not case.differentiates
+
+
 CPU_ROWS = [(c, i) for c, i in rows() if has_cpu_path(c, i)]
 GPU_ROWS = [(c, i) for c, i in rows() if has_gpu_path(c, i)] + gpu_only_rows()
 
@@ -197,7 +227,9 @@ def test_each_kernel_that_only_a_gpu_executes_has_an_edge_case() -> None:
     assert all(implementation.unsupported(case) is None for case, implementation in gpu_only_rows())
 
 
-@pytest.mark.parametrize(("case", "implementation"), CPU_ROWS, ids=name)
+@pytest.mark.parametrize(
+    ("case", "implementation"), first_of_each(sorted(CPU_ROWS, key=preference), kind), ids=name
+)
 def test_on_the_cpu(check_on_cpu: Check, case: Case, implementation: Implementation) -> None:
     outcome = check_on_cpu(case, implementation.name, implementation.backend.cpu_check_worker)
     assert outcome["device"] == "cpu"

@@ -6,14 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+
+from tools import tables
 from xlafuse.compare.graph import store
 from xlafuse.compare.record import run_readme
 from xlafuse.compare.record.run_files import recorded_file
 from xlafuse.compare.record.run_folder import read_records
-from xlafuse.compare.report import rows
+from xlafuse.compare.sources.source import Source
 from xlafuse.compare.spec.blocks import BLOCKS
-
-from tools import tables
 
 PROJECT = Path(__file__).parents[2]
 RUNS = list((PROJECT / "reports").glob("*/run.json"))
@@ -45,12 +45,12 @@ def test_wins_and_losses_leave_no_loss_out() -> None:
     assert all(pallas for case, _, pallas, *_ in found if case.startswith("`moe`"))
 
 
-def test_the_readme_names_every_loss() -> None:
+def test_the_readme_names_every_loss(committed_run: Source) -> None:
     times: dict[str, dict[str, float]] = {}
-    for row in rows.read(PROJECT / "reports" / "h200").rows:
-        if row["case"] == BLOCKS[row["block"]].shapes[0].name and row["device_time_us"] is not None:
-            case = f"`{row['block']}`" + ("" if row["direction"] == "fwd" else f", {row['direction']}")
-            times.setdefault(case, {})[row["implementation"]] = row["device_time_us"]
+    for row in (result.row for result in committed_run.results):
+        if row.case_name == BLOCKS[row.block].shapes[0].name and row.device_time_us is not None:
+            case = f"`{row.block}`" + ("" if row.direction == "fwd" else f", {row.direction}")
+            times.setdefault(case, {})[row.implementation] = row.device_time_us
     text = (PROJECT / "README.md").read_text()
     ours = {"triton", "triton-cudagraphs", "cuda", "pallas", "xla+triton", "xla+pallas"}
     for case, found in times.items():

@@ -59,7 +59,6 @@ def _best(path: Path) -> dict[str, Any]:
 
 def _measure(path: Path) -> dict[str, Any]:
     from xlafuse.compare.graph.build.from_hlo import from_hlo
-
     from xlafuse.hlo.file_reader import read
 
     started = time.process_time()

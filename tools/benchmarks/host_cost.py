@@ -54,6 +54,7 @@ def _compile_for_an_h200() -> None:
     """Make Triton's driver name an H200, and hand-written launchers accept CPU tensors."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
+
     from xlafuse.triton_side.calls import direct_launch
     from xlafuse.triton_side.kernels.shared import launch
 

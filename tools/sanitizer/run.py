@@ -45,10 +45,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from xlafuse.triton_side.blocks.cross_entropy import IGNORED
-from xlafuse.triton_side.parallel.moe_kernels import launch_gather
 
 from tools.sanitizer.log import Launched, Outcome, end_of, joined, parse, summary
+from xlafuse.triton_side.blocks.cross_entropy import IGNORED
+from xlafuse.triton_side.parallel.moe_kernels import launch_gather
 
 TOOLS = ("memcheck", "racecheck")
 WHEEL = "nvidia-cuda-sanitizer-api"

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...record.record_fields import RENAMED_MODES
-
 NOTABLE = 0.02  # relative; the ceilings of one machine vary by less from run to run
 _FIRST = ("xlafuse", "target", "device", "driver", "jax", "jaxlib", "torch", "triton", "cuda")
 _LAST = ("variable ", "timing ")
@@ -59,8 +57,6 @@ def _named_values(run: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name in ("xlafuse", "target"):
         yield name, run.get(name)
     for name, value in sorted(_object(_object(run.get("plan")).get("timing")).items()):
-        if name == "modes" and isinstance(value, list):
-            value = [RENAMED_MODES.get(str(mode), mode) for mode in value]
         yield f"timing {name}", value
     for segment in segments(run).values():
         environment = _object(segment.get("environment"))

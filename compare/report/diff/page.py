@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from importlib import resources
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...base.text import number, printable
-from ...base.usage import write_file
 from ...graph.render.text_view import render as as_text
 from ...plan.speedup import Speedup
 from . import show
@@ -19,11 +17,6 @@ if TYPE_CHECKING:
     from jinja2 import Template
 
 _TEXT_WIDTH = 120  # characters
-
-
-def write(diff: RunDiff, file: Path) -> None:
-    """Write the comparison to a file. Raise UsageError if the file cannot be written."""
-    write_file(file, html(diff).encode())
 
 
 def html(diff: RunDiff) -> str:

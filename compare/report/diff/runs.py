@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,12 +12,9 @@ from ... import targets
 from ...base.usage import UsageError
 from ...graph.analyse.diff import GraphDiff
 from ...graph.analyse.diff import diff as graph_differences
-from ...graph.model import FusionGraph
 from ...record.record import Record
-from ...record.run_folder import read_run
-from ...sources.graph_sources import Contents, GraphSource
-from .. import rows
-from ..columns import Row
+from ...sources.result import Result
+from ...sources.source import Source, only
 from . import environment, times
 
 GOOD = ("ok", "compiled")
@@ -34,15 +31,6 @@ DEFAULT_FAIL_ON = tuple(kind for kind in REGRESSIONS if kind != "launch-gap")
 
 
 @dataclass(frozen=True)
-class RunRecord:
-    """The record of one run with its row of report columns, and its graph if it has a readable one."""
-
-    record: Record
-    row: Row
-    graph: FusionGraph | None = None
-
-
-@dataclass(frozen=True)
 class RecordChange:
     """The changes of one record.
 
@@ -52,8 +40,8 @@ class RecordChange:
     """
 
     id: str
-    before: RunRecord | None
-    after: RunRecord | None
+    before: Result | None
+    after: Result | None
     times: times.TimeChange | None = None
     graph: GraphDiff | None = None
     notes: tuple[str, ...] = ()
@@ -66,9 +54,11 @@ class RecordChange:
         return () if self.other_card else self.worse
 
     def pair(self, name: str) -> tuple[Any, Any]:
-        """Return a column's values before and after; None for a missing record or value."""
+        """Return a value of Row before and after; None for a missing record or value."""
         before, after = self.before, self.after
-        return (None if before is None else before.row[name], None if after is None else after.row[name])
+        return (
+            None if before is None else getattr(before.row, name), None if after is None else getattr(after.row, name)
+        )
 
     @property
     def status_changed(self) -> bool:
@@ -103,7 +93,7 @@ class RunDiff:
     changes: list[RecordChange]
     tolerance: float
     fail_on: tuple[str, ...]
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[str]
 
     @property
     def regressed(self) -> list[RecordChange]:
@@ -149,25 +139,24 @@ class RunDiff:
 
 
 def compare(
-    a: Contents, b: Contents, *, tolerance: float, fail_on: Collection[str], wanted: Mapping[str, list[str]]
+    a: Source, b: Source, *, tolerance: float, fail_on: Collection[str], wanted: Mapping[str, list[str]]
 ) -> RunDiff:
     """Compare run `a` with run `b`.
 
     wanted: names by report column; empty selects all records. Raises UsageError for a name that neither run has and if
     nothing can be compared, and RunFolderError for an unreadable folder.
     """
-    warnings: list[str] = []
-    runs = read_run(a.path), read_run(b.path)
-    entries = _entries(a, warnings), _entries(b, warnings)
-    ids = _chosen(entries, wanted)
+    runs = a.run or {}, b.run or {}
+    sides = [{result.id: result for result in source.results} for source in (a, b)]
+    ids = [result.id for result in only({**sides[0], **sides[1]}.values(), wanted)]
     if not ids:
         raise UsageError(f"{a.path} and {b.path}: neither run has a record")
     segments = environment.segments(runs[0]), environment.segments(runs[1])
-    cards = [{id: _cards(entry, of) for id, entry in side.items()} for side, of in zip(entries, segments, strict=True)]
+    cards = [{id: _cards(result, of) for id, result in side.items()} for side, of in zip(sides, segments, strict=True)]
     everywhere = [frozenset[str]().union(*side.values()) for side in cards]
     changes = [
         replace(
-            _change(id, entries[0].get(id), entries[1].get(id), segments, tolerance),
+            _change(id, sides[0].get(id), sides[1].get(id), segments, tolerance),
             other_card=_other_card(*(side.get(id, all) for side, all in zip(cards, everywhere, strict=True))),
         )
         for id in ids
@@ -175,59 +164,32 @@ def compare(
     if not any(change.compared for change in changes):
         raise UsageError(f"{a.path} and {b.path}: no record has a time or a graph in both runs")
     ordered = tuple(kind for kind in REGRESSIONS if kind in fail_on)
+    warnings = [*a.warnings, *b.warnings]
     return RunDiff(a.path, b.path, environment.differences(*runs), changes, tolerance, ordered, warnings)
 
 
 Segments = tuple[Mapping[str, Mapping[str, Any]], Mapping[str, Mapping[str, Any]]]
-_Entry = tuple[GraphSource, Row]
 
 
-def _entries(contents: Contents, warnings: list[str]) -> dict[str, _Entry]:
-    """Return record and row by id. An unreadable record is left out, with a warning."""
-    read = rows.read(contents.path)
-    warnings += [warning for warning in read.warnings if warning not in contents.warnings]
-    by_id = {rows.id_of(row): row for row in read.rows}
-    found = {}
-    for each in contents.graphs:
-        record = each.record
-        assert record is not None, "every graph of a run belongs to a record"
-        if (row := by_id.get(record.id)) is not None:
-            found[record.id] = each, row
-    return found
-
-
-def _chosen(entries: tuple[dict[str, _Entry], dict[str, _Entry]], wanted: Mapping[str, list[str]]) -> list[str]:
-    """Return the wanted ids in the order of the first run, followed by those of the second run alone."""
-    listed = [{**row, "id": id} for id, (_, row) in {**entries[0], **entries[1]}.items()]
-    return [row["id"] for row in rows.only(listed, **wanted)]
-
-
-def _change(id: str, a: _Entry | None, b: _Entry | None, segments: Segments, tolerance: float) -> RecordChange:
+def _change(id: str, a: Result | None, b: Result | None, segments: Segments, tolerance: float) -> RecordChange:
     if a is None or b is None:
-        before, after = (None if entry is None else RunRecord(_record(entry), entry[1]) for entry in (a, b))
-        return RecordChange(id, before, after, worse=("missing",) if after is None else ())
+        return RecordChange(id, a, b, worse=("missing",) if b is None else ())
     records = _record(a), _record(b)
     sizes = [dict(record.case.sizes) for record in records]
     if sizes[0] != sizes[1]:
         note = f"not compared: the sizes differ, {sizes[0]} before, {sizes[1]} after"
-        return RecordChange(id, RunRecord(records[0], a[1]), RunRecord(records[1], b[1]), notes=(note,))
+        return RecordChange(id, a, b, notes=(note,))
     notes: list[str] = []
-    graphs, change = _graphs(a[0], b[0], notes), None
-    if graphs[0] is not None and graphs[1] is not None:
-        try:
-            change = graph_differences(graphs[0], graphs[1])
-        except ValueError as problem:
-            notes.append(f"graphs not compared: {problem}")
+    difference = _graph_difference(a, b, notes)
     where = segments[0].get(records[0].segment or "", {}), segments[1].get(records[1].segment or "", {})
     timing = times.compare_times(*records, where, tolerance)
-    before, after = RunRecord(records[0], a[1], graphs[0]), RunRecord(records[1], b[1], graphs[1])
-    found = RecordChange(id, before, after, timing, change, tuple(notes))
-    return replace(found, worse=tuple(_worse(found, tolerance)))
+    change = RecordChange(id, a, b, timing, difference, tuple(notes))
+    return replace(change, worse=tuple(_worse(change, tolerance)))
 
 
-def _cards(entry: _Entry, segments: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
+def _cards(result: Result, segments: Mapping[str, Mapping[str, Any]]) -> frozenset[str]:
     """Return the names of the GPUs that a record was compiled for, or else ran on; none where nothing names them."""
-    record = _record(entry)
+    record = _record(result)
     if record.target is None:
         return frozenset(environment.devices(segments.get(record.segment or "", {})))
     known = targets.of_device(record.target)
@@ -241,23 +203,26 @@ def _other_card(before: Collection[str], after: Collection[str]) -> str:
     return " → ".join(" or ".join(sorted(side)) for side in (before, after))
 
 
-def _record(entry: _Entry) -> Record:
-    assert entry[0].record is not None
-    return entry[0].record
+def _record(result: Result) -> Record:
+    assert result.record is not None
+    return result.record
 
 
-def _graphs(a: GraphSource, b: GraphSource, notes: list[str]) -> tuple[FusionGraph | None, FusionGraph | None]:
-    """Return both graphs, each None if none was recorded. An unreadable or one-sided graph adds a note."""
-    found: list[FusionGraph | None] = []
-    for each in (a, b):
-        try:
-            found.append(None if each.read is None else each.graph())
-        except UsageError as problem:
-            notes.append(f"graph not compared: {problem}")
-            return None, None
-    if (found[0] is None) != (found[1] is None):
-        notes.append(f"graphs not compared: none was recorded {'before' if found[0] is None else 'after'}")
-    return found[0], found[1]
+def _graph_difference(a: Result, b: Result, notes: list[str]) -> GraphDiff | None:
+    """Return the difference of the graphs; None if a graph was not recorded, with a note where only one is there."""
+    for result in (a, b):
+        if result.unreadable:
+            notes.append(f"graph not compared: {result.unreadable}")
+            return None
+    if a.graph is None or b.graph is None:
+        if a.graph is not b.graph:
+            notes.append(f"graphs not compared: none was recorded {'before' if a.graph is None else 'after'}")
+        return None
+    try:
+        return graph_differences(a.graph, b.graph)
+    except ValueError as problem:
+        notes.append(f"graphs not compared: {problem}")
+        return None
 
 
 def _worse(change: RecordChange, tolerance: float) -> Iterable[str]:

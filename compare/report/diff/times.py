@@ -9,10 +9,11 @@ from typing import Any, Literal
 
 from ...backends import worker_of
 from ...measure.clock_calibration import AGREEMENT, disagreement
-from ...plan.paired_rounds import device_time_us, measured_parts, rounds_of
+from ...plan.paired_rounds import device_time_us, measured_phases, rounds_of
 from ...plan.speedup import LEAST_ROUNDS, Sample, Speedup, compare_runs
 from ...plan.timing_modes import MAIN
 from ...record.record import Record
+from ...record.record_fields import Condition
 from .environment import NOTABLE, ceiling_difference, devices
 
 Word = Literal["faster", "slower", "shorter launch gaps", "longer launch gaps", "tie", "unresolved"]
@@ -90,7 +91,7 @@ def _word(call: Speedup, busy: Speedup | None) -> Word:
 
 
 def _timers_differ(a: Record, b: Record, segments: tuple[Mapping[str, Any], Mapping[str, Any]]) -> str:
-    timers = [record.measurement["timer"] if record.measurement else None for record in (a, b)]
+    timers = [record.measurement.timer if record.measurement else None for record in (a, b)]
     if timers[0] != timers[1]:
         return f"the timers differ: {timers[0]} before, {timers[1]} after"
     clocks = {
@@ -114,8 +115,8 @@ def _samples(record: Record) -> dict[str, Sample]:
     rounds = rounds_of(record)
     times = dict(rounds.times)
     if _has_kernel_times(record):
-        phases = measured_parts(record)
-        busy = [phases[name]["busy_time"] or [] for name in record.case.phases]
+        phases = measured_phases(record)
+        busy = [phases[name].busy_time or [] for name in record.case.phases]
         medians = [[statistics.median(found) for found in rounds] for rounds in busy]
         times[BUSY] = [sum(each) for each in zip(*medians, strict=True)]
     return {timer: Sample(found, rounds.processes) for timer, found in times.items() if all(t > 0 for t in found)}
@@ -123,7 +124,7 @@ def _samples(record: Record) -> dict[str, Sample]:
 
 def _has_kernel_times(record: Record) -> bool:
     """True if the timer recorded each kernel, so that gaps are known."""
-    return all(phase["busy_time"] is not None for phase in measured_parts(record).values())
+    return all(phase.busy_time is not None for phase in measured_phases(record).values())
 
 
 def _notes(a: Record, b: Record, segments: tuple[Mapping[str, Any], Mapping[str, Any]]) -> tuple[str, ...]:
@@ -147,15 +148,15 @@ def _notes(a: Record, b: Record, segments: tuple[Mapping[str, Any], Mapping[str,
     return tuple(notes)
 
 
-def _conditions(record: Record) -> list[Mapping[str, Any]]:
-    found = record.measurement.get("conditions", []) if record.measurement else []
+def _conditions(record: Record) -> list[Condition]:
+    found = record.measurement.conditions if record.measurement else []
     return [condition for condition in found if condition is not None]
 
 
 def _median_clock(record: Record) -> float | None:
-    rates = [found["sm_mhz"] for found in _conditions(record) if found.get("sm_mhz")]
+    rates = [found.sm_mhz for found in _conditions(record) if found.sm_mhz]
     return float(statistics.median(rates)) if rates else None
 
 
 def _throttled(record: Record) -> int:
-    return sum(bool(found.get("throttled")) for found in _conditions(record))
+    return sum(bool(found.throttled) for found in _conditions(record))

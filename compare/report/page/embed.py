@@ -24,7 +24,7 @@ _DIGITS = 7  # significant; no clock has more
 
 def element(id: str, data: Any) -> Markup:
     """Return a script element with JSON data."""
-    return text(id, json.dumps(by_key(_plain(data)), separators=(",", ":"), allow_nan=False))
+    return text(id, json.dumps(by_key(data), separators=(",", ":"), allow_nan=False))
 
 
 def elements(kind: str, cases: Sequence[Any]) -> Iterator[Markup]:
@@ -36,30 +36,22 @@ def elements(kind: str, cases: Sequence[Any]) -> Iterator[Markup]:
 def by_key(value: Any) -> Any:
     """Return plain data with each list of objects with equal keys as {"=": {key: list of values}}, at every depth.
 
-    Keys of other objects that begin with "=" get another one in front. static/page.js reverses this.
+    Keys of other objects that begin with "=" get another one in front. static/page.js reverses this. Numbers are
+    rounded; None replaces those that are not finite.
     """
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {f"={key}" if key.startswith("=") else key: by_key(each) for key, each in value.items()}
-    if not isinstance(value, list):
+        return {f"={key}" if key.startswith("=") else key: by_key(item) for key, item in value.items()}
+    if not isinstance(value, list | tuple):
         return value
     keys = list(value[0]) if value and isinstance(value[0], dict) else []
-    if keys and all(isinstance(each, dict) and list(each) == keys for each in value):
-        return {"=": by_key({key: [each[key] for each in value] for key in keys})}
-    return [by_key(each) for each in value]
+    if keys and all(isinstance(item, dict) and list(item) == keys for item in value):
+        return {"=": by_key({key: [item[key] for item in value] for key in keys})}
+    return [by_key(item) for item in value]
 
 
 def text(id: str, content: str) -> Markup:
     """Return a script element with text."""
     packed = base64.b64encode(gzip.compress(content.encode(errors="replace"), mtime=0)).decode()
     return Markup('<script type="{}" id="{}">{}</script>').format(TYPE, id, Markup(packed))
-
-
-def _plain(value: Any) -> Any:
-    """Return the value with rounded numbers; None replaces numbers that are not finite."""
-    if isinstance(value, float):
-        return float(f"{value:.{_DIGITS}g}") if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value

@@ -17,74 +17,67 @@ from ...base import atomic_write, host
 from ...base.text import number, printable
 from ...graph import formats
 from ...record.run_folder import RunFolderError
-from .. import run_results
-from ..aligned import SideBySide
+from ...sources.case_results import CaseResults
+from ...sources.source import Source
+from .. import charts
 from ..columns import mega, percent
 from ..overall import overall
-from ..palette import colours
-from ..run_results import CaseResults, Run
 from ..strongest_findings import strongest
-from . import embed, views
-from .content import about, case, charts, kernels, libraries, overview, ranks, records
+from . import embed
+from .content import about, case, kernels, libraries, overview, ranks, records
+from .drawing import drawing
+from .listings import sources
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 _FOLDER = Path(__file__).parent
-_STYLES = ("page.css",)
-_SCRIPTS = ("page.js", "matrix.js", "charts.js", "records.js")
+STYLES = ("page.css", "drawing.css", "sources.css")
+# In the order in which they are loaded.
+SCRIPTS = (
+    "page.js", "make.js", "matrix.js", "charts.js", "records.js",
+    *(f"drawing-{part}.js" for part in ("data", "layout", "grid", "tip", "box", "edges", "legend")), "drawing.js",
+    "kernels.js", "sources-highlight.js", "sources.js",
+)
 
 
-def write(folder: Path, out: Path, wanted: Mapping[str, Iterable[str]], *, files: bool = True) -> Run:
-    """Write the report of a run, or of its wanted records (rows.only). Return what it shows.
+def write(source: Source, out: Path, *, files: bool = True) -> None:
+    """Write a page about the results of a path.
 
     files: write texts that are too large for the page to the folder "<stem of out>-files". Without it, or if `out` is
     no regular file, they are left out. Raises RunFolderError and UsageError, also if a file cannot be written.
     """
     packages = libraries.read()
-    run = run_results.read(folder, wanted)
-    _save(run, packages, out, files=files)
-    return run
-
-
-def write_side_by_side(name: str, found: Mapping[str, SideBySide], out: Path) -> None:
-    """Write a page of graphs side by side, by the title of each case. Raises as `write`."""
-    packages = libraries.read()
-    _save(run_results.side_by_side(name, found), packages, out, files=False)
-
-
-def _save(run: Run, packages: libraries.Libraries, out: Path, *, files: bool) -> None:
     regular = out.is_file() or not out.exists()
-    text = document(run, packages, out.with_name(f"{out.stem}-files") if files and regular else None)
+    text = document(source, packages, out.with_name(f"{out.stem}-files") if files and regular else None)
     try:
         atomic_write.write(out, text.encode(errors="replace"))
     except OSError as problem:
         raise RunFolderError(f"{out}: cannot be written: {problem.strerror}") from problem
 
 
-def document(run: Run, packages: libraries.Libraries, files: Path | None) -> str:
+def document(source: Source, packages: libraries.Libraries, files: Path | None) -> str:
     """Return the report as HTML. files: the folder for texts that are too large for it."""
-    palette = colours(result.name for result in run.results)
-    title = printable(f"{run.name}: fusion report", 200)
+    palette = charts.colours(result.name for result in source.shown)
+    title = printable(f"{source.name}: fusion report", 200)
     elements = [
         embed.element("settings", {
-            "colours": palette, "cases": [c.id for c in run.cases],
-            "links": [overview.href(each.id) for each in run.cases],
-            "home": overview.href(run.cases[0].id) if run.run is None and len(run.cases) == 1 else "#/",
+            "colours": palette, "cases": [c.id for c in source.cases],
+            "links": [overview.href(case_results.id) for case_results in source.cases],
+            "home": overview.href(source.cases[0].id) if source.run is None and len(source.cases) == 1 else "#/",
         }),
         embed.text("lib-vega", packages.vega),
     ]
-    if run.run is not None:
+    if source.run is not None:
         elements += [
-            embed.element("rows", records.data(run)), embed.text("lib-tables", packages.tables),
+            embed.element("rows", records.data(source)), embed.text("lib-tables", packages.tables),
             embed.text("lib-tables-style", packages.tables_style),
         ]
-    elements += embed.elements("case", [_case(each, palette) for each in run.cases])
-    elements += views.elements(run, files)
+    elements += embed.elements("case", [_case(case_results, palette) for case_results in source.cases])
+    elements += _views(source, files)
     return render(
-        "page.html", title=title, front=_front(run, title), recorded=run.run is not None,
-        elements=elements, kinds=charts.KINDS, styles=_static([*_STYLES, *views.styles()]),
-        scripts=_static([*_SCRIPTS, *views.scripts()]),
+        "page.html", title=title, front=_front(source, title), recorded=source.run is not None,
+        elements=elements, kinds=charts.KINDS, styles=_static(STYLES), scripts=_static(SCRIPTS),
         version=host.xlafuse_version(), cases_per_element=embed.CASES_PER_ELEMENT,
     )
 
@@ -99,14 +92,25 @@ def _case(shown: CaseResults, palette: Mapping[str, str]) -> dict[str, Any]:
     return {"html": html, "charts": specs, "bars": bars}
 
 
-def _front(run: Run, title: str) -> Markup:
+def _views(source: Source, files: Path | None) -> list[Markup]:
+    """Return the drawing and the sources of each case, and in "programs" the texts that cases share."""
+    drawings = [drawing.of_case(r for r in case.results if r.read is not None) for case in source.cases]
+    kept = sources.of_cases({case.id: case.results for case in source.cases}, files)
+    return [
+        *embed.elements("drawing", drawings),
+        *embed.elements("sources", [kept.cases[case.id] for case in source.cases]),
+        embed.element("programs", kept.programs),
+    ]
+
+
+def _front(source: Source, title: str) -> Markup:
     values = {
-        "title": title, "recorded": run.run is not None, "overall": overall(run), "findings": strongest(run),
-        "matrix": overview.matrix(run), "graphs": [] if run.run is not None else overview.graphs(run),
-        "timed": run.timed, "recorded_on": run.recorded_on,
-        "some_roofline": any(result.row["roofline_time_us"] is not None for result in run.results),
-        "bounds": overview.BOUNDS, "warnings": [printable(w, 400) for w in run.warnings], **about.values(run),
-        "total": len(run.results), "cases": len(run.cases),
+        "title": title, "recorded": source.run is not None, "overall": overall(source), "findings": strongest(source),
+        "matrix": overview.matrix(source), "graphs": [] if source.run is not None else overview.graphs(source),
+        "timed": source.timed, "recorded_on": source.recorded_on,
+        "some_roofline": any(result.row.roofline_time_us is not None for result in source.shown),
+        "bounds": overview.BOUNDS, "warnings": [printable(w, 400) for w in source.warnings], **about.values(source),
+        "total": len(source.shown), "cases": len(source.cases),
     }
     return Markup(render("front.html", **values))
 
@@ -116,7 +120,7 @@ def render(name: str, **values: Any) -> str:
     return _environment().get_template(name).render(**values)
 
 
-def _static(names: list[str]) -> list[Markup]:
+def _static(names: Iterable[str]) -> list[Markup]:
     """Return our own style sheets or scripts. None contains its element's end tag (tests/compare/report/page)."""
     return [Markup((_FOLDER / "static" / name).read_text()) for name in names]
 

@@ -1,5 +1,6 @@
 """The command line: exit codes, errors of one line, and the arguments that reach a run."""
 
+import csv
 import json
 import sys
 import tomllib
@@ -10,13 +11,14 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
+from made_records import made_record
+
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.cli import doctor
-from xlafuse.compare.cli.main import COMMANDS, cli
+from xlafuse.compare.cli.main import COMMANDS, RENAMED, cli
 from xlafuse.compare.plan.selection import resolve
 from xlafuse.compare.plan.timing_modes import Timing
 from xlafuse.compare.record import run_folder
-from xlafuse.compare.record.record import Record
 from xlafuse.compare.spec.blocks import BLOCKS
 
 CASE = BLOCKS["softmax"].cases("quick")[0]
@@ -44,7 +46,7 @@ def executed(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def folder(tmp_path: Path) -> Path:
     plan = resolve(["softmax"], suite="quick", directions=["fwd"])
     run_folder.create(tmp_path / "run", {"segments": [], "suite": "quick", "target": "h200", "plan": plan.to_json()})
-    run_folder.append(tmp_path / "run", Record(CASE, "xla", "xla", "compiled", detail="for h200"))
+    run_folder.append(tmp_path / "run", made_record(CASE, "xla", "xla", "compiled", detail="for h200"))
     return tmp_path / "run"
 
 
@@ -102,12 +104,18 @@ def test_run_passes_on_modes_and_restarts(
         (["run", "--resume", "--out", "{tmp}/none"], "no run to resume"),
         (["run", "--out", "{tmp}"], "exists already"),
         (["run", "--out", "{run}"], "--resume goes on with it"),
-        (["report", "{tmp}/none"], "no such run folder"),
-        (["report", "{tmp}"], "xlafuse inspect"),
+        (["report", "{tmp}/none"], "no such file or folder"),
+        (["report", "{tmp}"], "no graph found; expected a run folder"),
         (["inspect", "{tmp}/none"], "no such file or folder"),
         (["report", "{run}", "--block", "sofmax"], "no block 'sofmax' among these records; did you mean softmax"),
         (["inspect", "{run}", "-i", "xl"], "no implementation 'xl' among these records; did you mean xla"),
-        (["report", "{run}", "--json", "--markdown"], "--json and --markdown are different forms"),
+        (["inspect", "{run}", "--view", "tims"], "no view 'tims'; did you mean times"),
+        (["inspect", "{run}", "--view", "times", "--why"], "leave it or --view times out"),
+        (["report", "{run}", "--view", "times"], "a page holds all views"),
+        (["report", "{run}", "-o", "{tmp}/x.pdf"], "the ending is the form; expected .html, .md"),
+        (["report", "{run}", "-o", "{tmp}/x.md", "--no-files"], "--no-files goes with a page"),
+        (["report", "{run}", "-o", "{tmp}/x.svg", "--view", "matrix"], "a picture draws times"),
+        (["report", "{run}", "-o", "{tmp}/x.csv", "--view", "why"], "none of 1 records has a graph"),
     ],
 )
 def test_errors_are_one_line_and_exit_2(
@@ -139,29 +147,47 @@ def test_a_half_written_run_json(folder: Path, text: str) -> None:
 def test_a_broken_line_costs_a_warning(folder: Path, line: bytes) -> None:
     with (folder / "records.jsonl").open("ab") as file:
         file.write(line)
-    run_folder.append(folder, Record(CASE, "triton", "triton", "compiled", detail="for h200"))
-    for command in ("report", "inspect"):
-        result = xlafuse(command, folder)
+    run_folder.append(folder, made_record(CASE, "triton", "triton", "compiled", detail="for h200"))
+    out = folder.parent / "run.md"
+    for words in (["inspect", folder], ["inspect", folder, "--view", "times"], ["report", folder, "-o", out]):
+        result = xlafuse(*words)
         assert result.exit_code == 0, result.output
         assert "records.jsonl:2" in result.stderr
-        assert "\x1b" not in result.output
-        assert "xla" in result.stdout and "triton" in result.stdout
+        shown = out.read_text() if words[0] == "report" else result.stdout
+        assert "\x1b" not in result.output + shown
+        assert "xla" in shown and "triton" in shown
 
 
 def test_a_run_without_records_yet(folder: Path) -> None:
     (folder / "records.jsonl").unlink()
-    for command in ("report", "inspect"):
-        result = xlafuse(command, folder)
+    for view in ("kernels", "times"):
+        result = xlafuse("inspect", folder, "--view", view)
         assert (result.exit_code, result.stdout.strip()) == (0, "no records")
         assert "no record was written yet" in result.stderr
-    assert json.loads(xlafuse("report", folder, "--json").stdout) == []
+    assert json.loads(xlafuse("inspect", folder, "--view", "times", "--json").stdout)["rows"] == []
+    refused = xlafuse("report", folder)
+    assert refused.exit_code == 2 and "no record to show" in refused.stderr
 
 
-def test_report_prints_text_markdown_and_json(folder: Path) -> None:
-    assert "compiled" in xlafuse("report", folder).stdout
-    assert "| xla" in xlafuse("report", folder, "--markdown").stdout
-    (row,) = json.loads(xlafuse("report", folder, "--json").stdout)
-    assert (row["block"], row["implementation"], row["status"]) == ("softmax", "xla", "compiled")
+def test_times_are_printed_as_text_and_json_and_written_as_markdown_and_csv(folder: Path) -> None:
+    assert "compiled" in xlafuse("inspect", folder, "--view", "times").stdout
+    identity = ("softmax", "xla", "compiled")
+    (row,) = json.loads(xlafuse("inspect", folder, "--view", "times", "--json").stdout)["rows"]
+    assert (row["block"], row["implementation"], row["status"]) == identity
+    for ending in ("md", "csv", "json"):
+        out = folder.parent / f"run.{ending}"
+        done = xlafuse("report", folder, "--view", "times", "-o", out)
+        assert done.exit_code == 0 and done.stdout.count("\n") == 1 and str(out) in done.stdout
+    assert "| xla" in (folder.parent / "run.md").read_text()
+    assert json.loads((folder.parent / "run.json").read_text())["rows"] == [row]
+    (line,) = csv.DictReader((folder.parent / "run.csv").open())
+    assert list(line) == list(row) and (line["block"], line["implementation"], line["status"]) == identity
+
+
+def test_a_page_is_written_next_to_the_run(folder: Path) -> None:
+    done = xlafuse("report", folder)
+    page = folder.with_name("run.html")
+    assert done.exit_code == 0 and str(page) in done.stdout and "softmax" in page.read_text()
 
 
 def test_list_names_all_blocks_cases_and_implementations() -> None:
@@ -196,8 +222,25 @@ def test_every_command_and_option_has_help(name: str) -> None:
         assert not isinstance(parameter, click.Option) or parameter.help, parameter.name
 
 
-def test_an_unknown_command_is_an_error() -> None:
-    assert xlafuse("reprot").exit_code == 2
+@pytest.mark.parametrize(
+    ("words", "now"),
+    [
+        (["reprot"], "report"), (["explain", "f.py:f", "--framewrok", "jax"], "--framework"),
+        *(([name], f"xlafuse {now}") for name, now in RENAMED.items() if " " not in name),
+    ],
+)
+def test_an_unknown_command_or_option_names_the_right_one(words: list[str], now: str) -> None:
+    result = xlafuse(*words)
+    assert result.exit_code == 2 and "No such" in result.stderr and now in result.stderr.splitlines()[-1]
+
+
+def test_an_earlier_option_names_its_successor() -> None:
+    assert "Did you mean xlafuse tune --stop-after TIME?" in xlafuse("tune", "--budget", "9").stderr
+
+
+@pytest.mark.parametrize("now", RENAMED.values())
+def test_earlier_spellings_lead_to_commands(now: str) -> None:
+    assert now.split()[0] in COMMANDS
 
 
 FOUND = {
@@ -304,7 +347,7 @@ def test_doctor_accepts_the_versions_of_the_extras() -> None:
     extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     required = {requirement.partition(";")[0] for extra in ("xla", "cpu") for requirement in extras[extra]}
     packages = (*doctor.XLA_PACKAGES, doctor.TORCH, doctor.TRITON)
-    assert {package.requirement for package in packages} <= required
+    assert {*packages} <= required
 
 
 def test_doctor_remarks_on_versions_for_replay() -> None:

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from examples import EAGER, XLA
+from made_records import made_record
 from made_runs import changed, diff, flat
+
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.model import FusionGraph
 from xlafuse.compare.record import run_folder
-from xlafuse.compare.record.record import Record
 from xlafuse.compare.spec.blocks import BLOCKS
 
 CASES = BLOCKS["swiglu_mlp"].cases("quick")
@@ -41,7 +42,7 @@ def run(folder: Path, **graphs: FusionGraph | None) -> Path:
         if graph is not None:
             store.save(graph, folder / "graphs" / f"{name}.json.gz")
         path = None if graph is None else f"graphs/{name}.json.gz"
-        run_folder.append(folder, Record(CASES[0], name, "xla", "ok", graph=path))
+        run_folder.append(folder, made_record(CASES[0], name, "xla", "ok", graph=path))
     return folder
 
 
@@ -59,7 +60,7 @@ def test_changes_as_text_and_json(tmp_path: Path) -> None:
         assert part in text, part
     result = diff(a, b, "--json")
     assert result.exit_code == 1
-    (answer,) = json.loads(result.stdout)
+    (answer,) = json.loads(result.stdout)["graphs"]
     (split,) = answer["kernels"]
     assert (split["kind"], split["before_names"]) == ("split", ["loop_convert_multiply_fusion.1"])
     assert split["after_names"] == ["fusion.7", "fusion.8"]
@@ -77,7 +78,7 @@ def test_operations_without_kernels_are_named(tmp_path: Path) -> None:
 def test_no_difference_is_exit_0(tmp_path: Path, again: FusionGraph) -> None:
     result = diff(*saved(tmp_path, a=XLA, b=again))
     assert (result.exit_code, result.stdout) == (0, "no difference in 1 graph\n")
-    assert json.loads(diff(tmp_path / "a.json", tmp_path / "b.json", "--json").stdout)[0]["differs"] is False
+    assert json.loads(diff(tmp_path / "a.json", tmp_path / "b.json", "--json").stdout)["graphs"][0]["differs"] is False
 
 
 def test_runs_are_compared_record_by_record(tmp_path: Path) -> None:
@@ -95,8 +96,9 @@ def test_runs_are_compared_record_by_record(tmp_path: Path) -> None:
 def test_folders_are_compared_graph_by_graph(tmp_path: Path) -> None:
     saved(tmp_path / "a", forward=XLA, backward=XLA, gone=XLA)
     saved(tmp_path / "b", forward=XLA, backward=changed())
-    answers = {each["name"]: each for each in json.loads(diff(tmp_path / "a", tmp_path / "b", "--json").stdout)}
-    assert {name: each["differs"] for name, each in answers.items()} == {
+    graphs = json.loads(diff(tmp_path / "a", tmp_path / "b", "--json").stdout)["graphs"]
+    answers = {graph["name"]: graph for graph in graphs}
+    assert {name: answer["differs"] for name, answer in answers.items()} == {
         "forward": False, "backward": True, "gone": True,
     }
     assert answers["gone"]["only_in"] == str(tmp_path / "a" / "gone.json")
@@ -121,3 +123,16 @@ def test_incomparable_paths_exit_2(tmp_path: Path, words: list[str], message: st
     assert result.exit_code == 2, result.output
     assert message in result.stderr.splitlines()[-1]
     assert result.stdout == ""
+
+
+@pytest.mark.parametrize("ending", ["html", "md", "json"])
+def test_changes_are_written_by_the_ending_of_the_file(tmp_path: Path, ending: str) -> None:
+    a, b = saved(tmp_path, a=XLA, b=changed())
+    out = tmp_path / f"changes.{ending}"
+    result = diff(a, b, "-o", out)
+    assert result.exit_code == 1 and str(out) in result.stderr
+    text = out.read_text()
+    assert "fusion.7" in text
+    if ending == "json":
+        assert json.loads(text) == json.loads(diff(a, b, "--json").stdout)
+    assert diff(a, b, "-o", tmp_path / "changes.csv").exit_code == 2

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.cli.functions import arguments_from, check_name, parse_arguments, resolve
 from xlafuse.compare.cli.main import cli

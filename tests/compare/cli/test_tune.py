@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+
 from xlafuse.compare.base import host
 from xlafuse.compare.cli import tune
 from xlafuse.compare.cli.main import cli
@@ -173,10 +174,10 @@ def test_a_dead_worker_ends_the_search_and_keeps_what_it_found(tmp_path: Path) -
     assert tuned_in(tmp_path / "h200.json") == {"gelu.configure"}
 
 
-def test_the_budget_ends_the_search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_time_ends_the_search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     clock = iter(range(0, 10_000, 40))
     monkeypatch.setattr(tune, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
-    result = run("gelu", "softmax", "rmsnorm", "--budget", "100")
+    result = run("gelu", "softmax", "rmsnorm", "--stop-after", "100s")
     assert result.exit_code == 3 and "not searched" in result.stdout
     assert Workers.asked == ["gelu"]
     assert "gelu.configure" in (tmp_path / "h200.json").read_text()

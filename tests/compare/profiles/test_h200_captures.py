@@ -18,9 +18,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from xlafuse.compare.cli.main import cli
-from xlafuse.compare.sources.profile_sources import OpenedProfile, open_profile
 
+from xlafuse.compare.cli.main import cli
+from xlafuse.compare.sources.opening import open_source
+from xlafuse.compare.sources.profiled import ProfiledSteps
 from xlafuse.hlo.proto_reader import message_type
 
 DATA = Path(__file__).resolve().parents[2] / "data" / "profiles"
@@ -114,8 +115,14 @@ def shown(name: str) -> Any:
 
 
 @pytest.fixture(scope="module")
-def opened(name: str) -> OpenedProfile:
-    return open_profile(DATA / name)
+def opened(name: str) -> ProfiledSteps:
+    return profiled(DATA / name)
+
+
+def profiled(path: Path) -> ProfiledSteps:
+    profile = open_source(path).profile
+    assert profile is not None
+    return profile
 
 
 def idle(step: Sequence[Ran]) -> list[tuple[float, float, Ran]]:
@@ -208,7 +215,7 @@ def thunks() -> tuple[dict[int, str], list[tuple[int, str, str]]]:
 
 
 @pytest.mark.parametrize("name", ["jax"], scope="module", indirect=True)
-def test_kernels_of_a_command_buffer_are_joined_to_the_instructions_that_xla_launches(opened: OpenedProfile) -> None:
+def test_kernels_of_a_command_buffer_are_joined_to_the_instructions_that_xla_launches(opened: ProfiledSteps) -> None:
     """XLA's profiler names only the command buffer of them, and layers share a kernel's name."""
     instructions, order = thunks()
     kernels = opened.joined.graphs["jit_train_step"].kernels or ()
@@ -226,7 +233,7 @@ def test_kernels_of_a_command_buffer_are_joined_to_the_instructions_that_xla_lau
 
 
 @pytest.mark.parametrize("name", ["torch"], scope="module", indirect=True)
-def test_kernels_of_inductor_are_joined_in_the_order_of_its_code(opened: OpenedProfile) -> None:
+def test_kernels_of_inductor_are_joined_in_the_order_of_its_code(opened: ProfiledSteps) -> None:
     kernels = opened.joined.graphs["torch"].kernels or ()
     for step, owners in zip(opened.steps, opened.joined.owners, strict=True):
         joined = [owner[1] for owner in owners if owner is not None]
@@ -238,7 +245,7 @@ def test_kernels_of_inductor_are_joined_in_the_order_of_its_code(opened: OpenedP
 
 
 def test_the_profile_alone_has_the_hlo_and_the_gpu() -> None:
-    opened = open_profile(DATA / "jax" / "profile")
+    opened = profiled(DATA / "jax" / "profile")
     assert opened.profile.device == "NVIDIA H200"
     assert list(opened.joined.graphs) == ["jit_train_step"]
     assert all(kernel.device_time_us for kernel in opened.joined.graphs["jit_train_step"].kernels or ())

@@ -14,11 +14,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from planes import Space
+
 from xlafuse.compare.cli.main import cli
 from xlafuse.compare.profiles.join import join
 from xlafuse.compare.profiles.model import DeviceEvent
 from xlafuse.compare.profiles.steps import ProfiledStep, gaps
-from xlafuse.compare.sources.graph_sources import contents
+from xlafuse.compare.sources.opening import open_source
 from xlafuse.compare.user.capture import NAME
 
 DATA = Path(__file__).resolve().parents[2] / "data"
@@ -32,7 +33,7 @@ def inspect(*words: object) -> Any:
 
 
 def graph_of(path: Path) -> Any:
-    return contents(path).graphs[0].graph()
+    return open_source(path).results[0].load()
 
 
 def step(events: list[DeviceEvent]) -> ProfiledStep:
@@ -344,7 +345,7 @@ def test_a_profile_of_jax_is_joined_to_the_dump(tmp_path: Path) -> None:
                 hlo_op=kernel.name, hlo_module="jit_mlp",
             )
     path = space.write(tmp_path / "a.xplane.pb")
-    done = inspect(path, "--dump", MLP, "--target", "h200", "--json")
+    done = inspect(path, "--dump", MLP, "--price-as", "h200", "--json")
     found = json.loads(done.output)
     assert found["joined_share"] == 1
     assert all(each["roofline_us"] > 0 for each in found["kernels"])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from xlafuse.compare.graph.join.kernel_records import MEMCPY, MEMSET
 from xlafuse.compare.profiles import chrome_trace, files, kineto
 from xlafuse.compare.profiles.model import ProfileError

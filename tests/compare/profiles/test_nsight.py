@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+
 from xlafuse.compare.graph.join.kernel_records import MEMCPY, MEMSET
 from xlafuse.compare.profiles import files, nsight
 from xlafuse.compare.profiles.model import ProfileError

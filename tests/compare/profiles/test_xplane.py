@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from planes import Space
+
 from xlafuse.compare.graph.join.kernel_records import MEMCPY
 from xlafuse.compare.profiles import files, xplane
 from xlafuse.compare.profiles.model import ProfileError

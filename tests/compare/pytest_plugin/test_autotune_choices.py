@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from xlafuse.compare import targets
 from xlafuse.compare.graph.operations import is_product
 from xlafuse.compare.pytest_plugin.autotune_choices import AutotuneChoices, compile_choices
 from xlafuse.compare.user.explain import identify
-
-from xlafuse.compare import targets
 
 pytestmark = pytest.mark.slow
 
@@ -47,6 +47,7 @@ def test_a_jax_product_has_two_choices():
     assert kernels(found)["cuBLAS"] != kernels(found)["Triton GEMM"]
 
 
+@pytest.mark.full
 def test_backward_and_lowered_products_have_two_choices():
     import jax
 
@@ -81,6 +82,7 @@ def test_recorded_results_leave_one_graph(tmp_path: Path):
         assert len(choices(matmul.apply, inputs, autotune=tmp_path).graphs) == 2
 
 
+@pytest.mark.full
 def test_inductor_choices_are_padding_and_templates():
     torch = pytest.importorskip("torch")
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+
 from xlafuse.compare.pytest_plugin.assertion_messages import comparison
 from xlafuse.compare.pytest_plugin.per_choice import PerChoice, Undetermined, combine, for_each_choice
 

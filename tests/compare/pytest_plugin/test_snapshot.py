@@ -7,6 +7,7 @@ from pathlib import Path
 
 import example_graphs as examples
 import pytest
+
 from xlafuse.compare.pytest_plugin import snapshot
 from xlafuse.compare.pytest_plugin.session_summary import SessionSummary
 from xlafuse.compare.pytest_plugin.snapshot import Key

@@ -7,6 +7,7 @@ from typing import Any
 
 import example_graphs as examples
 import pytest
+
 from xlafuse.compare.graph.model import Kernel
 from xlafuse.compare.pytest_plugin.autotune_choices import AutotuneChoices
 from xlafuse.compare.pytest_plugin.fusion import Fusion

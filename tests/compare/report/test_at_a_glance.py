@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from made_records import made_record
+
 from xlafuse.compare.record.record import Record
-from xlafuse.compare.report import at_a_glance, rows
-from xlafuse.compare.report.columns import Row
+from xlafuse.compare.report import at_a_glance
+from xlafuse.compare.sources.row import Row
+from xlafuse.compare.sources.run_source import results_of
 from xlafuse.compare.spec.blocks import BLOCKS
 
 
@@ -17,11 +20,15 @@ def made(block: str, direction: str, implementation: str, **fields: Any) -> Reco
         phase: {"launches": 3, "bytes_declared": 2 * compulsory[phase], "provenance": {}} for phase in case.phases
     }
     fields = {"status": "compiled", "target": "h200", "bytes_compulsory": compulsory, "kernels": kernels} | fields
-    return Record(case, implementation, implementation, **fields)
+    return made_record(case, implementation, implementation, **fields)
+
+
+def rows_of(*records: Record) -> list[Row]:
+    return [result.row for result in results_of(records, {}, {})]
 
 
 def shown(*records: Record) -> tuple[str, list[Row]]:
-    found = rows.with_comparisons(records, {})
+    found = rows_of(*records)
     return at_a_glance.render(found, "H200"), found
 
 
@@ -49,7 +56,7 @@ def test_a_timed_block_shows_its_own_times() -> None:
         times = {"forward": {"device_time": rounds, "busy_time": rounds, "launches": 1, "records": []}}
         return made(
             "gelu", "fwd", implementation, status="ok", target=None, segment="s1",
-            measurement={"timer": "cupti", "parts": times},
+            measurement={"timer": "cupti", "phases": times},
         )
 
     text, _ = shown(timed("xla", 9e-5), timed("triton", 5e-5))
@@ -63,7 +70,7 @@ def test_a_time_without_known_kernels_is_shown() -> None:
     times = {"forward": {"device_time": rounds, "busy_time": None, "launches": None, "records": None}}
     eager = made(
         "gelu", "fwd", "eager", status="ok", target=None, segment="s1", kernels={},
-        measurement={"timer": "cuda-events", "parts": times},
+        measurement={"timer": "cuda-events", "phases": times},
     )
     text, _ = shown(eager)
     assert line(text, "gelu")[1:] == ["?", "?", "70.0"]
@@ -71,5 +78,5 @@ def test_a_time_without_known_kernels_is_shown() -> None:
 
 def test_several_cases_of_a_block_or_many_implementations_do_not_fit() -> None:
     names = ("xla", "inductor", "triton", "cuda", "library")
-    assert not at_a_glance.fits(rows.with_comparisons([made("gelu", "fwd", name) for name in names], {}))
-    assert not at_a_glance.fits(rows.with_comparisons([made("gelu", "fwd", "xla"), made("gelu", "fwd", "xla")], {}))
+    assert not at_a_glance.fits(rows_of(*(made("gelu", "fwd", name) for name in names)))
+    assert not at_a_glance.fits(rows_of(made("gelu", "fwd", "xla"), made("gelu", "fwd", "xla")))

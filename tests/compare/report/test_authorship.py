@@ -5,13 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from made_records import made_record
+
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.report import authorship as view
 from xlafuse.compare.report import kernel_lines
 from xlafuse.compare.report.kernel_lines import Lines, lines_of
-from xlafuse.compare.report.rows import Row
+from xlafuse.compare.sources.row import Row
+from xlafuse.compare.sources.run_source import results_of
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.spec.implementation import Implementation
 
@@ -191,27 +195,40 @@ def test_lines_of_the_vector_add_kernel() -> None:
 
 def test_counting_imports_no_framework() -> None:
     program = (
-        "import sys; from compare.report.kernel_lines import lines_of; from compare.spec.blocks import BLOCKS\n"
+        "import sys\n"
+        "from xlafuse.compare.report.kernel_lines import lines_of\n"
+        "from xlafuse.compare.spec.blocks import BLOCKS\n"
         "[lines_of(i) for i in BLOCKS['gelu'].implementations]; print({'torch', 'jax', 'triton'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 
 
-def row(block: str, implementation: str, ratio: float | None) -> Row:
-    return {"block": block, "implementation": implementation, "time_vs_xla": ratio}
+def rows_of(times: dict[tuple[str, str], list[float | None]]) -> list[Row]:
+    """Return a row of each case of a block; times: by block and implementation, in microseconds."""
+    records = []
+    for (block, implementation), of_cases in times.items():
+        cases = (case for case in BLOCKS[block].cases("full") if case.direction == "fwd")
+        for us, case in zip(of_cases, cases, strict=False):
+            samples = [[(us or 1.0) * 1e-6] * 5] * 5
+            part = {"device_time": samples, "busy_time": samples, "launches": 1}
+            measurement: Any = {"timer": "cupti", "phases": {"forward": part}}
+            records.append(made_record(
+                case, implementation, implementation, "ok" if us else "failed", segment="s1", measurement=measurement,
+            ))
+    return [result.row for result in results_of(records, {}, {})]
 
 
 def test_the_speedup_is_the_geometric_mean_over_common_cases() -> None:
-    rows = [
-        row("gelu", "triton", 0.5), row("gelu", "triton", 2.0), row("gelu", "triton", None),
-        row("softmax", "triton", 0.25), row("gelu", "xla", 1.0), row("gelu", "gone", 0.5),
-    ]
-    found = {(each["block"], each["implementation"]): each for each in view.of(rows)}
-    assert (found["gelu", "triton"]["speedup_vs_xla"], found["gelu", "triton"]["cases"]) == (pytest.approx(1.0), 2)
-    softmax = found["softmax", "triton"]
-    assert (softmax["speedup_vs_xla"], softmax["cases"]) == (pytest.approx(4.0), 1)
-    assert {block for block, _ in found} == {"gelu", "softmax"}  # no sum over blocks: each has other cases
-    assert found["gelu", "gone"]["kernel_lines"] is None  # of another release
+    rows = rows_of({
+        ("gelu", "xla"): [10.0, 10.0, 10.0], ("gelu", "triton"): [5.0, 20.0, None], ("gelu", "gone"): [5.0],
+        ("softmax", "xla"): [8.0], ("softmax", "triton"): [2.0],
+    })
+    lines = {(line.block, line.implementation): line for line in view.of(rows)}
+    gelu, softmax = lines["gelu", "triton"], lines["softmax", "triton"]
+    assert (gelu.speedup_vs_xla, gelu.cases) == (pytest.approx(1.0), 2)
+    assert (softmax.speedup_vs_xla, softmax.cases) == (pytest.approx(4.0), 1)
+    assert {block for block, _ in lines} == {"gelu", "softmax"}  # no sum over blocks: each has other cases
+    assert lines["gelu", "gone"].kernel_lines is None  # of another release
     text = view.render(view.of(rows), markdown=True)
     assert "## softmax" in text and "4.00x" in text and "means over different cases" in text

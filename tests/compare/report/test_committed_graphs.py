@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.analyse.align import align
 from xlafuse.compare.graph.analyse.totals import totals
@@ -28,10 +29,10 @@ def test_every_launch_belongs_to_a_kernel() -> None:
         graph = graph_of(record)
         assert graph.kernels is not None and not graph.unparsed, name
         assert record.times, name
-        for part, measured in record.times.items():
-            assert record.kernels[part]["unjoined"] == [], name
-            ran = sum(launch["end"] - launch["start"] for launch in measured["records"] or ()) * 1e6
-            joined = sum(kernel.device_time_us or 0 for kernel in graph.kernels if kernel.phase == part)
+        for phase, times in record.times.items():
+            assert record.kernels[phase].unjoined == [], name
+            ran = sum(launch.end - launch.start for launch in times.records or ()) * 1e6
+            joined = sum(kernel.device_time_us or 0 for kernel in graph.kernels if kernel.phase == phase)
             assert joined == pytest.approx(ran), name
 
 

@@ -15,17 +15,21 @@ from xml.etree import ElementTree
 
 import pytest
 from click.testing import CliRunner, Result
+from made_records import made_record
+
+from tools import tables
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.cli.main import cli
 from xlafuse.compare.record import run_folder
-from xlafuse.compare.record.record import Record
-from xlafuse.compare.report import data, picture, rows
-from xlafuse.compare.report.columns import COLUMNS
-from xlafuse.compare.report.palette import PALETTE
-from xlafuse.compare.sources.graph_sources import contents
+from xlafuse.compare.report import data, picture
+from xlafuse.compare.report.charts import PALETTE
+from xlafuse.compare.report.columns import COLUMNS, as_data
+from xlafuse.compare.report.outline import of_rows
+from xlafuse.compare.report.table_views import rows_of
+from xlafuse.compare.sources.opening import open_source
+from xlafuse.compare.sources.row import Row
+from xlafuse.compare.sources.source import Source
 from xlafuse.compare.spec.blocks import BLOCKS
-
-from tools import tables
 
 RUN = PROJECT / "tests" / "data" / "runs" / "h200-small"
 DOCUMENT = PROJECT / "docs" / "report-data.md"
@@ -37,8 +41,22 @@ def report(*words: object) -> Result:
     return CliRunner().invoke(cli, ["report", *map(str, words)])
 
 
-def columns(*words: str) -> list[str]:
-    return list(json.loads(report(RUN, "--block", "softmax", "--json", *words).stdout)[0])
+def rows_in(path: Path, view: str, *words: object) -> list[dict[str, Any]]:
+    """Return the rows of the view's JSON."""
+    result = CliRunner().invoke(cli, ["inspect", *map(str, (path, "--view", view, "--json", *words))])
+    assert result.exit_code == 0, result.output
+    data = json.loads(result.stdout)
+    assert (data["schema"], data["view"]) == ("xlafuse.rows/3", view)
+    rows: list[dict[str, Any]] = data["rows"]
+    return rows
+
+
+def csv_of(path: Path, folder: Path, *words: object) -> str:
+    """Return the CSV of the times that `report` writes into the folder."""
+    out = folder / "times.csv"
+    result = report(path, "--view", "times", "-o", out, *words)
+    assert result.exit_code == 0, result.output
+    return out.read_text()
 
 
 def test_the_document_is_generated_from_the_columns() -> None:
@@ -47,14 +65,12 @@ def test_the_document_is_generated_from_the_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "words"),
-    [
-        ("records", []), ("kernels", ["--roofline", "--kernels"]), ("authorship", ["--authorship"]),
-        ("findings", ["--findings"]),
-    ],
+    ("table", "view"),
+    [("records", "times"), ("kernels", "kernel-roofline"), ("authorship", "authorship"), ("findings", "findings")],
 )
-def test_json_has_the_columns_of_the_table(table: str, words: list[str]) -> None:
-    assert columns(*words) == [column.name for column in tables.COLUMNS[table]]
+def test_json_has_the_columns_of_the_table(table: str, view: str) -> None:
+    first, *_ = rows_in(RUN, view, "--block", "softmax")
+    assert list(first) == [column.name for column in tables.COLUMNS[table]]
 
 
 def test_units_are_those_of_the_names() -> None:
@@ -65,13 +81,12 @@ def test_units_are_those_of_the_names() -> None:
                 assert column.unit == unit, column.name
 
 
-def test_csv_and_json_have_the_values_of_the_rows() -> None:
-    read = rows.read(RUN)
-    found, _ = rows.with_rooflines(rows.only(read.rows, block=["softmax"]), contents(RUN))
-    as_json = json.loads(report(RUN, "--block", "softmax", "--json").stdout)
-    as_csv = list(csv.DictReader(io.StringIO(report(RUN, "--block", "softmax", "--csv").stdout)))
-    assert len(found) == len(as_json) == len(as_csv) > 20
-    for row, entry, line in zip(found, as_json, as_csv, strict=True):
+def test_csv_and_json_have_the_values_of_the_rows(tmp_path: Path) -> None:
+    rows = as_data(rows_of(open_source(RUN).select({"block": ["softmax"]})))
+    as_json = rows_in(RUN, "times", "--block", "softmax")
+    as_csv = list(csv.DictReader(io.StringIO(csv_of(RUN, tmp_path, "--block", "softmax"))))
+    assert len(rows) == len(as_json) == len(as_csv) > 20
+    for row, entry, line in zip(rows, as_json, as_csv, strict=True):
         assert list(entry) == list(line)
         for name, value in entry.items():
             assert not isinstance(value, dict | list), name
@@ -82,13 +97,9 @@ def test_csv_and_json_have_the_values_of_the_rows() -> None:
                 assert line[name] == ("" if value is None else str(value)), name
 
 
-def test_pandas_reads_both_as_one_table() -> None:
+def test_pandas_reads_both_as_one_table(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
-    frames = [
-        # Without this option pandas may be off by a unit in the last place (3.1.1).
-        pandas.read_json(io.StringIO(report(RUN, "--json").stdout), precise_float=True),
-        pandas.read_csv(io.StringIO(report(RUN, "--csv").stdout)),
-    ]
+    frames = [pandas.DataFrame(rows_in(RUN, "times")), pandas.read_csv(io.StringIO(csv_of(RUN, tmp_path)))]
     assert frames[0].shape == frames[1].shape == (75, len(COLUMNS))
     for frame in frames:
         assert frame["device_time_us"].dtype == "float64" and frame["kernels"].sum() > 75
@@ -101,31 +112,31 @@ def test_pandas_reads_both_as_one_table() -> None:
 def hostile_run(folder: Path) -> Path:
     run_folder.create(folder, {"segments": []})
     parts = {"forward": {"device_time": [[1e-4] * 5] * 5, "busy_time": [[1e-4] * 5] * 5, "launches": 1}}
-    measured: dict[str, Any] = {"timer": "cupti", "parts": parts, "wall_time": [math.inf]}
-    run_folder.append(folder, Record(CASE, HOSTILE, "xla", "ok", detail=HOSTILE, measurement=measured))
-    run_folder.append(folder, Record(replace(CASE, name=HOSTILE), "xla", "xla", "ok", measurement=measured))
+    measured: dict[str, Any] = {"timer": "cupti", "phases": parts, "wall_time": [math.inf]}
+    run_folder.append(folder, made_record(CASE, HOSTILE, "xla", "ok", detail=HOSTILE, measurement=measured))
+    run_folder.append(folder, made_record(replace(CASE, name=HOSTILE), "xla", "xla", "ok", measurement=measured))
     return folder
 
 
 def test_hostile_text_is_one_cell(tmp_path: Path) -> None:
     folder = hostile_run(tmp_path / "run")
-    found = list(csv.DictReader(io.StringIO(report(folder, "--csv").stdout)))
+    found = list(csv.DictReader(io.StringIO(csv_of(folder, tmp_path))))
     assert [row["implementation"] for row in found] == [HOSTILE.replace("\0", "").replace("\r", ""), "xla"]
     assert found[0]["wall_time_us"] == "" and found[1]["case"].endswith("x" * 10_000)
-    assert json.loads(report(folder, "--json").stdout)[0]["detail"] == HOSTILE
+    assert rows_in(folder, "times")[0]["detail"] == HOSTILE
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--csv", "--json"], "--json and --csv are different forms"),
-        (["--csv", "--matrix"], "--csv without it has all of them"),
-        (["--picture", "x.svg", "--json"], "leave other views and forms out"),
-        (["--picture", "x.svg", "--traffic"], "leave other views and forms out"),
-        (["--picture", "x.jpg", "--block", "softmax"], "a picture ends in .svg or .png"),
-        (["--picture", "x.svg"], "cases are too many for a picture"),
-        (["--picture", "{tmp}/file/x.svg", "--block", "softmax"], "cannot be written"),
-        (["--picture", "x.svg", "-i", "xlaa"], "did you mean xla"),
+        (["-o", "x.csv", "--view", "stages", "--block", "softmax"], "no flat table"),
+        (["-o", "x.svg", "--view", "traffic"], "a picture draws times"),
+        (["-o", "x.jpg", "--block", "softmax"], "expected .html"),
+        (["-o", "x.svg"], "cases are too many for a picture"),
+        (["-o", "{tmp}/file/x.svg", "--block", "softmax"], "cannot be written"),
+        (["-o", "{tmp}/file/x.csv", "--view", "times"], "cannot be written"),
+        (["-o", "x.svg", "-i", "xlaa"], "did you mean xla"),
+        (["-o", "x.svg", "--no-files"], "--no-files goes with a page"),
     ],
 )
 def test_refusals(tmp_path: Path, words: list[str], message: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,17 +147,17 @@ def test_refusals(tmp_path: Path, words: list[str], message: str, monkeypatch: p
         pytest.importorskip("vl_convert")
     result = report(RUN, *(word.format(tmp=tmp_path) for word in words))
     assert result.exit_code == 2 and message in result.stderr, result.output
-    assert not (tmp_path / "x.svg").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_run_without_times_cannot_be_drawn() -> None:
-    result = report(PROJECT / "tests" / "data" / "runs" / "jax-0.11", "--picture", "x.svg")
+    result = report(PROJECT / "tests" / "data" / "runs" / "jax-0.11", "-o", "x.svg")
     assert result.exit_code == 2 and "no row here has device_time_us" in result.stderr
 
 
 def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(picture.importlib.util, "find_spec", lambda name: None)
-    result = report(RUN, "--block", "softmax", "--picture", "x.svg")
+    result = report(RUN, "--block", "softmax", "-o", "x.svg")
     assert result.exit_code == 2 and "pip install 'xlafuse[html]'" in result.stderr
 
 
@@ -158,7 +169,7 @@ def test_bars_have_the_rows_times(tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     file = tmp_path / "times.svg"
     words = (RUN, "--block", "attention", "--case", "llama-8b", "--direction", "train")
-    result = report(*words, "--picture", file)
+    result = report(*words, "-o", file)
     assert result.exit_code == 0, result.output
     text = file.read_text()
     told = words_of(text)
@@ -167,7 +178,7 @@ def test_bars_have_the_rows_times(tmp_path: Path) -> None:
     assert any(word.startswith("!: in some round") for word in told)
     assert told.index("sdpa-cudnn") < told.index("triton") < told.index("eager")  # fastest first
     assert "<script" not in text and "href=\"http" not in text
-    again = [sys.executable, "-m", "xlafuse", "report", *map(str, words), "--picture", str(tmp_path / "again.svg")]
+    again = [sys.executable, "-m", "xlafuse", "report", *map(str, words), "-o", str(tmp_path / "again.svg")]
     subprocess.run(again, check=True, cwd=PROJECT, capture_output=True, timeout=60)
     assert (tmp_path / "again.svg").read_text() == text
 
@@ -175,7 +186,7 @@ def test_bars_have_the_rows_times(tmp_path: Path) -> None:
 def test_the_roofline_as_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     file = tmp_path / "roof.png"
-    words = (RUN, "--block", "softmax", "--case", "gpt2-scores", "--roofline", "--picture")
+    words = (RUN, "--block", "softmax", "--case", "gpt2-scores", "--view", "roofline", "-o")
     result = report(*words, file)
     assert result.exit_code == 0, result.output
     assert file.read_bytes().startswith(b"\x89PNG")
@@ -184,34 +195,35 @@ def test_the_roofline_as_a_picture(tmp_path: Path) -> None:
     assert {"reached", "roofline", "triton", "GFLOP/s", "FLOP per declared byte"} <= set(told)
 
 
+def selected(run: Path, **wanted: str) -> tuple[Source, list[Row]]:
+    source = open_source(run).select({name: [value] for name, value in wanted.items()})
+    return source, rows_of(source)
+
+
 def test_the_roof_is_the_segments() -> None:
-    found = rows.only(rows.read(RUN).rows, block=["attention"], case=["llama-8b"], direction=["fwd"])
-    ceilings = rows.ceilings_of(run_folder.read_run(RUN))
-    (chart,) = picture.roofline(found, ceilings, picture.colours(found))["vconcat"]
+    source, rows = selected(RUN, block="attention", case="llama-8b", direction="fwd")
+    (chart,) = picture.roofline(rows, source.ceilings, picture.colours(rows))["vconcat"]
     roof = chart["layer"][0]["data"]["values"]
-    segment = ceilings[found[0]["segment"]]
+    segment = source.ceilings[rows[0].segment or ""]
     assert max(corner["gflops"] for corner in roof) == pytest.approx(segment.products["bfloat16"] / 1e9)
     slope = roof[0]["gflops"] * 1e9 / roof[0]["intensity"]
     assert slope == pytest.approx(segment.bandwidth(1, 1))
     points = chart["layer"][1]["data"]["values"]
-    assert {p["gflops"] for p in points if p["what"] == "reached"} == {row["gflop_per_s"] for row in found}
+    assert {p["gflops"] for p in points if p["kind"] == "reached"} == {row.gflop_per_s for row in rows}
 
 
 def test_fp8_products_have_their_own_roof() -> None:
-    run = PROJECT / "reports" / "h200"
-    found = rows.only(rows.read(run).rows, block=["matmul_fp8"], case=["square-8k"])
-    ceilings = rows.ceilings_of(run_folder.read_run(run))
-    (chart,) = picture.roofline(found, ceilings, picture.colours(found))["vconcat"]
+    source, rows = selected(PROJECT / "reports" / "h200", block="matmul_fp8", case="square-8k")
+    (chart,) = picture.roofline(rows, source.ceilings, picture.colours(rows))["vconcat"]
     roof = max(corner["gflops"] for corner in chart["layer"][0]["data"]["values"])
-    assert roof == pytest.approx(ceilings[found[0]["segment"]].products["float8_e4m3fn"] / 1e9)
+    assert roof == pytest.approx(source.ceilings[rows[0].segment or ""].products["float8_e4m3fn"] / 1e9)
     assert all(point["gflops"] <= roof for point in chart["layer"][1]["data"]["values"])
 
 
 def test_an_implementation_keeps_its_colour_in_every_selection() -> None:
-    every = rows.read(RUN).rows
-    colours = picture.colours(every)
+    colours = picture.colours(rows_of(open_source(RUN)))
     for block in ("softmax", "attention"):
-        for chart in picture.times(rows.only(every, block=[block]), colours)["vconcat"]:
+        for chart in picture.times(selected(RUN, block=block)[1], colours)["vconcat"]:
             scale = chart["layer"][0]["encoding"]["color"]["scale"]
             assert dict(zip(scale["domain"], scale["range"], strict=True)).items() <= colours.items()
 
@@ -235,7 +247,7 @@ def test_pictures_can_be_read_on_light_and_dark(ground: str) -> None:
 def test_hostile_names_are_text_in_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     file = tmp_path / "x.svg"
-    result = report(hostile_run(tmp_path / "run"), "--picture", file)
+    result = report(hostile_run(tmp_path / "run"), "-o", file)
     assert result.exit_code == 0, result.output
     text = file.read_text()
     ElementTree.fromstring(text)
@@ -248,4 +260,5 @@ def test_csv_has_no_formulas(start: str) -> None:
     (line,) = csv.DictReader(io.StringIO(data.as_csv([{"detail": text, "ratio": -1.5, "note": "-1.5", "of": "a=b"}])))
     assert line["detail"].startswith("'") and line["detail"].endswith("HYPERLINK(1)")
     assert (line["ratio"], line["note"], line["of"]) == ("-1.5", "-1.5", "a=b")
-    assert json.loads(data.as_json([{"detail": text}])) == [{"detail": text}]
+    outline = of_rows("times", lambda: [{"detail": text}], lambda markdown: "")
+    assert json.loads(outline.json())["rows"] == [{"detail": text}]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 
 import pytest
+
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.graph import formats
-from xlafuse.compare.report import run_results
 from xlafuse.compare.report.overall import Lead, leads, overall
+from xlafuse.compare.sources.opening import open_source
+from xlafuse.compare.sources.source import Source
 
 
 def test_geometric_means_over_the_cases_that_both_ran() -> None:
@@ -42,12 +44,12 @@ def test_no_winner_where_each_loses_to_another() -> None:
     assert leads(ring) == []
 
 
-def test_a_committed_run() -> None:
+def test_a_committed_run(committed_run: Source) -> None:
     """The sentence has the ratios that the rows give."""
-    run = run_results.read(PROJECT / "reports" / "h200", {})
+    run = committed_run
     logs = []
     for case in run.cases:
-        times = {result.name: result.row["device_time_us"] for result in case.results}
+        times = {result.name: result.row.device_time_us for result in case.results}
         if times.get("xla") and times.get("triton-cudagraphs"):
             logs.append(math.log(times["xla"] / times["triton-cudagraphs"]))
     ratio = math.exp(sum(logs) / len(logs))
@@ -64,22 +66,22 @@ def test_a_committed_run() -> None:
 
 
 def test_without_times_bytes_and_kernels_are_compared() -> None:
-    run = run_results.read(PROJECT / "tests" / "data" / "runs" / "tour", {})
-    rows = [{result.name: result.row for result in case.results if result.row["bytes_declared"]} for case in run.cases]
+    run = open_source(PROJECT / "tests" / "data" / "runs" / "tour")
+    rows = [{result.name: result.row for result in case.results if result.row.bytes_declared} for case in run.cases]
     rows = [found for found in rows if {"triton", "inductor", "xla"} <= found.keys()]
-    logs = [math.log(found["xla"]["bytes_declared"] / found["triton"]["bytes_declared"]) for found in rows]
+    logs = [math.log(found["xla"].bytes_declared / found["triton"].bytes_declared) for found in rows]
     text = overall(run)
     assert text.startswith("Triton moves the fewest bytes.") and text.endswith("recorded on an H200.")
     assert f"XLA moves {math.exp(sum(logs) / len(logs)):.2f} times as many" in text
-    assert f"Triton {sum(found['triton']['kernels'] for found in rows)}, " in text
+    assert f"Triton {sum(found['triton'].kernels for found in rows)}, " in text
 
 
 def test_one_implementation_without_times() -> None:
-    run = run_results.read(PROJECT / "tests" / "data" / "runs" / "jax-0.11", {})
+    run = open_source(PROJECT / "tests" / "data" / "runs" / "jax-0.11")
     assert overall(run) == "Nothing ran on a GPU, so there are no times."
 
 
 def test_one_graph() -> None:
-    run = run_results.read(PROJECT / "tests" / "data" / "xla" / "softmax.hlo.txt", {})
-    moved = formats.size(run.results[0].row["bytes_declared"])
+    run = open_source(PROJECT / "tests" / "data" / "xla" / "softmax.hlo.txt")
+    moved = formats.size(run.results[0].row.bytes_declared)
     assert overall(run) == f"XLA makes 1 kernel, which moves {moved} (1.0 times the fewest possible)."

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from xlafuse.compare.base.paths import PROJECT
+from made_records import made_record
+
 from xlafuse.compare.plan import peers as plan
 from xlafuse.compare.record.record import Record
-from xlafuse.compare.report import peers, rows
+from xlafuse.compare.report import peers
+from xlafuse.compare.report.columns import as_data
+from xlafuse.compare.report.peers import Standing
+from xlafuse.compare.report.table_views import rows_of as rows_of_run
+from xlafuse.compare.sources.row import Row
+from xlafuse.compare.sources.run_source import results_of
+from xlafuse.compare.sources.source import Source
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.spec.case import Case
-
-Row = dict[str, Any]
 
 
 def case_of(block: str, name: str, dtype: str = "bfloat16") -> Case:
@@ -31,23 +37,27 @@ def record(
         return [[middle * 1e-6 * (1 + 0.001 * number)] * 3 for number in (-2, -1, 0, 1, 2)]
 
     part = {"device_time": rounds(microseconds), "busy_time": rounds(busy or microseconds), "launches": 1}
-    return Record(
+    return made_record(
         case=case, implementation=implementation, status=status, segment=segment,
         compiler=BLOCKS[case.block].implementation(implementation).backend_name,
-        measurement={"timer": "cupti", "parts": {"forward": part}},
+        measurement={"timer": "cupti", "phases": {"forward": part}},
     )
 
 
-def rows_of(*records: Record, uncalibrated: dict[str, str] | None = None) -> dict[str, Row]:
-    found = rows.with_comparisons(records, {}, uncalibrated)
-    return {row["implementation"]: row for row in found}
+def rows_of(*records: Record, uncalibrated: dict[str, str] | None = None) -> list[Row]:
+    return [result.row for result in results_of(records, {}, uncalibrated or {})]
+
+
+def values(*records: Record, uncalibrated: dict[str, str] | None = None) -> dict[str, dict[str, Any]]:
+    """Return the values of each record by column, by implementation."""
+    return {row["implementation"]: row for row in as_data(rows_of(*records, uncalibrated=uncalibrated))}
 
 
 SOFTMAX = case_of("softmax", "gpt2-scores")
 
 
 def test_own_rows_have_the_fastest_peer_and_the_interval_of_paired_rounds() -> None:
-    found = rows_of(
+    found = values(
         record(SOFTMAX, "xla", 120), record(SOFTMAX, "library", 90), record(SOFTMAX, "quack", 60),
         record(SOFTMAX, "triton", 100), record(SOFTMAX, "cuda", 50), record(SOFTMAX, "xla+triton", 10),
     )
@@ -61,7 +71,7 @@ def test_own_rows_have_the_fastest_peer_and_the_interval_of_paired_rounds() -> N
 
 
 def test_the_best_peer_by_kernels_may_be_another() -> None:
-    triton = rows_of(
+    triton = values(
         record(SOFTMAX, "xla", 80, busy=80), record(SOFTMAX, "inductor", 100, busy=40),
         record(SOFTMAX, "triton", 100, busy=50),
     )["triton"]
@@ -70,17 +80,17 @@ def test_the_best_peer_by_kernels_may_be_another() -> None:
 
 
 def test_peers_are_of_the_same_segment_right_and_timed_by_an_agreeing_clock() -> None:
-    found = rows_of(
+    found = values(
         record(SOFTMAX, "xla", 10, segment="s2"), record(SOFTMAX, "quack", 20, status="wrong"),
         record(SOFTMAX, "library", 200), record(SOFTMAX, "triton", 100),
     )
     assert (found["triton"]["best_peer"], found["triton"]["ratio_to_best_peer"]) == ("library", pytest.approx(2.0))
-    clocks = rows_of(
+    clocks = values(
         record(SOFTMAX, "xla", 10), record(SOFTMAX, "library", 200), record(SOFTMAX, "triton", 100),
         uncalibrated={"s1": "the workers' clocks differ"},
     )
     assert clocks["triton"]["best_peer"] == "library"
-    alone = rows_of(record(SOFTMAX, "triton", 100))["triton"]
+    alone = values(record(SOFTMAX, "triton", 100))["triton"]
     assert alone["best_peer"] is alone["ratio_to_best_peer"] is alone["ratio_to_best_stock_peer_by_kernels"] is None
 
 
@@ -94,14 +104,12 @@ def test_stock_peers_need_no_special_library() -> None:
 
 
 def test_a_record_of_another_release_is_no_peer() -> None:
-    row = {"block": "softmax", "implementation": "gone"}
-    assert not plan.is_own(row) and not any(plan.is_a(kind, row) for kind in plan.PEERS)
-    assert not plan.is_own({"block": "gone", "implementation": "triton"})
+    assert not plan.is_own("softmax", "gone") and not any(plan.is_a(kind, "softmax", "gone") for kind in plan.PEERS)
+    assert not plan.is_own("gone", "triton")
 
 
-def summed(*records: Record) -> dict[tuple[str, str, str, str], Row]:
-    found = peers.of(rows.with_comparisons(records, {}))
-    return {(row["peers"], row["time"], row["own"], row["dtype"]): row for row in found}
+def summed(*records: Record) -> dict[tuple[str, str, str, str], Standing]:
+    return {(line.peers, line.time, line.own, line.dtype): line for line in peers.of(rows_of(*records))}
 
 
 def test_the_summary_is_the_geometric_mean_and_the_worst_of_realistic_cases() -> None:
@@ -114,30 +122,34 @@ def test_the_summary_is_the_geometric_mean_and_the_worst_of_realistic_cases() ->
         record(edge, "xla", 1), record(edge, "triton", 100),
     )
     stock = found["stock", "device time", peers.FASTEST, "all"]
-    assert stock["cases"] == 2 and stock["slower"] == 1
-    assert stock["geometric_mean"] == pytest.approx(math.sqrt(0.8 * 2.0))
-    assert (stock["worst"], stock["worst_case"], stock["worst_peer"]) == (
+    assert stock.cases == 2 and stock.slower == 1
+    assert stock.geometric_mean == pytest.approx(math.sqrt(0.8 * 2.0))
+    assert (stock.worst, stock.worst_case, stock.worst_peer) == (
         pytest.approx(0.8), "softmax/gpt2-scores/bf16/fwd", "xla"
     )
-    assert found["all", "device time", peers.FASTEST, "all"]["worst_peer"] == "quack"
-    assert found["stock", "kernels alone", "triton", "all"]["geometric_mean"] == pytest.approx(math.sqrt(1.0 * 1.8))
-    assert found["stock", "device time", "cuda", "all"]["geometric_mean"] == pytest.approx(math.sqrt(0.5 * 2.0))
-    assert found["stock", "device time", peers.FASTEST, "bfloat16"] == stock | {"dtype": "bfloat16"}
+    assert found["all", "device time", peers.FASTEST, "all"].worst_peer == "quack"
+    assert found["stock", "kernels alone", "triton", "all"].geometric_mean == pytest.approx(math.sqrt(1.0 * 1.8))
+    assert found["stock", "device time", "cuda", "all"].geometric_mean == pytest.approx(math.sqrt(0.5 * 2.0))
+    assert found["stock", "device time", peers.FASTEST, "bfloat16"] == replace(stock, dtype="bfloat16")
 
 
 def test_a_run_without_peers_has_no_summary() -> None:
-    assert peers.of(rows.with_comparisons([record(SOFTMAX, "triton", 100)], {})) == []
+    assert peers.of(rows_of(record(SOFTMAX, "triton", 100))) == []
     assert "no realistic case" in peers.render([])
 
 
-def test_the_committed_run_against_its_best_peers() -> None:
+def test_the_committed_run_against_its_best_peers(committed_run: Source) -> None:
     """The figures follow from each row's ratio, and the best of all peers is at least as fast as the stock one."""
-    read = rows.read(PROJECT / "reports" / "h200").rows
-    own = [row for row in read if plan.is_own(row) and row["best_stock_peer"]]
-    assert all(row["ratio_to_best_peer"] <= row["ratio_to_best_stock_peer"] for row in own)
-    found = {(row["peers"], row["time"], row["own"], row["dtype"]): row for row in peers.of(read)}
-    triton = [row for row in own if row["implementation"] == "triton" and peers.is_realistic(row)]
-    mean = math.exp(sum(math.log(row["ratio_to_best_stock_peer"]) for row in triton) / len(triton))
-    of_triton = found["stock", "device time", "triton", "all"]
-    assert (of_triton["cases"], of_triton["geometric_mean"]) == (len(triton), pytest.approx(mean))
-    assert found["stock", "device time", peers.FASTEST, "all"]["geometric_mean"] >= mean
+    every = rows_of_run(committed_run)
+    own = [row for row in every if plan.is_own(row.block, row.implementation) and row.best_peer("stock_peer")]
+    ratios = {row: (row.ratio_to_best("peer"), row.ratio_to_best("stock_peer")) for row in own}
+    assert all(best is not None and stock is not None and best <= stock for best, stock in ratios.values())
+    standings = {(line.peers, line.time, line.own, line.dtype): line for line in peers.of(every)}
+    logs = [
+        math.log(stock or math.nan) for row, (_, stock) in ratios.items()
+        if row.implementation == "triton" and peers.is_realistic(row.block, row.case_name)
+    ]
+    mean = math.exp(sum(logs) / len(logs))
+    of_triton = standings["stock", "device time", "triton", "all"]
+    assert (of_triton.cases, of_triton.geometric_mean) == (len(logs), pytest.approx(mean))
+    assert standings["stock", "device time", peers.FASTEST, "all"].geometric_mean >= mean

@@ -4,35 +4,42 @@ import math
 from typing import Any
 
 import pytest
+from made_records import made_record, measurement_of
+
 from xlafuse.compare.base.text import number, printable
 from xlafuse.compare.record.record import Record
-from xlafuse.compare.report import rows, table
+from xlafuse.compare.report import matrix, table
+from xlafuse.compare.sources.row import Row
+from xlafuse.compare.sources.run_source import ceilings_of, results_of
 from xlafuse.compare.spec.blocks import BLOCKS
 
 CASE = next(c for c in BLOCKS["gelu"].cases("quick") if c.direction == "fwd")
 TRAIN = next(c for c in BLOCKS["gelu"].cases("quick") if c.direction == "train")
-CEILINGS = rows.ceilings_of({"segments": [{"id": "s1", "ceilings": {"streams": {"1:1": 4e12}}}]})
+CEILINGS = ceilings_of({"segments": [{"id": "s1", "ceilings": {"streams": {"1:1": 4e12}}}]})
 
 
 def ok(case: Any, implementation: str, seconds: float) -> Record:
-    parts = {
-        part: {"device_time": [[seconds]] * 5, "busy_time": [[seconds]] * 5, "launches": 1, "records": []}
-        for part in case.phases
+    phases = {
+        phase: {"device_time": [[seconds]] * 5, "busy_time": [[seconds]] * 5, "launches": 1, "records": []}
+        for phase in case.phases
     }
-    return Record(
+    return made_record(
         case=case, implementation=implementation, compiler="xla", status="ok", segment="s1", compile_s=1.5,
         checked={"device": "NVIDIA H200", "backend": "cuda", "dtype": case.dtype, "case": case.name},
         errors=[{"name": "y", "error": 0.25, "tolerance": 0.5}], bytes_compulsory=BLOCKS["gelu"].bytes_compulsory(case),
         measurement={
-            "timer": "cupti", "parts": parts, "wall_time": [seconds],
-            "peak_memory_bytes": dict.fromkeys(case.phases, 10**6),
+            "timer": "cupti", "phases": phases, "wall_time": [seconds],
+            "peak_memory": dict.fromkeys(case.phases, {"bytes": 10**6}),
         },
     )
 
 
+def rows_of(*records: Record) -> list[Row]:
+    return [result.row for result in results_of(records, CEILINGS, {})]
+
+
 def rendered(*records: Record, markdown: bool = False, every: bool = False) -> str:
-    found = rows.with_comparisons(records, CEILINGS)
-    return table.render(found, markdown=markdown, every=every)
+    return table.render(rows_of(*records), markdown=markdown, every=every)
 
 
 def test_numbers_appear_with_their_units() -> None:
@@ -61,19 +68,19 @@ def test_train_shows_its_parts() -> None:
 
 
 def test_a_skipped_record_has_a_reason_and_no_time() -> None:
-    text = rendered(Record(CASE, "cuda", "cuda", "skipped", detail="needs a GPU"))
+    text = rendered(made_record(CASE, "cuda", "cuda", "skipped", detail="needs a GPU"))
     assert "cuda: skipped: needs a GPU" in text
     assert "time" not in text and "compared with xla" not in text
 
 
 def test_the_device_and_dtype_of_the_check_are_shown() -> None:
     checked = {"device": "cpu", "backend": "interpreter", "dtype": "float16", "case": "odd"}
-    text = rendered(Record(CASE, "triton", "triton", "compiled", checked=checked, target="h200"))
+    text = rendered(made_record(CASE, "triton", "triton", "compiled", checked=checked, target="h200"))
     assert "cpu (interpreter, fp16)" in text
 
 
 def test_infinite_errors_are_shown() -> None:
-    bad = Record(CASE, "xla", "xla", "wrong", errors=[{"name": "y", "error": math.inf, "tolerance": 1.0}])
+    bad = made_record(CASE, "xla", "xla", "wrong", errors=[{"name": "y", "error": math.inf, "tolerance": 1.0}])
     assert "inf" in rendered(bad)
 
 
@@ -86,7 +93,7 @@ HOSTILE = "a\x1b[2J\r\nb\u202e | c [red]x[/red] <script> *y* `z`" + "w" * 5000
 
 @pytest.mark.parametrize("markdown", [False, True])
 def test_hostile_text_stays_text(markdown: bool) -> None:
-    text = rendered(Record(CASE, HOSTILE, "xla", "failed", detail=HOSTILE), markdown=markdown)
+    text = rendered(made_record(CASE, HOSTILE, "xla", "failed", detail=HOSTILE), markdown=markdown)
     assert not {"\x1b", "\r", "\u202e"} & set(text)
     assert max(map(len, text.splitlines())) < 700
     if markdown:
@@ -120,33 +127,32 @@ def test_printable_keeps_one_line_and_names_the_full_length() -> None:
 
 
 def test_the_matrix_marks_the_fastest_of_one_clock() -> None:
-    from xlafuse.compare.report import matrix
-
-    def row(implementation: str, time: float | None, **more: object) -> dict[str, object]:
-        return {
-            "block": "gelu", "case": "odd", "dtype": "float32", "precision": "ieee", "direction": "fwd",
-            "implementation": implementation, "status": "ok", "device_time_us": time, "segment": "s1", "timer": "cupti",
-            "kernels": 4, "checked_device": None, "throttled_rounds": None, "unsettled_rounds": None,
-        } | more
-
-    rows = [
-        row("xla", 12.0), row("triton", 8.0), row("cuda", None, status="skipped"),
-        row("eager", 3.0, timer="cuda-events"), row("library", 2.0, segment="s2"),
-    ]
-    text = matrix.render(rows)  # type: ignore[arg-type]
+    other_clock, other_segment = ok(CASE, "eager", 3e-6), ok(CASE, "library", 2e-6)
+    measurement_of(other_clock).timer = "cuda-events"
+    other_segment.segment = "s2"
+    rows = rows_of(
+        ok(CASE, "xla", 12e-6), ok(CASE, "triton", 8e-6), made_record(CASE, "cuda", "cuda", "skipped"), other_clock,
+        other_segment,
+    )
+    text = matrix.render(rows)
     assert "8.00 *" in text and "12.0 *" not in text and "skipped" in text
     assert "3.00 *" not in text and "2.00 *" not in text  # alone on their clock or in their segment
-    assert matrix.render(rows, markdown=True).startswith("| ")  # type: ignore[arg-type]
+    assert matrix.render(rows, markdown=True).startswith("| ")
     assert matrix.render([]) == "no records"
 
-    untimed = [
-        row("xla", None, status="compiled"), row("flex", None, status="skipped", kernels=None),
-        row("eager", None, status="skipped", kernels=None, checked_device="cpu"),
+
+def test_the_matrix_counts_kernels_where_nothing_was_timed() -> None:
+    def compiled(implementation: str, status: str = "compiled", **more: Any) -> Record:
+        kernels = {"forward": {"launches": 4, "bytes_declared": 9, "provenance": {}}}
+        return made_record(CASE, implementation, implementation, status, **{"kernels": kernels, **more})
+
+    checked = {"device": "cpu", "backend": "cpu", "dtype": "float32", "case": "odd"}
+    records = [
+        compiled("xla"), compiled("flex", "skipped", kernels={}),
+        compiled("eager", "skipped", kernels={}, checked=checked),
     ]
-    text = matrix.render(untimed)  # type: ignore[arg-type]
+    text = matrix.render(rows_of(*records))
     assert "kernels" in text and text.splitlines()[2].split()[-3:] == ["4", "skipped", "checked"]
-    untimed = [row("xla", None, status="compiled")]
-    untimed += [row(word, None, status=word) for word in ("wrong", "failed", "timeout", "skipped")]
-    untimed += [row("eager", None, status="skipped", checked_device="cpu")]
-    text = matrix.render(untimed)  # type: ignore[arg-type]
+    records = [compiled("xla"), *(compiled(status, status) for status in ("wrong", "failed", "timeout", "skipped"))]
+    text = matrix.render(rows_of(*records, compiled("eager", "skipped", checked=checked)))
     assert text.splitlines()[2].split()[-6:] == ["4", "wrong", "failed", "timeout", "skipped", "4"]

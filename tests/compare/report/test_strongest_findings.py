@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from xlafuse.compare.base.paths import PROJECT
+from made_records import made_record, with_fields
+
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
 from xlafuse.compare.record import run_folder
 from xlafuse.compare.record.record import Record
-from xlafuse.compare.report import run_results, strongest_findings
+from xlafuse.compare.report import strongest_findings
+from xlafuse.compare.sources.opening import open_source
+from xlafuse.compare.sources.source import Source
 from xlafuse.compare.spec.case import Case
 
 SIZE = 2 * 4096 * 2048
@@ -45,8 +48,8 @@ DOT = SourceOp("dot", "experts", "model.py:7", site="dot")
 def member(name: str, us: float) -> Record:
     samples = [[us * 1e-6] * 5] * 5
     part = {"device_time": samples, "busy_time": samples, "launches": 1, "records": []}
-    measurement = {"timer": "cupti", "parts": {"forward": part}, "wall_time": [us * 1e-6] * 5}
-    return Record(CASE, name, "xla", "ok", segment="s1", graph=f"{name}.json", measurement=measurement)
+    measurement = {"timer": "cupti", "phases": {"forward": part}, "wall_time": [us * 1e-6] * 5}
+    return made_record(CASE, name, "xla", "ok", segment="s1", graph=f"{name}.json", measurement=measurement)
 
 
 def chosen(
@@ -57,9 +60,9 @@ def chosen(
         store.save(graphs[name], folder / f"{name}.json")
         each = member(name, us or 1.0)
         if us is None:
-            each = replace(each, status="compiled", measurement=None, target="h200")
+            each = with_fields(each, status="compiled", measurement=None, target="h200")
         run_folder.append(folder, each)
-    return strongest_findings.strongest(run_results.read(folder, {}))
+    return strongest_findings.strongest(open_source(folder))
 
 
 def test_an_array_that_another_implementation_keeps_on_chip(tmp_path: Path) -> None:
@@ -101,22 +104,16 @@ def test_time_in_which_nothing_runs(tmp_path: Path) -> None:
     for name, busy in (("xla", 80.0), ("triton", 60.0), ("triton-cudagraphs", 64.0)):
         store.save(APART, tmp_path / f"{name}.json")
         each = member(name, 90.0 if name == "triton" else busy)
-        each.measurement["parts"]["forward"]["busy_time"] = [[busy * 1e-6] * 5] * 5  # type: ignore[index]
+        each.times["forward"].busy_time = [[busy * 1e-6] * 5] * 5
         run_folder.append(tmp_path, each)
-    (found,) = [f for f in strongest_findings.strongest(run_results.read(tmp_path, {})) if f.kind == "launch gaps"]
+    (found,) = [f for f in strongest_findings.strongest(open_source(tmp_path)) if f.kind == "launch gaps"]
     assert found.implementation == "triton" and found.at_stake_us == pytest.approx(30.0)
     assert found.headline == "Triton waits for launches in 30.0 µs of 90.0 µs; triton-cudagraphs takes 64.0 µs."
 
 
-@pytest.fixture(scope="module")
-def blocks() -> run_results.Run:
-    """Return the committed run of all blocks."""
-    return run_results.read(PROJECT / "reports" / "h200", {})
-
-
-def test_a_committed_run(blocks: run_results.Run) -> None:
-    times = {(c.number, m.name): m.time_us for c in blocks.cases for m in c.results}
-    found = strongest_findings.strongest(blocks)
+def test_a_committed_run(committed_run: Source) -> None:
+    times = {(c.number, m.name): m.time_us for c in committed_run.cases for m in c.results}
+    found = strongest_findings.strongest(committed_run)
     assert len(found) == strongest_findings.MOST
     at_stake = [one.at_stake_us or 0.0 for one in found]
     assert at_stake == sorted(at_stake, reverse=True)
@@ -126,8 +123,8 @@ def test_a_committed_run(blocks: run_results.Run) -> None:
     assert all(re.search(r"B|FLOP|launches", one.headline) and re.search(r"[µm]s", one.headline) for one in found)
 
 
-def test_all_findings_hold_the_strongest(blocks: run_results.Run) -> None:
-    assert set(strongest_findings.strongest(blocks)) < set(strongest_findings.every_finding(blocks))
+def test_all_findings_hold_the_strongest(committed_run: Source) -> None:
+    assert set(strongest_findings.strongest(committed_run)) < set(strongest_findings.every_finding(committed_run))
 
 
 def test_more_flops_than_necessary(tmp_path: Path) -> None:
@@ -146,9 +143,9 @@ def test_more_flops_than_necessary(tmp_path: Path) -> None:
     assert one.headline.endswith("the extra FLOPs take 87.5 µs.")
 
 
-def test_more_flops_in_a_committed_run(blocks: run_results.Run) -> None:
+def test_more_flops_in_a_committed_run(committed_run: Source) -> None:
     found: dict[str, dict[str, str]] = {}
-    for case in blocks.cases:
+    for case in committed_run.cases:
         for one in strongest_findings.of_case(case):
             if one.kind == "more FLOPs":
                 found.setdefault(case.case.id, {})[one.implementation] = one.headline
@@ -176,6 +173,6 @@ def test_a_fusion_that_was_made_is_listed_last_without_a_price(tmp_path: Path) -
     for graphs in ({"xla": fused}, {"xla": fused, "triton": APART}):
         found = chosen(tmp_path / str(len(graphs)), dict.fromkeys(graphs, 75.0), graphs)
         assert not any("inside the product" in one.headline for one in found)
-        read = run_results.read(tmp_path / str(len(graphs)), {})
+        read = open_source(tmp_path / str(len(graphs)))
         last = strongest_findings.every_finding(read)[-1]
         assert "XLA computes bias (add) inside the product of experts" in last.headline and last.at_stake_us is None

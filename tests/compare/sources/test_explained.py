@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+import xlafuse
 from xlafuse.compare.graph.analyse.roofline import Ceilings
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
 from xlafuse.compare.report.missed_fusions import price
 from xlafuse.compare.sources.explained import Explained
 from xlafuse.compare.sources.target_ceilings import own_ceilings, target_ceilings
-
-import xlafuse
 
 
 def graph(name: str, *kernels: str) -> FusionGraph:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.cli.main import cli
 from xlafuse.compare.record import run_folder
@@ -61,7 +62,7 @@ def made_special(path: Path, kind: str = "fifo") -> None:
 def test_a_run(tmp_path: Path, file: str, kind: str) -> None:
     folder = shutil.copytree(RUN, tmp_path / "run")
     made_special(folder / file, kind)
-    for words in (["inspect", folder], ["report", folder], ["diff", RUN, folder]):
+    for words in (["inspect", folder], ["report", folder, "-o", tmp_path / "run.md"], ["diff", RUN, folder]):
         done = command(*words)
         assert done.exit_code == 2 and str(folder / file) in done.stderr, words
         assert REFUSED in done.stderr and done.stderr.count("\n") == 1, words
@@ -75,9 +76,11 @@ def test_archives_of_a_run(tmp_path: Path, kind: str) -> None:
     folder = shutil.copytree(RUN, tmp_path / "run")
     for name in ("graphs.zip", "artifacts.zip"):
         made_special(folder / name, kind)
-    for words in (["inspect", folder, "--why"], ["report", folder, "--findings"], ["inspect", folder, "--passes"]):
-        assert f"graphs.zip: {REFUSED}" in command(*words).stderr
-    done = command("dumps", folder, "--record", "rmsnorm/llama-8b/bf16/train/xla", "--out", tmp_path / "dumps")
+    for view in ("why", "findings", "passes", "kernels", "stages"):
+        assert f"graphs.zip: {REFUSED}" in command("inspect", folder, "--view", view).stderr, view
+    done = command(
+        "export", folder, "--to", "hlo-opt", "--module", "rmsnorm/llama-8b/bf16/train/xla", "-o", tmp_path / "dumps"
+    )
     assert done.exit_code == 2 and REFUSED in done.stderr
 
 

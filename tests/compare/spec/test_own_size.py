@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import pytest
+
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.spec.own_size import own_shape, shape_with

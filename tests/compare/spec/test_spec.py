@@ -7,6 +7,7 @@ import tomllib
 from dataclasses import replace
 
 import pytest
+
 from xlafuse.compare.backends import BACKENDS
 from xlafuse.compare.base import host
 from xlafuse.compare.base.paths import PROJECT

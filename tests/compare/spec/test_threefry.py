@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from xlafuse.compare.spec import threefry
 
 torch = pytest.importorskip("torch")
@@ -37,9 +38,8 @@ def test_only_the_low_32_bits_of_a_key_count() -> None:
 
 def test_numpy_torch_and_the_plain_blocks_draw_the_same() -> None:
     jnp = pytest.importorskip("jax.numpy")
-    from xlafuse.triton_side.blocks import threefry as in_torch
-
     from xlafuse.blocks import threefry as in_jax
+    from xlafuse.triton_side.blocks import threefry as in_torch
 
     expected, seed = uniforms(37, 11), torch.from_numpy(SEED)
     assert expected.dtype == np.int64 and expected.min() >= 0 and expected.max() < 65536

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from examples import INDUCTOR, XLA
-from xlafuse.compare.sources.explained import Explained
-from xlafuse.compare.user import agreement
 
 import xlafuse
+from xlafuse.compare.sources.explained import Explained
+from xlafuse.compare.user import agreement
 
 torch = pytest.importorskip("torch")
 # jax is imported in functions: once a test module has imported it, tests/xlafuse could not set its environment.

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.user import capture, capture_command
 

@@ -15,12 +15,13 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from full_marks import full
+
+import xlafuse
 from xlafuse.compare.cli.functions import resolve
 from xlafuse.compare.cli.main import cli
 from xlafuse.compare.graph.analyse.totals import totals
 from xlafuse.compare.user import explain as explain_user
-
-import xlafuse
 
 pytestmark = pytest.mark.slow
 CODE = Path(__file__).parent / "user_code"
@@ -81,6 +82,7 @@ def test_a_plain_function(jax_code: Any):
     assert str(explained).startswith("gelu\n") and "fusion" in str(explained)
 
 
+@pytest.mark.full
 def test_it_renders_in_a_notebook(jax_code: Any):
     pytest.importorskip("jinja2")
     page = xlafuse.explain(jax_code.gelu, struct(8, 128), **TARGET, name="<gelu>")._repr_html_()
@@ -123,6 +125,7 @@ def test_an_nnx_attention_module(jax_code: Any):
     assert "dot_general" not in names(method)
 
 
+@pytest.mark.full
 def test_variables_that_a_module_changes_are_outputs(jax_code: Any):
     from flax import nnx
 
@@ -178,8 +181,9 @@ def test_several_are_compared(jax_code: Any):
         _ = explained.graph
 
 
-@pytest.mark.parametrize(
-    "name", ["printed", "sine_of_numpy", "logged", "factorised", "solved", "eigenvectors", "doubled"]
+@pytest.mark.parametrize(  # a callback, a routine of LAPACK, and Pallas; then further ones of each kind
+    "name",
+    ["printed", "factorised", "doubled", *map(full, ["sine_of_numpy", "logged", "solved", "eigenvectors"])],
 )
 def test_calls_out_of_xla_are_kernels_of_their_own(jax_calls: Any, name: str) -> None:
     graph = xlafuse.explain(getattr(jax_calls, name), struct(64, 64, dtype="float32"), **TARGET).graph
@@ -202,6 +206,7 @@ def test_a_jax_function_may_return_none(jax_calls: Any) -> None:
     assert [kernel.kind for kernel in graph.kernels] == ["reduction", "custom"]
 
 
+@pytest.mark.full
 def test_a_torch_function_may_work_in_place(torch_code: Any) -> None:
     import torch
 
@@ -220,6 +225,7 @@ def test_closed_over_weights_are_noted(jax_code: Any):
     assert ((128, 128), "f32") in inputs(explained.graph)
 
 
+@pytest.mark.full
 def test_closed_over_weights_of_a_training_step_are_inputs(jax_code: Any):
     import jax.numpy as jnp
 
@@ -286,6 +292,7 @@ def test_saved_graphs_are_read_again(jax_code: Any, tmp_path: Path):
 # PyTorch
 
 
+@pytest.mark.full
 def test_a_torch_module_with_keywords(torch_code: Any):
     import torch
 
@@ -329,6 +336,7 @@ def torch_breaks(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("torch_breaks")
 
 
+@pytest.mark.full
 def test_pieces_around_values_that_depend_on_data_are_compiled(torch_breaks: Any):
     import torch
 
@@ -370,7 +378,7 @@ def test_pieces_around_values_that_depend_on_data_are_compiled(torch_breaks: Any
     ("named", "shape", "reason"),
     [
         ("uncompiled", (64,), r"torch_breaks.py:\d+: .*graph_break.*6 operations .aten.add x3, aten.relu x3"),
-        ("recurrent", (2, 4, 16), r"LSTM.*aten._cudnn_rnn"),
+        full("recurrent", (2, 4, 16), r"LSTM.*aten._cudnn_rnn"),
     ],
 )
 def test_where_nothing_is_compiled_the_error_gives_dynamos_reason(
@@ -385,6 +393,7 @@ def test_where_nothing_is_compiled_the_error_gives_dynamos_reason(
         xlafuse.explain(function, torch.empty(shape, device="meta"), **TARGET)
 
 
+@pytest.mark.full
 def test_a_factory_or_class_is_refused_with_a_call_that_works(torch_code: Any, monkeypatch: pytest.MonkeyPatch):
     import torch
 
@@ -400,6 +409,7 @@ def test_a_factory_or_class_is_refused_with_a_call_that_works(torch_code: Any, m
         xlafuse.explain(torch_code.mlp, framework="torch", **TARGET)
 
 
+@pytest.mark.full
 def test_dynamic_shapes_that_become_static_are_noted(torch_breaks: Any, monkeypatch: pytest.MonkeyPatch):
     import torch
 
@@ -463,6 +473,7 @@ def test_the_framework_is_that_of_the_values_that_a_function_uses(jax_code: Any,
     assert explain_user.identify(function, (ArrayLike("numpy", (4,), "float32"),), {}).framework == "jax"
 
 
+@pytest.mark.full
 def test_parts_of_one_product_are_not_the_same_values(torch_breaks: Any):
     import torch
 
@@ -472,6 +483,7 @@ def test_parts_of_one_product_are_not_the_same_values(torch_breaks: Any):
     assert not kinds & {"duplicate", "recomputed"}
 
 
+@pytest.mark.full
 def test_torch_errors_name_the_users_line(torch_code: Any):
     import torch
 
@@ -494,6 +506,7 @@ def test_a_llama_decoder_layer(torch_code: Any):
 # Both frameworks
 
 
+@pytest.mark.full
 def test_functions_of_both_frameworks_are_compiled_and_checked(jax_code: Any, torch_code: Any) -> None:
     import torch
 
@@ -592,6 +605,7 @@ def test_a_file_that_the_other_python_cannot_import_stays(other_python: Path, tm
     assert "not there" in " ".join(found.stdout.split())
 
 
+@pytest.mark.full
 def test_a_sort_that_cub_would_do_on_a_gpu_is_noted(jax_code: Any) -> None:
     functions = [jax_code.sorted_all, jax_code.sorted_few]
     explained = xlafuse.explain(functions, struct(200_000, dtype="int32"), **TARGET)

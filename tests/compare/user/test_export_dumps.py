@@ -1,4 +1,4 @@
-"""`xlafuse dumps`: a record's artifacts for other tools. A bad archive writes nothing."""
+"""`xlafuse export --to xprof`: a record's artifacts for other tools. A bad archive writes nothing."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from made_records import made_record
+
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.cli.main import cli
 from xlafuse.compare.graph.model import FusionGraph
 from xlafuse.compare.record import run_folder
-from xlafuse.compare.record.record import Record
-from xlafuse.compare.sources import graph_sources
+from xlafuse.compare.sources.opening import open_source
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.user import export_dumps, xplane
 
@@ -20,8 +21,8 @@ RUN = PROJECT / "tests" / "data" / "runs" / "h200-small"
 CASE = next(case for case in BLOCKS["softmax"].cases("quick") if case.direction == "fwd")
 
 
-def dumps(*words: object) -> Result:
-    return CliRunner().invoke(cli, ["dumps", *map(str, words)])
+def export(*words: object) -> Result:
+    return CliRunner().invoke(cli, ["export", *map(str, words), "--to", "xprof"])
 
 
 def run(folder: Path, files: dict[str, bytes] | None, **fields: object) -> Path:
@@ -32,17 +33,17 @@ def run(folder: Path, files: dict[str, bytes] | None, **fields: object) -> Path:
         with zipfile.ZipFile(folder / "dumps" / "it.zip", "w") as archive:
             for name, content in files.items():
                 archive.writestr(name, content)
-    run_folder.append(folder, Record(CASE, "xla", "xla", "ok", **{"dumps": "dumps/it.zip", **fields}))  # type: ignore[arg-type]
+    run_folder.append(folder, made_record(CASE, "xla", "xla", "ok", **{"dumps": "dumps/it.zip", **fields}))  # type: ignore[arg-type]
     return folder
 
 
 def of(path: Path) -> list[tuple[str, FusionGraph]]:
-    return [(each.name, each.graph()) for each in graph_sources.contents(path).graphs]
+    return [(each.name, each.load()) for each in open_source(path).results]
 
 
 def test_xla_files_get_xlas_names_and_hold_the_same_graphs(artifacts: Path, tmp_path: Path) -> None:
     id, out = "softmax/gpt2-scores/bf16/train/xla", tmp_path / "out"
-    result = dumps(RUN, "--record", id, "--out", out)
+    result = export(RUN, "--module", id, "-o", out)
     assert result.exit_code == 0, result.output
     assert "module_0001.jit_forward, module_0002.jit_backward" in result.stdout and "xprof --logdir" in result.stdout
     names = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
@@ -70,7 +71,7 @@ def test_xla_files_get_xlas_names_and_hold_the_same_graphs(artifacts: Path, tmp_
 
 def test_other_compilers_files_keep_their_names(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    result = dumps(RUN, "--record", "softmax/gpt2-scores/bf16/train/inductor", "--out", out)
+    result = export(RUN, "--module", "softmax/gpt2-scores/bf16/train/inductor", "-o", out)
     assert result.exit_code == 0, result.output
     assert (out / "forward" / "output_code.py").is_file() and (out / "kernels.json").is_file()
     assert "not kept: the structured log that tlparse reads; TORCH_TRACE=DIR" in result.stdout
@@ -107,7 +108,7 @@ def test_the_profile_holds_the_protos() -> None:
 )
 def test_names_outside_the_folder_are_refused(tmp_path: Path, name: str) -> None:
     folder = run(tmp_path / "run", {"forward/good.txt": b"x", name: b"evil"})
-    result = dumps(folder, "--record", f"{CASE.id}/xla", "--out", tmp_path / "deep" / "out")
+    result = export(folder, "--module", f"{CASE.id}/xla", "-o", tmp_path / "deep" / "out")
     assert result.exit_code == 2 and "names a file outside itself" in result.stderr, result.output
     assert not (tmp_path / "deep").exists() and not list(tmp_path.rglob("*evil*"))
 
@@ -116,7 +117,7 @@ def test_a_record_cannot_name_an_archive_elsewhere(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
         archive.writestr("secret.txt", b"x")
     folder = run(tmp_path / "run", None, dumps="../other.zip")
-    result = dumps(folder, "--record", f"{CASE.id}/xla", "--out", tmp_path / "out")
+    result = export(folder, "--module", f"{CASE.id}/xla", "-o", tmp_path / "out")
     assert result.exit_code == 2 and "is not in the run's folder" in result.stderr
     assert not (tmp_path / "out").exists()
 
@@ -127,36 +128,36 @@ def test_bad_archives_write_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     whole = path.read_bytes()
     for broken in (b"", b"PK\x03\x04", whole[:200], whole.replace(b"xxxx", b"zzzz", 1)):
         path.write_bytes(broken)
-        result = dumps(folder, "--record", id, "--out", out)
+        result = export(folder, "--module", id, "-o", out)
         assert result.exit_code == 2 and "damaged" in result.stderr, (broken[:20], result.output)
     path.write_bytes(whole)
     monkeypatch.setattr(export_dumps, "MAX_BYTES", 500)
-    assert "unpacked; nothing was written" in dumps(folder, "--record", id, "--out", out).stderr
+    assert "unpacked; nothing was written" in export(folder, "--module", id, "-o", out).stderr
     monkeypatch.undo()
     monkeypatch.setattr(export_dumps, "MOST_FILES", 1)
-    assert "2 files, more than 1" in dumps(folder, "--record", id, "--out", out).stderr
+    assert "2 files, more than 1" in export(folder, "--module", id, "-o", out).stderr
     monkeypatch.undo()
     path.unlink()
-    assert "it.zip: missing" in dumps(folder, "--record", id, "--out", out).stderr
+    assert "it.zip: missing" in export(folder, "--module", id, "-o", out).stderr
     assert not out.exists()
 
 
 def test_errors(tmp_path: Path) -> None:
     folder, id = run(tmp_path / "run", {"a": b"x"}), f"{CASE.id}/xla"
-    assert "did you mean" in dumps(folder, "--record", f"{CASE.id}/xlaa", "--out", tmp_path / "out").stderr
+    assert "did you mean" in export(folder, "--module", f"{CASE.id}/xlaa", "-o", tmp_path / "out").stderr
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "a").write_text("mine")
     (tmp_path / "file").write_text("mine")
     for place in ("full", "file"):
-        result = dumps(folder, "--record", id, "--out", tmp_path / place)
+        result = export(folder, "--module", id, "-o", tmp_path / place)
         assert result.exit_code == 2 and "not an empty folder" in result.stderr
     assert (tmp_path / "full" / "a").read_text() == "mine"
-    assert "cannot be written" in dumps(folder, "--record", id, "--out", tmp_path / "file" / "x").stderr
-    assert "missing, so this is not a run folder" in dumps(tmp_path / "full", "--record", id, "--out", "x").stderr
+    assert "cannot be written" in export(folder, "--module", id, "-o", tmp_path / "file" / "x").stderr
+    assert "no graph found" in export(tmp_path / "full", "--module", id, "-o", "x").stderr
     bare = run(tmp_path / "bare", None, dumps=None)
-    result = dumps(bare, "--record", id, "--out", tmp_path / "out")
+    result = export(bare, "--module", id, "-o", tmp_path / "out")
     assert result.exit_code == 2 and "no compiler artifacts were kept" in result.stderr
-    assert dumps(folder, "--record", id, "--out", tmp_path / "out").exit_code == 0
+    assert export(folder, "--module", id, "-o", tmp_path / "out").exit_code == 0
     next((folder / "dumps").iterdir()).unlink()
-    gone = dumps(folder, "--record", id, "--out", tmp_path / "none")
+    gone = export(folder, "--module", id, "-o", tmp_path / "none")
     assert gone.exit_code == 2 and "this run was kept without compiler artifacts" in gone.stderr

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.cli.main import cli
-from xlafuse.compare.sources.graph_sources import contents
-from xlafuse.compare.sources.profile_sources import any_contents
-from xlafuse.compare.user import extract_hlo
+from xlafuse.compare.sources.opening import open_source
 from xlafuse.compare.user.extract import extract
+from xlafuse.hlo import kernel_extract
+from xlafuse.hlo.text_reader import parse
 
 DATA = Path(__file__).parents[2] / "data"
 INDUCTOR = DATA / "inductor/torch-2.13.0/debug"
@@ -46,8 +47,8 @@ def run(file, *arguments):
 
 def test_a_fusion_of_xla_runs_by_itself_and_checks_a_replacement(tmp_path):
     text = DATA / "xla/softmax.hlo.txt"
-    (source,) = contents(text).graphs
-    kernel = next(each.name for each in source.graph().kernels if "fusion" in each.facts["opcode"])
+    (source,) = open_source(text).results
+    kernel = next(each.name for each in source.load().kernels if "fusion" in each.facts["opcode"])
     extract(text, kernel, None, tmp_path / "repro.py")
     (tmp_path / "mine.py").write_text("def wrong(*inputs):\n    return inputs[0] * 0 + 7\n")
     found = run(tmp_path / "repro.py", "--replace", "mine.py:wrong")
@@ -79,15 +80,61 @@ def test_a_librarys_kernel_has_no_source(tmp_path):
 
 
 def test_indices_stay_within_the_table():
-    found = extract_hlo.extract(GATHER, "fusion")
-    assert found.inputs == (((7, 3), "float32", None), ((5, 1), "int32", 7))
-    assert found.dtype == "float32"
+    extracted = kernel_extract.extract(parse(GATHER, statements=True), "fusion")
+    assert extracted.inputs == (((7, 3), "float32", None), ((5, 1), "int32", 7))
+    assert extracted.dtype == "float32"
+
+
+BITCAST = """HloModule m
+
+%fused (a: f32[2,3]) -> f32[3,2] {
+  %a = f32[2,3]{0,1:T(2,4)} parameter(0)
+  ROOT %b = f32[3,2]{1,0} bitcast(%a)
+}
+
+ENTRY %main (x: f32[2,3]) -> f32[3,2] {
+  %x = f32[2,3]{0,1} parameter(0)
+  ROOT %fusion = f32[3,2]{1,0} fusion(%x), kind=kLoop, calls=%fused
+}
+"""
 
 
 def test_a_bitcast_between_layouts_keeps_the_order_in_memory():
-    line = extract_hlo._Instruction(True, "b", "f32[3,2]{1,0}", "bitcast", ["a"], "")
-    first, *_ = extract_hlo._as_reshape(line, "f32[2,3]{0,1}")
-    assert (first.opcode, first.type) == ("transpose", "f32[3,2]")
+    extracted = kernel_extract.extract(parse(BITCAST, statements=True), "fusion")
+    assert [line.split("%", 1)[1] for line in extracted.operations.splitlines() if " = " in line] == [
+        "a = f32[2,3] parameter(0)", "b.memory = f32[3,2] transpose(%a), dimensions={1,0}",
+        "b = f32[3,2] reshape(%b.memory)",
+    ]
+    assert "row-major" in " ".join(extracted.notes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"s32[5,1]{1,0} parameter(1)\n  %t": "s32[<=5,1]{1,0} parameter(1)\n  %t"}, "dynamic size"),
+        ({"%t = f32[7,3]{1,0} parameter(0)\n  ROOT": "%t = f32[7,3]{1,0} constant({...})\n  ROOT"}, "large constant"),
+        ({"calls=%fused": "calls=%other"}, "computation is missing"),
+        ({"f32[7,3]{1,0} parameter(0)\n  ROOT": "token[] parameter(0)\n  ROOT"}, "an input has the type token"),
+        ({"ROOT %fusion": "ROOT %other"}, "no instruction 'fusion'"),
+    ],
+    ids=["dynamic", "constant", "cut off", "token", "unknown"],
+)
+def test_a_kernel_that_cannot_be_extracted(changes, problem):
+    text = GATHER
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    with pytest.raises(kernel_extract.NotExtracted, match=problem):
+        kernel_extract.extract(parse(text, statements=True), "fusion")
+
+
+def test_hlo_in_a_short_form_is_extracted_as_xla_prints_it(tmp_path):
+    (tmp_path / "short.txt").write_text(
+        "HloModule m, is_scheduled=true\nmain {\n  x = f32[12] parameter(0)\n"
+        "  c = f32[12] constant({1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12})\n  y = add(negate(x), c)\n}\n"
+    )
+    extract(tmp_path / "short.txt", "y", None, tmp_path / "repro.py")
+    assert "ROOT %y = f32[12] add(%input_0, %input_1)" in (tmp_path / "repro.py").read_text()
 
 
 CAPTURES = DATA / "profiles"
@@ -110,7 +157,7 @@ def test_a_librarys_name_lists_the_calls_that_ran_as_it(tmp_path):
 
 
 def test_a_shortened_name_finds_a_second_launch_of_inductors_kernel(tmp_path):
-    kernels = any_contents(CAPTURES / "torch").graphs[0].graph().kernels
+    kernels = open_source(CAPTURES / "torch").results[0].load().kernels
     number = next(n for n, each in enumerate(kernels, 1) if each.name.endswith("#2") and "triton_" in each.name)
     extract(CAPTURES / "torch", str(number), None, tmp_path / "by_number.py")
     first = kernels[number - 1].name.removesuffix("#2")

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+import xlafuse
 from xlafuse.compare.graph.findings.collect import findings
 from xlafuse.compare.graph.model import FusionGraph
 
-import xlafuse
-
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.full]
 CODE = Path(__file__).parent / "user_code"
 
 

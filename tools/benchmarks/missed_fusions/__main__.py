@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
+
 from xlafuse.compare.workers.client import WORKER_FAILURES, Worker, interpreter
 
 from .measured import Measured, NotMeasured, read

@@ -9,13 +9,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from xlafuse.compare import targets
 from xlafuse.compare.base.host import gpu_present, installed
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.build.from_inductor import from_inductor
 from xlafuse.compare.measure.rounds import rounds_of
 from xlafuse.compare.workers import main as worker
-
-from xlafuse.compare import targets
 
 from .case import Array, Case, difference
 
@@ -78,6 +77,7 @@ class InductorPairs:
 
     def _compile_for_target(self, case: Case, program: str) -> Any:
         import torch._inductor.config as config
+
         from xlafuse.triton_side.deviceless.user_functions import TensorFactory, TensorSpec, compile_call
 
         function, options = case.programs[program]
@@ -91,6 +91,7 @@ class InductorPairs:
         """Return the graph as JSON, the replay of a CUDA graph of the call, and the results that it writes."""
         import torch
         import torch._inductor.config as config
+
         from xlafuse.triton_side.inductor import compiler
 
         function, options = case.programs[program]

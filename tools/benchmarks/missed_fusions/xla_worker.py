@@ -7,12 +7,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from xlafuse.compare import targets
 from xlafuse.compare.base.host import installed
 from xlafuse.compare.graph import store
 from xlafuse.compare.measure.rounds import rounds_of
 from xlafuse.compare.workers import main as worker
-
-from xlafuse.compare import targets
 
 from .case import Array, Case, difference
 
@@ -59,8 +58,8 @@ class XlaPairs:
     def _compile(self, case: Case, program: str) -> tuple[Any, Any]:
         """Return the graph as JSON, and the executable."""
         import jax
-        from xlafuse.compare.workers.xla import fusion_graph
 
+        from xlafuse.compare.workers.xla import fusion_graph
         from xlafuse.compile import compiler
 
         function, options = case.programs[program]

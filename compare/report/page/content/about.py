@@ -8,39 +8,39 @@ from typing import Any
 
 from ....base.text import number, printable
 from ....plan.timing_modes import MAIN
-from ...run_results import Run
+from ....sources.source import Source
 
 Pairs = list[tuple[str, str]]
 _LONGEST = 300
 
 
-def values(run: Run) -> dict[str, Any]:
+def values(source: Source) -> dict[str, Any]:
     """Return values for templates/front.html; malformed fields of run.json are left out."""
-    data, rows = run.run or {}, [result.row for result in run.results]
-    statuses = Counter(row["status"] for row in rows)
+    data, rows = source.run or {}, [result.row for result in source.shown]
+    statuses = Counter(row.status for row in rows)
     segments = data.get("segments")
     return {
         "facts": _pairs({k: data.get(k) for k in ("command", "created", "suite", "target", "xlafuse")}),
         "segments": [_segment(each) for each in segments if isinstance(each, Mapping)]
         if isinstance(segments, list) else [],
         "statuses": [(printable(name, 20), count) for name, count in statuses.most_common()],
-        "timers": sorted({row["timer"] for row in rows if row["timer"]}),
-        "rounds": sorted({len(r.rounds.times[MAIN]) for r in run.results if MAIN in r.rounds.times}),
+        "timers": sorted({row.timer for row in rows if row.timer}),
+        "rounds": sorted({len(r.rounds.times[MAIN]) for r in source.shown if MAIN in r.rounds.times}),
         "not_ok": [
-            {"id": printable(r.source.name, 200), "status": printable(r.row["status"], 20),
-             "detail": printable(r.row["detail"] or "", 1000)}
-            for r in run.results if r.row["status"] not in ("ok", "compiled")
+            {"id": printable(r.id, 200), "status": printable(r.row.status, 20),
+             "detail": printable(r.row.detail or "", 1000)}
+            for r in source.shown if r.row.status not in ("ok", "compiled")
         ],
-        "device": device(run),
+        "device": device(source),
     }
 
 
-def device(run: Run) -> str:
+def device(source: Source) -> str:
     """Return the names of the devices that were measured, or else of the compile target."""
-    found = {r.row["checked_device"] for r in run.results if r.time_us is not None and r.row["checked_device"]}
+    found = {device for r in source.shown if r.time_us is not None and (device := r.row.checked("device"))}
     if found:
         return printable(", ".join(sorted(found)), 100)
-    return printable(", ".join(sorted({r.row["target"] for r in run.results if r.row["target"]})), 100)
+    return printable(", ".join(sorted({target for r in source.shown if (target := r.row.target)})), 100)
 
 
 def _segment(segment: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,16 +12,24 @@ from ....graph.analyse import missed_fusions
 from ....graph.analyse.totals import totals
 from ....graph.findings.remedies import REMEDIES
 from ....graph.model import REASONS
+from ....plan.paired_rounds import Comparison
+from ....sources.case_results import BASELINES, CaseResults
+from ....sources.result import Result
+from ....sources.row import Row, product_rate
+from ....sources.source import recorded_on
 from ....spec.blocks import BLOCKS
-from ...columns import BASELINE, Row, checked_on, marks, marks_explained, memory
+from ... import charts, roofline
+from ...columns import BASELINE, BY_NAME, checked_on, marks, marks_explained, memory
 from ...missed_fusions import price
-from ...record_values import product_rate
-from ...run_results import BASELINES, CaseResults, Result, recorded_on
-from . import charts, choices, kernels, ranks
+from . import choices, kernels, ranks
 from .overview import level_of, mark_of
 
 MOST_MISSED = 40  # fusions in the table of a case
 MOST_FINDINGS = 8
+# Columns that the template shows and that are no attribute of a row.
+_BY_COLUMN = (
+    "verdict_vs_xla", "forward_us", "backward_us", "graph_time_us", "no_graph_time_us", "warm_time_us", "l2_bytes",
+)
 
 
 def values(case: CaseResults) -> dict[str, Any]:
@@ -38,20 +46,22 @@ def values(case: CaseResults) -> dict[str, Any]:
         "marks": marks_explained([result.row for result in case.results]),
         "some_unknown": priced and (
             any(line["unknown_roofline"] or line["unknown_recoverable"] for line in results)
-            or any(row["roofline_time_us"] is None for result in case.results for row in result.kernels)
+            or any(line.roofline_time_us is None for result in case.results for line in roofline.kernels(result))
         ),
         "priced": priced,
-        "timed_kernels": any(row["device_time_us"] is not None for r in case.results for row in r.kernels),
+        "timed_kernels": any(
+            line.kernel.device_time_us is not None for result in case.results for line in roofline.kernels(result)
+        ),
         "recorded": case.case is not None, "recorded_on": recorded_on(case.results), "findings": _findings(case),
-        "some_measured": any(r.row["dram_bytes"] or r.row["dram_bytes_call"] for r in case.results),
-        "some_rates": any(r.row["intensity_flop_per_byte"] is not None for r in case.results),
+        "some_measured": any(r.row.dram_bytes or r.row.dram_bytes_call for r in case.results),
+        "some_rates": any(r.row.intensity_flop_per_byte is not None for r in case.results),
         "missed": missed, "missed_unlisted": unlisted,
         "price_error": str(missed_fusions.PRICE_ERROR) if missed and priced_by and missed_fusions.PRICE_ERROR else "",
         "reasons": {code: REASONS[code] for one in missed if (code := one["code"]) in REASONS and code != "other"},
         "numerics": [line for result in case.ranked for line in _numerics(result)],
         "notes": [note for result in case.ranked for note in _notes(result)],
         "remarks": [reason for result in case.ranked for reason in _remarks(result)],
-        "some_planned": any(result.row["peak_memory_planned_bytes"] is not None for result in case.results),
+        "some_planned": any(result.row.peak_memory_planned_bytes is not None for result in case.results),
         "ceilings_of": _joined(r.ceilings_of for r in case.results), "priced_by": priced_by,
     }
 
@@ -72,16 +82,14 @@ def chart_specs(
     timed = [result for result in timed if result.name not in BASELINES] or timed  # those would dwarf the others
     if timed:
         found["times"] = charts.times([_time(result) for result in timed], [r.name for r in timed])
-    if ratios := [_ratio(result.row) for result in timed if result.row["verdict_vs_xla_low"] is not None]:
+    if ratios := [_ratio(result.row, result.row.comparison) for result in timed if result.row.comparison]:
         found["ratios"] = charts.ratios(ratios, [r["implementation"] for r in ratios], BASELINE)
     if bars:
-        ends = [kernels.end_us(each) for each in bars]
-        names = [each["implementation"] for each in bars]
-        found["kernels"] = charts.kernels(names, max(ends), min(max(ends), 6 * min(ends)))
-    if roofline := _roofline(case, palette):
-        found["roofline"] = roofline
+        found["kernels"] = charts.kernels({bar["implementation"]: kernels.end_us(bar) for bar in bars})
+    if rates := _roofline(case, palette):
+        found["roofline"] = rates
     if traffic := [line for result in case.ranked for line in _traffic(result.row)]:
-        compulsory = case.ranked[0].row["bytes_compulsory"]
+        compulsory = case.ranked[0].row.bytes_compulsory
         drawn = list(dict.fromkeys(line["implementation"] for line in traffic))
         found["traffic"] = charts.traffic(traffic, drawn, None if compulsory is None else compulsory / 1e6)
     return found
@@ -93,36 +101,37 @@ def _result(case: CaseResults, result: Result) -> dict[str, Any]:
     ratio = None if best is None or not best.time_us else (result.time_us or 0.0) / best.time_us
     judged = case.judged.get(result.name)
     roofline_us = _roofline_us(result)
-    slow = sorted((r for r in result.kernels if r["recoverable_us"]), key=lambda r: -r["recoverable_us"])[:2]
+    priced = roofline.kernels(result)
+    slow = sorted((line for line in priced if line.recoverable_us), key=lambda line: -(line.recoverable_us or 0.0))[:2]
     return {
-        "name": result.name, "row": result.row, "best": best is result and len(case.comparable(result)) > 1,
+        "name": result.name, "row": result.row,
+        **{name: BY_NAME[name].of(result.row) for name in _BY_COLUMN},
+        "best": best is result and len(case.comparable(result)) > 1,
         "comparable": len(case.comparable(result)),
         "ratio": ratio, "level": None if ratio is None or len(case.comparable(result)) < 2 else level_of(ratio),
         "mark": "" if best is None or best is result else mark_of(judged), "judged": judged.text if judged else "",
         "kernels": None if result.graph is None or result.graph.kernels is None else len(result.graph.kernels),
         "rounds": marks(result.row), "memory": memory(result.row),
-        "roofline_us": roofline_us, "unknown_roofline": roofline_us is None and bool(result.kernels),
-        "unknown_recoverable": result.row["recoverable_us"] is None and result.time_us is not None,
-        "slow_kernels": [_slow_kernel(result, row) for row in slow],
+        "roofline_us": roofline_us, "unknown_roofline": roofline_us is None and bool(priced),
+        "unknown_recoverable": result.row.recoverable_us is None and result.time_us is not None,
+        "slow_kernels": [_slow_kernel(line) for line in slow],
         "largest": choices.largest(result), "origin": formats.origin(result.graph) if result.graph else "",
     }
 
 
 def _roofline_us(result: Result) -> float | None:
     """Return the roofline time of a result: the column's, or in a run for a target, that at the target's ceilings."""
-    known: float | None = result.row["roofline_time_us"]
+    known: float | None = result.row.roofline_time_us
     if known is None and result.graph is not None and result.ceilings is not None:
         found = totals(result.graph, ceilings=result.ceilings).roofline_time_us
         return None if found is None or result.graph.kernels is None else found.exact
     return known
 
 
-def _slow_kernel(result: Result, row: Row) -> dict[str, Any]:
-    assert result.graph is not None and result.graph.kernels is not None
-    kernel = result.graph.kernels[row["index"]]
+def _slow_kernel(line: roofline.KernelOnRoofline) -> dict[str, Any]:
     return {
-        "index": row["index"], "name": formats.name(row["kernel"], 44), "us": row["recoverable_us"],
-        "where": kernels.where(kernel),
+        "index": line.index, "name": formats.name(line.kernel.name, 44), "us": line.recoverable_us,
+        "where": kernels.where(line.kernel),
     }
 
 
@@ -170,13 +179,13 @@ def _joined(devices: Iterable[str]) -> str:
 
 
 def _numerics(result: Result) -> list[dict[str, Any]]:
-    if (record := result.source.record) is None:
+    if (record := result.record) is None:
         return []
-    device, case = checked_on(result.row), (record.checked or {}).get("case")
+    device, case = checked_on(result.row), record.checked and record.checked.case
     where = printable(f"{device}, case {case}" if case not in (None, record.case.name) else device, 100)
     return [
-        {"implementation": result.name, "name": printable(str(error.get("name", "")), 60), "error": error["error"],
-         "tolerance": error["tolerance"], "checked": where}
+        {"implementation": result.name, "name": printable(error.name, 60), "error": error.error,
+         "tolerance": error.tolerance, "checked": where}
         for error in record.errors
     ]
 
@@ -184,10 +193,10 @@ def _numerics(result: Result) -> list[dict[str, Any]]:
 def _notes(result: Result) -> list[str]:
     """Return notes about a record's status and graph, with their reasons."""
     row = result.row
-    found = [f"{row['status']}: {row['detail']}"] if row["detail"] else []
+    found = [f"{row.status}: {row.detail}"] if row.detail else []
     if result.unreadable:
         found.append(f"the fusion graph cannot be read: {result.unreadable}")
-    elif result.source.read is None and row["status"] in ("ok", "compiled"):
+    elif result.read is None and row.status in ("ok", "compiled"):
         found.append("no fusion graph was recorded")
     if result.graph is not None and result.graph.unparsed:
         found.append(f"{formats.count(len(result.graph.unparsed), 'item')} of the graph could not be read")
@@ -198,27 +207,28 @@ def _remarks(result: Result) -> list[str]:
     """Return the reasons for missing times, traffic and memory, and how CUDA graphs get their inputs."""
     row = result.row
     remarks = {
-        "not timed": row["modes_unavailable"], "no traffic": row["traffic_unavailable"],
-        "no peak memory": row["peak_memory_reason"] if row["peak_memory_planned_bytes"] is None else None,
-        "inputs of its CUDA graphs": row["graph_inputs"],
+        "not timed": row.modes_unavailable, "no traffic": row.traffic_unavailable,
+        "no peak memory": row.peak_memory_reason if row.peak_memory_planned_bytes is None else None,
+        "inputs of its CUDA graphs": row.graph_inputs,
     }
     return [printable(f"{result.name}: {about}: {text}", 600) for about, text in remarks.items() if text]
 
 
 def _time(result: Result) -> dict[str, Any]:
-    row, spread = result.row, result.row["device_time_us_spread"]
+    row, spread = result.row, result.row.spread_us
     time = result.time_us or 0.0
     return {
-        "implementation": result.name, "time": time, "recoverable": row["recoverable_us"],
+        "implementation": result.name, "time": time, "recoverable": row.recoverable_us,
         "low": time if spread is None else time - spread, "high": time if spread is None else time + spread,
         "label": formats.microseconds(time),
     }
 
 
-def _ratio(row: Row) -> dict[str, Any]:
+def _ratio(row: Row, comparison: Comparison) -> dict[str, Any]:
+    main = comparison.main
     return {
-        "implementation": row["implementation"], "ratio": row["cold_vs_xla"], "low": row["verdict_vs_xla_low"],
-        "high": row["verdict_vs_xla_high"], "word": row["verdict_vs_xla_word"],
+        "implementation": row.implementation, "ratio": main.ratio, "low": main.low, "high": main.high,
+        "word": comparison.word,
     }
 
 
@@ -231,9 +241,11 @@ def _roofline(case: CaseResults, palette: Mapping[str, str]) -> charts.Spec | No
             ("measured, by measured bytes", "intensity_measured", "gflop_per_s"),
             ("roofline", "intensity_flop_per_byte", "roofline_gflop_per_s"),
         ):
-            if row[at] and row[height]:
-                point = {"implementation": result.name, "intensity": row[at], "gflops": row[height], "kind": kind}
-                points.append(point)
+            intensity, rate = getattr(row, at), getattr(row, height)
+            if intensity and rate:
+                points.append({
+                    "implementation": result.name, "intensity": intensity, "gflops": rate, "kind": kind,
+                })
     ceilings = next((result.ceilings for result in case.ranked if result.ceilings is not None), None)
     if not points or ceilings is None:
         return None
@@ -244,10 +256,10 @@ def _roofline(case: CaseResults, palette: Mapping[str, str]) -> charts.Spec | No
 
 def _traffic(row: Row) -> list[dict[str, Any]]:
     kinds = {
-        "declared": row["bytes_declared"], "measured in the call": row["dram_bytes_call"],
-        "measured, each kernel alone": row["dram_bytes"],
+        "declared": row.bytes_declared, "measured in the call": row.dram_bytes_call,
+        "measured, each kernel alone": row.dram_bytes,
     }
     return [
-        {"implementation": row["implementation"], "kind": kind, "mb": size / 1e6}
+        {"implementation": row.implementation, "kind": kind, "mb": size / 1e6}
         for kind, size in kinds.items() if size is not None
     ]

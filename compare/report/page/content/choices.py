@@ -10,10 +10,11 @@ from ....graph.analyse.causes import cause_text
 from ....graph.analyse.split_k import passed_on
 from ....graph.findings.view import display_name
 from ....plan import paired_rounds
+from ....sources.case_results import BASELINES, CaseResults
+from ....sources.result import Result
 from ....spec.blocks import BLOCKS
 from ....spec.implementation import Implementation
 from ...overall import kernels_and_bytes
-from ...run_results import BASELINES, CaseResults, Result
 
 # A framework, its worker, and the implementation that a user has without a choice.
 _FRAMEWORKS = (("JAX", "xla", "xla"), ("PyTorch", "torch", "inductor"))
@@ -25,17 +26,17 @@ def choices(case: CaseResults) -> list[str]:
     Without times, and without records, the sentences are about kernels and bytes.
     """
     if case.timed:
-        found = [_fastest(case), *(_in_framework(case, *framework) for framework in _FRAMEWORKS)]
+        sentences = [_fastest(case), *(_in_framework(case, *framework) for framework in _FRAMEWORKS)]
     else:
-        found = [_made(result) for result in case.results if result.name not in BASELINES]
-    return [printable(each, 800) for each in found if each]
+        sentences = [_made(result) for result in case.results if result.name not in BASELINES]
+    return [printable(sentence, 800) for sentence in sentences if sentence]
 
 
 def _fastest(case: CaseResults) -> str:
     best = case.best(case.ranked[0])
     if best is None or len(case.comparable(best)) < 2:
         return ""
-    judged = {display_name(each.name): case.judged.get(each.name) for each in case.comparable(best)}
+    judged = {display_name(result.name): case.judged.get(result.name) for result in case.comparable(best)}
     ties = [name for name, comparison in judged.items() if comparison is not None and comparison.word == "tie"]
     tied = f" ({', '.join(ties)}: a tie)" if ties else ""
     return f"{_called(case, best)} is the fastest: {formats.span(best.time_us or 0.0)}{tied}."
@@ -46,10 +47,10 @@ def _in_framework(case: CaseResults, framework: str, worker: str, default: str) 
     own = next((result for result in case.results if result.name == default and result.time_us is not None), None)
     if own is None:
         return ""
-    members = [each for each in case.comparable(own) if _worker(case, each) == worker and each.name not in BASELINES]
+    members = [r for r in case.comparable(own) if _worker(case, r) == worker and r.name not in BASELINES]
     if not members:  # a block or implementation of another release
         return ""
-    best = min(members, key=lambda each: each.time_us or 0.0)
+    best = min(members, key=lambda member: member.time_us or 0.0)
     judged = None if best is own else paired_rounds.compare_rounds(own.rounds, best.rounds)
     own_us, best_us = own.time_us or 0.0, best.time_us or 1.0
     if best is own or (judged is not None and judged.word == "tie"):
@@ -95,4 +96,4 @@ def _worker(case: CaseResults, result: Result) -> str:
 
 def _implementation(block: str, name: str) -> Implementation | None:
     rows: Sequence[Implementation] = BLOCKS[block].implementations if block in BLOCKS else ()
-    return next((each for each in rows if each.name == name), None)
+    return next((row for row in rows if row.name == name), None)

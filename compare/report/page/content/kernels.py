@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 from ....graph import formats
 from ....graph.join.kernel_records import assign
 from ....graph.model import Kernel
-from ...run_results import CaseResults, Result
+from ....sources.case_results import CaseResults
+from ....sources.result import Result
+from ... import roofline
 
 _SPACE = 0.01  # between forward and backward, relative to the first
 
@@ -30,12 +32,12 @@ def bars(case: CaseResults) -> list[dict[str, Any]]:
     in launch order; null for a helper launch (a memset, a copy, or one that a library adds), whose name is in "helpers"
     by the bar's position. "gap" and "took": the time since the end of the last bar, and the bar's length, ns.
     """
-    found = []
+    bars_of_results = []
     for result in case.ranked:
         drawn = list(_measured(result) if case.timed else _one_after_the_other(result))
         if drawn:
-            found.append(_packed(result.name, drawn))
-    return found
+            bars_of_results.append(_packed(result.name, drawn))
+    return bars_of_results
 
 
 def end_us(bars: Mapping[str, Any]) -> float:
@@ -68,12 +70,13 @@ def _measured(result: Result) -> Iterator[_Bar]:
 
 def _one_after_the_other(result: Result) -> Iterator[_Bar]:
     at = 0.0
-    profiled = [row for row in result.kernels if row["device_time_us"] is not None]
-    for row in profiled or result.kernels:
-        took = row["device_time_us"] if profiled else row["roofline_time_us"]
+    kernels = roofline.kernels(result)
+    profiled = [line for line in kernels if line.kernel.device_time_us is not None]
+    for line in profiled or kernels:
+        took = line.kernel.device_time_us if profiled else line.roofline_time_us
         if took is None:
             return  # without its length, later bars have no position
-        yield _Bar(row["index"], row["kernel"], at, took)
+        yield _Bar(line.index, line.kernel.name, at, took)
         at += took
 
 

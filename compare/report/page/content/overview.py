@@ -15,11 +15,13 @@ from ....graph import formats
 from ....graph.findings.ranking import NEVER_LEADING
 from ....plan import paired_rounds
 from ....plan.speedup import DEPENDS
+from ....sources.case_results import BASELINES, CaseResults
+from ....sources.result import Result
+from ....sources.row import ratio
+from ....sources.source import Source
 from ....spec.block import MAIN_IMPLEMENTATIONS
 from ...columns import marks
 from ...matrix import counts, outcome
-from ...record_values import ratio
-from ...run_results import BASELINES, CaseResults, Result, Run
 
 # Bounds of the colour levels, by ratio to the best; ratios beyond the last bound have one more level.
 BOUNDS = (1.02, 1.1, 1.3, 2.0, 4.0)
@@ -63,31 +65,31 @@ class Matrix:
     timed: bool
 
 
-def graphs(run: Run) -> list[dict[str, Any]]:
+def graphs(source: Source) -> list[dict[str, Any]]:
     """Return the rows of the table of graphs, most bytes first; it replaces the matrix for a path without records."""
     rows = [
         {
             "name": printable(case.block, 100), "href": href(case.id), "result": result,
-            "times": ratio(result.row["bytes_declared"], result.row["bytes_compulsory"]),
+            "times": ratio(result.row.bytes_declared, result.row.bytes_compulsory),
         }
-        for case in run.cases for result in case.results
+        for case in source.cases for result in case.results
     ]
-    return sorted(rows, key=lambda row: -(row["result"].row["bytes_declared"] or 0))
+    return sorted(rows, key=lambda row: -(row["result"].row.bytes_declared or 0))
 
 
-def matrix(run: Run) -> Matrix:
+def matrix(source: Source) -> Matrix:
     """Return the matrix of all cases and implementations."""
-    found = [{result.name: _cell(case, result, run) for result in case.results} for case in run.cases]
+    found = [{result.name: _cell(case, result, source) for result in case.results} for case in source.cases]
     counts = Counter(name for cells in found for name in cells)
     wins = Counter(name for cells in found for name, cell in cells.items() if cell.best)
     # The main compilers and hand-written Triton come first, implementations without fusion last.
     columns = sorted(counts, key=lambda name: (name in BASELINES, name not in LEADING, -wins[name], -counts[name]))
     lines = [
         Line(printable(case.block, 60), case.label, href(case.id), tuple(cells.get(name) for name in columns))
-        for case, cells in zip(run.cases, found, strict=True)
+        for case, cells in zip(source.cases, found, strict=True)
     ]
     names = tuple(printable(name, 40) for name in columns)
-    return Matrix(names, tuple(name for name in names if name in BASELINES), tuple(lines), run.timed)
+    return Matrix(names, tuple(name for name in names if name in BASELINES), tuple(lines), source.timed)
 
 
 def href(case_id: str) -> str:
@@ -100,9 +102,9 @@ def level_of(ratio: float) -> int:
     return sum(ratio > bound for bound in BOUNDS)
 
 
-def _cell(case: CaseResults, result: Result, run: Run) -> Cell:
+def _cell(case: CaseResults, result: Result, source: Source) -> Cell:
     if result.time_us is None:
-        return _untimed(case, result, run)
+        return _untimed(case, result, source)
     best = case.best(result)
     assert best is not None
     time = formats.microseconds(result.time_us)
@@ -127,16 +129,16 @@ def mark_of(judged: paired_rounds.Comparison | None) -> str:
     return {DEPENDS: "flip", "tie": "tie", "unresolved": "unresolved"}.get(judged.word, "")
 
 
-def _untimed(case: CaseResults, result: Result, run: Run) -> Cell:
+def _untimed(case: CaseResults, result: Result, source: Source) -> Cell:
     row = result.row
-    status = printable(str(row["status"]), 20)
-    words = printable(f"{result.name}: {status}{': ' if row['detail'] else ''}{row['detail'] or ''}")
-    if run.timed or not counts(row):
+    status = printable(str(row.status), 20)
+    words = printable(f"{result.name}: {status}{': ' if row.detail else ''}{row.detail or ''}")
+    if source.timed or not counts(row):
         return Cell(outcome(row), status=status, title=words)
-    declared, kernels = row["bytes_declared"], formats.count(row["kernels"], "kernel")
-    fewest = min(filter(None, (r.row["bytes_declared"] for r in case.results if counts(r.row))), default=None)
-    small, time = kernels, row["recorded_time_us"]
-    recorded = "" if time is None else f"; {formats.microseconds(time)} recorded on an {run.recorded_on}"
+    declared, kernels = row.bytes_declared, formats.count(row.kernels or 0, "kernel")
+    fewest = min(filter(None, (r.row.bytes_declared for r in case.results if counts(r.row))), default=None)
+    small, time = kernels, row.recorded_time_us
+    recorded = "" if time is None else f"; {formats.microseconds(time)} recorded on an {source.recorded_on}"
     if time is not None:
         small += f" · {number(time)} µs"
     if not declared or not fewest:

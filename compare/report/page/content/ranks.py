@@ -11,8 +11,9 @@ from ....graph import formats
 from ....measure import timeline
 from ....record.record import Record
 from ....record.run_files import recorded_file
+from ....sources.case_results import CaseResults
+from ....sources.result import Result
 from ... import ranks
-from ...run_results import CaseResults, Result
 
 
 class Calls(NamedTuple):
@@ -26,8 +27,8 @@ class Calls(NamedTuple):
 
 
 def table(case: CaseResults) -> dict[str, Any] | None:
-    """Return the table of `xlafuse report --ranks`; None where no record has times of several GPUs."""
-    rows = ranks.of(result.source.record for result in case.ranked if result.source.record is not None)
+    """Return the table of `xlafuse inspect --view ranks`; None where no record has times of several GPUs."""
+    rows = ranks.of(case.ranked)
     if not rows:
         return None
     cells = [(column, [column.text(row) for row in rows]) for column in ranks.SHOWN]
@@ -44,7 +45,7 @@ def calls(case: CaseResults) -> Calls:
     bars: list[dict[str, Any]] = []
     missing: list[str] = []
     for result in case.ranked:
-        record = result.source.record
+        record = result.record
         if record is None or record.parallel is None:
             continue
         try:
@@ -56,10 +57,10 @@ def calls(case: CaseResults) -> Calls:
 
 def _launches(result: Result, record: Record) -> list[list[timeline.Event]]:
     """Return what each rank ran. Raises ValueError without a readable timeline."""
-    trace = record.trace or {}
-    if "file" not in trace:
-        raise ValueError(trace.get("unavailable", "no timeline"))
-    return timeline.launches_of_ranks(timeline.load(recorded_file(result.source.path, record, trace["file"])))
+    trace = record.trace
+    if trace is None or trace.file is None:
+        raise ValueError(trace.unavailable if trace else "no timeline")
+    return timeline.launches_of_ranks(timeline.load(recorded_file(result.path, record, trace.file)))
 
 
 def _bars(result: Result, launches: Sequence[Sequence[timeline.Event]]) -> Iterator[dict[str, Any]]:

@@ -6,19 +6,20 @@ from collections.abc import Callable
 from typing import Any
 
 from ....base.text import printable
+from ....sources.result import Result
+from ....sources.row import ratio
+from ....sources.source import Source
 from ....spec.dtype import DTYPES
 from ...columns import BY_NAME, Column, error_ratio, marks
-from ...record_values import ratio
-from ...run_results import Result, Run
 from .overview import href
 
 Value = Callable[[Result, Result | None], Any]  # of a record, and of the fastest one of its case
 
 
-def data(run: Run) -> dict[str, Any]:
+def data(source: Source) -> dict[str, Any]:
     """Return {"columns", "rows", "links": the page of each row's case} for static/records.js."""
-    lines = [(case, result) for case in run.cases for result in case.results]
-    shown = [each for each in _COLUMNS if run.recorded_on or each[0].name != "recorded_time_us"]
+    lines = [(case, result) for case in source.cases for result in case.results]
+    shown = [one for one in _COLUMNS if source.recorded_on or one[0].name != "recorded_time_us"]
     return {
         "columns": [{"title": column.header, "kind": kind, "help": column.doc} for column, kind, _ in shown],
         "rows": [[value(result, case.best(result)) for _, _, value in shown] for case, result in lines],
@@ -35,25 +36,25 @@ def _of_row(name: str, kind: str = "", length: int = 100) -> tuple[Column, str, 
     column = BY_NAME[name]
 
     def value(result: Result, best: Result | None) -> Any:
-        found = result.row[name]
+        cell = column.of(result.row)
         if column.unit == "bytes":
-            return None if found is None else found / 1e6
-        return found if column.unit else printable(found or "", length)
+            return None if cell is None else cell / 1e6
+        return cell if column.unit else printable(cell or "", length)
 
     return column, kind or {"share": "percent", "launches": "count"}.get(column.unit, "number"), value
 
 
 def _dtype(result: Result, best: Result | None) -> str:
-    precision = "" if result.row["precision"] == "ieee" else f" {result.row['precision']}"
-    return f"{DTYPES[result.row['dtype']].short}{precision}"
+    precision = "" if result.row.precision == "ieee" else f" {result.row.precision}"
+    return f"{DTYPES[result.row.dtype].short}{precision}"
 
 
 def _marks(result: Result, best: Result | None) -> str:
-    return marks(result.row) + ("" if result.row["peak_memory_planned_bytes"] is None else "p")
+    return marks(result.row) + ("" if result.row.peak_memory_planned_bytes is None else "p")
 
 
 def _memory(result: Result, best: Result | None) -> float | None:
-    planned, measured = result.row["peak_memory_planned_bytes"], result.row["peak_memory_bytes"]
+    planned, measured = result.row.peak_memory_planned_bytes, result.row.peak_memory_bytes
     return ratio(measured if planned is None else planned, 1e6)
 
 

@@ -9,7 +9,7 @@ from ....base.text import printable
 from ....graph import formats
 from ....graph.analyse.align import phase_of
 from ....graph.analyse.roofline import Ceilings, recoverable_us, roofline_point
-from ....graph.analyse.totals import declared_bytes
+from ....graph.analyse.totals import declared_bytes, known_declared_bytes
 from ....graph.model import Access, FusionGraph, Kernel
 from ....graph.operations import kind_by_operations
 from ....graph.render import text_view
@@ -22,8 +22,8 @@ def costs(
 ) -> dict[str, Any]:
     """Return a kernel's costs as text; times in µs, "" if unknown.
 
-    limits: of the device. declared, time: those of the whole graph, for shares. order: positions of buffers by name.
-    product: as in `text_view.remarks`.
+    The browser adds up "us", which is unrounded, and "declared", the known bytes. limits: of the device. declared,
+    time: those of the whole graph, for shares. order: positions of buffers by name. product: as in `text_view.remarks`.
     """
     launch = kernel.launch
     point = None if limits is None or not limits.streams else roofline_point(graph, kernel, limits)
@@ -36,7 +36,8 @@ def costs(
     }
     return {
         "name": formats.name(kernel.name, 200), "kind": kernel.kind, "work": kind_by_operations(kernel),
-        "phase": kernel.phase,
+        "phase": kernel.phase, "us": None if took is None else repr(took),
+        "declared": known_declared_bytes(kernel),
         "time": formats.number_of_us(took), "time_share": formats.share(took, time),
         "roofline_time": formats.number_of_us(roofline_us), "bound": point.bound if point else "",
         "recoverable": formats.number_of_us(recoverable_us(took, roofline_us)),
@@ -54,24 +55,24 @@ def _size(count: Any) -> str | None:
     return formats.size(count) if isinstance(count, int) and count else None
 
 
-def operations(kernel: Kernel, held: Iterable[int], bands: Sequence[Band]) -> dict[str, str]:
+def operations(kernel: Kernel, numbers: Iterable[int], bands: Sequence[Band]) -> dict[str, str]:
     """Return a kernel's operations as text by band; under "" those outside all bands."""
-    found: dict[int, list[str]] = {number: [] for number in held}
+    by_band: dict[int, list[str]] = {number: [] for number in numbers}
     rest = []
     for op in kernel.source_ops:
         phase = phase_of(kernel, op)
-        own = [i for i in found if bands[i].phase == phase and belongs(op.stage, bands[i].label)]
+        own = [i for i in by_band if bands[i].phase == phase and belongs(op.stage, bands[i].label)]
         if own:
-            found[max(own, key=lambda i: len(bands[i].label))].append(formats.operation(op))
+            by_band[max(own, key=lambda i: len(bands[i].label))].append(formats.operation(op))
         else:
             rest.append(formats.operation(op))
-    for number in found:
+    for number in by_band:
         if bands[number].row is None:
-            found[number] += rest
+            by_band[number] += rest
             rest = []
-    if rest and found and not any(found.values()):  # bands of matched operations have other names
-        found[min(found)], rest = rest, []
-    words = {str(number): formats.words(ops) for number, ops in found.items()}
+    if rest and by_band and not any(by_band.values()):  # bands of matched operations have other names
+        by_band[min(by_band)], rest = rest, []
+    words = {str(number): formats.words(ops) for number, ops in by_band.items()}
     return words | ({"": formats.words(rest)} if rest else {})
 
 

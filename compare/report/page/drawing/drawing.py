@@ -1,7 +1,7 @@
 """The data from which `static/drawing.js` draws a case's fusion graphs side by side.
 
 Stages are bands, implementations are columns, and a kernel is a box over the bands whose operations it computes. This
-module chooses the boxes, their tracks and which are folded. The browser chooses the heights.
+folder chooses the bands and writes the texts; `static/drawing-layout.js` and `static/drawing-grid.js` place the boxes.
 """
 
 from __future__ import annotations
@@ -16,149 +16,106 @@ from ....graph.analyse.align import Alignment, align
 from ....graph.analyse.missed_fusions import missed
 from ....graph.analyse.totals import declared_bytes, tally
 from ....graph.buffer_edges import buffer_edges
-from ....graph.model import PHASES, FusionGraph
+from ....graph.model import FusionGraph
 from ....graph.render import text_view
-from ....plan import paired_rounds
-from ....sources.graph_sources import GraphSource
+from ....sources.case_results import BASELINES
+from ....sources.result import Result
 from ....spec.block import MAIN_IMPLEMENTATIONS
-from ...run_results import BASELINES
-from .bands import Band, computed, grouped
+from .bands import Band, computed
 from .bands import of_graphs as bands_of
 from .boxes import buffers, bytes_of, costs, operations
-from .folding import folds, low_cost
-from .tracks import pieces
 
 SHOWN_FIRST = 5  # columns that fit a screen
 MOST_KERNELS = 2000  # in a column; a browser lays them out in a second
 MOST_TEXT = 400  # characters of a compiler's reason
 
 
-def of_case(sources: Sequence[GraphSource]) -> dict[str, Any] | None:
+def of_case(sources: Iterable[Result]) -> dict[str, Any] | None:
     """Return the drawing's data; None if no graph has a kernel or an operation.
 
-    sources: a case's records with a graph, in the order of the columns. A graph that cannot be read has no column; its
-    reason is in `unread`.
+    sources: a case's records with a graph. `_rank` has the order of their columns. A graph that cannot be read has no
+    column; its reason is in `unread`.
     """
-    read: list[tuple[GraphSource, FusionGraph]] = []
+    read: list[tuple[Result, FusionGraph]] = []
     unread: list[dict[str, str]] = []
-    for each in sources:
+    for source in sorted(sources, key=_rank):
         try:
-            graph = each.graph()
+            graph = source.load()
+            if (count := len(graph.kernels or ())) > MOST_KERNELS:
+                raise UsageError(f"{count:,} kernels are too many to draw; `xlafuse inspect` lists them")
+            read.append((source, graph))
         except UsageError as problem:
-            unread.append({"name": _implementation(each), "why": printable(str(problem))})
-            continue
-        if len(graph.kernels or ()) > MOST_KERNELS:
-            why = f"{len(graph.kernels or ()):,} kernels are too many to draw; `xlafuse inspect` lists them"
-            unread.append({"name": _implementation(each), "why": why})
-            continue
-        read.append((each, graph))
+            unread.append({"name": _implementation(source), "why": printable(str(problem))})
     graphs = [graph for _, graph in read]
     if not any(graph.kernels or graph.operations for graph in graphs):
-        return {"unread": unread, "bands": [], "columns": [], "layouts": [], "shown": []} if unread else None
+        return {"unread": unread, "bands": [], "columns": [], "shown": []} if unread else None
     alignment = align(graphs)
     bands = bands_of(graphs, alignment)
-    held = [_held(i, graph, alignment, bands) for i, graph in enumerate(graphs)]
-    longest = max((k.device_time_us or 0 for graph in graphs for k in graph.kernels or ()), default=0)
-    shown = _shown([each for each, _ in read])
-    each_apart = [[number] for number in range(len(bands))]
-    together = grouped(bands, [(graphs[i].kernels or (), held[i]) for i in shown])
-    layouts = [each_apart] if together == each_apart else [together, each_apart]
     return {
         "bands": [{"label": formats.name(band.label, 60), "phase": band.phase} for band in bands],
         "inferred": any(row.inferred for row in alignment.rows),
-        "columns": [
-            _column(i, each, graph, alignment, bands, held[i], longest) for i, (each, graph) in enumerate(read)
-        ],
-        "layouts": [_layout(groups, graphs, held) for groups in layouts],
-        "shown": shown,
+        "columns": [_column(i, source, graph, alignment, bands) for i, (source, graph) in enumerate(read)],
+        "shown": _shown([source for source, _ in read]),
         "unread": unread,
     }
 
 
-def _layout(
-    groups: list[list[int]], graphs: Sequence[FusionGraph], held: Sequence[Mapping[int, list[int]]]
-) -> dict[str, Any]:
-    """Return the boxes of each kernel ([track, first group, last group]) and the folded kernels, by column.
-
-    groups: bands that are drawn as one. If bands are grouped, a kernel of little cost is only in the group that has
-    most of its stages.
-    """
-    group = {band: number for number, bands in enumerate(groups) for band in bands}
-    columns = []
-    for graph, own in zip(graphs, held, strict=True):
-        within = {index: [group[band] for band in bands] for index, bands in own.items()}
-        if len(groups) < len(group):
-            brief = {index: within[index] for index in low_cost(graph) if within[index]}
-            within |= {index: [max(found, key=found.count)] for index, found in brief.items()}
-        placed = pieces({index: sorted(set(found)) for index, found in within.items()})
-        columns.append({
-            "pieces": [[[piece.track, piece.first, piece.last] for piece in boxes] for boxes in placed.values()],
-            "folds": folds(graph, placed),
-        })
-    return {"groups": groups, "columns": columns}
-
-
-def ordered(sources: Iterable[GraphSource]) -> list[GraphSource]:
-    """Return the columns in order: the main ones, then others from fastest to slowest, then baselines."""
-    return sorted(sources, key=_rank)
-
-
-def _rank(found: GraphSource) -> tuple[bool, int, float]:
-    name = _implementation(found)
-    time = paired_rounds.device_time_us(found.record) if found.record else None
+def _rank(source: Result) -> tuple[bool, int, float]:
+    """Return the key of the order of columns: the main ones, then others from fastest to slowest, then baselines."""
+    name = _implementation(source)
+    time = source.time_us
     main = MAIN_IMPLEMENTATIONS
     return name in BASELINES, main.index(name) if name in main else len(main), time or float("inf")
 
 
-def _shown(found: Sequence[GraphSource]) -> list[int]:
+def _shown(sources: Sequence[Result]) -> list[int]:
     """Return the columns that are visible at first. Baselines are visible only if there is nothing else."""
-    order = sorted(range(len(found)), key=lambda i: _rank(found[i]))
-    compared = [i for i in order if _implementation(found[i]) not in BASELINES]
-    return sorted((compared or order)[:SHOWN_FIRST])
+    compared = [i for i, source in enumerate(sources) if _implementation(source) not in BASELINES]
+    return (compared or list(range(len(sources))))[:SHOWN_FIRST]
 
 
-def _implementation(found: GraphSource) -> str:
-    return printable(found.record.implementation if found.record else found.name, 80)
+def _implementation(source: Result) -> str:
+    return printable(source.name, 80)
 
 
-def _held(column: int, graph: FusionGraph, alignment: Alignment, bands: Sequence[Band]) -> dict[int, list[int]]:
-    """Return the bands in which each kernel computes, by launch index.
+def _bands_of_kernels(
+    column: int, graph: FusionGraph, alignment: Alignment, bands: Sequence[Band]
+) -> list[list[int]]:
+    """Return the bands in which each kernel computes, in launch order.
 
     If no kernel of a phase names a stage, none of them has bands; they are drawn next to the bands, in launch order.
     """
     kernels = graph.kernels or ()
-    held: dict[int, list[int]] = {index: [] for index in range(len(kernels))}
+    of_kernels: list[list[int]] = [[] for _ in kernels]
     for number, band in enumerate(bands):
         if band.row is not None:
             for index in alignment.rows[band.row].cells[column].kernels or ():
-                held[index].append(number)
-    held = {index: computed(kernels[index], numbers, bands) for index, numbers in held.items()}
-    free = [phase for phase in PHASES if not any(held[i] for i, kernel in enumerate(kernels) if kernel.phase == phase)]
-    for index, kernel in enumerate(kernels):
-        if not held[index] and kernel.phase not in free:
-            held[index] = [i for i, band in enumerate(bands) if band.row is None and band.phase == kernel.phase]
-    return held
+                of_kernels[index].append(number)
+    staged = {kernel.phase for kernel, numbers in zip(kernels, of_kernels, strict=True) if numbers}
+    return [
+        computed(kernel, numbers, bands) if numbers or kernel.phase not in staged
+        else [i for i, band in enumerate(bands) if band.row is None and band.phase == kernel.phase]
+        for kernel, numbers in zip(kernels, of_kernels, strict=True)
+    ]
 
 
 def _column(
-    column: int, source: GraphSource, graph: FusionGraph, alignment: Alignment, bands: Sequence[Band],
-    held: Mapping[int, list[int]], longest: float,
+    column: int, source: Result, graph: FusionGraph, alignment: Alignment, bands: Sequence[Band]
 ) -> dict[str, Any]:
-    kernels = graph.kernels or ()
+    kernels, of_kernels = graph.kernels or (), _bands_of_kernels(column, graph, alignment, bands)
     order = {buffer.name: i for i, buffer in enumerate(graph.buffers)}
     declared = tally(map(declared_bytes, kernels)).exact
     time = tally(kernel.device_time_us for kernel in kernels).exact
     products = text_view.described_products(graph)
-    limits, _ = source.ceilings_for(graph, None)
+    limits, _ = source.priced_for(None)
     boxes = [
         {
             **costs(graph, kernel, limits, declared, time, order, products.get(index)),
-            "bar": round(kernel.device_time_us / longest, 3) if kernel.device_time_us and longest else 0,
-            "ops": operations(kernel, held[index], bands),
+            "ops": operations(kernel, numbers, bands),
             "in": bytes_of(graph, kernel.inputs, ("input", "constant")),
             "out": bytes_of(graph, kernel.outputs, ("output",)),
         }
-        for index, kernel in enumerate(kernels)
+        for index, (kernel, numbers) in enumerate(zip(kernels, of_kernels, strict=True))
     ]
     drawn, reasons = _edges(graph, order)
     return {
@@ -173,8 +130,8 @@ def _column(
     }
 
 
-def _title(source: GraphSource, graph: FusionGraph, declared: float | None) -> str:
-    time = None if source.record is None else paired_rounds.device_time_us(source.record)
+def _title(source: Result, graph: FusionGraph, declared: float | None) -> str:
+    time = source.time_us
     words = [formats.count(len(graph.kernels), "kernel") if graph.kernels is not None else "kernels unknown"]
     words += [] if time is None else [formats.microseconds(time)]
     return " · ".join([*words, *([] if declared is None else [formats.size(declared)])])
@@ -207,11 +164,11 @@ def _edges(graph: FusionGraph, order: Mapping[str, int]) -> tuple[list[dict[str,
 
 
 def _reasons_by_pair(graph: FusionGraph) -> Mapping[tuple[str, str], list[str]]:
-    found: dict[tuple[str, str], dict[str, None]] = {}
+    reasons: dict[tuple[str, str], dict[str, None]] = {}
     for reason in missed(graph):
         words = f"{reason.code}: {printable(reason.text, MOST_TEXT)} ({printable(reason.origin, 60)})"
-        found.setdefault((reason.producer, reason.consumer), {})[words] = None
-    return {pair: list(words)[:3] for pair, words in found.items()}
+        reasons.setdefault((reason.producer, reason.consumer), {})[words] = None
+    return {pair: list(words)[:3] for pair, words in reasons.items()}
 
 
 def _cell(column: int, band: Band, graph: FusionGraph, alignment: Alignment) -> str:

@@ -22,7 +22,8 @@ from ....base.text import printable
 from ....base.usage import UsageError
 from ....graph.model import Kernel
 from ....record.run_files import RunFile, recorded_file
-from ....sources.graph_sources import GraphSource, read_bytes, reading_errors_as_usage
+from ....sources.dump_files import read_bytes
+from ....sources.result import Result, reading_errors_as_usage
 from ....spec.block import MAIN_IMPLEMENTATIONS
 from . import extra_files, programs
 from . import listing as listings
@@ -56,7 +57,7 @@ class _Document:
 
 @dataclass
 class _Record:
-    found: GraphSource
+    source: Result
     kernels: Sequence[Kernel] = ()
     documents: list[_Document] = field(default_factory=list)
     files: list[dict[str, Any]] = field(default_factory=list)
@@ -64,33 +65,33 @@ class _Record:
 
     @property
     def implementation(self) -> str:
-        return self.found.record.implementation if self.found.record else self.found.name
+        return self.source.record.implementation if self.source.record else self.source.name
 
 
-def of_cases(found: Mapping[str, Sequence[GraphSource]], folder: Path | None) -> Sources:
-    """Return the sources of all cases. found: by case id.
+def of_cases(graphs: Mapping[str, Sequence[Result]], folder: Path | None) -> Sources:
+    """Return the sources of all cases. graphs: by case id.
 
     PTX and SASS are written to `folder`. When `BUDGET` is used up, compiled texts of less important records go there
     too. Without a folder they are left out. If a text cannot be read or written, its record has a note instead.
     """
     installed = programs.Programs()
-    cases = {case: [_read(each, installed, folder) for each in sources] for case, sources in found.items()}
+    cases = {case: [_read(source, installed, folder) for source in of_case] for case, of_case in graphs.items()}
     within = _affordable(cases)
     shown: dict[str, dict[str, Any]] = {}
     packed = {case: _packed(records, within, folder, shown) for case, records in cases.items()}
     return Sources(packed, shown)
 
 
-def _read(found: GraphSource, installed: programs.Programs, folder: Path | None) -> _Record:
-    record = _Record(found)
+def _read(source: Result, installed: programs.Programs, folder: Path | None) -> _Record:
+    record = _Record(source)
     try:
-        record.kernels = (found.graph().kernels or ()) if found.read is not None else ()
+        record.kernels = (source.load().kernels or ()) if source.read is not None else ()
         for name, listing, spans, note in programs.of_kernels(record.kernels, installed):
             record.documents.append(_Document(name, listing, spans, note, program=True))
-        if found.record is not None and found.record.dumps is not None:
-            _add_archive(record, recorded_file(found.path, found.record, found.record.dumps), folder)
-        elif found.record is None:
-            with reading_errors_as_usage(found.path):
+        if source.record is not None and source.record.dumps is not None:
+            _add_archive(record, recorded_file(source.path, source.record, source.record.dumps), folder)
+        elif source.record is None:
+            with reading_errors_as_usage(source.path):
                 _add_own_texts(record, folder)
     except (OSError, UsageError, ValueError) as problem:
         record.note = printable(str(problem), 400)
@@ -145,23 +146,23 @@ def _append(record: _Record, title: str, listing: Listing, spans: Mapping[int, l
 
 def _add_own_texts(record: _Record, folder: Path | None) -> None:
     """Add the texts that a graph was read from. HLO as a proto and a graph's JSON have none."""
-    found, own = record.found, dict(enumerate(record.kernels))
-    if found.artifacts is not None:
-        if (file := found.artifacts.find("hlo")) is not None:
+    source, own = record.source, dict(enumerate(record.kernels))
+    if source.artifacts is not None:
+        if (file := source.artifacts.find("hlo")) is not None:
             with file.open_binary() as stream:
                 _add_output(record, file.name, listings.hlo(_decoded(stream.read(MAX_BYTES + 1))), own)
-    elif zipfile.is_zipfile(found.path):
-        _add_archive(record, RunFile(found.path.parent, found.path.name), folder)
-    elif found.path.is_dir():
-        for path in sorted(found.path.rglob("output_code.py"))[:MOST_TEXTS]:
-            title = str(path.relative_to(found.path))
+    elif zipfile.is_zipfile(source.path):
+        _add_archive(record, RunFile(source.path.parent, source.path.name), folder)
+    elif source.path.is_dir():
+        for path in sorted(source.path.rglob("output_code.py"))[:MOST_TEXTS]:
+            title = str(path.relative_to(source.path))
             _add_output(record, title, listings.output_code(_decoded(read_bytes(path, MAX_BYTES))), own)
     else:
-        data = read_bytes(found.path, MAX_BYTES)
+        data = read_bytes(source.path, MAX_BYTES)
         if b"HloModule" in data[:4096] and b"\0" not in data[:4096]:
-            _add_output(record, found.path.name, listings.hlo(_decoded(data)), own)
-        elif found.path.suffix == ".py":
-            _add_output(record, found.path.name, listings.output_code(_decoded(data)), own)
+            _add_output(record, source.path.name, listings.hlo(_decoded(data)), own)
+        elif source.path.suffix == ".py":
+            _add_output(record, source.path.name, listings.output_code(_decoded(data)), own)
 
 
 def _decoded(data: bytes) -> str:
@@ -211,12 +212,12 @@ def _packed(
     shown = []
     for record in records:
         documents, files, notes = [], list(record.files), [record.note]
-        held = [each for each in record.documents if each.program or id(record) in within]
-        if len(held) < len(record.documents):
-            left_out = (each for each in record.documents if not each.program)
+        embedded = [document for document in record.documents if document.program or id(record) in within]
+        if len(embedded) < len(record.documents):
+            left_out = (document for document in record.documents if not document.program)
             links, note = _linked(left_out, folder)
             files, notes = [*links, *files], [*notes, note]
-        for document in held:
+        for document in embedded:
             where: dict[str, Any] = {}
             if document.program:
                 shown_programs.setdefault(document.title, _text(document.listing))
@@ -237,18 +238,11 @@ def _packed(
 
 
 def _text(listing: Listing) -> dict[str, Any]:
-    """Return a text as JSON values. gaps: [position, lines left out before it]. at: [line, position in places]."""
-    gaps, expected = [], 1
-    for position, number in enumerate(listing.lines):
-        if number != expected:
-            gaps.append([position, number - expected])
-        expected = number + 1
-    places = list(dict.fromkeys(listing.places.values()))
-    order = {place: i for i, place in enumerate(places)}
+    """Return a text as JSON values; lines that were left out are None. places: by line number."""
     return {
-        "language": listing.language, "text": "\n".join(listing.lines.values()), "gaps": gaps,
-        "places": [printable(place) for place in places],
-        "at": [[number, order[place]] for number, place in listing.places.items()],
+        "language": listing.language,
+        "lines": [listing.lines.get(number) for number in range(1, max(listing.lines, default=0) + 1)],
+        "places": {str(number): printable(place) for number, place in listing.places.items()},
     }
 
 
@@ -258,7 +252,7 @@ def _linked(documents: Iterable[_Document], folder: Path | None) -> tuple[list[d
     if folder is None:
         return [], f"the compiled texts are left out: {why}"
     try:
-        return [_file(each, folder) for each in documents], f"the compiled texts are in separate files: {why}"
+        return [_file(document, folder) for document in documents], f"the compiled texts are in separate files: {why}"
     except UsageError as problem:
         return [], printable(f"the compiled texts are left out: {why}, and {problem}", 400)
 

@@ -47,9 +47,7 @@
     for (const figure of element.querySelectorAll("[data-chart]")) {
       const spec = specs[figure.dataset.chart];
       if (!spec) {
-        figure.replaceWith(Object.assign(document.createElement("p"), {
-          className: "note", textContent: "No chart: its numbers were not measured or are unknown.",
-        }));
+        figure.replaceWith(xlafuse.make("p", "note", "No chart: its numbers were not measured or are unknown."));
         continue;
       }
       const data = figure.dataset.chart === "kernels" ? { values: bars } : spec.data;

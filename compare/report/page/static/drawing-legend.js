@@ -1,8 +1,8 @@
 // The legend of the drawing, and its content as tables.
 Object.assign(xlafuse.drawn, (() => {
   "use strict";
-  const { make } = xlafuse;
-  const { count, kindOf } = xlafuse.drawn;
+  const { count, make } = xlafuse;
+  const { kindOf } = xlafuse.drawn;
 
   function legend(state) {
     const { legend: node, columns } = state;
@@ -19,7 +19,7 @@ Object.assign(xlafuse.drawn, (() => {
     swatch("dr-flow", "buffer between kernels, as wide as its bytes");
     if (columns.some((column) => column.edges.some((edge) => edge.role === "saved"))) swatch("dr-flow dr-dash", "saved for backward");
     swatch("dr-flow dr-grey", "inputs of the block (at the left) and outputs (arrow)");
-    if (columns.some((column) => column.kernels.some((kernel) => kernel.bar))) swatch("dr-thin", "time, relative to the longest kernel");
+    if (columns.some((column) => column.kernels.some((kernel) => kernel.us))) swatch("dr-thin", "time, relative to the longest kernel");
     const minor = columns.reduce((sum, column) => sum + column.minor, 0);
     if (minor) node.append(make("span", "dr-key", `${count(minor, "buffer")} under 2% of the largest: drawn only with the chosen kernel`));
   }
@@ -43,15 +43,8 @@ Object.assign(xlafuse.drawn, (() => {
 
   function grid(heads, lines, caption) {
     const scroll = make("div", "dr-tablescroll", undefined, { tabindex: "0", role: "region", "aria-label": caption });
-    const node = make("table");
-    node.append(make("caption", "", caption));
-    const head = node.createTHead().insertRow();
-    for (const text of heads) head.append(make("th", "", text, { scope: "col" }));
-    const body = node.createTBody();
-    for (const texts of lines) {
-      const row = body.insertRow();
-      for (const text of texts) row.append(make("td", "", text));
-    }
+    const node = xlafuse.table("", heads.map((text) => [text]), lines);
+    node.prepend(make("caption", "", caption));
     scroll.append(node);
     return scroll;
   }

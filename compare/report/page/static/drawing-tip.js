@@ -1,8 +1,7 @@
 // The tip of a kernel or buffer under the pointer, focused or chosen, and the highlighting of its box and edges.
 Object.assign(xlafuse.drawn, (() => {
   "use strict";
-  const { make } = xlafuse;
-  const { count } = xlafuse.drawn;
+  const { button, count, make } = xlafuse;
 
   function inView({ near, scroll }) {
     const own = near.getBoundingClientRect(), frame = scroll.getBoundingClientRect();
@@ -48,8 +47,6 @@ Object.assign(xlafuse.drawn, (() => {
 
   function tip(state, column, unit) {
     const { kernel } = unit;
-    const body = document.createDocumentFragment();
-    body.append(make("p", "dr-tip-name", `${unit.order + 1}. ${kernel.name}`));
     const list = make("dl");
     const times = kernel.launches === "1" ? "" : `, ${kernel.launches} launches`;
     const kind = kernel.work === kernel.kind ? kernel.kind : `${kernel.kind}, ${kernel.work}`;
@@ -69,42 +66,38 @@ Object.assign(xlafuse.drawn, (() => {
       if (kernel.lines.length > 8) places.append(`and ${kernel.lines.length - 8} more`);
       list.append(make("dt", "", "lines"), places);
     }
-    body.append(list);
     const actions = make("p", "dr-actions");
     actions.append(source(state, column, unit, undefined, "its source →"));
     if (!state.pinned) actions.append(make("span", "", "click or Enter keeps this open"));
-    body.append(actions);
-    state.tip.replaceChildren(body);
-    state.near = unit.own;
-    placeTip(state);
-    highlight(state, { column, unit });
+    open(state, unit.own, { column, unit }, `${unit.order + 1}. ${kernel.name}`, list, actions);
   }
 
   function source(state, column, unit, place, text) {
-    const button = make("button", "dr-link", text, { type: "button" });
-    button.addEventListener("click", () => {
+    return button("dr-link", text, () => {
       close(state);
       state.options.onKernel?.({ implementation: column.name, index: unit.order, ...(place ? { line: place } : {}) });
     });
-    return button;
+  }
+
+  // Show a tip next to an element. what: to highlight.
+  function open(state, near, what, title, ...content) {
+    state.tip.replaceChildren(make("p", "dr-tip-name", title), ...content);
+    state.near = near;
+    placeTip(state);
+    highlight(state, what);
   }
 
   function tipOfEdge(state, flow, near) {
-    const body = document.createDocumentFragment();
+    const texts = flow.edges.map((edge) => edge.text), several = texts.length > 1;
     const name = (unit) => (unit.fold ? `${unit.fold.members.length} folded kernels` : `${unit.order + 1}. ${unit.kernel.name}`);
-    body.append(make("p", "dr-tip-name", flow.edges.length === 1 ? flow.edges[0].text : count(flow.edges.length, "buffer")));
-    if (flow.edges.length > 1) body.append(make("p", "", flow.edges.slice(0, 6).map((edge) => edge.text).join("; ")));
     const list = make("dl");
     line(list, "written by", name(flow.from));
     line(list, "read by", name(flow.to));
     if (flow.edges.some((edge) => edge.role !== "intermediate")) line(list, "role", [...new Set(flow.edges.map((edge) => edge.role))].join(", "));
     const why = [...new Set(flow.edges.flatMap((edge) => edge.why))].slice(0, 3);
     line(list, "not fused", why.join("\n"));
-    body.append(list);
-    state.tip.replaceChildren(body);
-    state.near = near;
-    placeTip(state);
-    highlight(state, { flow });
+    open(state, near, { flow }, several ? count(texts.length, "buffer") : texts[0],
+      ...(several ? [make("p", "", texts.slice(0, 6).join("; "))] : []), list);
   }
 
   function placeTip(state) {

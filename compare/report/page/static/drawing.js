@@ -3,16 +3,19 @@
 // parts are in drawing-*.js.
 xlafuse.drawing = (() => {
   "use strict";
-  const { make } = xlafuse;
-  const { SVG, resolved, units, tracksOf, rows, freeTracks, routeEdges, inView, highlight, hide, close, placeTip, box, edges, legend,
-    table } = xlafuse.drawn;
+  const { button, make } = xlafuse;
+  const { SVG, columnsOf, layouts, units, tracksOf, rows, freeTracks, routeEdges, inView, highlight, hide, close, placeTip, box, edges,
+    legend, table } = xlafuse.drawn;
   const states = new WeakMap();
 
-  function show(element, data, options = {}) {
+  function show(element, given, options = {}) {
     let state = states.get(element);
-    if (!state || state.given !== data) {
-      const views = data.layouts.length ? data.layouts.map((layout) => resolved(data, layout)) : [data];
-      state = { element, given: data, data: views[0], views, redraw: () => draw(state), visible: new Set(data.shown), unfolded: new Set(), size: 12, pinned: null };
+    if (!state || state.given !== given) {
+      const columns = columnsOf(given), views = layouts(given, columns);
+      const kernels = columns.flatMap((column) => column.kernels), buffers = columns.flatMap((column) => column.edges);
+      state = { element, given, data: views[0], views, redraw: () => draw(state), visible: new Set(given.shown), unfolded: new Set(),
+        size: 12, pinned: null, longest: Math.max(...kernels.map(({ us }) => us)) || 1,
+        largest: Math.max(1, ...buffers.map(({ bytes }) => bytes), ...kernels.flatMap((kernel) => [kernel.in, kernel.out])) };
       states.set(element, state);
       frame(state);
     }
@@ -24,58 +27,19 @@ xlafuse.drawing = (() => {
 
   function frame(state) {
     const { element, data } = state;
-    element.replaceChildren();
     const root = make("div", "dr");
+    element.replaceChildren(root);
     if (data.columns.length) {
       const bar = make("div", "dr-bar");
-      const columns = make("div", "dr-chips", undefined, { role: "group", "aria-label": "Implementations shown" });
-      data.columns.forEach((column, c) => {
-        const chip = make("button", "dr-chip", column.name, { type: "button" });
-        chip.title = column.title;
-        chip.style.setProperty("--dr-own", xlafuse.colour(column.name));
-        chip.setAttribute("aria-pressed", state.visible.has(c));
-        chip.addEventListener("click", () => {
-          state.visible.has(c) ? state.visible.delete(c) : state.visible.add(c);
-          chip.setAttribute("aria-pressed", state.visible.has(c));
-          draw(state);
-        });
-        columns.append(chip);
-      });
-      const zoom = make("div", "dr-zoom", undefined, { role: "group", "aria-label": "Size of the drawing" });
-      for (const [text, label, step] of [["−", "smaller", -1.5], ["+", "larger", 1.5], ["fit", "fit the width", 0]]) {
-        const button = make("button", "dr-button", text, { type: "button", "aria-label": label, title: label });
-        button.addEventListener("click", () => resize(state, step));
-        zoom.append(button);
-      }
-      if (state.views.some((view) => view.columns.some((column) => column.folds.length))) {
-        const all = make("button", "dr-button", "every kernel", { type: "button", "aria-pressed": "false" });
-        all.title = "Show all kernels; long columns fold kernels of little cost";
-        all.addEventListener("click", () => {
-          state.every = toggled(all);
-          draw(state);
-        });
-        zoom.append(all);
-      }
-      if (state.views.length > 1) {
-        const all = make("button", "dr-button", "every stage", { type: "button", "aria-pressed": "false" });
-        all.title = "Show all stages; neighbouring stages of little cost are drawn as one";
-        all.addEventListener("click", () => {
-          state.data = state.views[toggled(all) ? 1 : 0];
-          state.unfolded.clear();
-          draw(state);
-        });
-        zoom.append(all);
-      }
-      bar.append(columns, zoom);
+      bar.append(chips(state), zoom(state));
       state.scroll = make("div", "dr-scroll", undefined, { role: "group", "aria-label":
         "Fusion graphs: stages down, implementations across. Arrow keys move between kernels, Enter keeps one open." });
       state.grid = make("div", "dr-grid");
       state.scroll.append(state.grid);
       state.legend = make("p", "dr-legend");
-      root.append(bar, state.scroll, state.legend, table(state));
       state.tip = make("div", "dr-tip", undefined, { role: "dialog", "aria-label": "Kernel" });
       state.tip.hidden = true;
-      root.append(state.tip);
+      root.append(bar, state.scroll, state.legend, table(state), state.tip);
       state.scroll.addEventListener("keydown", (event) => move(state, event));
       root.addEventListener("keydown", (event) => event.key === "Escape" && close(state));
       root.addEventListener("pointerleave", () => state.pinned || hide(state));
@@ -84,14 +48,47 @@ xlafuse.drawing = (() => {
       new ResizeObserver(() => edges(state)).observe(state.grid);
     }
     for (const { name, why } of data.unread) root.append(make("p", "dr-note", `${name} is not drawn: ${why}`));
-    element.append(root);
     if (data.columns.length) draw(state);
   }
 
-  function toggled(button) {
-    const pressed = button.getAttribute("aria-pressed") !== "true";
-    button.setAttribute("aria-pressed", pressed);
-    return pressed;
+  function chips(state) {
+    const group = make("div", "dr-chips", undefined, { role: "group", "aria-label": "Implementations shown" });
+    state.data.columns.forEach((column, c) => {
+      const show = (on) => (on ? state.visible.add(c) : state.visible.delete(c));
+      const chip = toggle(state, "dr-chip", column.name, column.title, state.visible.has(c), show);
+      chip.style.setProperty("--dr-own", xlafuse.colour(column.name));
+      group.append(chip);
+    });
+    return group;
+  }
+
+  function zoom(state) {
+    const group = make("div", "dr-zoom", undefined, { role: "group", "aria-label": "Size of the drawing" });
+    for (const [text, label, step] of [["−", "smaller", -1.5], ["+", "larger", 1.5], ["fit", "fit the width", 0]]) {
+      group.append(button("dr-button", text, () => resize(state, step), { "aria-label": label, title: label }));
+    }
+    if (state.views.some((view) => view.columns.some((column) => column.folds.length))) {
+      const title = "Show all kernels; long columns fold kernels of little cost";
+      group.append(toggle(state, "dr-button", "every kernel", title, false, (on) => { state.every = on; }));
+    }
+    if (state.views.length > 1) {
+      const title = "Show all stages; neighbouring stages of little cost are drawn as one";
+      group.append(toggle(state, "dr-button", "every stage", title, false, (on) => {
+        state.data = state.views[on ? 1 : 0];
+        state.unfolded.clear();
+      }));
+    }
+    return group;
+  }
+
+  // Return a button that stays pressed. change: called with whether it is pressed, before the drawing is drawn again.
+  function toggle(state, className, text, title, pressed, change) {
+    return button(className, text, ({ currentTarget: node }) => {
+      const on = node.getAttribute("aria-pressed") !== "true";
+      node.setAttribute("aria-pressed", on);
+      change(on);
+      draw(state);
+    }, { title, "aria-pressed": pressed });
   }
 
   function outside(state, root) {
@@ -130,8 +127,6 @@ xlafuse.drawing = (() => {
     state.columns = columns;
     state.boxes = new Map();
     const at = rows(state, columns);
-    state.largest = Math.max(1, ...data.columns.flatMap((column) => column.edges.map((edge) => edge.bytes)),
-      ...data.columns.flatMap((column) => column.kernels.flatMap((kernel) => [kernel.in, kernel.out])));
     routeEdges(state, columns);
     let template = "var(--dr-label)", line = 2;
     for (const column of columns) {

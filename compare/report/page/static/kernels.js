@@ -2,14 +2,14 @@
 // (compare/report/page/drawing/drawing.py) describe each kernel.
 xlafuse.kernels = (() => {
   "use strict";
-  const { make } = xlafuse;
-  const { breakable, count, kindOf } = xlafuse.drawn;
+  const { breakable, count, make } = xlafuse;
+  const { bandsOf, kindOf } = xlafuse.drawn;
   const MOST_LINES = 4;
   const tables = new WeakMap(); // an implementation's fold -> the function that makes its table
 
   // Return the kernels of each implementation, in launch order.
   function kernelsOf(data) {
-    const stages = ({ ops }) => Object.keys(ops).filter((band) => band !== "").map((band) => data.bands[band].label).join(", ");
+    const stages = (kernel) => bandsOf(kernel).map((band) => data.bands[band].label).join(", ");
     return new Map((data?.columns ?? []).map((column) => [column.name,
       column.kernels.map((kernel) => ({ ...kernel, stages: stages(kernel) }))]));
   }
@@ -37,32 +37,40 @@ xlafuse.kernels = (() => {
   }
 
   function table(implementation, kernels, { timed, priced }) {
-    const heads = [["#", "num"], ["kernel"], ["kind"], ["stages"], ["source"], ["launches", "num"], ["reads", "num"], ["writes", "num"],
-      ["FLOPs", "num"], ...(timed ? [["µs", "num"]] : []), ...(priced ? [["roofline µs", "num"]] : []),
-      ...(timed && priced ? [["recoverable µs", "num"]] : []), ...(priced ? [["bound"]] : [])];
-    const node = make("table", "plain");
-    const head = node.createTHead().insertRow();
-    for (const [text, className] of heads) head.append(make("th", className, text, { scope: "col" }));
-    const body = node.createTBody();
-    kernels.forEach((kernel, index) => {
-      const row = body.insertRow();
-      row.dataset.implementation = implementation;
-      row.dataset.index = index;
-      const link = make("a", "kernel mono", undefined, { href: "#c-sources" });
-      Object.assign(link.dataset, { kernel: index, implementation });
-      const name = make("td");
-      name.append(breakable(link, kernel.name));
-      const kind = make("td", "", kernel.kind);
-      if (kernel.phase === "backward") kind.append(" ", make("span", "muted", kernel.phase));
-      const number = (text) => make("td", "num", text);
-      row.append(number(index + 1), name, kind, make("td", "", kernel.stages),
-        make("td", "mono path", kernel.lines.slice(0, MOST_LINES).join(", ")), number(kernel.launches), number(kernel.read), number(kernel.written),
-        number(kernel.flops), ...(timed ? [number(kernel.time)] : []), ...(priced ? [number(kernel.roofline_time || "?")] : []),
-        ...(timed && priced ? [number(kernel.roofline_time ? kernel.recoverable : "?")] : []), ...(priced ? [make("td", "", kernel.bound)] : []));
-    });
+    const columns = [
+      ["#", "num", (kernel, index) => index + 1],
+      ["kernel", "", (kernel, index) => link(implementation, kernel, index)],
+      ["kind", "", kind],
+      ["stages", "", (kernel) => kernel.stages],
+      ["source", "mono path", (kernel) => kernel.lines.slice(0, MOST_LINES).join(", ")],
+      ["launches", "num", (kernel) => kernel.launches],
+      ["reads", "num", (kernel) => kernel.read],
+      ["writes", "num", (kernel) => kernel.written],
+      ["FLOPs", "num", (kernel) => kernel.flops],
+      ["µs", "num", (kernel) => kernel.time, timed],
+      ["roofline µs", "num", (kernel) => kernel.roofline_time || "?", priced],
+      ["recoverable µs", "num", (kernel) => (kernel.roofline_time ? kernel.recoverable : "?"), timed && priced],
+      ["bound", "", (kernel) => kernel.bound, priced],
+    ].filter(([, , , wanted = true]) => wanted);
+    const rows = kernels.map((kernel, index) => columns.map(([, , content]) => content(kernel, index)));
+    const node = xlafuse.table("plain", columns, rows);
+    [...node.tBodies[0].rows].forEach((row, index) => Object.assign(row.dataset, { implementation, index }));
     const scroll = make("div", "scroll");
     scroll.append(node);
     return scroll;
+  }
+
+  function link(implementation, { name }, index) {
+    const node = make("a", "kernel mono", undefined, { href: "#c-sources" });
+    Object.assign(node.dataset, { kernel: index, implementation });
+    return breakable(node, name);
+  }
+
+  function kind(kernel) {
+    const node = document.createDocumentFragment();
+    node.append(kernel.kind);
+    if (kernel.phase === "backward") node.append(" ", make("span", "muted", kernel.phase));
+    return node;
   }
 
   // Open a kernel's fold and return its row; undefined if there is none.

@@ -3,22 +3,10 @@
 (() => {
   let table = null;
 
+  const { make, number } = xlafuse;
   const escaped = (text) => String(text).replace(/[&<>"']/g, (c) => `&#${c.charCodeAt(0)};`);
-  // Format a number with three digits and without exponent.
-  function shown(value) {
-    if (value === null || value === 0) return value === null ? "" : "0";
-    const decimals = Math.max(0, 2 - Math.floor(Math.log10(Math.abs(value))));
-    return value.toFixed(Math.min(decimals, 20));
-  }
-  const formats = {
-    number: shown,
-    count: (value) => (value === null ? "" : String(value)),
-    percent: (value) => (value === null ? "" : `${Math.round(value * 100)}%`),
-    text: (value) => escaped(value ?? ""),
-    filter: (value) => escaped(value ?? ""),
-    counted: (value) => escaped(value ?? ""),
-    case: (value) => escaped(value ?? ""),
-  };
+  const numeric = { number, count: String, percent: (value) => `${Math.round(value * 100)}%` };
+  const shown = (kind, value) => (value === null ? "" : (numeric[kind] || escaped)(value));
 
   // Add sort orders to DataTables that put unknown values last in both directions.
   function addOrders(library) {
@@ -35,19 +23,19 @@
 
   // Return the width of a column in characters over all rows, so that sorting and filters do not change it.
   function width(spec, place, rows) {
-    const longest = Math.max(...rows.map((row) => String(formats[spec.kind](row[place])).length));
+    const longest = Math.max(...rows.map((row) => shown(spec.kind, row[place]).length));
     return Math.min(LONGEST, Math.max(longest, spec.title.length + 2)) + 2;
   }
 
   function column(spec, links) {
-    const numeric = ["number", "count", "percent"].includes(spec.kind);
+    const isNumber = spec.kind in numeric;
     return {
-      title: escaped(spec.title), type: numeric ? "known-number" : "known-text",
-      className: [numeric ? "dt-right" : "dt-left", FIXED.has(spec.title) ? `fixed fixed-${spec.title}` : ""].join(" "),
+      title: escaped(spec.title), type: isNumber ? "known-number" : "known-text",
+      className: [isNumber ? "dt-right" : "dt-left", FIXED.has(spec.title) ? `fixed fixed-${spec.title}` : ""].join(" "),
       render: (value, type, row) => {
         if (type !== "display") return value ?? "";
         if (spec.kind === "case") return `<a href="${escaped(links[row[row.length - 1]])}">${escaped(value)}</a>`;
-        return formats[spec.kind](value);
+        return shown(spec.kind, value);
       },
     };
   }
@@ -60,8 +48,7 @@
     data.columns.forEach((spec, place) => {
       const values = [...new Set(data.rows.flatMap((row) => choices(spec, row[place] ?? "")))];
       if (!["filter", "counted"].includes(spec.kind) || values.length < 2) return;
-      const select = document.createElement("select");
-      select.setAttribute("aria-label", spec.title);
+      const select = make("select", "", undefined, { "aria-label": spec.title });
       select.append(new Option(spec.title, ""));
       values.sort().forEach((value) => select.append(new Option(value === "" ? "(none)" : value, `=${value}`)));
       select.addEventListener("change", () => {
@@ -74,21 +61,15 @@
 
   function explain(columns) {
     const list = document.getElementById("records-help");
-    for (const spec of columns) {
-      list.append(Object.assign(document.createElement("dt"), { textContent: spec.title }));
-      list.append(Object.assign(document.createElement("dd"), { textContent: spec.help }));
-    }
+    for (const { title, help } of columns) list.append(make("dt", "", title), make("dd", "", help));
   }
 
-  xlafuse.records = () => {
-    table = table || make();
-    return table;
-  };
-  async function make() {
+  xlafuse.records = () => (table ||= tableOfRecords());
+  async function tableOfRecords() {
     const [data, style, library] = await Promise.all([
       xlafuse.load("rows"), xlafuse.loadText("lib-tables-style"), xlafuse.module("lib-tables"),
     ]);
-    document.head.prepend(Object.assign(document.createElement("style"), { textContent: style })); // our style sheet follows
+    document.head.prepend(make("style", "", style)); // our style sheet follows
     const rows = data.rows.map((row, number) => [...row, number]); // the last, hidden cell finds the link
     const columns = data.columns.map((spec) => column(spec, data.links));
     columns.push({ visible: false, searchable: false });

@@ -1,7 +1,7 @@
 // The sources of a case: a listing for each document, with the kernels of each line.
 xlafuse.sources = (() => {
   "use strict";
-  const { make } = xlafuse;
+  const { button, make } = xlafuse;
   const MOST = 20000; // lines shown
   const BLOCK = 100; // lines that the browser lays out together
   const states = new WeakMap();
@@ -62,9 +62,7 @@ xlafuse.sources = (() => {
   function tabs(label, names, pick) {
     const group = make("div", "so-tabs", undefined, { role: "group", "aria-label": label });
     names.forEach((name, n) => {
-      const tab = make("button", "so-tab", name, { type: "button", title: name });
-      tab.addEventListener("click", () => pick(n));
-      group.append(tab);
+      group.append(button("so-tab", name, () => pick(n), { title: name }));
     });
     return group;
   }
@@ -106,11 +104,7 @@ xlafuse.sources = (() => {
   // Return links from the chosen kernel to its lines and its box, and to other kernels of the clicked line.
   function links(state, record, shown) {
     const line = make("p", "so-jumps", `kernel ${state.kernel + 1}`);
-    const jump = (text, act) => {
-      const button = make("button", "so-jump", text, { type: "button" });
-      button.addEventListener("click", act);
-      line.append(" ", button);
-    };
+    const jump = (text, act) => line.append(" ", button("so-jump", text, act));
     const spans = shown?.kernels[state.kernel] || [];
     if (spans.length) line.append(" in this text:");
     for (const [first, last] of spans.slice(0, 12)) {
@@ -163,74 +157,66 @@ xlafuse.sources = (() => {
     else show(state.element, state.data, { kernel });
   }
 
-  function listing(state, record, shown, text) {
-    const texts = text.text.split("\n");
-    const missing = new Map(text.gaps);
-    const places = new Map(text.at.map(([number, at]) => [number, text.places[at]]));
-    const numbers = [];
-    texts.forEach((_, position) => numbers.push((numbers.at(-1) || 0) + (missing.get(position) || 0) + 1));
-    const there = new Set(numbers);
+  function listing(state, record, shown, { language, lines, places }) {
+    const kept = lines.flatMap((content, l) => (content === null ? [] : [{ number: l + 1, content }]));
     const held = new Map(); // line number -> kernels that begin there; an empty set within a kernel
     for (const [index, spans] of Object.entries(shown.kernels)) for (const [first, last] of spans) {
       let begun = false;
       for (let number = first; number <= last; number++) {
-        if (!there.has(number)) continue;
+        if (typeof lines[number - 1] !== "string") continue;
         if (!held.has(number)) held.set(number, new Set());
         if (!begun) held.get(number).add(Number(index));
         begun = true;
       }
     }
     state.lines = new Map();
-    const highlight = xlafuse.highlighter(text.language);
+    const highlight = xlafuse.highlighter(language);
     let block;
-    texts.slice(0, MOST).forEach((content, position) => {
+    kept.slice(0, MOST).forEach(({ number, content }, position) => {
       if (position % BLOCK === 0) state.code.append((block = make("div", "so-block")));
-      const left = missing.get(position), number = numbers[position];
-      if (left && position) block.append(make("div", "so-gap", left === 1 ? "1 line left out" : `${left} lines left out`));
+      const left = position && number - kept[position - 1].number - 1;
+      if (left) block.append(make("div", "so-gap", left === 1 ? "1 line left out" : `${left} lines left out`));
       const row = make("div", "so-line");
       row.dataset.line = number;
       const marks = make("span", "so-marks");
-      const at = held.get(number);
-      if (at) {
+      if (held.has(number)) {
         row.classList.add("so-held");
         row.addEventListener("click", (event) => {
           if (event.target.closest("button") || !getSelection().isCollapsed) return; // the reader is selecting text
           state.clicked = { record: state.record, document: state.document, number };
           pick(state, kernelsAt(shown, number)[0]);
         });
-        const named = [...at];
-        for (const index of named.slice(0, 4)) {
-          const mark = make("button", "so-mark", index + 1, { type: "button", tabindex: "-1", title: `kernel ${record.kernels[index]}`,
-            "aria-label": `line ${number} is of kernel ${index + 1}, ${record.kernels[index]}` });
-          mark.addEventListener("click", () => {
-            state.clicked = null;
-            pick(state, index);
-          });
-          marks.append(mark);
-        }
-        if (named.length > 4) marks.append(make("span", "so-more", `+${named.length - 4}`, {
-          title: named.slice(4).map((index) => `${index + 1} ${record.kernels[index]}`).join("\n") }));
+        marks.append(...marksOf(state, record, number, [...held.get(number)]));
       }
       const words = make("span", "so-text");
       highlight(words, content);
       row.append(marks, words);
-      const source = places.get(number);
-      if (source) {
-        const short = source.split("/").pop();
-        const link = make(place(record, source) ? "button" : "span", "so-place", short, { title: source });
-        if (link.tagName === "BUTTON") {
-          link.type = "button";
-          link.tabIndex = -1;
-          link.addEventListener("click", () => show(state.element, state.data, { line: source }));
-        }
-        row.append(link);
-      }
+      if (number in places) row.append(placeLink(state, record, places[number]));
       block.append(row);
       state.lines.set(number, row);
     });
-    if (texts.length > MOST) state.code.append(make("div", "so-gap", `${(texts.length - MOST).toLocaleString("en")} more lines are in the run's dumps`));
+    if (kept.length > MOST) state.code.append(make("div", "so-gap", `${(kept.length - MOST).toLocaleString("en")} more lines are in the run's dumps`));
     const first = state.code.querySelector(".so-mark, .so-place");
     if (first) first.tabIndex = 0;
+  }
+
+  // Return the marks of the kernels that begin at a line.
+  function marksOf(state, record, number, kernels) {
+    const name = (index) => record.kernels[index];
+    const marks = kernels.slice(0, 4).map((index) => button("so-mark", index + 1, () => {
+      state.clicked = null;
+      pick(state, index);
+    }, { tabindex: "-1", title: `kernel ${name(index)}`, "aria-label": `line ${number} is of kernel ${index + 1}, ${name(index)}` }));
+    const more = kernels.slice(4);
+    const title = more.map((index) => `${index + 1} ${name(index)}`).join("\n");
+    return more.length ? [...marks, make("span", "so-more", `+${more.length}`, { title })] : marks;
+  }
+
+  // Return a line's place in the program, which is a link if the page has that file.
+  function placeLink(state, record, source) {
+    const short = source.split("/").pop(), title = { title: source };
+    if (!place(record, source)) return make("span", "so-place", short, title);
+    return button("so-place", short, () => show(state.element, state.data, { line: source }), { tabindex: "-1", ...title });
   }
 
   function go(state, shown, line) {

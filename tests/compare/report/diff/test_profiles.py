@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.cli.main import cli
 
@@ -94,5 +95,15 @@ def test_a_kernel_of_one_capture_is_new_or_gone(changed: Callable[..., Path]) ->
 def test_a_profile_is_compared_with_profiles_only() -> None:
     done = diff(CAPTURE, PROJECT / "tests" / "data" / "xla" / "mlp_fwd.hlo.txt")
     assert done.exit_code == 2 and "a profile can only be compared with another" in done.output
-    done = diff(CAPTURE, CAPTURE, "--html", "a.html")
-    assert done.exit_code == 2 and "--html goes only with two runs or dumps" in done.output
+
+
+@pytest.mark.parametrize("ending", [".html", ".md", ".json"])
+def test_changes_are_written_to_a_file(changed: Callable[..., Path], tmp_path: Path, ending: str) -> None:
+    after, out = changed("file", {GELU: f"<script>{GELU}"}, {GELU: 2.0}), tmp_path / f"changes{ending}"
+    assert diff(CAPTURE, after, "-o", out).exit_code == 0
+    text = out.read_text()
+    assert GELU in text
+    if ending == ".json":
+        assert any(kernel["name"] == f"<script>{GELU}" for kernel in json.loads(text)["kernels"])
+    if ending == ".html":
+        assert "<script" not in text and f"&lt;script&gt;{GELU}" in text

@@ -12,7 +12,9 @@ from typing import Any
 
 import pytest
 from examples import XLA
+from made_records import append_malformed, with_fields
 from made_runs import SEGMENT, changed, diff, flat, record
+
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.cli import diff as diff_command
 from xlafuse.compare.graph import store
@@ -26,9 +28,8 @@ KERNELS = {"forward": {"launches": 8, "bytes_declared": 1000, "provenance": {"de
 
 
 def named(name: str, us: float = 100.0, launches: int = 1, **fields: Any) -> Record:
-    made = dataclasses.replace(record(us), implementation=name, **{"kernels": KERNELS, **fields})
-    assert made.measurement is not None
-    made.measurement["parts"]["forward"]["launches"] = launches
+    made = with_fields(record(us), implementation=name, **{"kernels": KERNELS, **fields})
+    made.times["forward"].launches = launches
     return made
 
 
@@ -37,7 +38,7 @@ def run(folder: Path, *records: Record, graphs: dict[str, FusionGraph] | None = 
     folders.create(folder, {"segments": [SEGMENT], **about})
     for each in records:
         if graph := (graphs or {}).get(each.implementation):
-            each = dataclasses.replace(each, graph=f"graphs/{each.implementation}.json.gz")
+            each = with_fields(each, graph=f"graphs/{each.implementation}.json.gz")
             store.save(graph, folder / str(each.graph))
         folders.append(folder, each)
     return folder
@@ -75,7 +76,7 @@ def test_equal_runs_have_no_regression(tmp_path: Path) -> None:
 # By kind of regression, the record of the later run.
 WORSE = {
     "slower": named("it", 120.0),
-    "launch-gap": dataclasses.replace(named("it"), measurement=record(130, busy=100).measurement),
+    "launch-gap": with_fields(named("it"), measurement=record(130, busy=100).measurement),
     "status": named("it", status="wrong", detail="out: error 3 over tolerance 1"),
     "kernels": named("it", launches=2),
     "bytes": named("it", kernels=kernels_of(8, 1060)),
@@ -104,7 +105,7 @@ def test_another_card_is_named_and_nothing_regresses(tmp_path: Path, kind: str) 
     small = {**SEGMENT, "environment": {"workers": {"xla": {"device": "NVIDIA L4"}}}}
     a = run(tmp_path / "a", named("it"), named("other"))
     b = run(tmp_path / "b", *([worse] if worse else []), named("other"), segments=[small])
-    done = diff(a, b, "--html", tmp_path / "diff.html")
+    done = diff(a, b, "-o", tmp_path / "diff.html")
     assert done.exit_code == 0 and "another card: NVIDIA H200 → NVIDIA L4" in flat(done.stdout)
     page = (tmp_path / "diff.html").read_text()
     assert "Another card" in page and "egressed" not in page and "No regression" not in page
@@ -117,7 +118,7 @@ def test_another_card_is_named_and_nothing_regresses(tmp_path: Path, kind: str) 
 def test_targets_are_cards_and_each_record_has_its_own(tmp_path: Path) -> None:
     def compiled(target: str, launches: int) -> Record:
         made = named("xla", status="compiled", target=target, kernels=kernels_of(launches, 1000))
-        return dataclasses.replace(made, measurement=None)
+        return with_fields(made, measurement=None)
 
     known = {"xla": XLA}
     a, b = (run(tmp_path / name, compiled(name, n), graphs=known) for name, n in (("h200", 8), ("h100", 9)))
@@ -140,12 +141,13 @@ def test_the_tolerance_decides(tmp_path: Path) -> None:
 def test_sections_in_the_terminal(tmp_path: Path) -> None:
     about = {"xlafuse": "0.1", "target": None}
     a = run(
-        tmp_path / "a", named("slow"), named("fast"), named("gaps"), named("wrong"), named("right", status="failed"),
-        named("gone"), named("timer"), named("remat"), graphs={"remat": XLA}, **about,
+        tmp_path / "a", named("slow"), named("fast"), named("gaps"), named("wrong"),
+        named("right", status="failed", detail="why"), named("gone"), named("timer"), named("remat"),
+        graphs={"remat": XLA}, **about,
     )
     wrong = named("wrong", status="wrong", detail="out: error 3 over tolerance 1")
-    gaps = dataclasses.replace(named("gaps"), measurement=record(200, busy=100).measurement)
-    timer = dataclasses.replace(named("timer"), measurement=record(100, timer="cuda-events").measurement)
+    gaps = with_fields(named("gaps"), measurement=record(200, busy=100).measurement)
+    timer = with_fields(named("timer"), measurement=record(100, timer="cuda-events").measurement)
     b = run(
         tmp_path / "b", named("slow", 150.0), named("fast", 50.0), gaps, wrong, named("right"), named("new"), timer,
         named("remat"), graphs={"remat": changed()}, **{**about, "xlafuse": "0.2"},
@@ -174,12 +176,12 @@ def test_a_remark_on_all_compared_times_is_shown_once(tmp_path: Path) -> None:
 
     def timed(name: str, us: float, throttled: tuple[str, ...] = ()) -> Record:
         conditions = [{"sm_mhz": None, "throttled": list(throttled)}]
-        return dataclasses.replace(named(name), measurement=record(us, conditions=conditions).measurement)
+        return with_fields(named(name), measurement=record(us, conditions=conditions).measurement)
 
     before = run(tmp_path / "a", timed("one", 100.0), timed("two", 100.0))
     after = run(tmp_path / "b", timed("one", 150.0), timed("two", 150.0, throttled=("power",)))
     file = tmp_path / "diff.html"
-    for text in (flat(diff(before, after, "--html", file).stdout), file.read_text()):
+    for text in (flat(diff(before, after, "-o", file).stdout), file.read_text()):
         assert text.count(shared) == 1 and text.count(own) == 1
         assert text.index(shared) < text.index("/one")
     single = flat(diff(before, after, "-i", "one").stdout)
@@ -197,7 +199,7 @@ def test_the_mean_ratio_is_geometric_and_needs_several_records(tmp_path: Path) -
 
 def test_slower_kernels_in_an_unresolved_call_give_no_factor(tmp_path: Path) -> None:
     a, b = (
-        dataclasses.replace(named("noisy"), measurement=made.measurement)
+        with_fields(named("noisy"), measurement=made.measurement)
         for made in (record(100, busy=60), record(115, noise=[0.7, 1.3, 1.0, 0.9, 1.1], busy=70))
     )
     text = flat(diff(run(tmp_path / "a", a), run(tmp_path / "b", b)).stdout)
@@ -247,14 +249,6 @@ def test_variables_and_ceilings_are_part_of_the_environment(tmp_path: Path) -> N
 HOSTILE = "<script>alert(1)</script>\"'&\n\x1b[31m" + "x" * 10_000
 
 
-def test_a_timing_mode_under_its_old_name_is_no_difference(tmp_path: Path) -> None:
-    a, b = (
-        run(tmp_path / name, named("xla"), plan={"timing": {"modes": [mode]}})
-        for name, mode in (("a", "launches"), ("b", "no-graph"))
-    )
-    assert json.loads(diff(a, b, "--json").stdout)["environment"] == []
-
-
 def test_the_page_escapes_all_text(tmp_path: Path) -> None:
     about = {"xlafuse": HOSTILE}
     kernels = tuple(dataclasses.replace(k, name=HOSTILE) for k in changed().kernels or ())
@@ -265,7 +259,7 @@ def test_the_page_escapes_all_text(tmp_path: Path) -> None:
         graphs={"xla": graph}, **about,
     )
     page = tmp_path / "page.html"
-    result = diff(a, b, "--html", page)
+    result = diff(a, b, "-o", page)
     assert result.exit_code == 1, result.output
     text = page.read_text()
     assert "<script" not in text and "&lt;script&gt;alert(1)" in text and "\x1b" not in text + result.stdout
@@ -276,7 +270,7 @@ def test_the_page_escapes_all_text(tmp_path: Path) -> None:
 
 def test_no_framework_is_imported() -> None:
     program = (
-        "import sys; from compare.cli.main import cli; cli(sys.argv[1:], standalone_mode=False);"
+        "import sys; from xlafuse.compare.cli.main import cli; cli(sys.argv[1:], standalone_mode=False);"
         "assert not {'jax', 'torch', 'numpy', 'vl_convert', 'jinja2'} & set(sys.modules)"
     )
     words = ["diff", str(DATA / "jax-0.10"), str(DATA / "jax-0.10")]
@@ -292,8 +286,8 @@ def test_no_framework_is_imported() -> None:
         (["{tmp}/a", "{tmp}/b", "--tolerance", "100%"], "below 100%"),
         (["{tmp}/a", "{tmp}/b", "--fail-on", "slow"], "did you mean slower"),
         (["{tmp}/a", "{tmp}/b", "-i", "nobody"], "no implementation 'nobody'"),
-        (["{tmp}/a", "{tmp}/b", "--module", "1"], "--module selects in a folder of dumps"),
-        (["{tmp}/a", "{tmp}/b", "--html", "{tmp}/a/run.json/x.html"], "cannot be written"),
+        (["{tmp}/a", "{tmp}/b", "-o", "{tmp}/a/run.json/x.html"], "cannot be written"),
+        (["{tmp}/a", "{tmp}/b", "-o", "{tmp}/x.svg"], "expected .html, .md, .json"),
         (["{tmp}/a", "{tmp}/empty"], "records.jsonl: missing"),
         (["{tmp}/empty", "{tmp}/empty"], "neither run has a record"),
         (["{tmp}/x.json", "{tmp}/x.json", "--all", "--tolerance", "5%"], "and --all go only with two runs or profiles"),
@@ -330,9 +324,10 @@ def test_a_malformed_run_json_does_not_crash(tmp_path: Path, segments: Any) -> N
     ids=str,
 )
 def test_a_malformed_measurement_loses_only_its_own_times(tmp_path: Path, strange: dict[str, Any]) -> None:
-    other = dataclasses.replace(named("it"), measurement={**(record(100).measurement or {}), **strange})
     a = run(tmp_path / "a", named("it"), named("other"))
-    b = run(tmp_path / "b", other, named("other", 200.0))
+    b = run(tmp_path / "b", named("other", 200.0))
+    it = named("it")
+    append_malformed(b, it, measurement={**it.to_json()["measurement"], **strange})
     result = diff(a, b, "--json")
     assert result.exit_code == 1, result.output
     answer = {each["id"].rpartition("/")[2]: each for each in json.loads(result.stdout)["records"]}

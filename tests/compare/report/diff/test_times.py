@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from full_marks import first_of_each
+from made_records import made_record, with_fields, without_kernel_times
 from made_runs import CASE, QUIET, SEGMENT, record
+
 from xlafuse.compare.plan.speedup import Sample, Speedup, compare_runs
 from xlafuse.compare.record.record import Record
 from xlafuse.compare.report.diff import times
@@ -19,7 +21,7 @@ def compared(a: Record, b: Record, *segments: dict[str, Any], tolerance: float =
     return found
 
 
-@pytest.mark.parametrize("noise", [0.01, 0.002])
+@pytest.mark.parametrize("noise", first_of_each([0.01, 0.002]))
 def test_the_interval_of_two_runs_contains_the_true_ratio(noise: float) -> None:
     generator, held, won, found = random.Random(2), 0, 0, 0
 
@@ -90,8 +92,7 @@ def test_kernel_time_is_separated_from_launch_gaps(call: tuple[float, list[float
 def test_without_kernel_times_the_call_decides() -> None:
     records = record(100, timer="cuda-events"), record(150, timer="cuda-events")
     for each in records:
-        assert each.measurement
-        each.measurement["parts"]["forward"] |= {"busy_time": None, "launches": None, "records": None}
+        without_kernel_times(each)
     found = compared(*records)
     assert found.word == "slower" and found.busy is None and "busy" not in (found.speedups or {})
     assert found.notes == ("the timer did not record single kernels",)
@@ -123,11 +124,12 @@ def test_other_conditions_are_noted() -> None:
 
 
 def test_untimed_records_are_refused() -> None:
-    compiled = Record(CASE, "xla", "xla", "compiled")
+    compiled = made_record(CASE, "xla", "xla", "compiled")
     assert times.compare_times(compiled, compiled, (SEGMENT, SEGMENT), 0.05) is None
     assert compared(record(100), compiled).refused == "not timed after"
     assert compared(compiled, record(100)).refused == "not timed before"
-    assert compared(record(100), replace(record(100), status="wrong")).refused == "not timed after"
+    wrong = with_fields(record(100), status="wrong", detail="y is wrong")
+    assert compared(record(100), wrong).refused == "not timed after"
     assert compared(record(100), record(100, noise=[1.0] * 4)).refused == "fewer than 5 rounds"
 
 

@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.report.page import embed, page
+from xlafuse.compare.sources.opening import open_source
 
 Open = Callable[..., AbstractContextManager[Any]]
 QUICK = PROJECT / "tests" / "data" / "runs" / "h200-small"
@@ -97,7 +99,7 @@ def ready() -> Callable[[Any], None]:
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the report of three of the run's four blocks."""
     out = tmp_path_factory.mktemp("report") / "quick.html"
-    page.write(QUICK, out, {"block": ["softmax", "attention", "rmsnorm"]})
+    page.write(open_source(QUICK).select({"block": ["softmax", "attention", "rmsnorm"]}), out)
     return out
 
 

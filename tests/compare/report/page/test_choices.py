@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 
 from xlafuse.compare.base.paths import PROJECT
-from xlafuse.compare.report import run_results
 from xlafuse.compare.report.page.content import choices
+from xlafuse.compare.sources.source import Source
 
 
-def test_the_guide_quotes_a_committed_run() -> None:
+def test_the_guide_quotes_a_committed_run(committed_run: Source) -> None:
     """The answers in docs/reading-a-report.md are those of the page."""
-    run = run_results.read(PROJECT / "reports" / "h200", {"block": ["attention"]})
-    (case,) = (case for case in run.cases if case.id == "attention/llama-8b/bf16/fwd")
+    (case,) = (case for case in committed_run.cases if case.id == "attention/llama-8b/bf16/fwd")
     said = " ".join(choices.choices(case))
     table = (PROJECT / "docs" / "reading-a-report.md").read_text().split("| question |")[1].split("\n\n")[0]
     answers = "\n".join(row.split("|")[3] for row in table.splitlines()[2:])

@@ -12,7 +12,7 @@ DATA = Path(__file__).parents[3] / "data" / "runs"
 
 def test_the_page_needs_no_network_and_has_two_themes(tmp_path: Path, visit: Any) -> None:
     file = tmp_path / "page.html"
-    assert diff(DATA / "jax-0.10", DATA / "jax-0.11", "--html", file).exit_code == 1
+    assert diff(DATA / "jax-0.10", DATA / "jax-0.11", "-o", file).exit_code == 1
     grounds = set()
     for scheme in ("light", "dark"):
         with visit(file, ready="h1", color_scheme=scheme) as page:

@@ -1,25 +1,23 @@
-"""The data of the drawing of a case's fusion graphs."""
+"""The data of the drawing of a case's fusion graphs; test_layout.py has the boxes that the browser makes of them."""
 
 from __future__ import annotations
 
 import json
-import random
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from graph_builder import graph, kernel
+
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.graph import formats
 from xlafuse.compare.graph.analyse.totals import declared_bytes
 from xlafuse.compare.graph.model import FusionGraph, Reason
 from xlafuse.compare.report.page.drawing import drawing
-from xlafuse.compare.report.page.drawing.bands import MOST_BANDS, UNNAMED
-from xlafuse.compare.report.page.drawing.folding import SHOWN
-from xlafuse.compare.report.page.drawing.tracks import pieces
-from xlafuse.compare.sources import graph_sources
-from xlafuse.compare.sources.graph_sources import GraphSource
+from xlafuse.compare.report.page.drawing.bands import UNNAMED
+from xlafuse.compare.sources.opening import open_source
+from xlafuse.compare.sources.result import Result
 
 NORM = kernel("n", "reduction", "norm:mean@1", "x", "h")
 GATE = kernel("g", "gemm", "gate:dot@2", "h wg", "g")
@@ -28,25 +26,20 @@ ACT = kernel("a", "elementwise", "act:exp@4 act:mul@4", "g u", "y")
 FUSED = kernel("all", "custom", "norm:mean@1 gate:dot@2 up:dot@3 act:exp@4 act:mul@4", "x wg wu", "y")
 
 
-def found(name: str, of: FusionGraph) -> GraphSource:
-    return GraphSource(name, 1, Path("run"), lambda: of)
+def found(name: str, of: FusionGraph) -> Result:
+    return Result(name, 1, Path("run"), lambda: of)
 
 
 def column(data: dict, name: str) -> dict:
-    """Return a column with its boxes in the first layout."""
-    place = next(i for i, each in enumerate(data["columns"]) if each["name"] == name)
-    own, laid = data["columns"][place], data["layouts"][0]["columns"][place]
-    kernels = [{**box, "pieces": boxes} for box, boxes in zip(own["kernels"], laid["pieces"], strict=True)]
-    return {**own, "kernels": kernels, "folds": laid["folds"]}
+    return next(column for column in data["columns"] if column["name"] == name)
 
 
-def test_a_box_covers_the_bands_of_its_operations() -> None:
+def test_a_kernel_has_the_bands_of_its_operations() -> None:
     data = drawing.of_case([found("apart", graph(NORM, GATE, UP, ACT)), found("fused", graph(FUSED))])
     assert data is not None
     assert [band["label"] for band in data["bands"]] == ["norm", "gate", "up", "act"]
-    assert [each["pieces"] for each in column(data, "apart")["kernels"]] == [[[0, i, i]] for i in range(4)]
+    assert [list(each["ops"]) for each in column(data, "apart")["kernels"]] == [[str(i)] for i in range(4)]
     (box,) = column(data, "fused")["kernels"]
-    assert box["pieces"] == [[0, 0, 3]]
     assert box["ops"] == {"0": "mean", "1": "dot", "2": "dot", "3": "exp, mul"}
 
 
@@ -92,8 +85,7 @@ def test_views_do_not_count_as_computing() -> None:
     viewed = kernel("a", "elementwise", "gate:view@2 act:exp@4", "g", "y")
     data = drawing.of_case([found("one", graph(NORM, GATE, viewed))])
     assert data is not None
-    box = column(data, "one")["kernels"][2]
-    assert box["pieces"] == [[0, 2, 2]] and box["ops"] == {"2": "exp", "": "view"}
+    assert column(data, "one")["kernels"][2]["ops"] == {"2": "exp", "": "view"}
 
 
 def test_kernels_without_stages_have_no_band() -> None:
@@ -101,13 +93,13 @@ def test_kernels_without_stages_have_no_band() -> None:
     staged = [found(name, graph(NORM, GATE, UP, ACT)) for name in ("apart", "other")]
     data = drawing.of_case([*staged, found("library", graph(library))])
     assert data is not None
-    assert column(data, "library")["kernels"][0]["pieces"] == []
+    assert not column(data, "library")["kernels"][0]["ops"].keys() - {""}
     assert [band["label"] for band in data["bands"]] == ["norm", "gate", "up", "act"]
     copy = kernel("c", "copy", ":copy", "y", "z")
     data = drawing.of_case([found("apart", graph(NORM, copy)), found("other", graph(NORM))])
     assert data is not None
     assert [band["label"] for band in data["bands"]] == ["norm", UNNAMED]
-    assert column(data, "apart")["kernels"][1]["pieces"] == [[0, 1, 1]]
+    assert column(data, "apart")["kernels"][1]["ops"] == {"1": "copy"}
 
 
 def test_graphs_without_common_stages_share_one_band() -> None:
@@ -121,8 +113,7 @@ def test_without_stages_operations_are_matched() -> None:
     bare = kernel("d", "gemm", ":dot@2 :exp@4", "x", "y")
     data = drawing.of_case([found("one", graph(bare)), found("other", graph(bare))])
     assert data is not None and data["inferred"]
-    box = column(data, "one")["kernels"][0]
-    assert box["pieces"] == [[0, 0, 1]] and box["ops"] == {"0": "dot, exp", "1": ""}
+    assert column(data, "one")["kernels"][0]["ops"] == {"0": "dot, exp", "1": ""}
 
 
 def test_a_graph_without_kernels_lists_operations() -> None:
@@ -136,22 +127,10 @@ def test_an_unreadable_graph_has_no_column() -> None:
     def broken() -> FusionGraph:
         raise UsageError("graph.json: <b>no</b> JSON")
 
-    data = drawing.of_case([found("good", graph(NORM)), GraphSource("bad", 1, Path("run"), broken)])
+    data = drawing.of_case([found("good", graph(NORM)), Result("bad", 1, Path("run"), broken)])
     assert data is not None
     assert [each["name"] for each in data["columns"]] == ["good"]
     assert data["unread"] == [{"name": "bad", "why": "graph.json: <b>no</b> JSON"}]
-
-
-def test_neighbouring_low_cost_stages_are_grouped() -> None:
-    one = [kernel(f"k{i}", "elementwise", f"s{i}:mul@{i}", f"b{i}", f"b{i + 1}") for i in range(MOST_BANDS + 4)]
-    kernels = [replace(each, device_time_us=900.0 if i == 10 else 1.0) for i, each in enumerate(one)]
-    data = drawing.of_case([found("xla", graph(*kernels))])
-    assert data is not None and len(data["bands"]) == MOST_BANDS + 4
-    together, apart = data["layouts"]
-    assert together["groups"] == [list(range(10)), [10], list(range(11, MOST_BANDS + 4))]
-    assert apart["groups"] == [[i] for i in range(MOST_BANDS + 4)]
-    assert [len(fold["members"]) for fold in together["columns"][0]["folds"]] == [MOST_BANDS + 4 - SHOWN]
-    assert apart["columns"][0]["folds"] == []
 
 
 def test_too_many_kernels_are_not_drawn() -> None:
@@ -162,52 +141,20 @@ def test_too_many_kernels_are_not_drawn() -> None:
     assert data["unread"][0]["why"].startswith("2,001 kernels are too many")
 
 
-def test_long_columns_fold_low_cost_kernels() -> None:
-    many = [replace(NORM, name=f"n{i}", device_time_us=1.0) for i in range(SHOWN + 3)]
-    data = drawing.of_case([found("eager", graph(replace(NORM, device_time_us=500.0), *many))])
-    assert data is not None
-    (fold,) = column(data, "eager")["folds"]
-    assert len(fold["members"]) == 4 and 0 not in fold["members"]
-    assert fold["text"] == "4.00 µs, 32.0 kB"
-
-
-def test_short_columns_fold_nothing() -> None:
-    data = drawing.of_case([found("xla", graph(*[replace(NORM, name=f"n{i}") for i in range(SHOWN)]))])
-    assert data is not None and column(data, "xla")["folds"] == []
-
-
-def test_boxes_of_a_track_share_at_most_a_band_at_their_ends() -> None:
-    rng = random.Random(0)
-    for _ in range(200):
-        held = {i: sorted(rng.sample(range(8), rng.randint(0, 4))) for i in range(rng.randint(1, 12))}
-        placed = pieces(held)
-        for index, bands in held.items():
-            covered = {band for piece in placed[index] for band in range(piece.first, piece.last + 1)}
-            assert covered >= set(bands) and bool(covered) == bool(bands)
-        boxes = [(index, piece) for index, own in placed.items() for piece in own]
-        for n, (_, a) in enumerate(boxes):
-            for _, b in boxes[n + 1 :]:
-                assert a.track != b.track or a.last <= b.first or b.last < a.first
-
-
-def test_boxes_are_split_if_that_needs_fewer_tracks() -> None:
-    assert [len(own) for own in pieces({0: [0, 3], 1: [1, 2]}).values()] == [2, 1]
-    assert [len(own) for own in pieces({0: [0, 3]}).values()] == [1]
-
-
 @pytest.fixture(scope="module")
-def train() -> list[GraphSource]:
-    every = graph_sources.contents(PROJECT / "tests" / "data" / "runs" / "h200-rmsnorm").graphs
+def train() -> list[Result]:
+    every = open_source(PROJECT / "tests" / "data" / "runs" / "h200-rmsnorm").results
     return [each for each in every if each.record and each.record.case.id == "rmsnorm/llama-8b/bf16/train"]
 
 
-def test_numbers_are_those_of_the_graphs(train: list[GraphSource]) -> None:
+def test_numbers_are_those_of_the_graphs(train: list[Result]) -> None:
     drawn = [each for each in train if each.read is not None]
     data = drawing.of_case(drawn)
     assert data is not None and len(data["columns"]) == len(drawn) > 5
     json.dumps(data, allow_nan=False)
-    for each, own in zip(drawn, data["columns"], strict=True):
-        kernels = each.graph().kernels or ()
+    graphs = {each.record.implementation: each.load() for each in drawn if each.record}
+    for own in data["columns"]:
+        kernels = graphs[own["name"]].kernels or ()
         assert len(own["kernels"]) == len(kernels)
         for kernel_, box in zip(kernels, own["kernels"], strict=True):
             assert box["bytes"] == formats.size(declared_bytes(kernel_))
@@ -216,9 +163,9 @@ def test_numbers_are_those_of_the_graphs(train: list[GraphSource]) -> None:
     assert "xla" in [data["columns"][i]["name"] for i in data["shown"]]
 
 
-def test_main_implementations_come_first(train: list[GraphSource]) -> None:
+def test_main_implementations_come_first(train: list[Result]) -> None:
     """Baselines come last; they are visible at first only without other columns."""
-    drawn = drawing.ordered(each for each in reversed(train) if each.read is not None)
+    drawn = [each for each in reversed(train) if each.read is not None]
     data = drawing.of_case(drawn)
     assert data is not None
     names = [column["name"] for column in data["columns"]]

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
+
 from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.report import charts
 from xlafuse.compare.report.page import embed, page
-from xlafuse.compare.report.page.content import charts
 
 # All kinds of values, and text that would end elements, lines or strings if unescaped.
 AWKWARD: list[Any] = [
@@ -55,7 +56,7 @@ def test_infinite_numbers_become_null(tmp_path: Path, visit: Any) -> None:
 def test_equal_data_give_equal_pages_in_every_process() -> None:
     """A committed page changes only with its data, although hashes of text differ between processes."""
     program = (
-        "from compare.report.page import embed; common = [{'x': f'{n:040}'} for n in range(50)];"
+        "from xlafuse.compare.report.page import embed; common = [{'x': f'{n:040}'} for n in range(50)];"
         "print(list(embed.elements('a', [{'a': common}, {'b': common[::-1]}, None])))"
     )
     made = [

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from xlafuse.compare.base.paths import PROJECT
 
 RUN = PROJECT / "reports" / "h200"
@@ -22,10 +23,11 @@ finally:
 """
 
 
+@pytest.mark.full
 def test_the_page_of_a_large_run(tmp_path: Path) -> None:
     """The run has nearly all cases of the full suite."""
     out = tmp_path / "page.html"
-    command = [sys.executable, "-c", DRIVER, "report", str(RUN), "--html", str(out)]
+    command = [sys.executable, "-c", DRIVER, "report", str(RUN), "-o", str(out)]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     assert "1,616 records of 171 cases" in done.stdout
@@ -33,7 +35,9 @@ def test_the_page_of_a_large_run(tmp_path: Path) -> None:
     assert out.stat().st_size < 5e6
 
 
-@pytest.mark.parametrize("command", [["report", "--help"], ["report", str(RUN)]], ids=["help", "table"])
+@pytest.mark.parametrize(
+    "command", [["report", "--help"], ["inspect", str(RUN), "--view", "times"]], ids=["help", "table"]
+)
 def test_other_reports_do_not_import_the_page(command: list[str]) -> None:
     done = subprocess.run([sys.executable, "-c", DRIVER, *command], cwd=PROJECT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -15,16 +15,18 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.base.text import number
 from xlafuse.compare.cli import main
 from xlafuse.compare.graph import formats
 from xlafuse.compare.graph.analyse import missed_fusions
 from xlafuse.compare.record.run_files import RunFile
-from xlafuse.compare.report import run_results
 from xlafuse.compare.report.columns import percent
 from xlafuse.compare.report.page import page
 from xlafuse.compare.report.page.content import case as case_page
+from xlafuse.compare.sources.case_results import BASELINES
+from xlafuse.compare.sources.opening import open_source
 
 QUICK = PROJECT / "tests" / "data" / "runs" / "h200-small"
 CASE = "softmax/gpt2-scores/bf16/train"
@@ -69,7 +71,7 @@ def counted(rounds: list[list[float]]) -> list[list[float]]:
 
 def medians(record: Record) -> dict[str, float]:
     """Return the median time of each phase in µs."""
-    parts = record["measurement"]["parts"]
+    parts = record["measurement"]["phases"]
     return {p: statistics.median([s for r in counted(d["device_time"]) for s in r]) * 1e6 for p, d in parts.items()}
 
 
@@ -111,7 +113,7 @@ def recoverable(record: Record, ceilings: dict[str, Any]) -> float:
 
 
 def spread(record: Record) -> float:
-    parts = [[s for r in counted(data["device_time"]) for s in r] for data in record["measurement"]["parts"].values()]
+    parts = [[s for r in counted(data["device_time"]) for s in r] for data in record["measurement"]["phases"].values()]
     low, _, high = statistics.quantiles([sum(call) for call in zip(*parts, strict=True)], n=4, method="inclusive")
     return (high - low) / 2 * 1e6
 
@@ -121,7 +123,7 @@ def declared(record: Record) -> int:
 
 
 def measured(record: Record, way: str, *names: str) -> int | None:
-    parts = ((record["traffic"] or {}).get(way) or {}).get("parts")
+    parts = record.get("traffic", {}).get(way, {}).get("phases")
     return None if parts is None else sum(part[name] for part in parts.values() for name in names)
 
 
@@ -160,7 +162,7 @@ def test_summary(case: Any, records: dict[str, Record], ceilings: dict[str, Any]
         assert row["recoverable µs"] == us(recoverable(record, ceilings))
         assert row["roofline µs"] == us(sum(roofline_times(record, ceilings)))
         assert row["kernels"] == str(len(graph_of(record)["kernels"]))
-        assert row["launches"] == str(sum(d["launches"] for d in record["measurement"]["parts"].values()))
+        assert row["launches"] == str(sum(d["launches"] for d in record["measurement"]["phases"].values()))
         passed = [
             b for b in graph_of(record)["buffers"]
             if b["role"] in ("intermediate", "saved") and b["producer"] is not None and b["consumers"]
@@ -175,7 +177,7 @@ def test_times(case: Any, records: dict[str, Record], ceilings: dict[str, Any]) 
     shown = columns(titled(case, "wall", "launch gap"), len(records))
     for name, record in records.items():
         row, parts, time = shown[name], medians(record), time_of(record)
-        data = record["measurement"]["parts"].values()
+        data = record["measurement"]["phases"].values()
         busy = sum(statistics.median([s for r in counted(d["busy_time"]) for s in r]) for d in data) * 1e6
         assert row["cold"] == " ".join([us(time), *round_marks(record)])
         assert row["±"] == us(spread(record))
@@ -186,14 +188,15 @@ def test_times(case: Any, records: dict[str, Record], ceilings: dict[str, Any]) 
         assert row["of roofline"] == percent(sum(roofline_times(record, ceilings)) / time)
         assert row["compile s"] == number(record["compile_s"])
         peaks = record["measurement"]["peak_memory"].values()
-        known = [p["planned"] if p["bytes"] is None else p["bytes"] for p in peaks]
+        known = [p.get("planned") if p["bytes"] is None else p["bytes"] for p in peaks]
         mark = " p" if None in [p["bytes"] for p in peaks] else ""
         assert row["memory MB"] == ("" if None in known else number(max(known) / 1e6) + mark)
 
 
 def rounds(record: Record) -> list[float]:
-    parts = [[statistics.median(s) for s in counted(d["device_time"])] for d in record["measurement"]["parts"].values()]
-    return [sum(times) for times in zip(*parts, strict=True)]
+    phases = record["measurement"]["phases"].values()
+    medians = [[statistics.median(s) for s in counted(times["device_time"])] for times in phases]
+    return [sum(times) for times in zip(*medians, strict=True)]
 
 
 @pytest.mark.parametrize("address", ["softmax/prime/fp32/fwd", "attention/llama-8b/bf16/fwd"])
@@ -222,7 +225,7 @@ def test_marks_are_explained_once(
 
 def test_ratios_and_their_intervals(case: Any, records: dict[str, Record]) -> None:
     values = case[0]["charts"]["ratios"]["data"]["values"]
-    assert {value["implementation"] for value in values} == records.keys() - {"xla", *run_results.BASELINES}
+    assert {value["implementation"] for value in values} == records.keys() - {"xla", *BASELINES}
     for value in values:
         pairs = zip(rounds(records[value["implementation"]]), rounds(records["xla"]), strict=True)
         ratio = math.exp(statistics.fmean(math.log(a / b) for a, b in pairs))
@@ -238,7 +241,7 @@ def test_pictures_show_the_same_numbers(case: Any, records: dict[str, Record], c
         assert value["recoverable"] == pytest.approx(recoverable(record, ceilings))
         assert value["high"] == pytest.approx(time_of(record) + spread(record))
         assert value["low"] == pytest.approx(time_of(record) - spread(record))
-    for value in charts["roofline"]["data"]["values"]:
+    for value in charts["roofline"]["layer"][1]["data"]["values"]:
         record = records[value["implementation"]]
         flops, size = sum(record["flops"].values()), declared(record)
         if value["kind"] == "measured, by measured bytes":
@@ -253,7 +256,7 @@ def test_bars_are_the_launches(case: Any, records: dict[str, Record]) -> None:
     assert shown.keys() == records.keys()
     for name, record in records.items():
         mine = shown[name]
-        parts = [data["records"] for data in record["measurement"]["parts"].values()]
+        parts = [data["records"] for data in record["measurement"]["phases"].values()]
         ran = [r for part in parts for r in part]
         assert mine["took"] == pytest.approx([(r["end"] - r["start"]) * 1e9 for r in ran], abs=1)
         gaps = [b["start"] - a["end"] for a, b in pairwise(parts[0])]
@@ -325,7 +328,7 @@ def read_twice(graph: dict[str, Any], reason: dict[str, Any]) -> int:
 def test_the_command_for_unlisted_fusions_works(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command on the page selects the case."""
     monkeypatch.setattr(case_page, "MOST_MISSED", 1)
-    (shown,) = (each for each in run_results.read(QUICK, {"block": ["softmax"]}).cases if each.case.id == CASE)
+    (shown,) = (each for each in open_source(QUICK).select({"block": ["softmax"]}).cases if each.case.id == CASE)
     html = page.render("case.html", **case_page.values(shown), drawn_kernels=True)
     (command,) = (unescape(command) for command in re.findall("<code>(xlafuse .*?)</code>", html))
     done = CliRunner().invoke(main.cli, [str(QUICK) if word == "RUN" else word for word in shlex.split(command)[1:]])
@@ -334,7 +337,7 @@ def test_the_command_for_unlisted_fusions_works(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_prices_carry_their_measured_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    (shown,) = (each for each in run_results.read(QUICK, {"block": ["softmax"]}).cases if each.case.id == CASE)
+    (shown,) = (each for each in open_source(QUICK).select({"block": ["softmax"]}).cases if each.case.id == CASE)
     error = missed_fusions.PriceError(cases=20, low=0.61, high=1.13, median=0.92, gpu="H200")
     for found, times in ((error, 1), (None, 0)):
         monkeypatch.setattr(missed_fusions, "PRICE_ERROR", found)

@@ -8,29 +8,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
+
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.cli import main
+from xlafuse.compare.cli import report as report_command
 from xlafuse.compare.graph import store
-from xlafuse.compare.report import run_results
 from xlafuse.compare.report.page import page
-from xlafuse.compare.sources import graph_sources
 from xlafuse.compare.sources.explained import Explained
+from xlafuse.compare.sources.opening import open_source
 
 DATA = PROJECT / "tests" / "data"
 HLO = DATA / "hlo" / "jax-0.11.2" / "h200-attention-fwd.hlo.txt.gz"
 INDUCTOR = DATA / "inductor" / "torch-2.13.0" / "debug"
 
 
+def report(*words: object) -> Result:
+    return CliRunner().invoke(main.cli, ["report", *map(str, words)])
+
+
 def written(path: Path, folder: Path) -> Path:
     out = folder / "page.html"
-    page.write(path, out, {}, files=False)
+    page.write(open_source(path), out, files=False)
     return out
 
 
 def test_an_hlo_file_opens_on_its_graph(tmp_path: Path, visit: Any) -> None:
     """No part about times, records or checks is there; the graph, the findings and the HLO are."""
-    graph = graph_sources.contents(HLO).graphs[0].graph()
+    graph = open_source(HLO).results[0].load()
     with visit(written(HLO, tmp_path), ready="article[data-shown]") as it:
         text = it.locator("#case").inner_text()
         assert f"{len(graph.kernels or ())} kernels" in text and "xlafuse/blocks/attention.py:19" in text
@@ -59,25 +64,27 @@ def test_a_folder_lists_its_modules(tmp_path: Path, visit: Any) -> None:
         assert it.locator("#case h1").inner_text().startswith("h200-")
 
 
-def test_only_the_largest_modules_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_results, "MOST_MODULES", 1)
-    (tmp_path / "a.hlo.txt").write_text("HloModule small\n")
-    shutil.copy(HLO, tmp_path / "b.hlo.txt.gz")
-    run = run_results.read(tmp_path, {})
-    assert [case.id for case in run.cases] == ["b.hlo.txt.gz"]
-    assert any("2 modules" in warning for warning in run.warnings)
+def test_only_the_largest_modules_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedded: Any) -> None:
+    monkeypatch.setattr(report_command, "MOST_MODULES", 1)
+    folder, out = tmp_path / "dump", tmp_path / "page.html"
+    folder.mkdir()
+    (folder / "a.hlo.txt").write_text("HloModule small\n")
+    shutil.copy(HLO, folder / "b.hlo.txt.gz")
+    done = report(folder, "-o", out)
+    assert done.exit_code == 0 and "2 modules" in done.stderr, done.output
+    assert embedded(out, "settings")["cases"] == ["b.hlo.txt.gz"]
 
 
 def test_inductors_output_and_its_code(tmp_path: Path, embedded: Any) -> None:
     out = written(INDUCTOR, tmp_path)
     sources = embedded(out, "sources", 0)
-    assert any("def call" in text["text"] for text in sources["texts"])
+    assert any("def call" in line for text in sources["texts"] for line in text["lines"] if line)
     (record,) = sources["records"]
     assert record["name"] == "inductor" and any(document["kernels"] for document in record["documents"])
 
 
 def test_graphs_of_one_file_are_side_by_side(tmp_path: Path, embedded: Any) -> None:
-    graph = graph_sources.contents(HLO).graphs[0].graph()
+    graph = open_source(HLO).results[0].load()
     path = tmp_path / "explained.json"
     Explained({"mine": graph, "theirs": replace(graph, name="other")}).save(path)
     drawing = embedded(written(path, tmp_path), "drawing", 0)
@@ -85,7 +92,7 @@ def test_graphs_of_one_file_are_side_by_side(tmp_path: Path, embedded: Any) -> N
 
 
 def test_a_graph_with_times_but_no_record(tmp_path: Path, visit: Any) -> None:
-    graph = graph_sources.contents(HLO).graphs[0].graph()
+    graph = open_source(HLO).results[0].load()
     timed = replace(graph, kernels=tuple(replace(kernel, device_time_us=7.5) for kernel in graph.kernels or ()))
     store.save(timed, tmp_path / "graph.json")
     with visit(written(tmp_path / "graph.json", tmp_path), ready="article[data-shown]") as it:
@@ -94,21 +101,23 @@ def test_a_graph_with_times_but_no_record(tmp_path: Path, visit: Any) -> None:
 
 
 @pytest.mark.parametrize("path", [HLO, INDUCTOR], ids=["file", "folder"])
-def test_tables_need_records(path: Path) -> None:
-    for options in ([], ["--matrix"], ["--findings"], ["--json"]):
-        done = CliRunner().invoke(main.cli, ["report", str(path), *options])
-        assert done.exit_code == 2 and "xlafuse inspect" in done.output and "--html" in done.output
+def test_tables_of_records_need_a_run(path: Path, tmp_path: Path) -> None:
+    for view in ("times", "matrix", "roofline", "traffic", "ranks", "peers", "authorship"):
+        done = report(path, "--view", view, "-o", tmp_path / "table.md")
+        assert done.exit_code == 2 and "no run" in done.stderr and "kernels" in done.stderr, view
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_selection_needs_records(tmp_path: Path) -> None:
-    done = CliRunner().invoke(main.cli, ["report", str(HLO), "--html", str(tmp_path / "a.html"), "--block", "softmax"])
-    assert done.exit_code == 2 and "select in runs only" in done.output
+    done = report(HLO, "-o", tmp_path / "a.html", "--block", "softmax")
+    assert done.exit_code == 2 and "--block" in done.stderr and not list(tmp_path.iterdir())
 
 
 def test_a_capture_has_the_times_of_a_median_step(tmp_path: Path, embedded: Any) -> None:
     capture = DATA / "profiles" / "jax"
     out = tmp_path / "page.html"
-    run = page.write(capture, out, {}, files=False)
+    run = open_source(capture)
+    page.write(run, out, files=False)
     assert run.warnings[0].endswith("kernels have the times of a median step of 2; <1% of the time is of other kernels")
     (result,) = run.results
     assert result.graph is not None and result.graph.kernels is not None
@@ -116,10 +125,10 @@ def test_a_capture_has_the_times_of_a_median_step(tmp_path: Path, embedded: Any)
     shown = embedded(out, "case", 0)
     assert [took / 1e3 for took in shown["bars"][0]["took"]] == pytest.approx(times, abs=1e-3)
     assert "The measured time of each kernel" in shown["html"] and "nothing was measured" not in shown["html"]
-    assert "HloModule jit_train_step" in embedded(out, "sources", 0)["texts"][0]["text"]
+    assert "HloModule jit_train_step" in embedded(out, "sources", 0)["texts"][0]["lines"][0]
 
 
 def test_a_profile_without_a_graph_has_no_page(tmp_path: Path) -> None:
     trace = shutil.copy(DATA / "profiles" / "torch" / "profile" / "torch.json.gz", tmp_path)
-    done = CliRunner().invoke(main.cli, ["report", str(trace), "--html", str(tmp_path / "a.html")])
-    assert done.exit_code == 2 and "no kernel of this profile is joined to a graph" in done.output
+    done = report(trace, "-o", tmp_path / "a.html")
+    assert done.exit_code == 2 and "no kernel of this profile is joined to a graph" in done.stderr

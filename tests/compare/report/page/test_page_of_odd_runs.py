@@ -9,17 +9,20 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from made_records import made_record, measurement_of, with_fields, without_kernel_times
+
 from xlafuse.compare.cli import main
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.analyse.summary import summary
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
 from xlafuse.compare.record import run_folder
 from xlafuse.compare.record.record import Record
-from xlafuse.compare.report import run_results
+from xlafuse.compare.record.record_fields import PeakMemory
 from xlafuse.compare.report.overall import overall
 from xlafuse.compare.report.page import page
 from xlafuse.compare.report.page.content import case as case_page
 from xlafuse.compare.report.page.content import choices, libraries, records
+from xlafuse.compare.sources.opening import open_source
 from xlafuse.compare.spec.case import Case
 
 SCRIPT = "<script>window.broken = true</script>"
@@ -68,16 +71,15 @@ def timed(case: Case, implementation: str, us: float, made: FusionGraph | None =
     half = us * 5e-7
     ran = [{"name": k.runtime_name, "start": i * half, "end": (i + 1) * half} for i, k in enumerate(kernels)]
     part = {"device_time": samples, "busy_time": samples, "launches": 2, "records": ran}
-    measurement = {"timer": "cupti", "parts": {"forward": part}, "wall_time": [us * 1e-6] * 5}
-    checked = {"device": "NVIDIA H200", "dtype": case.dtype}
-    return Record(
-        case, implementation, "xla", "ok", segment="s1", measurement=measurement, checked=checked,
+    measurement = {"timer": "cupti", "phases": {"forward": part}, "wall_time": [us * 1e-6] * 5}
+    return made_record(
+        case, implementation, "xla", "ok", segment="s1", measurement=measurement,
         errors=[{"name": f"y{implementation}", "error": 0.1, "tolerance": 0.3}], **fields,
     )
 
 
 def written(folder: Path, tmp_path: Path, name: str = "page.html") -> Path:
-    page.write(folder, tmp_path / name, {})
+    page.write(open_source(folder), tmp_path / name)
     return tmp_path / name
 
 
@@ -88,7 +90,7 @@ def test_hostile_text_is_escaped(text: str, tmp_path: Path, visit: Any, ready: A
     records = [
         timed(case, f"fast{text}", 10.0, made["fast"], graph="fast.json.gz"),
         timed(case, f"slow{text}", 80.0, made["slow"], graph="slow.json.gz"),
-        Record(case, f"bad{text}", "eager", "failed", detail=f"no memory {text}", segment="s1"),
+        made_record(case, f"bad{text}", "eager", "failed", detail=f"no memory {text}", segment="s1"),
     ]
     graphs = {f"{name}.json.gz": each for name, each in made.items()}
     environment = {"host": {text: text}, "workers": {text: {"device": text}}}
@@ -124,11 +126,11 @@ def test_without_a_gpu(tmp_path: Path, visit: Any, ready: Any) -> None:
     """The page has kernels, bytes, reasons and roofline times of the target, but no times."""
     case = Case("softmax", "tiny", {"rows": 4096, "columns": 2048}, "bfloat16", "fwd")
     made = graph("", target="NVIDIA H200")
-    compiled = Record(
+    compiled = made_record(
         case, "xla", "xla", "compiled", target="h200", graph="a.json.gz", kernels=summary(made, case.phases),
         bytes_compulsory={"forward": 2 * made.buffers[0].bytes},
     )
-    skipped = Record(case, "sdpa", "eager", "skipped", detail="needs a GPU", target="h200")
+    skipped = made_record(case, "sdpa", "eager", "skipped", detail="needs a GPU", target="h200")
     folder = run_of(tmp_path / "run", [compiled, skipped], {"a.json.gz": made}, segments=[], target="h200")
     with visit(written(folder, tmp_path)) as it:
         assert "Nothing ran on a GPU" in it.locator("#overview .overall").inner_text()
@@ -151,7 +153,8 @@ def test_wrong_results_are_not_compared(tmp_path: Path, tables: Any) -> None:
     short = replace(made, kernels=(made.kernels or ())[:1])
 
     def of(name: str, status: str, whose: FusionGraph) -> Record:
-        return Record(case, name, "xla", status, target="h200", graph="a.json.gz", kernels=summary(whose, case.phases))
+        kernels = summary(whose, case.phases)
+        return made_record(case, name, "xla", status, target="h200", graph="a.json.gz", kernels=kernels)
 
     records = [of("xla", "compiled", made), of("inductor", "wrong", short), of("triton", "failed", short)]
     folder = run_of(tmp_path / "run", records, {"a.json.gz": made}, segments=[], target="h200")
@@ -163,7 +166,7 @@ def test_wrong_results_are_not_compared(tmp_path: Path, tables: Any) -> None:
 
 def test_a_single_record_that_timed_out(tmp_path: Path, visit: Any, ready: Any) -> None:
     case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "float32", "fwd", "tf32")
-    folder = run_of(tmp_path / "run", [Record(case, "xla", "xla", "timeout", detail="no answer in 600 s")])
+    folder = run_of(tmp_path / "run", [made_record(case, "xla", "xla", "timeout", detail="no answer in 600 s")])
     with visit(written(folder, tmp_path), "#/case/softmax/tiny/fp32-tf32/fwd") as it:
         ready(it)
         assert it.locator("#case .warning").inner_text() == "xla: timeout: no answer in 600 s"
@@ -173,8 +176,7 @@ def test_a_single_record_that_timed_out(tmp_path: Path, visit: Any, ready: Any) 
 def test_ties_and_flips_are_marked(tmp_path: Path, visit: Any) -> None:
     case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
     best, tie, flip = timed(case, "best", 100.0), timed(case, "tie", 100.2), timed(case, "flip", 150.0)
-    assert flip.measurement is not None
-    flip.measurement["wall_time"] = [50e-6] * 5
+    measurement_of(flip).wall_time = [50e-6] * 5
     folder = run_of(tmp_path / "run", [best, tie, flip])
     with visit(written(folder, tmp_path)) as it:
         cells = it.locator("#matrix tbody td")
@@ -186,17 +188,17 @@ def test_ties_and_flips_are_marked(tmp_path: Path, visit: Any) -> None:
 def test_a_tie_names_the_implementations_of_its_segment(tmp_path: Path) -> None:
     case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
     fast, slow = timed(case, "triton", 100.0), timed(case, "xla", 150.0)
-    elsewhere = [replace(timed(case, name, us), segment="s2") for name, us in (("flex", 200.0), ("fa4", 200.2))]
-    run = run_results.read(run_of(tmp_path / "run", [fast, slow, *elsewhere]), {})
+    elsewhere = [with_fields(timed(case, name, us), segment="s2") for name, us in (("flex", 200.0), ("fa4", 200.2))]
+    run = open_source(run_of(tmp_path / "run", [fast, slow, *elsewhere]))
     assert choices.choices(run.cases[0])[0].endswith("is the fastest: 100 µs.")
-    near = run_results.read(run_of(tmp_path / "near", [fast, timed(case, "xla", 100.2), *elsewhere]), {})
+    near = open_source(run_of(tmp_path / "near", [fast, timed(case, "xla", 100.2), *elsewhere]))
     assert choices.choices(near.cases[0])[0].endswith("is the fastest: 100 µs (XLA: a tie).")
 
 
 def test_a_tie_overall_names_the_one_that_it_compares(tmp_path: Path) -> None:
     case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
     folder = run_of(tmp_path / "run", [timed(case, "triton", 100.0), timed(case, "xla", 100.2)])
-    text = overall(run_results.read(folder, {}))
+    text = overall(open_source(folder))
     assert text.startswith("Triton and XLA tie overall, within 1%. By geometric means of device times Triton is 1.00")
 
 
@@ -206,8 +208,7 @@ def test_an_unmeasured_peak_is_planned_or_has_a_reason(
 ) -> None:
     case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
     blank = timed(case, "xla", 100.0)
-    assert blank.measurement is not None
-    blank.measurement["peak_memory"] = {"forward": {"bytes": None, "planned": planned, "reason": "no room"}}
+    measurement_of(blank).peak_memory = {"forward": PeakMemory(None, planned, "no room")}
     file = written(run_of(tmp_path / "run", [blank]), tmp_path)
     html = embedded(file, "case", 0)["html"]
     heads, line = next(table for table in tables(html) if "memory MB" in table[0])
@@ -235,15 +236,15 @@ def test_launches_without_records_are_not_shown(tmp_path: Path, tables: Any, emb
     case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
     kernels = {"forward": {"launches": 7, "bytes_declared": 8, "provenance": {}}}
     called, seen = timed(case, "called", 10.0, kernels=kernels), timed(case, "seen", 11.0)
-    assert called.measurement
-    called.measurement["timer"] = "cuda-events"
-    called.measurement["parts"]["forward"] |= {"busy_time": None, "launches": None, "records": None}
+    measurement_of(called).timer = "cuda-events"
+    without_kernel_times(called)
     file = written(run_of(tmp_path / "run", [called, seen]), tmp_path)
     glance = tables(embedded(file, "case", 0)["html"].partition('id="c-summary"')[2])[0]
     launches = glance[0].index("launches")
     assert [row[launches] for row in glance[1:]] == ["", "2"]
 
 
+@pytest.mark.full
 def test_two_thousand_records(tmp_path: Path, visit: Any) -> None:
     cases = [Case("softmax", f"case-{i}", {"rows": i, "columns": 2}, "bfloat16", "fwd") for i in range(100)]
     folder = tmp_path / "run"
@@ -274,7 +275,8 @@ def test_a_broken_graph_affects_only_its_record(tmp_path: Path) -> None:
     ])
     with (folder / "records.jsonl").open("a") as file:
         file.write("{half a line\n")
-    shown = page.write(folder, tmp_path / "page.html", {})
+    shown = open_source(folder)
+    written(folder, tmp_path)
     assert len(shown.results) == 2
     assert [result.unreadable is not None for result in shown.results] == [True, True]
     assert any("line skipped" in warning for warning in shown.warnings)
@@ -289,16 +291,16 @@ def test_refusals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
     folder = run_of(tmp_path / "run", [timed(case, "xla", 10.0)])
     out = tmp_path / "page.html"
-    assert "all views" in xlafuse("report", folder, "--html", out, "--matrix")
-    assert "softmx" in xlafuse("report", folder, "--html", out, "--block", "softmx")
-    assert "no graph found" in xlafuse("report", tmp_path, "--html", out)
-    assert "no record to show" in xlafuse("report", run_of(tmp_path / "empty", []), "--html", out)
+    assert "all views" in xlafuse("report", folder, "-o", out, "--view", "matrix")
+    assert "softmx" in xlafuse("report", folder, "-o", out, "--block", "softmx")
+    assert "no graph found" in xlafuse("report", tmp_path, "-o", out)
+    assert "no record to show" in xlafuse("report", run_of(tmp_path / "empty", []), "-o", out)
     (tmp_path / "file").write_text("")
-    assert "cannot be written" in xlafuse("report", folder, "--html", tmp_path / "file" / "page.html")
+    assert "cannot be written" in xlafuse("report", folder, "-o", tmp_path / "file" / "page.html")
     libraries.read.cache_clear()
     find = libraries.importlib.util.find_spec
     monkeypatch.setattr(libraries.importlib.util, "find_spec", lambda name: None if name == "itables" else find(name))
-    assert "needs itables: pip install 'xlafuse[html]'" in xlafuse("report", folder, "--html", out)
+    assert "needs itables: pip install 'xlafuse[html]'" in xlafuse("report", folder, "-o", out)
     assert not out.exists()
 
 
@@ -314,7 +316,7 @@ def test_no_folder_is_made_for_a_device(tmp_path: Path, monkeypatch: pytest.Monk
     case = Case("softmax", "tiny", {"rows": 2, "columns": 2}, "bfloat16", "fwd")
     folder = run_of(tmp_path / "run", [timed(case, "xla", 10.0)])
     for out in (Path("/dev/null"), tmp_path / "new.html", tmp_path / "new.html"):  # the second time, the file exists
-        page.write(folder, out, {})
+        page.write(open_source(folder), out)
     assert folders == [None, *[tmp_path / "new-files"] * 2] and Path("/dev/null").is_char_device()
 
 
@@ -329,11 +331,11 @@ def test_static_files_cannot_end_their_elements() -> None:
 @pytest.mark.parametrize(
     ("path", "value"),
     [
-        (("measurement", "parts", "forward", "records", 0), []),
-        (("measurement", "parts", "forward", "records", 0, "end"), "late"),
+        (("measurement", "phases", "forward", "records", 0), []),
+        (("measurement", "phases", "forward", "records", 0, "end"), "late"),
         (("measurement", "wall_time", 2), 0.0),
         (("errors", 0), {"error": 0.1, "tolerance": None}),
-        (("traffic",), {"call": {"parts": {"forward": {"kernels": [{"kernel": 0, "dram_read": "x"}]}}}}),
+        (("traffic",), {"call": {"phases": {"forward": {"kernels": [{"kernel": 0, "dram_read": "x"}]}}}}),
         (("case", "name"), "\ud800"),
         (("checked",), {"device": 5, "case": []}),
     ],
@@ -351,7 +353,8 @@ def test_malformed_fields(path: tuple[str | int, ...], value: Any, tmp_path: Pat
     folder = run_of(tmp_path / "run", [timed(case, "even", 11.0, made, graph="a.json.gz")], {"a.json.gz": made})
     with (folder / "records.jsonl").open("a") as file:
         file.write(json.dumps(odd) + "\n")
-    shown = page.write(folder, tmp_path / "page.html", {})
+    shown = open_source(folder)
+    written(folder, tmp_path)
     assert "even" in {result.name for result in shown.results}
 
 
@@ -361,24 +364,25 @@ def test_malformed_segments(segments: Any, tmp_path: Path) -> None:
     made = graph("", times=(5.0, 5.0))
     folder = run_of(tmp_path / "run", [timed(case, "xla", 10.0, made, graph="a.json.gz")], {"a.json.gz": made})
     (folder / "run.json").write_text(json.dumps({"segments": segments}))
-    assert len(page.write(folder, tmp_path / "page.html", {}).results) == 1
+    assert written(folder, tmp_path).is_file()
+    assert len(open_source(folder).results) == 1
 
 
 def test_recorded_times_of_a_run_without_a_gpu(tmp_path: Path) -> None:
     """The page shows the times that an H200 recorded, says so, and does not say that there are none."""
 
     def shown(folder: Path) -> tuple[str, list[str]]:
-        run = run_results.read(folder, {})
+        run = open_source(folder)
         html = page.render("case.html", **case_page.values(run.cases[0]), drawn_kernels=False, rank_calls=None)
         return html, [column["title"] for column in records.data(run)["columns"]]
 
     case = Case("softmax", "tiny", {"rows": 4096, "columns": 2048}, "bfloat16", "fwd")
     made = graph("", target="NVIDIA H200")
-    known = Record(
+    known = made_record(
         case, "xla", "xla", "compiled", target="h200", graph="a.json.gz", kernels=summary(made, case.phases),
         recorded={"device_time_us": 82.4},
     )
-    other = replace(known, implementation="triton", recorded={"unavailable": "other kernels"})
+    other = with_fields(known, implementation="triton", recorded={"unavailable": "other kernels"})
     folder = run_of(tmp_path / "run", [known, other], {"a.json.gz": made}, segments=[], target="h200")
     text = written(folder, tmp_path).read_text()
     assert "1 of 2 records has the time of the same kernels, recorded on an H200." in text

@@ -1,4 +1,4 @@
-"""`xlafuse inspect A B --html`: graphs of two runs, of two implementations or of two files on one page."""
+"""`xlafuse report A B`: graphs of two runs, of two implementations or of two files on one page."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 from examples import INDUCTOR, XLA
+from made_records import made_record
+
 from xlafuse.compare.cli import main
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.model import FusionGraph
 from xlafuse.compare.record import run_folder
-from xlafuse.compare.record.record import Record
 from xlafuse.compare.spec.blocks import BLOCKS
 
 CASE = next(c for c in BLOCKS["swiglu_mlp"].cases("quick") if c.direction == "train")
@@ -25,7 +26,7 @@ def run_of(folder: Path, target: str, **graphs: FusionGraph) -> Path:
     for name, graph in graphs.items():
         store.save(graph, folder / "graphs" / f"{name}.json.gz")
         run_folder.append(
-            folder, Record(CASE, name, name, "compiled", target=target, graph=f"graphs/{name}.json.gz")
+            folder, made_record(CASE, name, name, "compiled", target=target, graph=f"graphs/{name}.json.gz")
         )
     return folder
 
@@ -35,14 +36,14 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
     return run_of(tmp_path / "v5e", "tpu-v5e", xla=TPU), run_of(tmp_path / "gpu", "h200", xla=XLA, inductor=INDUCTOR)
 
 
-def inspect(*words: Any) -> str:
-    asked = CliRunner().invoke(main.cli, ["inspect", *map(str, words)])
-    return asked.output if asked.exit_code == 0 else f"{asked.exit_code}: {asked.output}"
+def report(*words: Any) -> Result:
+    return CliRunner().invoke(main.cli, ["report", *map(str, words)])
 
 
 def test_a_tpu_and_a_gpu_in_a_browser(runs: tuple[Path, Path], tmp_path: Path, visit: Any, ready: Any) -> None:
     out = tmp_path / "both.html"
-    assert inspect(*runs, "--html", out) == f"{out}: 1 case side by side; open it in a browser\n"
+    done = report(*runs, "-o", out)
+    assert done.exit_code == 0 and done.stdout.startswith(f"{out}: 2 fusion graphs"), done.output
     with visit(out, f"#/case/{CASE.id}/xla") as page:
         ready(page)
         heads = page.locator(".dr-head").all_inner_texts()
@@ -54,7 +55,7 @@ def test_a_tpu_and_a_gpu_in_a_browser(runs: tuple[Path, Path], tmp_path: Path, v
 
 def test_findings_over_two_devices_have_no_times(runs: tuple[Path, Path], tmp_path: Path, embedded: Any) -> None:
     """Neither bandwidth is that of both. The front page has them, as it does where no device is known."""
-    inspect(*runs, "--html", tmp_path / "both.html")
+    report(*runs, "-o", tmp_path / "both.html")
     html = embedded(tmp_path / "both.html", "case", 0)["html"]
     findings = html.split('id="c-findings"')[1].split("</section>")[0]
     assert "xla tpu-v5e" in findings and "µs" not in findings
@@ -62,51 +63,44 @@ def test_findings_over_two_devices_have_no_times(runs: tuple[Path, Path], tmp_pa
     assert "Main findings" in front and "worth up to" not in front
 
 
-def test_named_implementations_of_a_run_and_two_files(
-    runs: tuple[Path, Path], tmp_path: Path, embedded: Any
-) -> None:
-    inspect(*runs, "--align", "xla", "inductor", "--html", tmp_path / "named.html")
-    columns = embedded(tmp_path / "named.html", "drawing", 0)["columns"]
-    assert [column["name"] for column in columns] == ["xla tpu-v5e", "inductor h200"]
-    inspect(runs[1], "--align", "xla", "inductor", "--html", tmp_path / "one.html")
-    columns = embedded(tmp_path / "one.html", "drawing", 0)["columns"]
-    assert [column["name"] for column in columns] == ["xla", "inductor"]
+def test_implementations_of_a_run_and_two_files(runs: tuple[Path, Path], tmp_path: Path, embedded: Any) -> None:
     store.save(XLA, tmp_path / "a.json")
     store.save(INDUCTOR, tmp_path / "b.json")
-    inspect(tmp_path / "a.json", tmp_path / "b.json", "--html", tmp_path / "files.html")
-    columns = embedded(tmp_path / "files.html", "drawing", 0)["columns"]
-    assert [column["name"] for column in columns] == ["xla", "inductor"]
+    for words in ((runs[1], "-i", "xla,inductor"), (tmp_path / "a.json", tmp_path / "b.json")):
+        assert report(*words, "-o", tmp_path / "page.html").exit_code == 0
+        columns = embedded(tmp_path / "page.html", "drawing", 0)["columns"]
+        assert [column["name"] for column in columns] == ["xla", "inductor"]
 
 
 def test_devices_that_two_runs_measured_are_not_one(tmp_path: Path, embedded: Any) -> None:
     """The ceilings of one run price no finding over both. Within a run they do."""
     ceilings = {"streams": {"1:0": 4.4e12, "1:1": 4e12, "0:1": 3e12}, "products": {"bfloat16": 8e14}}
-    for name in ("a", "b"):
-        run_folder.create(tmp_path / name, {"segments": [{"id": "s1", "environment": {}, "ceilings": ceilings}]})
-        for made in (XLA, INDUCTOR):
-            file, who = f"graphs/{made.compiler}.json.gz", made.compiler
-            store.save(replace(made, target=""), tmp_path / name / file)
-            run_folder.append(tmp_path / name, Record(CASE, who, who, "ok", graph=file, segment="s1"))
+    for run, graphs in {"a": {"xla": XLA, "inductor": INDUCTOR}, "b": {"xla": INDUCTOR}}.items():
+        run_folder.create(tmp_path / run, {"segments": [{"id": "s1", "environment": {}, "ceilings": ceilings}]})
+        for name, made in graphs.items():
+            file = f"graphs/{name}.json.gz"
+            store.save(replace(made, compiler=name, target=""), tmp_path / run / file)
+            run_folder.append(tmp_path / run, made_record(CASE, name, name, "ok", graph=file, segment="s1"))
 
     def findings(*runs: Path) -> str:
-        inspect(*runs, "--align", "xla", "inductor", "--html", tmp_path / "page.html")
+        assert report(*runs, "-o", tmp_path / "page.html").exit_code == 0
         html: str = embedded(tmp_path / "page.html", "case", 0)["html"]
         return html.split('id="c-findings"')[1].split("</section>")[0]
 
     assert "µs" in findings(tmp_path / "a")
-    assert "µs" not in findings(tmp_path / "a", tmp_path / "b")
+    of_both = findings(tmp_path / "a", tmp_path / "b")
+    assert "xla a" in of_both and "xla b" in of_both and "µs" not in of_both
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["{a}"], "--html is for graphs side by side; `xlafuse report {a} --html FILE` shows one path"),
-        (["{a}", "{b}", "--json"], "leave --json out"), (["{a}", "{b}", "--target", "h200"], "leave --target out"),
-        (["{a}", "{b}", "--why"], "--why shows one graph at a time"),
-    ],
-)
-def test_refusals(runs: tuple[Path, Path], tmp_path: Path, words: list[str], message: str) -> None:
-    a, b = runs
-    said = inspect(*(word.format(a=a, b=b) for word in words), "--html", tmp_path / "x.html")
-    assert said.startswith("2: ") and message.format(a=a) in " ".join(said.split())
+@pytest.mark.parametrize("words", [["--view", "why"], ["--why"], ["--kernel", "1"], ["--price-as", "h200"]])
+def test_a_page_holds_all_views(runs: tuple[Path, Path], tmp_path: Path, words: list[str]) -> None:
+    done = report(*runs, *words, "-o", tmp_path / "x.html")
+    assert done.exit_code == 2 and words[0] in done.stderr, done.output
+    assert not (tmp_path / "x.html").exists()
+
+
+def test_two_runs_without_a_common_record_are_refused(runs: tuple[Path, Path], tmp_path: Path) -> None:
+    other = run_of(tmp_path / "other", "h200", inductor=INDUCTOR)
+    done = report(runs[0], other, "-o", tmp_path / "x.html")
+    assert done.exit_code == 2 and str(runs[0]) in done.stderr and str(other) in done.stderr
     assert not (tmp_path / "x.html").exists()

@@ -11,11 +11,15 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.cli import main
-from xlafuse.compare.report import ranks, run_results
+from xlafuse.compare.report import ranks
+from xlafuse.compare.report.columns import as_data
 from xlafuse.compare.report.page import page
 from xlafuse.compare.report.page.content import ranks as ranks_view
+from xlafuse.compare.sources.case_results import CaseResults
+from xlafuse.compare.sources.opening import open_source
 
 RUN = PROJECT / "reports" / "h200-x2"
 CASE = "mlp_parallel/llama-8b/bf16/fwd"
@@ -30,23 +34,24 @@ BARS = """[...document.querySelectorAll('[data-chart="ranks"] .mark-rect path')]
 @pytest.fixture(scope="module")
 def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("ranks") / "page.html"
-    page.write(RUN, out, WANTED, files=False)
+    page.write(open_source(RUN).select(WANTED), out, files=False)
     return out
 
 
-def case_of(run: Path, **wanted: str) -> run_results.CaseResults:
-    return run_results.read(run, {name: [value] for name, value in wanted.items()}).cases[0]
+def case_of(run: Path, **wanted: str) -> CaseResults:
+    return open_source(run).select({name: [value] for name, value in wanted.items()}).cases[0]
 
 
 def test_the_table_has_the_numbers_of_the_command(of_ranks: Path, embedded: Any, tables: Any) -> None:
-    options = ["--ranks", "--json", "--block", "mlp_parallel", "--direction", "fwd"]
-    asked = CliRunner().invoke(main.cli, ["report", str(RUN), *options])
+    options = ["--view", "ranks", "--json", "--block", "mlp_parallel", "--direction", "fwd"]
+    asked = CliRunner().invoke(main.cli, ["inspect", str(RUN), *options])
     assert asked.exit_code == 0, asked.output
-    rows = json.loads(asked.output)
+    of_gpus = ranks.of(open_source(RUN).select(WANTED).results)
+    assert json.loads(asked.output)["rows"] == as_data(of_gpus, ranks.COLUMNS)
     head, *lines = next(t for t in tables(embedded(of_ranks, "case", 0)["html"]) if "exposed µs" in t[0])
     assert head == [column.header for column in ranks.SHOWN]
-    expected = {(row["implementation"], row["rank"]): [column.text(row) for column in ranks.SHOWN] for row in rows}
-    assert len(rows) == len(lines) == 20
+    expected = {(gpu.row.implementation, gpu.rank): [column.text(gpu) for column in ranks.SHOWN] for gpu in of_gpus}
+    assert len(of_gpus) == len(lines) == 20
     assert {(line[0], int(line[1])): line for line in lines} == expected
     assert any(line[head.index("overlapped")] == "100%" for line in lines)
 
@@ -99,7 +104,7 @@ def test_without_timelines_the_table_stands_alone(
     shutil.copytree(RUN, run, ignore=shutil.ignore_patterns("timelines.zip", "artifacts.zip", "report.html"))
     if content is not None:
         (run / "timelines.zip").write_bytes(content)
-    page.write(run, tmp_path / "page.html", WANTED, files=False)
+    page.write(open_source(run).select(WANTED), tmp_path / "page.html", files=False)
     shown = embedded(tmp_path / "page.html", "case", 0)
     assert any("exposed µs" in table[0] for table in tables(shown["html"]))
     assert "ranks" not in shown["charts"] and 'data-chart="ranks"' not in shown["html"]
@@ -112,7 +117,7 @@ def test_an_implementation_without_a_timeline_is_named(tmp_path: Path, embedded:
         for name in every.namelist():
             if "xla-windowed" not in name:
                 kept.writestr(name, every.read(name))
-    page.write(run, tmp_path / "page.html", WANTED, files=False)
+    page.write(open_source(run).select(WANTED), tmp_path / "page.html", files=False)
     assert "No timeline of xla-windowed" in embedded(tmp_path / "page.html", "case", 0)["html"]
 
 

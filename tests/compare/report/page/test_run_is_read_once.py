@@ -6,9 +6,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+
 from xlafuse.compare.record.run_files import RunFile
-from xlafuse.compare.report import run_results
 from xlafuse.compare.report.page import page
+from xlafuse.compare.sources.opening import open_source
 
 RUN = Path(__file__).parents[3] / "data" / "runs" / "h200-small"
 
@@ -29,7 +30,8 @@ def test_each_file_is_read_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 
     monkeypatch.setattr(Path, "read_bytes", counted)
     monkeypatch.setattr(RunFile, "read_bytes", counted_file)
-    run = page.write(RUN, tmp_path / "page.html", {"block": ["rmsnorm"]}, files=False)
-    graphs = [result.source.record.graph for result in run.results if result.source.record]
-    assert isinstance(run, run_results.Run) and len(graphs) > 5
+    source = open_source(RUN).select({"block": ["rmsnorm"]})
+    page.write(source, tmp_path / "page.html", files=False)
+    graphs = [result.record.graph for result in source.results if result.record]
+    assert len(graphs) > 5
     assert {seen[name] for name in ("records.jsonl", *map(str, graphs))} == {1}

@@ -8,13 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
+
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.graph.model import Kernel, SourceOp
 from xlafuse.compare.record.run_files import RunFile
 from xlafuse.compare.report.page.listings import extra_files, programs, sources
 from xlafuse.compare.report.page.listings import listing as listings
-from xlafuse.compare.sources import graph_sources
-from xlafuse.compare.sources.graph_sources import GraphSource
+from xlafuse.compare.sources.opening import open_source
+from xlafuse.compare.sources.result import Result
 
 RUN = PROJECT / "tests" / "data" / "runs" / "h200-small"
 CASE = "rmsnorm/llama-8b/bf16/train"
@@ -147,12 +149,12 @@ def test_changed_programs_are_noted_and_kernels_found_by_name() -> None:
 
 
 @pytest.fixture(scope="module")
-def train() -> list[GraphSource]:
-    return [each for each in graph_sources.contents(RUN).graphs if each.record and each.record.case.id == CASE]
+def train() -> list[Result]:
+    return [each for each in open_source(RUN).results if each.record and each.record.case.id == CASE]
 
 
 @pytest.fixture(scope="module")
-def kept(train: list[GraphSource], tmp_path_factory: pytest.TempPathFactory) -> tuple[sources.Sources, Path]:
+def kept(train: list[Result], tmp_path_factory: pytest.TempPathFactory) -> tuple[sources.Sources, Path]:
     folder = tmp_path_factory.mktemp("page") / "a page's files"
     return sources.of_cases({CASE: train}, folder), folder
 
@@ -188,7 +190,7 @@ def test_equal_texts_are_embedded_once(kept: tuple[sources.Sources, Path]) -> No
 
 
 def test_texts_beyond_the_budget_go_to_files(
-    train: list[GraphSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "BUDGET", 6_000)
     folder = tmp_path / "files"
@@ -202,7 +204,7 @@ def test_texts_beyond_the_budget_go_to_files(
 
 
 def test_without_a_folder_texts_beyond_the_budget_are_left_out(
-    train: list[GraphSource], monkeypatch: pytest.MonkeyPatch
+    train: list[Result], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "BUDGET", 6_000)
     records = {record["name"]: record for record in sources.of_cases({CASE: train}, None).cases[CASE]["records"]}
@@ -211,7 +213,7 @@ def test_without_a_folder_texts_beyond_the_budget_are_left_out(
 
 
 def test_files_that_cannot_be_written_leave_a_note(
-    train: list[GraphSource], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "BUDGET", 6_000)
     (tmp_path / "files").write_text("in the way")
@@ -223,19 +225,19 @@ def test_files_that_cannot_be_written_leave_a_note(
     assert "cannot be written" in note and "left out" in note
 
 
-def test_a_broken_archive_leaves_a_note(train: list[GraphSource], tmp_path: Path) -> None:
+def test_a_broken_archive_leaves_a_note(train: list[Result], tmp_path: Path) -> None:
     run = tmp_path / "run"
     (run / "dumps").mkdir(parents=True)
     records = []
     for each in train[:3]:
         assert each.record is not None
-        records.append(replace(each, path=run, record=replace(each.record, dumps=f"dumps/{len(records)}.zip")))
+        records.append(replace(each, path=run, record=structs.replace(each.record, dumps=f"dumps/{len(records)}.zip")))
     (run / "dumps" / "0.zip").write_bytes(b"PK\x03\x04 and no more")
     dumps = next(each.record.dumps for each in train if each.record and each.record.dumps)
     packed = bytearray(RunFile(RUN, str(dumps)).read_bytes())
     packed[60 : len(packed) // 2] = bytes(len(packed) // 2 - 60)
     (run / "dumps" / "1.zip").write_bytes(packed)
-    records.append(replace(records[0], record=replace(records[0].record, dumps="../../etc/x.zip")))  # type: ignore
+    records.append(replace(records[0], record=structs.replace(records[0].record, dumps="../../etc/x.zip")))  # type: ignore
     notes = [record["note"] for record in sources.of_cases({CASE: records}, tmp_path / "files").cases[CASE]["records"]]
     assert "0.zip" in notes[0] and notes[1] and "has no 2.zip" in notes[2] and "not in the run's folder" in notes[3]
 

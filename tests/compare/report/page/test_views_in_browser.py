@@ -5,22 +5,25 @@ from __future__ import annotations
 import dataclasses
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from graph_builder import graph, kernel
+from msgspec import structs
+
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.graph import formats
 from xlafuse.compare.graph.model import FusionGraph, Reason, SourceOp
-from xlafuse.compare.report.page import views
+from xlafuse.compare.report.page import page as report_page
 from xlafuse.compare.report.page.drawing import drawing
 from xlafuse.compare.report.page.listings import sources
-from xlafuse.compare.sources import graph_sources
-from xlafuse.compare.sources.graph_sources import GraphSource
+from xlafuse.compare.sources.opening import open_source
+from xlafuse.compare.sources.result import Result
 
 STATIC = PROJECT / "compare" / "report" / "page" / "static"
+VIEWS = ("make", "drawing", "kernels", "sources")
 NASTY = '<script>window.hurt=1</script><img src=x onerror="hurt=1">\'"&\u202e\n' + "long" * 2500
 PAGE = """<!doctype html><html data-theme="THEME"><meta charset="utf-8"><title>views</title><style>
 :root{--bg:#fff;--panel:#f4f4f4;--ink:#111;--muted:#555;--line:#ccc;--accent:#06c;--accent-soft:#def;--good:#171;--bad:#b22;
@@ -38,12 +41,12 @@ xlafuse.drawing.show(g,D,{onKernel:pick});xlafuse.sources.show(s,S,{onKernel:pic
 onBox:(kernel)=>xlafuse.drawing.show(g,D,{kernel,focus:true})});</script></html>"""
 
 
-def written(folder: Path, found: list[GraphSource], theme: str = "light") -> Path:
+def written(folder: Path, found: list[Result], theme: str = "light") -> Path:
     kept = sources.of_cases({"case": found}, folder / "page-files")
     (case,) = kept.cases.values()
     values = {"DRAWING": drawing.of_case([f for f in found if f.read]), "SOURCES": case, "PROGRAMS": kept.programs}
-    page = PAGE.replace("THEME", theme).replace("STYLES", _joined(views.styles()))
-    page = page.replace("SCRIPTS", _joined(views.scripts()))
+    page = PAGE.replace("THEME", theme).replace("STYLES", _joined(report_page.STYLES[1:]))
+    page = page.replace("SCRIPTS", _joined(name for name in report_page.SCRIPTS if name.startswith(VIEWS)))
     for name, value in values.items():
         page = page.replace(name, json.dumps(value).replace("<", "\\u003c"), 1)
     path = folder / "page.html"
@@ -51,7 +54,7 @@ def written(folder: Path, found: list[GraphSource], theme: str = "light") -> Pat
     return path
 
 
-def _joined(names: list[str]) -> str:
+def _joined(names: Iterable[str]) -> str:
     return "\n".join((STATIC / name).read_text() for name in names)
 
 
@@ -67,13 +70,13 @@ def opened(browser: Any, path: Path, **context: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def train() -> list[GraphSource]:
-    every = graph_sources.contents(PROJECT / "tests" / "data" / "runs" / "h200-rmsnorm").graphs
+def train() -> list[Result]:
+    every = open_source(PROJECT / "tests" / "data" / "runs" / "h200-rmsnorm").results
     return [each for each in every if each.record and each.record.case.id == "rmsnorm/llama-8b/bf16/train"]
 
 
 @pytest.fixture(scope="module")
-def path(train: list[GraphSource], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(train: list[Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
     return written(tmp_path_factory.mktemp("views"), train)
 
 
@@ -111,9 +114,9 @@ def test_a_hand_written_kernel_has_the_colour_of_its_work(page: Any) -> None:
     assert box(page, "triton", 0).evaluate(colour) == reduction.evaluate(colour)
 
 
-def test_the_tip_has_bytes_flops_time_and_lines(page: Any, train: list[GraphSource]) -> None:
+def test_the_tip_has_bytes_flops_time_and_lines(page: Any, train: list[Result]) -> None:
     xla = next(each for each in train if each.record and each.record.implementation == "xla")
-    first = (xla.graph().kernels or ())[0]
+    first = (xla.load().kernels or ())[0]
     box(page, "xla", 0).hover()
     tip = page.locator(".dr-tip")
     tip.wait_for()
@@ -267,7 +270,7 @@ def test_the_drawing_as_tables(page: Any) -> None:
     assert "saved" in tables.nth(1).inner_text()
 
 
-def test_dark_and_touch(browser: Any, train: list[GraphSource], tmp_path: Path) -> None:
+def test_dark_and_touch(browser: Any, train: list[Result], tmp_path: Path) -> None:
     page = opened(browser, written(tmp_path, train, "dark"), has_touch=True)
     dark = page.locator(".dr-head").first.evaluate("e => getComputedStyle(e).backgroundColor")
     assert dark == "rgb(34, 34, 34)"
@@ -279,14 +282,14 @@ def test_dark_and_touch(browser: Any, train: list[GraphSource], tmp_path: Path) 
     page.close()
 
 
-def test_hostile_text_is_escaped(browser: Any, train: list[GraphSource], tmp_path: Path) -> None:
+def test_hostile_text_is_escaped(browser: Any, train: list[Result], tmp_path: Path) -> None:
     op = SourceOp(NASTY, NASTY, f"{NASTY}:1")
     norm = dataclasses.replace(kernel(NASTY, "reduction", "", "x", "h"), source_ops=(op,))
     gate = kernel("g", "gemm", "gate:dot@2", "h wg", "y")
     bad: FusionGraph = graph(norm, gate)
     bad = dataclasses.replace(bad, reasons=(Reason(NASTY, "g", "gemm", NASTY, NASTY),))
     assert train[0].record is not None
-    record = dataclasses.replace(train[0].record, implementation=NASTY, dumps="dumps/a.zip")
+    record = structs.replace(train[0].record, implementation=NASTY, dumps="dumps/a.zip")
     found = dataclasses.replace(train[0], record=record, path=tmp_path, read=lambda: bad)
     (tmp_path / "dumps").mkdir()
     with zipfile.ZipFile(tmp_path / "dumps" / "a.zip", "w") as archive:

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
-from xlafuse.compare.spec.blocks import BLOCKS, attention
-from xlafuse.compare.spec.case import Case
 
 import xlafuse
+from xlafuse.compare.spec.blocks import BLOCKS, attention
+from xlafuse.compare.spec.case import Case
 
 ATTENTION = BLOCKS["attention"]
 

@@ -5,6 +5,7 @@ refuse exactly these.
 """
 
 import pytest
+
 from xlafuse.compare.spec.blocks import BLOCKS, attention_packed
 from xlafuse.compare.spec.case import Case
 

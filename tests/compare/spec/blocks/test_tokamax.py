@@ -1,6 +1,7 @@
 """Sizes that tokamax's kernels do not take on an H200 are skipped with the reason."""
 
 import pytest
+
 from xlafuse.compare.spec.blocks import BLOCKS, moe
 from xlafuse.compare.spec.case import Case
 

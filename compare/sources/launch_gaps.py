@@ -11,7 +11,7 @@ from ..graph.findings.view import display_name
 from ..spec.blocks import REPLAYS
 
 if TYPE_CHECKING:
-    from .run_results import Result
+    from .result import Result
 
 LEAST_SHARE = 0.1  # of the device time
 
@@ -22,13 +22,13 @@ def launch_gaps(results: Sequence[Result], replays: Sequence[Result]) -> Iterato
     replays: among these is the replay of the same launches as a CUDA graph, if it was timed.
     """
     for result in results:
-        gap, time = result.row["launch_gap"], result.time_us
+        gap, time = result.row.launch_gap, result.time_us
         if not time or not gap or gap < LEAST_SHARE:
             continue
         text = f"{display_name(result.name)} waits for launches in {formats.span(gap * time)} of {formats.span(time)}"
         names = [result.name]
-        for each in replays:
-            if REPLAYS.get(each.name) == result.name and each.group == result.group and each.time_us:
-                text += f"; {display_name(each.name)} takes {formats.span(each.time_us)}"
-                names.append(each.name)
+        for replay in replays:
+            if REPLAYS.get(replay.name) == result.name and replay.group == result.group and replay.time_us:
+                text += f"; {display_name(replay.name)} takes {formats.span(replay.time_us)}"
+                names.append(replay.name)
         yield Finding("launch gaps", f"{text}.", tuple(names), 0, gap * time)

@@ -1,4 +1,4 @@
-"""`xlafuse ab`: the variants that it reads, and what it shows of them without a GPU."""
+"""`xlafuse explain` with settings: the variants that it reads, and what it shows of them without a GPU."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.cli.main import cli
-from xlafuse.compare.user.ab import parse_variants
+from xlafuse.compare.user.variants import parse_variants
 
 CODE = Path(__file__).parent / "user_code"
 
@@ -25,15 +26,27 @@ def test_each_option_is_a_variant_and_values_may_hold_commas() -> None:
 
 @pytest.mark.parametrize(
     ("flags", "inductor"),
-    [([], []), (["a=1"], ["b=1"]), (["a"], []), (["a=1,a=2"], []), (["a=1,b=2", "b=2,a=1"], []), (["=1"], [])],
+    [(["a=1"], ["b=1"]), (["a"], []), (["a=1,a=2"], []), (["a=1,b=2", "b=2,a=1"], []), (["=1"], [])],
 )
 def test_unclear_variants_are_refused(flags: list[str], inductor: list[str]) -> None:
     with pytest.raises(UsageError):
         parse_variants(flags, inductor)
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["math:sqrt", "math:exp", "--xla-flag", "a=1"], "variants of one function, got 2"),
+        (["math:sqrt", "--framework", "torch", "--xla-flag", "a=1"], "does not fit settings of jax's compiler"),
+    ],
+)
+def test_variants_that_fit_no_call_are_refused(words: list[str], said: str) -> None:
+    code, _, err = run(*words)
+    assert code == 2 and said in err and err.count("\n") == 1
+
+
 def run(*words: str) -> tuple[int, str, str]:
-    result = CliRunner().invoke(cli, ["ab", *words, "--target", "h200"])
+    result = CliRunner().invoke(cli, ["explain", *words, "--target", "h200"])
     return result.exit_code, result.stdout, result.stderr
 
 
@@ -52,6 +65,7 @@ def test_flags_of_xla_change_only_their_variant() -> None:
     assert kernels["default"] == kernels["xla_gpu_enable_triton_gemm=false"] == 1 and max(kernels.values()) > 1
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_options_of_inductor_change_only_their_variant() -> None:
     pytest.importorskip("torch")

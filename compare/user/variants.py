@@ -12,7 +12,7 @@ from ..graph.analyse.diff import GraphDiff, diff
 from ..plan.speedup import Speedup
 from ..plan.speedup import compare as compare_times
 from ..sources.explained import Explained
-from .explain import Framework, explain_all
+from .explain import TIMEOUT, Framework, explain_all
 
 DEFAULT = "default"  # the name of the compile without settings
 _OPTIONS: dict[Framework, str] = {"jax": "--xla-flag", "torch": "--inductor"}
@@ -30,10 +30,8 @@ class Variant:
 
 
 def parse_variants(xla_flags: Sequence[str], inductor: Sequence[str]) -> tuple[Variant, ...]:
-    """Return a variant for each text such as "NAME=VALUE,NAME=VALUE". Raises UsageError."""
+    """Return a variant for each text such as "NAME=VALUE,NAME=VALUE"; none without texts. Raises UsageError."""
     texts = {"jax": xla_flags, "torch": inductor}
-    if not any(texts.values()):
-        raise UsageError("there is nothing to compare: give --xla-flag NAME=VALUE or --inductor NAME=VALUE")
     if all(texts.values()):
         raise UsageError("--xla-flag and --inductor are of two compilers; a function has one: choose one of them")
     framework: Framework = "jax" if xla_flags else "torch"
@@ -78,16 +76,18 @@ class Comparison:
 
 def compare(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], variants: Sequence[Variant], *, grad: bool = False,
-    target: str | None = None, timeout: float = 1800.0, progress: Callable[[str], None] = lambda message: None,
+    target: str | None = None, timeout: float = TIMEOUT, devices: int = 1,
+    progress: Callable[[str], None] = lambda message: None,
     again: Callable[[], tuple[Any, Any, Any]] | None = None,
 ) -> Comparison:
     """Compile `function(*args, **kwargs)` without settings and with each variant's. Raises ExplainError.
 
-    target, again: as for `explain_all`. Without a target, on a machine with a GPU, all compiles are timed in turns.
+    target, devices, again: as for `explain_all`. Without a target, on a machine with a GPU, all compiles are timed in
+    turns.
     """
     explained = explain_all(
         {DEFAULT: function, **{each.name: function for each in variants}}, args, kwargs, grad=grad, target=target,
-        framework=variants[0].framework, timeout=timeout, progress=progress,
+        framework=variants[0].framework, timeout=timeout, devices=devices, progress=progress,
         settings={each.name: each.settings for each in variants}, timed=True,
         again={} if again is None else dict.fromkeys([DEFAULT, *(each.name for each in variants)], again),
     )
