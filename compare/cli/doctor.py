@@ -41,7 +41,7 @@ from ..run import ray_cluster
 from ..spec.blocks import BLOCKS, requirements
 from ..workers.client import interpreter
 from .options import json_option
-from .terminal import warn
+from .terminal import echo_json, warn
 
 PYTHON = Version("3.11")
 # The Python and jax that recorded the target's autotune results.
@@ -162,7 +162,10 @@ def command(ctx: click.Context, runs: tuple[Path, ...], clock: bool, trials: int
     if runs or trials:
         raise UsageError("runs and --trials go with --clock")
     examination = examine()
-    click.echo(json.dumps(asdict(examination), indent=1) if as_json else as_text(examination))
+    if as_json:
+        echo_json({"schema": "xlafuse.doctor/1", **asdict(examination)})
+    else:
+        click.echo(as_text(examination))
     ctx.exit(0 if examination.anything_runs else 1)
 
 

@@ -99,8 +99,8 @@ def command(
             workers.stop()
     if as_json:
         echo_json({
-            "gpu": table.gpu, "file": str(path) if found.written else None, "searched": found.searched,
-            "left": found.left, "failed": found.failed, "changed": found.changed,
+            "schema": "xlafuse.tune/1", "gpu": table.gpu, "file": str(path) if found.written else None,
+            "searched": found.searched, "left": found.left, "failed": found.failed, "changed": found.changed,
         })
     else:
         click.echo(as_text(found, path))

@@ -16,8 +16,9 @@ from ..spec.tensor import Tensor
 
 
 def as_json(blocks: Sequence[Block]) -> str:
-    """Return {"blocks": [...], "targets": [...]}, with every name that `xlafuse run` takes."""
-    return json.dumps({"blocks": [_block(block) for block in blocks], "targets": targets.names()}, indent=1)
+    """Return {"schema", "blocks": [...], "targets": [...]}, with every name that `xlafuse run` takes."""
+    names = {"blocks": [_block(block) for block in blocks], "targets": targets.names()}
+    return json.dumps({"schema": "xlafuse.list/1", **names}, indent=1)
 
 
 def as_text(blocks: Sequence[Block]) -> str:

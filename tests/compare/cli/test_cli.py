@@ -192,7 +192,7 @@ def test_a_page_is_written_next_to_the_run(folder: Path) -> None:
 
 def test_list_names_all_blocks_cases_and_implementations() -> None:
     text, data = xlafuse("list").stdout, json.loads(xlafuse("list", "--json").stdout)
-    assert [block["name"] for block in data["blocks"]] == list(BLOCKS)
+    assert data["schema"] == "xlafuse.list/1" and [block["name"] for block in data["blocks"]] == list(BLOCKS)
     for block in data["blocks"]:
         spec = BLOCKS[block["name"]]
         assert [i["name"] for i in block["implementations"]] == [i.name for i in spec.implementations]
@@ -374,4 +374,5 @@ def test_doctor_fails_only_when_nothing_can_run(monkeypatch: pytest.MonkeyPatch)
     assert result.exit_code == 1
     assert "/nowhere/python does not start" in result.stdout
     data = json.loads(xlafuse("doctor", "--json").stdout)
+    assert data["schema"] == "xlafuse.doctor/1"
     assert all(v["result"].startswith("not here") for v in data["diagnoses"])
