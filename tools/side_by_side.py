@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 from xlafuse.compare.base.text import number
@@ -12,8 +13,8 @@ from xlafuse.compare.graph import store
 from xlafuse.compare.graph.model import Kernel
 from xlafuse.compare.record.record import Record
 from xlafuse.compare.record.run_files import recorded_file
-from xlafuse.compare.record.run_folder import read_records
 from xlafuse.compare.report import authorship
+from xlafuse.compare.sources.result import Result
 from xlafuse.compare.sources.run_source import open_run
 from xlafuse.compare.spec.blocks import BLOCKS
 
@@ -27,7 +28,7 @@ def summary(run: Path, block: str, names: list[str]) -> list[list[str]]:
     Kernel lines are those of forward and backward together. Registers of a thread and shared memory of a block are the
     largest of all kernels, as CUPTI records them at the launch. MB moved: by the kernels' declared accesses.
     """
-    found = [result.row for result in open_run(run).results]
+    found = [result.row for result in _results(run)]
     found = [row for row in found if row.block == block and row.case_name == BLOCKS[block].shapes[0].name]
     lines = {line.implementation: line.kernel_lines for line in authorship.of(found)}
     times = {(row.implementation, row.direction): row.device_time_us for row in found}
@@ -86,11 +87,16 @@ def cuda(path: Path, name: str) -> str:
     return f"```cuda\n{found[0]}\n```"
 
 
+@cache
+def _results(run: Path) -> tuple[Result, ...]:
+    return open_run(run).results
+
+
 def _records(run: Path, block: str, names: list[str]) -> Iterator[Record]:
     """Yield the records of a block's main case that are `ok`, by direction, in the order of `names`."""
     found = [
-        record for record in read_records(run)[0]
-        if record.case.block == block and record.case.name == BLOCKS[block].shapes[0].name
+        record for result in _results(run) if (record := result.record) is not None
+        and record.case.block == block and record.case.name == BLOCKS[block].shapes[0].name
         and record.implementation in names and record.status == "ok"
     ]
     yield from sorted(found, key=lambda record: (record.case.direction, names.index(record.implementation)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from rich.console import Console
@@ -108,6 +108,7 @@ def _attention_times() -> str:
     return _markdown(headers, attention_times())
 
 
+@cache
 def rows_of(run: Path) -> list[Row]:
     """Return the rows of a committed run."""
     return [result.row for result in open_run(run).results]
