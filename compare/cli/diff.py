@@ -15,6 +15,7 @@ from ..report.outline import Outline
 from ..sources.opening import open_source
 from ..sources.source import Source
 from .options import json_option, names_option, record_filters
+from .selection import rank_option
 from .terminal import show, warn
 
 TOLERANCE = 0.05
@@ -38,7 +39,7 @@ FORMS = (".html", ".md", ".json")
 )
 @record_filters("For runs: ")
 @click.option("--module", metavar="NAME|NUMBER", help="For folders of dumps: only this module.")
-@click.option("--rank", type=click.IntRange(min=0), help="One of several ranks, or GPUs of a profile. Default: lowest.")
+@rank_option
 @click.option("--all", "every", is_flag=True, help="Whole lists, not only the largest changes of many.")
 @json_option
 @click.pass_context

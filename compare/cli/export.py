@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ..base.usage import UsageError, join_some, write_file
-from ..sources.opening import open_source
-from .options import record_filters
+from .selection import Selection, selection_options
 from .terminal import warn
 
 if TYPE_CHECKING:
@@ -30,19 +29,8 @@ Graphs = Sequence[tuple[str, "FusionGraph"]]
     "-o", "--out", type=click.Path(path_type=Path), metavar="FILE",
     help="The file to write; for xprof and hlo-opt a new folder. dot prints its text without it.",
 )
-@record_filters("For a run: ")
-@click.option(
-    "--module", metavar="NAME|NUMBER", help="One record of a run, by its id, or one module of a folder of dumps."
-)
-@click.option("--rank", type=click.IntRange(min=0), help="One of several ranks, or GPUs of a profile. Default: lowest.")
-@click.option(
-    "--dump", type=click.Path(path_type=Path), metavar="PATH",
-    help="For a profile: the compilers' files of its programs, if they are not beside it.",
-)
-def command(
-    path: Path, tool: str, out: Path | None, filters: Mapping[str, list[str]], module: str | None, rank: int | None,
-    dump: Path | None,
-) -> None:
+@selection_options
+def command(path: Path, tool: str, out: Path | None, selection: Selection) -> None:
     """Write what a path holds as a file for another tool.
 
     \b
@@ -69,7 +57,7 @@ def command(
     """
     if tool != "dot" and out is None:
         raise UsageError(f"--to {tool} needs -o, the name of what it writes")
-    source = open_source(path, rank=rank, dump=dump).select(filters, module)
+    source = selection.open([path])
     warn(source.warnings)
     if tool == "dot":
         _write_dot(_graphs(source), out)

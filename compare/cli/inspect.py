@@ -6,12 +6,10 @@ from pathlib import Path
 
 import click
 
-from ..report.views import outline
+from ..report.views import WITHOUT_GRAPHS, outline
 from .options import json_option
 from .selection import Selection, ViewChoice, selection_options, view_options
 from .terminal import show, warn
-
-WITHOUT_GRAPHS = ("times", "matrix", "traffic", "ranks", "peers", "authorship")  # their text reads no graph
 
 
 @click.command("inspect")

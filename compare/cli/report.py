@@ -12,7 +12,7 @@ from xlafuse.hlo.gc_pause import collector_paused
 
 from ..base.usage import UsageError, write_file
 from ..graph import formats
-from ..report.views import outline
+from ..report.views import WITHOUT_GRAPHS, outline
 from .selection import Selection, ViewChoice, selection_options, view_options
 from .terminal import warn
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 PAGE = ".html"
 TEXTS = (".md", ".csv", ".json")
 PICTURES = (".svg", ".png")
-MOST_MODULES = 50  # of a folder of dumps, largest first
 
 
 @click.command("report")
@@ -84,7 +83,9 @@ def write(source: Source, out: Path, choice: ViewChoice, *, files: bool, selecte
     if text is None:
         raise UsageError(f"{out}: --view {view} is no flat table; write it as .md or .json, or a page without --view")
     write_file(out, text.encode(errors="replace"))
-    warn([*source.warnings, *source.unreadable])
+    warn(source.warnings)
+    if view not in WITHOUT_GRAPHS or ending != ".md":
+        warn(source.unreadable)
     return f"{out}: view {view} of {source.name}"
 
 
@@ -98,7 +99,7 @@ def _page(source: Source, out: Path, choice: ViewChoice, files: bool) -> str:
             f"{source.path}: no kernel of this profile is joined to a graph; `xlafuse inspect {source.path}` lists its "
             "kernels, and a folder of `xlafuse capture` has their graphs, too"
         )
-    source = source.largest(MOST_MODULES)
+    source = source.largest()
     if not source.results:
         raise UsageError(f"{source.path}: no record to show; `xlafuse run --out {source.path}` makes some")
     page.write(source, out, files=files)

@@ -19,6 +19,9 @@ from .terminal import width
 
 Command = Callable[..., None]
 
+rank_option = click.option(
+    "--rank", type=click.IntRange(min=0), help="One of several ranks, or GPUs of a profile. Default: lowest."
+)
 PRICED = ("kernels", "why", "stages", "steps")
 PRICED_AS_JSON = ("why", "steps")
 
@@ -60,7 +63,7 @@ class ViewChoice:
 
 @dataclass(frozen=True)
 class Selection:
-    """What the user chose of a path: records of a run, a module, a rank, and the compilers' files of a profile."""
+    """The share of a path that the user wants: records of a run, a module, a rank. dump: as in `open_source`."""
 
     filters: Mapping[str, list[str]]
     module: str | None
@@ -100,9 +103,7 @@ def selection_options(command: Command) -> Command:
         click.option(
             "--module", metavar="NAME|NUMBER", help="One module of a folder of dumps, or one record of a run by its id."
         ),
-        click.option(
-            "--rank", type=click.IntRange(min=0), help="One of several ranks, or GPUs of a profile. Default: lowest."
-        ),
+        rank_option,
         click.option(
             "--dump", type=click.Path(path_type=Path), metavar="PATH",
             help="For a profile: the compilers' files of its programs, if they are not beside it.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,6 @@ from .outline import Outline
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ..graph.analyse.roofline import Ceilings
     from ..graph.model import FusionGraph
 
 MOST_TREES = 12  # a run with more records is listed, one line each, unless the user selected records
@@ -47,8 +46,7 @@ def kernels(source: Source, shown: Shown) -> Outline:
     """The kernels of each graph in the order they run, with their operations, bytes and times."""
     if shown.kernel is not None:
         return _kernels_named(source, shown.kernel, shown)
-    if source.profile is not None and not source.results:
-        raise UsageError(f"{source.path}: no compiler's files belong to this profile; name them with --dump")
+    _require_graphs(source)
     many = MOST_TREES if source.run is not None else SHOWN_AT_ONCE
     listed = len(source.results) > many and not shown.selected and (source.kind == "dump" or not shown.every)
     if listed and shown.price_as is not None:
@@ -162,10 +160,7 @@ def _tree(result: Result, shown: Shown, title: str | None = None, notes: Sequenc
 
 def with_graphs(source: Source) -> list[Result]:
     """Return the results whose graph can be read. Raises UsageError where none can, and where modules are too many."""
-    if source.kind == "profile" and not source.results:
-        raise UsageError(
-            f"{source.path}: no compiler's files belong to this profile, so it has no graphs; name them with --dump"
-        )
+    _require_graphs(source)
     if source.run is None:
         if source.kind == "dump" and len(source.results) > SHOWN_AT_ONCE:
             raise UsageError(
@@ -179,6 +174,13 @@ def with_graphs(source: Source) -> list[Result]:
         none = f"none of {len(source.results)} records has a graph that can be read"
         raise UsageError(f"{source.path}: {none}{source.unreadable_example}")
     return readable
+
+
+def _require_graphs(source: Source) -> None:
+    if source.kind == "profile" and not source.results:
+        raise UsageError(
+            f"{source.path}: no compiler's files belong to this profile, so it has no graphs; name them with --dump"
+        )
 
 
 def _kernels_named(source: Source, wanted: str, shown: Shown) -> Outline:
@@ -253,21 +255,14 @@ def named_graph(result: Result) -> FusionGraph:
 
 def why(source: Source, shown: Shown) -> Outline:
     """Missed fusions and the reasons against them, most costly first."""
-    graphs = [(named_graph(result), *result.priced_for(shown.price_as)) for result in with_graphs(source)]
-    return missed(graphs, every=shown.every)
-
-
-def missed(graphs: Iterable[tuple[FusionGraph, Ceilings | None, str]], *, every: bool) -> Outline:
-    """Return each graph's missed fusions, priced by its ceilings, or by those of its own GPU."""
     from ..graph.analyse import missed_fusions
     from ..graph.render import missed_view, text_view
-    from .missed_fusions import price
 
-    priced = [(graph, *price(graph, ceilings, whose)) for graph, ceilings, whose in graphs]
+    priced = [(named_graph(result), *result.priced_for(shown.price_as)) for result in with_graphs(source)]
 
     def trees() -> Iterator[RenderableType]:
         for graph, ceilings, whose in priced:
-            yield missed_view.tree(graph, ceilings, whose, every=every)
+            yield missed_view.tree(graph, ceilings, whose, every=shown.every)
         has_prices = any(ceilings and missed_fusions.ranked(graph, ceilings) for graph, ceilings, _ in priced)
         if has_prices and missed_fusions.PRICE_ERROR is not None:
             yield text_view.plain(f"times: {missed_fusions.PRICE_ERROR}")

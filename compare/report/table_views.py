@@ -76,12 +76,9 @@ def ranks(source: Source, every: bool) -> Outline:
 
 def findings(source: Source, every: bool) -> Outline:
     """Sentences about what costs most, from the graphs and times."""
-    source = source.largest(MOST_MODULES)
+    source = source.largest()
     sentences = every_finding(source) if every else strongest(source)
     return _of_lines("findings", sentences, FINDING_COLUMNS, _render_findings)
-
-
-MOST_MODULES = 50  # of a folder of dumps, largest first
 
 
 def rows_of(source: Source) -> list[Row]:

@@ -18,6 +18,7 @@ TABLE_VIEWS = {
     "ranks": table_views.ranks, "peers": table_views.peers, "authorship": table_views.authorship,
 }
 VIEWS = {**GRAPH_VIEWS, **TABLE_VIEWS}
+WITHOUT_GRAPHS = ("times", "matrix", "traffic", "ranks", "peers", "authorship")  # their text reads no graph
 
 
 def default(source: Source, selected: bool) -> str:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from xlafuse.hlo.regular_file import require_regular
 
 from ..base.usage import UsageError
-from .result import Result
+from .result import Result, reader_of
 from .run_source import is_run
 from .source import Source
 
@@ -291,11 +291,7 @@ def _of_json(path: Path) -> list[Result]:
     else:
         graph = store.from_json(data)
         graphs = {graph.name: graph}
-    return [Result(name, 1, path, partial(_itself, graph)) for name, graph in graphs.items()]
-
-
-def _itself(graph: FusionGraph) -> FusionGraph:
-    return graph
+    return [Result(name, 1, path, reader_of(graph)) for name, graph in graphs.items()]
 
 
 def _of_graphs(folder: Path) -> list[Result]:

@@ -6,7 +6,6 @@ import gzip
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from ..base.text import printable
 from ..graph import formats, store
 from ..graph.model import FusionGraph
 from . import provenance
-from .result import Result
+from .result import Result, reader_of
 from .source import Source
 from .target_ceilings import own_ceilings
 
@@ -49,10 +48,6 @@ class Agreement:
             f"{self.name} and {self.other} {found} on the CPU: the error is {self.error:.2g}, and up to "
             f"{self.tolerance:.2g} may be rounding"
         )
-
-
-def _itself(graph: FusionGraph) -> FusionGraph:
-    return graph
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,7 +97,7 @@ class Explained:
     def source(self) -> Source:
         """Return the graphs as one case, for the views of `xlafuse inspect`."""
         results = tuple(
-            Result(name, number, Path(name), read=partial(_itself, graph), label=name)
+            Result(name, number, Path(name), read=reader_of(graph), label=name)
             for number, (name, graph) in enumerate(self.graphs.items(), 1)
         )
         return Source("file", Path(" and ".join(self.graphs)), results, self.notes)

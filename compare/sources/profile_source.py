@@ -19,7 +19,7 @@ from ..profiles.model import Profile, ProfileError
 from ..profiles.steps import profiled_steps
 from .dump_files import open_files
 from .profiled import ProfiledSteps
-from .result import Result, reading_errors_as_usage
+from .result import Result, reader_of, reading_errors_as_usage
 from .run_source import is_run
 from .source import MOST_NAMED, Source
 
@@ -38,10 +38,6 @@ def has_profile(path: Path) -> bool:
     """
     with reading_errors_as_usage(path):
         return not is_run(path) and bool(files.profile_files(path))
-
-
-def _itself(graph: FusionGraph) -> FusionGraph:
-    return graph
 
 
 def open_profile(path: Path, dump: Path | None = None, rank: int | None = None) -> Source:
@@ -87,7 +83,7 @@ def open_profile(path: Path, dump: Path | None = None, rank: int | None = None) 
         path, first, tuple(steps), joined, choice, numbers[chosen], tuple(alike), tuple(unlike), tuple(notes)
     )
     results = tuple(
-        replace(modules[name], id=name, number=number, read=partial(_itself, graph))
+        replace(modules[name], id=name, number=number, read=reader_of(graph))
         for number, (name, graph) in enumerate(joined.graphs.items(), 1)
     )
     return Source("profile", path, results, (*profile.warnings, *notes), profile=profile)

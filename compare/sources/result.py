@@ -74,8 +74,7 @@ class Result:
 
     def labelled(self, label: str) -> Result:
         """Return the result under another name, with its graph that was read, and without its record's numbers."""
-        graph = self.load()
-        return replace(self, label=label, read=lambda: graph, graph_only=True)
+        return replace(self, label=label, read=reader_of(self.load()), graph_only=True)
 
     def load(self) -> FusionGraph:
         """Return the graph. Raises UsageError, which names the file, where reading fails or nothing could be read."""
@@ -196,6 +195,11 @@ class Result:
             phase: tuple(Launch(ran.name, ran.start, ran.end) for ran in times.records or ())
             for phase, times in self.row.times.items()
         }
+
+
+def reader_of(graph: FusionGraph) -> Callable[[], FusionGraph]:
+    """Return the `read` of a result whose graph was read before."""
+    return lambda: graph
 
 
 @contextmanager

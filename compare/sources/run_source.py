@@ -30,15 +30,8 @@ def open_run(folder: Path) -> Source:
     Raises RunFolderError where the folder has no run.json.
     """
     run = read_run(folder)
-    records, warnings = read_records(folder)
-    return source_of_run(folder, run, records, warnings)
-
-
-def source_of_run(
-    folder: Path, run: dict[str, Any], records: Iterable[Record], warnings: Iterable[str] = ()
-) -> Source:
-    """Return what `open_run` returns, from a run's data that was read before."""
-    warnings = list(warnings)
+    records, unread = read_records(folder)
+    warnings = list(unread)
     ceilings: dict[str, Ceilings] = {}
     uncalibrated: dict[str, str] = {}
     try:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from ..base.text import printable
 from ..base.usage import UsageError, join_some, one_of
 from ..graph.analyse.roofline import Ceilings
+from ..record.record import Record
 from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 from ..spec.dtype import DTYPES
@@ -23,6 +24,7 @@ from .result import Result
 Kind = Literal["run", "dump", "file", "profile"]
 MOST_NAMED = 10
 SHOWN_AT_ONCE = 2  # modules of a folder, such as forward and backward of one function
+MOST_MODULES = 50  # of a folder of dumps, in what shows all of them
 
 
 @dataclass(frozen=True)
@@ -100,12 +102,12 @@ class Source:
             )
         return modules[0]
 
-    def largest(self, most: int) -> Source:
-        """Return the source with at most that many modules, the largest, and a warning where some are left out."""
-        if self.run is not None or len(self.results) <= most:
+    def largest(self) -> Source:
+        """Return the source with at most MOST_MODULES modules, the largest, and a warning where some are left out."""
+        if self.run is not None or len(self.results) <= MOST_MODULES:
             return self
-        kept = sorted(self.results, key=lambda result: -(result.cost or 0))[:most]
-        warning = f"{self.path}: {len(self.results)} modules; the {most} largest are shown"
+        kept = sorted(self.results, key=lambda result: -(result.cost or 0))[:MOST_MODULES]
+        warning = f"{self.path}: {len(self.results)} modules; the {MOST_MODULES} largest are shown"
         return replace(self, results=tuple(kept), warnings=(*self.warnings, warning))
 
     # Cases
@@ -139,18 +141,21 @@ class Source:
 def only(results: Iterable[Result], wanted: Mapping[str, Iterable[str]]) -> list[Result]:
     """Return the results of records that have one of the wanted names; see `Source.select`."""
     kept = list(results)
-    values = {
-        "block": lambda case, record: case.block, "case": lambda case, record: case.name,
-        "direction": lambda case, record: case.direction,
-        "implementation": lambda case, record: record.implementation,
-    }
     for field_name, names in wanted.items():
-        named = [(result, values[field_name](result.record.case, result.record)) for result in kept if result.record]
+        named = [(result, _names(result.record)[field_name]) for result in kept if result.record]
         present = list(dict.fromkeys(name for _, name in named))
         known = BLOCKS if field_name == "block" else ()
         names = [one_of(field_name, name, present, where="among these records", elsewhere=known) for name in names]
         kept = [result for result, name in named if not names or name in names]
     return kept
+
+
+def _names(record: Record) -> dict[str, str]:
+    """Return the names that select a record, by the keys of `wanted`."""
+    case = record.case
+    return {
+        "block": case.block, "case": case.name, "direction": case.direction, "implementation": record.implementation,
+    }
 
 
 def _cases_of_records(results: Iterable[Result]) -> Iterable[CaseResults]:

@@ -1,8 +1,8 @@
 """HLO text in full, as XLA prints it: for text that people write and no compiler prints, such as XLA's own tests.
 
-XLA's parser infers what such text leaves out. Malformed text can crash it, so it runs in a process with limits; nothing
-in the text is executed. That process runs this file and needs jaxlib alone. The private names of jaxlib in it exist in
-jaxlib 0.10.2 and 0.11.2.
+XLA's parser infers what such text leaves out. Malformed text can crash it, so it runs in a process with limits: this
+file as a program, which needs jaxlib alone. Nothing in the text is executed. The private names of jaxlib in this file
+exist in jaxlib 0.10.2 and 0.11.2.
 """
 
 import importlib.util

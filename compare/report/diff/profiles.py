@@ -15,6 +15,8 @@ from typing import Any, Literal
 from ...profiles.kernel_times import KernelTimes, Times
 from ..profile_view import ProfileView
 
+SCHEMA = "xlafuse.profile-diff/1"
+
 Word = Literal["new", "gone", "slower", "faster", "same"]
 WORDS: tuple[Word, ...] = ("slower", "faster", "new", "gone")
 
@@ -71,7 +73,7 @@ class ProfileDiff:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "step": self.step.to_json(), "busy": self.busy.to_json(), "notes": list(self.notes),
+            "schema": SCHEMA, "step": self.step.to_json(), "busy": self.busy.to_json(), "notes": list(self.notes),
             "kernels": [each.to_json() for each in self.kernels],
         }
 

@@ -11,8 +11,8 @@ import pytest
 import xlafuse
 from xlafuse.compare.graph.analyse.roofline import Ceilings
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
-from xlafuse.compare.report.missed_fusions import price
 from xlafuse.compare.sources.explained import Explained
+from xlafuse.compare.sources.result import Result, reader_of
 from xlafuse.compare.sources.target_ceilings import own_ceilings, target_ceilings
 
 
@@ -69,14 +69,17 @@ def test_bytes_are_priced_by_the_graphs_target():
     assert own_ceilings(replace(on_h200, target="NVIDIA X1"))[0] is None
 
 
-def test_missed_fusions_use_the_best_known_ceilings():
-    unknown = replace(graph("f", "tanh"), target="")
+@pytest.mark.parametrize("target", ["", "NVIDIA H200"])
+def test_missed_fusions_use_the_best_known_ceilings(target: str):
     slow = Ceilings({0.5: 1e9}, {})
-    h200 = target_ceilings("h200")
-    assert price(unknown, slow, "this run's device") == (slow, "this run's device")
-    assert price(replace(unknown, target="NVIDIA H200")) == (h200, "h200")
-    assert price(unknown) == (None, "")
-    assert price(replace(unknown, target="NVIDIA A100-SXM4-40GB")) == (None, "")
+    read = reader_of(replace(graph("f", "tanh"), target=target))
+    assert Result("f", 1, Path("f"), read, segment_ceilings=slow).priced_for(None) == (slow, "this run's device")
+    own = (target_ceilings("h200"), "h200") if target else (None, "")
+    assert Result("f", 1, Path("f"), read).priced_for(None) == own
+
+
+def test_an_unknown_gpu_has_no_ceilings():
+    assert own_ceilings(replace(graph("f", "tanh"), target="NVIDIA A100-SXM4-40GB")) == (None, "")
 
 
 def test_two_results_are_joined():

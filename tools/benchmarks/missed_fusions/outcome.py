@@ -11,7 +11,7 @@ from xlafuse.compare.graph import store
 from xlafuse.compare.graph.analyse.missed_fusions import together
 from xlafuse.compare.graph.model import FusionGraph
 from xlafuse.compare.plan.speedup import Saving, saving
-from xlafuse.compare.report.missed_fusions import price
+from xlafuse.compare.sources.target_ceilings import own_ceilings
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def outcome(name: str, size: str, reply: Mapping[str, Any]) -> Outcome:
 
 
 def _price(graph: FusionGraph) -> float:
-    ceilings, _ = price(graph)
+    ceilings, _ = own_ceilings(graph)
     if ceilings is None:
         raise UnknownBandwidth(f"the bandwidth of {graph.target!r} is not known: no target pack is of this GPU")
     return together(graph, ceilings).us or 0.0

@@ -17,10 +17,10 @@ from ....sources.case_results import BASELINES, CaseResults
 from ....sources.result import Result
 from ....sources.row import Row, product_rate
 from ....sources.source import recorded_on
+from ....sources.target_ceilings import own_ceilings
 from ....spec.blocks import BLOCKS
 from ... import charts, roofline
 from ...columns import BASELINE, BY_NAME, checked_on, marks, marks_explained, memory
-from ...missed_fusions import price
 from . import choices, kernels, ranks
 from .overview import level_of, mark_of
 
@@ -156,7 +156,8 @@ def _missed(case: CaseResults) -> tuple[list[dict[str, Any]], int, str]:
     for result in case.with_own_kernels:
         if result.graph is None:
             continue
-        ceilings, whose = price(result.graph, result.ceilings, result.ceilings_of)
+        own = result.ceilings, result.ceilings_of
+        ceilings, whose = own if result.ceilings else own_ceilings(result.graph)
         devices.append(whose)
         places = {kernel.name: kernels.where(kernel) for kernel in result.graph.kernels or ()}
         for one in missed_fusions.ranked(result.graph, ceilings):

@@ -57,6 +57,7 @@ def test_equal_captures_have_no_change() -> None:
 def test_kernels_are_slower_faster_new_and_gone(changed: Callable[..., Path]) -> None:
     after = changed("after", {FILL: "other_fill"}, {GELU: 2.0, SOFTMAX: 0.5, "nvjet": 1.01})
     found = json.loads(diff(CAPTURE, after, "--json").output)
+    assert found["schema"] == "xlafuse.profile-diff/1"
     by_word: dict[str, set[str]] = {}
     for each in found["kernels"]:
         by_word.setdefault(each["change"], set()).add(each["name"].partition("<")[0])

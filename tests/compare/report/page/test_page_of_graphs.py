@@ -12,9 +12,9 @@ from click.testing import CliRunner, Result
 
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.cli import main
-from xlafuse.compare.cli import report as report_command
 from xlafuse.compare.graph import store
 from xlafuse.compare.report.page import page
+from xlafuse.compare.sources import source as sources
 from xlafuse.compare.sources.explained import Explained
 from xlafuse.compare.sources.opening import open_source
 
@@ -65,7 +65,7 @@ def test_a_folder_lists_its_modules(tmp_path: Path, visit: Any) -> None:
 
 
 def test_only_the_largest_modules_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, embedded: Any) -> None:
-    monkeypatch.setattr(report_command, "MOST_MODULES", 1)
+    monkeypatch.setattr(sources, "MOST_MODULES", 1)
     folder, out = tmp_path / "dump", tmp_path / "page.html"
     folder.mkdir()
     (folder / "a.hlo.txt").write_text("HloModule small\n")
