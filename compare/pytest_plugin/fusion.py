@@ -78,6 +78,6 @@ class Fusion:
 
 def _why(graph: FusionGraph) -> str:
     from ..graph.render import missed_view
-    from ..report.missed_fusions import price
+    from ..sources.target_ceilings import own_ceilings
 
-    return "missed fusions\n" + text_view.render(missed_view.tree(graph, *price(graph)), WIDTH)
+    return "missed fusions\n" + text_view.render(missed_view.tree(graph, *own_ceilings(graph)), WIDTH)
