@@ -24,6 +24,10 @@ INDUCTOR_CUDAGRAPHS = replace(
     INDUCTOR, name="inductor-cudagraphs", options={"mode": "reduce-overhead"}, cpu_check_worker=None,
     replays_graphs=True,
 )
+# A user's function under torch.compile, with the settings that the user gave there.
+OWN_INDUCTOR = replace(
+    INDUCTOR, name="own-inductor", label="a function under torch.compile", options={"compiles_itself": True},
+)
 # FlexAttention calls torch.compile itself, at its first call.
 FLEX = replace(
     INDUCTOR, name="flex", label="FlexAttention", family="flex", options={"compiles_itself": True},

@@ -16,14 +16,14 @@ import click
 
 from ..base.usage import UsageError
 from ..report.views import outline
-from .functions import NotCompiled, arguments, call_of, call_options, check, names, quiet_jax, resolve, save
-from .options import json_option
+from .options import json_option, target_option
 from .report import PAGE, check_ending, write
 from .selection import ViewChoice, view_options
 from .terminal import echo_json, emit, show, width
 
 if TYPE_CHECKING:
     from ..graph.analyse.diff import GraphDiff
+    from ..sources.explained import Explained
     from ..user.variants import Comparison
 
 _NOT_TIMED = "nothing was timed. Without a GPU, a setting that lets the compiler measure candidates changes no choice"
@@ -31,7 +31,19 @@ _NOT_TIMED = "nothing was timed. Without a GPU, a setting that lets the compiler
 
 @click.command("explain")
 @click.argument("functions", nargs=-1, required=True, metavar="FUNCTION...")
-@call_options
+@click.option("--inputs", metavar="NAME", help="A function that makes the arguments: package.module:make_inputs.")
+@click.option(
+    "--args", "shapes", metavar="SHAPES", help="Arguments by shape: 'bf16[4096,4096], bf16[4096], eps=1e-6'.",
+)
+@click.option("--grad", is_flag=True, help="Compile a training step: a forward and a backward call.")
+@target_option
+@click.option(
+    "--framework", type=click.Choice(["jax", "torch"]),
+    help="Needed where neither the function's type, its arguments nor the names in its code tell.",
+)
+@click.option(
+    "--timeout", type=float, default=1800.0, show_default=True, metavar="SECONDS", help="For all compiles.",
+)
 @click.option(
     "--xla-flag", "xla_flags", multiple=True, metavar="NAME=VALUE[,NAME=VALUE]",
     help="A variant: flags of XLA, for one JAX function. Repeat it for more variants.",
@@ -79,6 +91,7 @@ def command(
 
     Exit code: 0 when it was explained, 1 when it could not be compiled, 2 when names or options are wrong.
     """
+    from ..functions.names import arguments_of, call_of, check_name, quiet_jax, resolve
     from ..plan.selection import resolve_target
     from ..user import variants
     from ..user.explain import ExplainError, explain_all
@@ -92,9 +105,12 @@ def command(
         raise UsageError(f"--framework {framework} does not fit settings of {compared[0].framework}'s compiler")
     resolve_target(target)
     quiet_jax(devices)
-    check(*functions, inputs=inputs, shapes=shapes)
-    named = dict(zip(names(functions), map(resolve, functions), strict=True))
-    args, kwargs = arguments(inputs, shapes)
+    if inputs is not None and shapes is not None:
+        raise UsageError("--inputs and --args both give the arguments; choose one")
+    for name in (*functions, *([inputs] if inputs is not None else [])):
+        check_name(name)
+    named = dict(zip(_short(functions), map(resolve, functions), strict=True))
+    args, kwargs = arguments_of(inputs, shapes)
     again = {name: partial(call_of, given, inputs, shapes) for name, given in zip(named, functions, strict=True)}
     options: dict[str, Any] = {
         "grad": grad, "target": target, "devices": devices, "timeout": timeout,
@@ -111,7 +127,7 @@ def command(
     except ExplainError as problem:
         raise NotCompiled(" ".join(str(problem).split())) from None
     if out is not None and {".json", ".gz"} & set(out.suffixes):
-        save(explained, out)
+        _save(explained, out)
     elif out is not None:
         form = replace(choice, view=None, kernel=None, price_as=None) if out.suffix.lower() == PAGE else choice
         click.echo(write(explained.source(), out, form, files=False), err=True)
@@ -125,6 +141,29 @@ def command(
             emit(view)
     else:
         _show_comparison(comparison)
+
+
+class NotCompiled(click.ClickException):
+    """One line on standard error, exit code 1."""
+
+    exit_code = 1
+
+
+def _short(functions: Sequence[str]) -> list[str]:
+    """Return the names after the colons where they differ, else the full names."""
+    short = [function.partition(":")[2].removesuffix("()") for function in functions]
+    names = short if len(set(short)) == len(short) else list(functions)
+    if len(set(names)) != len(names):
+        raise UsageError("the same function is named twice")
+    return names
+
+
+def _save(explained: Explained, out: Path) -> None:
+    """Write the graphs to a file. Raises UsageError."""
+    try:
+        explained.save(out)
+    except OSError as problem:
+        raise UsageError(f"{out}: cannot be written: {problem.strerror}") from None
 
 
 def _show_comparison(comparison: Comparison) -> None:

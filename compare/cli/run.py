@@ -15,7 +15,7 @@ from . import run_summary
 from .options import direction_option, names, names_option, target_option
 
 if TYPE_CHECKING:
-    from ..plan.own_function import OwnFunction
+    from ..spec.implementation import OwnFunction
 
 _NOT_ON = {
     "--shard": "the cluster's nodes share the work by themselves",
@@ -46,6 +46,7 @@ def _sizes(ctx: click.Context, parameter: click.Parameter, texts: tuple[str, ...
 
 
 def _own_functions(blocks: list[str], functions: tuple[str, ...], backward: str | None) -> list[OwnFunction]:
+    from ..functions.names import quiet_jax
     from ..plan.own_function import own_function
     from ..spec.blocks import BLOCKS
 
@@ -53,6 +54,8 @@ def _own_functions(blocks: list[str], functions: tuple[str, ...], backward: str 
         raise UsageError("--with needs one BLOCK, whose inputs it takes: xlafuse run attention --with FILE.py:FN")
     if backward is not None and len(functions) != 1:
         raise UsageError("--with-backward is the gradient of one --with function")
+    if functions:
+        quiet_jax()
     return [
         own_function(BLOCKS[one_of("block", blocks[0], BLOCKS)], function, backward, Path.cwd())
         for function in functions
@@ -69,11 +72,12 @@ def _own_functions(blocks: list[str], functions: tuple[str, ...], backward: str 
 )
 @names_option("-i", "--implementation", "implementations", metavar="NAME", help="Only these (repeat it, or a,b,c).")
 @click.option(
-    "--with", "functions", multiple=True, metavar="FILE.py:FUNCTION",
-    help="Add your own function of the BLOCK's inputs (PyTorch, Triton or JAX) as an implementation, named like it.",
+    "--with", "functions", multiple=True, metavar="FUNCTION",
+    help="Add your own function of the BLOCK's inputs (PyTorch, Triton or JAX) as an implementation, named like it: "
+    "path/to/file.py:name or package.module:name.",
 )
 @click.option(
-    "--with-backward", "backward", metavar="FILE.py:FUNCTION",
+    "--with-backward", "backward", metavar="FUNCTION",
     help="The gradient of the --with function. Default: the framework's own.",
 )
 @names_option("--case", "cases", metavar="NAME", help="Only these cases: a name such as llama-8b, or a full id.")

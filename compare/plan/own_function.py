@@ -4,95 +4,27 @@ The function is called with the block's inputs: by name where its parameters hav
 order. It gets those of the block's attributes that it has parameters for. It returns the block's output, a tuple of its
 outputs in order, or a dict by name. A backward function is called with those inputs, outputs `y` and cotangents `d_y`
 that it has parameters for, and returns the gradients of the differentiable inputs, in the same three forms.
-
-A file is read without being executed, so that its framework is known before a worker imports it.
 """
 
 from __future__ import annotations
 
-import ast
-import importlib
 import inspect
-import os
 import sys
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from ..base.frameworks import OWNERS
-from ..base.usage import UsageError, one_of
+from ..base.usage import UsageError
+from ..functions import names
+from ..functions.framework import UnclearCall, framework_of, refuse_factory, uncompiled
+from ..functions.parcel import path_for
 from ..spec.block import Block
 from ..spec.blocks import BLOCKS
-from ..spec.implementation import Implementation, load
-
-VARIABLE = "XLAFUSE_WITH"  # the functions of a run as JSON, for its workers
-_BACKENDS = {"torch": "own-torch", "jax": "xla"}
-_WITHOUT_BACKWARD = {
-    "torch": ".workers.pytorch.own_function:by_autograd", "jax": ".workers.xla.own_function:by_autograd",
-}
-_WITH_BACKWARD = {
-    "torch": ".workers.pytorch.own_function:differentiable", "jax": ".workers.xla.own_function:differentiable",
-}
+from ..spec.implementation import OwnFunction, short_name
 
 # Takes inputs (of a backward function also outputs y and cotangents d_y) and attributes, and returns arrays by name.
 Function = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Place:
-    """A function in a file: its absolute path, and the function's name."""
-
-    file: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{Path(self.file).name}:{self.name}"
-
-
-@dataclass(frozen=True)
-class OwnFunction:
-    """A user's function for a block. framework: "torch" or "jax". backward: its gradient, or None for the framework's.
-    """
-
-    block: str
-    framework: str
-    function: Place
-    backward: Place | None = None
-
-    def row(self) -> Implementation:
-        """Return the implementation, named like the function."""
-        return Implementation(
-            self.function.name, str(self.function), _BACKENDS[self.framework], f"your function in {self.function}",
-            loader=self.load,
-        )
-
-    def load(self) -> Callable[..., dict[str, Any]]:
-        """Import the file and return the function in the form of an implementation. Only a worker calls this.
-
-        Raises UsageError where the function does not take the block's inputs.
-        """
-        block, place, backward = BLOCKS[self.block], self.function, self.backward
-        function, outputs = _imported(place), [t.name for t in block.outputs]
-        forward = arguments_of(inspect.signature(function), place, block)
-
-        def run(inputs: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
-            return by_name(call(function, forward, inputs, attributes), outputs, place)
-
-        made: Callable[..., dict[str, Any]]
-        if backward is None:
-            made = load(_WITHOUT_BACKWARD[self.framework])(run, str(place))
-            return made
-        gradient, wanted = _imported(backward), [t.name for t in block.inputs if t.differentiable]
-        given = _backward_arguments(inspect.signature(gradient), backward, block)
-
-        def differentiate(values: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
-            return by_name(call(gradient, given, values, attributes), wanted, backward)
-
-        made = load(_WITH_BACKWARD[self.framework])(run, differentiate, wanted, outputs)
-        return made
 
 
 @dataclass(frozen=True)
@@ -104,43 +36,74 @@ class Arguments:
 
 
 def own_function(block: Block, function: str, backward: str | None, folder: Path) -> OwnFunction:
-    """Return the function that a user names as FILE:FUNCTION for a block. Relative files are in `folder`.
+    """Return the function that a user names for a block. Relative files are in `folder`.
 
-    Raises UsageError where the file or the function is missing, its framework is not clear, or its parameters do not
-    fit.
+    Imports it in this process. Raises UsageError where that fails, where its framework is not clear, or where its
+    parameters do not fit.
     """
-    place, tree = _found(function, folder)
-    if place.name in [i.name for i in block.implementations]:
-        raise UsageError(f"{block.name} has an implementation {place.name!r}; give {place} another name")
-    signature = _signature(tree, place.name)
-    if signature is not None:
-        arguments_of(signature, place, block)
-    gradient = None
-    if backward is not None:
-        gradient, other = _found(backward, folder)
-        signature = _signature(other, gradient.name)
-        if signature is not None:
-            _backward_arguments(signature, gradient, block)
-    return OwnFunction(block.name, _framework(tree, place), place, gradient)
+    given, gradient = (name and _absolute(name, folder) for name in (function, backward))
+    assert given
+    live = names.resolve(given)
+    try:
+        refuse_factory(function, live, (None,), {})
+        own = OwnFunction(
+            block.name, framework_of(function, live), given, gradient, compiled=uncompiled(live) is not live,
+            path=path_for(elsewhere=True),
+        )
+    except UnclearCall as problem:
+        raise UsageError(str(problem)) from None
+    if own.name in [i.name for i in block.implementations]:
+        raise UsageError(f"{block.name} has an implementation {own.name!r}; give {function} another name")
+    arguments_of(_signature(live), short_name(given), block)
+    if gradient is not None:
+        _backward_arguments(_signature(names.resolve(gradient)), short_name(gradient), block)
+    return own
 
 
-def add(functions: Iterable[OwnFunction]) -> None:
-    """Add the functions to the table of blocks, in this process and in the workers that it starts."""
-    added = list(functions)
-    for each in added:
-        block = BLOCKS[each.block]
-        others = tuple(i for i in block.implementations if i.name != each.function.name)
-        BLOCKS[each.block] = replace(block, implementations=(*others, each.row()))
-    if added:
-        os.environ[VARIABLE] = msgspec.json.encode(added).decode()
+def _absolute(name: str, folder: Path) -> str:
+    where, colon, what = name.partition(":")
+    return f"{(folder / where).resolve()}{colon}{what}" if where.endswith(".py") else name
 
 
-def add_from_environment() -> None:
-    """Add the functions of the run whose worker this process is."""
-    add(msgspec.json.decode(os.environ.get(VARIABLE, "[]"), type=list[OwnFunction]))
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    """Return the signature; of a module of PyTorch, that of its `forward`. Raises UsageError for what has none."""
+    try:
+        return inspect.signature(getattr(function, "forward", function))
+    except (TypeError, ValueError) as problem:
+        raise UsageError(f"{function!r:.80} shows no parameters: {problem}") from None
 
 
-def arguments_of(signature: inspect.Signature, place: Place, block: Block) -> Arguments:
+def loaded(own: OwnFunction) -> tuple[Function, Function | None]:
+    """Import a user's function and its gradient, in the worker, as functions of arrays by name.
+
+    Raises UsageError where the function does not take the block's inputs.
+    """
+    sys.path += [entry for entry in own.path if entry not in sys.path]
+    block = BLOCKS[own.block]
+    function = names.resolve(own.function)
+    forward = arguments_of(_signature(function), short_name(own.function), block)
+
+    def run(inputs: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
+        returned = call(function, forward, inputs, attributes)
+        return by_name(returned, [t.name for t in block.outputs], short_name(own.function))
+
+    if own.backward is None:
+        return run, None
+    gradient, place = names.resolve(own.backward), short_name(own.backward)
+    given = _backward_arguments(_signature(gradient), place, block)
+
+    def differentiate(values: Mapping[str, Any], attributes: Mapping[str, Any]) -> dict[str, Any]:
+        return by_name(call(gradient, given, values, attributes), differentiable(block), place)
+
+    return run, differentiate
+
+
+def differentiable(block: Block) -> list[str]:
+    """Return the names of the inputs that a backward function gives gradients of."""
+    return [t.name for t in block.inputs if t.differentiable]
+
+
+def arguments_of(signature: inspect.Signature, place: str, block: Block) -> Arguments:
     """Return how the function is called with the block's inputs and attributes. Raises UsageError."""
     inputs = [t.name for t in block.inputs]
     offered = [*inputs, *block.attributes, *block.parameters]
@@ -163,7 +126,7 @@ def arguments_of(signature: inspect.Signature, place: Place, block: Block) -> Ar
     )
 
 
-def _backward_arguments(signature: inspect.Signature, place: Place, block: Block) -> Arguments:
+def _backward_arguments(signature: inspect.Signature, place: str, block: Block) -> Arguments:
     offered = [
         *(t.name for t in block.inputs), *(t.name for t in block.outputs), *(f"d_{t.name}" for t in block.outputs),
         *block.attributes, *block.parameters,
@@ -191,7 +154,7 @@ def call(
     return function(*(given[name] for name in arguments.positional), **keywords)
 
 
-def by_name(returned: Any, names: list[str], place: Place) -> dict[str, Any]:
+def by_name(returned: Any, names: list[str], place: str) -> dict[str, Any]:
     """Return what a function returned, an array, several in order, or a dict, as arrays by name.
 
     Raises UsageError where their number or names differ.
@@ -208,91 +171,3 @@ def by_name(returned: Any, names: list[str], place: Place) -> dict[str, Any]:
             f"{place} must return {', '.join(names)}, in this order or by name; it returned a {kind}{count}"
         )
     return {name: found[name] for name in names}
-
-
-def _imported(place: Place) -> Callable[..., Any]:
-    """Return the function, its file imported with its folder last on the path. Raises UsageError."""
-    file = Path(place.file)
-    sys.path.append(str(file.parent))
-    module = importlib.import_module(file.stem)
-    loaded = Path(getattr(module, "__file__", None) or "")
-    if not loaded.is_file() or not loaded.samefile(file):
-        raise UsageError(f"{place}: another module is called {file.stem!r} ({loaded}); rename the file")
-    function: Callable[..., Any] = getattr(module, place.name)
-    return function
-
-
-def _found(text: str, folder: Path) -> tuple[Place, ast.Module]:
-    file, colon, name = text.rpartition(":")
-    path = (folder / file).resolve()
-    if not colon or not name.isidentifier() or path.suffix != ".py":
-        raise UsageError(f"a function is named as FILE.py:FUNCTION; got {text!r}")
-    try:
-        tree = ast.parse(path.read_text(), str(path))
-    except OSError as problem:
-        raise UsageError(f"{path}: cannot be read: {problem.strerror}") from None
-    except (SyntaxError, ValueError) as problem:
-        raise UsageError(f"{path}: is no Python file: {problem}") from None
-    one_of("function", name, list(_top_level(tree)), where=f"in {path.name}")
-    return Place(str(path), name), tree
-
-
-def _top_level(tree: ast.Module) -> dict[str, ast.stmt]:
-    """Return the statements of a module that give a name to a function or a value."""
-    found: dict[str, ast.stmt] = {}
-    for statement in tree.body:
-        if isinstance(statement, (ast.FunctionDef, ast.ClassDef)):
-            found[statement.name] = statement
-        elif isinstance(statement, ast.Assign):
-            found |= {target.id: statement for target in statement.targets if isinstance(target, ast.Name)}
-    return found
-
-
-def _signature(tree: ast.Module, name: str) -> inspect.Signature | None:
-    """Return the signature of a plainly defined function, with None for each default; None for any other value."""
-    statement = _top_level(tree)[name]
-    if not isinstance(statement, ast.FunctionDef):
-        return None
-    given, kind = statement.args, inspect.Parameter
-    by_place = [*given.posonlyargs, *given.args]
-    required = len(by_place) - len(given.defaults)
-    parameters = [
-        kind(
-            each.arg, kind.POSITIONAL_ONLY if i < len(given.posonlyargs) else kind.POSITIONAL_OR_KEYWORD,
-            default=kind.empty if i < required else None,
-        )
-        for i, each in enumerate(by_place)
-    ]
-    if given.vararg:
-        parameters.append(kind(given.vararg.arg, kind.VAR_POSITIONAL))
-    for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
-        parameters.append(kind(each.arg, kind.KEYWORD_ONLY, default=kind.empty if default is None else None))
-    if given.kwarg:
-        parameters.append(kind(given.kwarg.arg, kind.VAR_KEYWORD))
-    return inspect.Signature(parameters)
-
-
-def _framework(tree: ast.Module, place: Place) -> str:
-    """Return the framework behind the names that the function uses, else that of the file's imports."""
-    owners: dict[str, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            for alias in node.names:
-                package = (alias.name if isinstance(node, ast.Import) else node.module or "").split(".")[0]
-                if package in OWNERS:
-                    owners[(alias.asname or alias.name).split(".")[0]] = OWNERS[package]
-    defined, used, waiting = _top_level(tree), set(), [place.name]
-    while waiting:
-        name = waiting.pop()
-        if name in used:
-            continue
-        used.add(name)
-        if name in defined:
-            waiting += [node.id for node in ast.walk(defined[name]) if isinstance(node, ast.Name)]
-    frameworks = {owners[name] for name in used if name in owners} or set(owners.values())
-    if len(frameworks) == 1:
-        return frameworks.pop()
-    found = "both JAX and PyTorch" if frameworks else "neither JAX nor PyTorch"
-    raise UsageError(f"{place} uses {found}; a function of one of them becomes a row")
-
-

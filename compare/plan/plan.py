@@ -13,10 +13,8 @@ from ..record.record import record_id
 from ..spec.block import Block
 from ..spec.blocks import BLOCKS
 from ..spec.case import Case
-from ..spec.implementation import Implementation
+from ..spec.implementation import Implementation, OwnFunction
 from ..spec.own_size import shape_with
-from . import own_function
-from .own_function import OwnFunction
 from .timing_modes import Timing
 
 SUITES = ("tour", "quick", "full", "check", "parallel")
@@ -51,6 +49,10 @@ class Plan:
             plan["with"] = [asdict(each) for each in self.own]
         return plan if self.shard is None else plan | {"shard": asdict(self.shard)}
 
+    def implementations(self, block: str) -> tuple[Implementation, ...]:
+        """Return a block's implementations, and the user's for it."""
+        return (*BLOCKS[block].implementations, *(user.row() for user in self.own if user.block == block))
+
     @property
     def is_timed(self) -> bool:
         """Return whether a run on a GPU times the cases; the suite `check` has edge cases, which are checked alone."""
@@ -69,12 +71,13 @@ class Plan:
         """
         try:
             work, own = [], convert(data.get("with", []), list[OwnFunction])
-            own_function.add(own)
             for entry in data["work"]:
                 case = Case.from_json(entry["case"])
                 block = BLOCKS[case.block]
                 _require_own(case, block)
-                work.append((case, tuple(block.implementation(name) for name in entry["implementations"])))
+                rows = {user.name: user.row() for user in own if user.block == block.name}
+                found = (rows.get(name) or block.implementation(name) for name in entry["implementations"])
+                work.append((case, tuple(found)))
             return cls(data["suite"], tuple(work), timing_of(data), own=tuple(own))
         except (KeyError, TypeError, ValidationError) as problem:
             raise UsageError(f"the run's own selection cannot be repeated here: {problem}; select by name") from None

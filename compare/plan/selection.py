@@ -16,10 +16,9 @@ from ..spec.block import Block
 from ..spec.blocks import BLOCKS
 from ..spec.case import PHASES, Case, Shape
 from ..spec.dtype import DTYPE_BY_ANY_NAME, DTYPES
+from ..spec.implementation import OwnFunction
 from ..spec.own_size import own_shape
-from . import own_function
 from . import timing_modes as timing
-from .own_function import OwnFunction
 from .plan import SUITES, Plan, timing_of
 from .timing_modes import Timing
 
@@ -47,7 +46,7 @@ def resolve(
 
     A case is named by its shape ("llama-8b") or its id ("gelu/llama-8b/bf16/fwd"), a dtype by its long or short name.
     sizes: instead of the suite's shapes, take the main shape with these sizes of some axes, in `dtypes` if given.
-    own: functions of the user, which become implementations of the blocks that they name.
+    own: functions of the user, all for the only block that is named, which become its implementations.
     Raises UsageError for an unknown name, and for a name that no selected case has.
     """
     one_of("suite", suite, SUITES)
@@ -59,18 +58,22 @@ def resolve(
     if sizes and not blocks:
         raise UsageError("--size needs a block: xlafuse run attention --size sequence=8192")
     own = tuple(own)
-    own_function.add(own)
-    wanted = [BLOCKS[block.name] for block in wanted]
+    rows = [function.row() for function in own]
     asked = list(implementations)
-    implementations = _known_implementations([*asked, *(each.function.name for each in own if asked)], wanted)
+    mine = [row.name for row in rows]
+    implementations = [
+        *_known_implementations([name for name in asked if name not in mine], wanted), *(mine if asked else [])
+    ]
     cases = _known_cases(cases, wanted, suite)
 
     work = []
     for block in wanted:
-        mine = tuple(i for i in block.implementations if not implementations or i.name in implementations)
+        selected = tuple(
+            i for i in (*block.implementations, *rows) if not implementations or i.name in implementations
+        )
         for case in block.cases(suite, [_own_shape(block, axes, dtypes) for axes in sizes] or None):
             found = tuple(
-                i for i in mine
+                i for i in selected
                 if case.direction in i.directions and (i.name in implementations or block.takes(case, i, suite))
             )
             if (

@@ -150,7 +150,8 @@ class CaseRunner:
         shutil.rmtree(dumps, ignore_errors=True)  # an earlier process's
         try:
             prepared: dict[str, Any] = self.workers.ask(
-                entry.role, "prepare", id=record.id, case=record.case.to_json(), implementation=record.implementation,
+                entry.role, "prepare", id=record.id, case=record.case.to_json(),
+                implementation=entry.implementation.request,
                 folders=[str(folder) for folder in self._data.folders], dumps=str(dumps), autotune=autotune,
                 scales=self._data.scales, timeout=AUTOTUNE_SECONDS if autotune else COMPILE_SECONDS,
             )

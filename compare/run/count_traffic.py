@@ -24,10 +24,9 @@ from ..graph.join.kernel_records import MEMCPY, MEMSET, assign
 from ..graph.model import FusionGraph
 from ..plan.plan import Plan
 from ..record import run_folder
-from ..record.record import Record
+from ..record.record import Record, record_id
 from ..record.record_fields import DeviceRecord, Traffic, TrafficOfKernel, TrafficOfPhase, UncountedTraffic
 from ..record.run_files import recorded_file
-from ..spec.blocks import BLOCKS
 from ..spec.implementation import Implementation
 from ..targets import Pack
 from . import ncu
@@ -64,18 +63,18 @@ def measure(plan: Plan, folder: Path, say: Callable[[str], None]) -> str:
 
     say gets a line for each record. The GPU must be free of other work.
     """
-    left = missing(plan, folder)
+    left, rows = missing(plan, folder), _rows(plan)
     for entry in left:
-        if reason := _never_counted(_implementation(entry).backend):
+        if reason := _never_counted(rows[entry.id].backend):
             entry.traffic = {way: Traffic(unavailable=reason, final=True) for way in WAYS}
             run_folder.append(folder, entry)
     steps = [
         (role, way, entries) for role in ("torch", "xla") for way in WAYS
-        if (entries := [e for e in left if _implementation(e).backend.worker == role and not _settled(e, way)])
+        if (entries := [e for e in left if rows[e.id].backend.worker == role and not _settled(e, way)])
     ]
     total, before = sum(len(entries) for _, _, entries in steps), 0
     for role, way, entries in steps:
-        for number, outcome in _profile(entries, role, way, folder, say, before, total):
+        for number, outcome in _profile(entries, rows, role, way, folder, say, before, total):
             entry = entries[number]
             entry.traffic = {**(entry.traffic or {}), way: _summary(entry, way, outcome, folder)}
             run_folder.append(folder, entry)
@@ -86,13 +85,13 @@ def measure(plan: Plan, folder: Path, say: Callable[[str], None]) -> str:
 
 
 def _profile(
-    entries: Sequence[Record], role: str, way: str, folder: Path,
+    entries: Sequence[Record], rows: Mapping[str, Implementation], role: str, way: str, folder: Path,
     say: Callable[[str], None], before: int, total: int,
 ) -> Iterator[tuple[int, Outcome]]:
     """Profile these records with ncu, of which `before` of `total` are done already."""
     environments = _environments(folder)
     return ncu.measure(
-        [(entry.case, _implementation(entry)) for entry in entries], WAYS[way], logs=folder / "logs",
+        [(entry.case, rows[entry.id]) for entry in entries], WAYS[way], logs=folder / "logs",
         environment=_variables(folder, role, environments),
         expected=[environments.get((entry.segment, role)) for entry in entries],
         say=lambda number: say(f"traffic, {before + number + 1} of {total}, {way}: {entries[number].id}"),
@@ -115,8 +114,9 @@ def _settled(entry: Record, way: str) -> bool:
     return found is not None and (found.unavailable is None or found.final)
 
 
-def _implementation(entry: Record) -> Implementation:
-    return BLOCKS[entry.case.block].implementation(entry.implementation)
+def _rows(plan: Plan) -> dict[str, Implementation]:
+    """Return the implementation of each of the plan's records, by the record's id."""
+    return {record_id(case, row.name): row for case, implementations in plan.work for row in implementations}
 
 
 def _environments(folder: Path) -> dict[tuple[str | None, str], dict[str, Any]]:

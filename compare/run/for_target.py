@@ -175,7 +175,7 @@ def _compile(
     role: str, case: Case, implementation: Implementation, session: Session, entry: Record
 ) -> dict[str, Any]:
     params: dict[str, Any] = {
-        "case": case.to_json(), "implementation": implementation.name, "dumps": str(session.dumps_folder(entry))
+        "case": case.to_json(), "implementation": implementation.request, "dumps": str(session.dumps_folder(entry))
     }
     if role == "xla":
         params["target"] = session.target or ""
@@ -198,7 +198,7 @@ class _Checks:
             c for c in BLOCKS[case.block].cpu_check_cases()
             if (c.dtype, c.direction) == (dtype, case.direction) and not implementation.unsupported(c)
         ]
-        if implementation.loader is not None:  # a user's function may support the selected kind of case only
+        if implementation.own is not None:  # a user's function may support the selected kind of case only
             cases = [c for c in cases if _kind(c) == _kind(case)] or cases
         key = (case.block, implementation.name, dtype, case.direction, *(c.name for c in cases))
         if key not in self._known:
@@ -220,7 +220,7 @@ class _Checks:
             data = self._session.check_data(case)
             dumps = self._session.scratch / "checks" / ranks / entry.id.replace("/", "-")
             self._session.workers.ask(
-                ranks, "prepare", id=entry.id, case=case.to_json(), implementation=implementation.name,
+                ranks, "prepare", id=entry.id, case=case.to_json(), implementation=implementation.request,
                 folders=[str(f) for f in data.folders], dumps=str(dumps), timeout=RANKS_SECONDS,
             )
             answers += self._session.workers.ask(
@@ -237,7 +237,7 @@ class _Checks:
             dumps = self._session.scratch / "checks" / role / entry.id.replace("/", "-")
             try:
                 self._session.workers.ask(
-                    role, "prepare", id=entry.id, case=case.to_json(), implementation=implementation.name,
+                    role, "prepare", id=entry.id, case=case.to_json(), implementation=implementation.request,
                     folders=[str(f) for f in data.folders], scales=data.scales, dumps=str(dumps),
                 )
                 answers.append(self._session.workers.ask(role, "check", id=entry.id))

@@ -230,7 +230,7 @@ class _Attempt:
             reference.ask("draw", case=drawn.to_json(), seed=0, folder=str(data))
         dumps = self.scratch / "dumps"
         prepared = worker.ask(
-            "prepare", id=str(number), case=case.to_json(), implementation=implementation.name,
+            "prepare", id=str(number), case=case.to_json(), implementation=implementation.request,
             folders=[str(data)], dumps=str(dumps / str(number)),
         )
         worker.ask("profile", id=str(number), mark=str(number))

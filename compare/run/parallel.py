@@ -161,7 +161,8 @@ class _Record:
         entry, session = self._entry, self._session
         without = self._optional(
             lambda: self._ask(
-                "prepare_alone", COMPILE_SECONDS[self._worker], implementation=entry.implementation, dumps=str(dumps)
+                "prepare_alone", COMPILE_SECONDS[self._worker], implementation=self._implementation.request,
+                dumps=str(dumps),
             )
         )
         if not session.workers.holds(self._role):  # the ranks died, and fresh ones lack the program
@@ -187,7 +188,8 @@ class _Record:
     def _prepare(self, dumps: Path) -> list[dict[str, Any]]:
         entry = self._entry
         return self._ask(
-            "prepare", COMPILE_SECONDS[self._worker], case=entry.case.to_json(), implementation=entry.implementation,
+            "prepare", COMPILE_SECONDS[self._worker], case=entry.case.to_json(),
+            implementation=self._implementation.request,
             folders=[str(f) for f in self._data.folders], dumps=str(dumps),
         )
 

@@ -27,7 +27,6 @@ from ..plan.plan import Plan
 from ..record import packing, run_folder
 from ..record.record import BAD, SCHEMA, Record, record_id
 from ..record.run_folder import RunFolderError
-from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 from ..spec.implementation import Implementation
 from ..workers.pool import WorkerPool
@@ -134,7 +133,7 @@ def with_whole_cases(plan: Plan, done: Collection[str]) -> Plan:
     def whole(case: Case, named: tuple[Implementation, ...]) -> tuple[Implementation, ...]:
         if all(record_id(case, i.name) in done for i in named):
             return named
-        every = BLOCKS[case.block].implementations
+        every = plan.implementations(case.block)
         return (*named, *(i for i in every if i not in named and record_id(case, i.name) in done))
 
     return replace(plan, work=tuple((case, whole(case, named)) for case, named in plan.work))

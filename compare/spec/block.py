@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec import convert
+
 from .case import Case, Shape, Sizes
-from .implementation import Implementation
+from .implementation import Implementation, OwnFunction
 from .tensor import Arrays, Tensor
 
 CPU_ELEMENTS = 250_000  # over all tensors; a CPU and Triton's interpreter compute such a case in seconds
@@ -70,7 +72,10 @@ class Block:
                 return tensor
         raise KeyError(f"block {self.name} has no tensor {name!r}")
 
-    def implementation(self, name: str) -> Implementation:
+    def implementation(self, name: str | Mapping[str, Any]) -> Implementation:
+        """Return the implementation of that name, or of an `Implementation.request`. Raises KeyError."""
+        if isinstance(name, Mapping):
+            return convert(name, OwnFunction).row()
         for implementation in self.implementations:
             if implementation.name == name:
                 return implementation
@@ -121,7 +126,7 @@ class Block:
         """Return whether the implementation belongs to this case of the suite when it is not selected by name."""
         if case.direction not in implementation.directions:
             return False
-        if suite == "check" or implementation.loader is not None:
+        if suite == "check" or implementation.own is not None:
             return True
         if suite == "tour":
             return implementation.name in MAIN_IMPLEMENTATIONS

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..backends import BACKENDS, Backend
+from ..base.frameworks import Framework
 from ..base.paths import PACKAGE
 from .case import PHASES, Case
 
@@ -20,6 +22,40 @@ def load(target: str) -> Callable[..., Any]:
 
 
 _OWN_KERNELS = ("xlafuse.triton_side.kernels.", "xlafuse.triton_side.cuda.", "xlafuse.pallas.")
+
+
+@dataclass(frozen=True)
+class OwnFunction:
+    """A user's function for a block, by name.
+
+    function: "package.module:name" or "/a/file.py:name". backward: the name of its gradient, or None for the
+    framework's. compiled: torch.compile wraps it. path: entries of sys.path with which these names are found.
+    """
+
+    block: str
+    framework: Framework
+    function: str
+    backward: str | None = None
+    compiled: bool = False
+    path: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return self.function.rpartition(":")[2].removesuffix("()").rpartition(".")[2]
+
+    def row(self) -> Implementation:
+        """Return the implementation, named like the function."""
+        shown = short_name(self.function)
+        worker, backend = {"torch": ("pytorch", "own-torch"), "jax": ("xla", "xla")}[self.framework]
+        target = f".workers.{worker}.own_function:implementation"
+        backend = "own-inductor" if self.compiled else backend
+        return Implementation(self.name, target, backend, f"your function in {shown}", own=self)
+
+
+def short_name(function: str) -> str:
+    """Return a function's name with the file's name in place of its path."""
+    where, _, what = function.partition(":")
+    return f"{Path(where).name}:{what}"
 
 
 @dataclass(frozen=True)
@@ -37,7 +73,7 @@ class Implementation:
         Their errors have a tolerance of their own (compare.numerics.rounded_sums).
     static_inputs: inputs that a module of the user keeps at one address (weights, caches). Inductor copies all others
         into its CUDA graphs.
-    loader: returns the function instead of `target`, of a user's own function (compare.plan.own_function).
+    own: the user's function that it is; `target` then takes it and returns the function of that contract.
     requires: the packages that it needs beyond its framework, as pip takes them. "liger-kernel==0.8.5": any version is
         used, and this one was tested. "torch>=2.12": older ones are refused. "python>=3.12": so is an older
         interpreter. Only its worker knows whether they are installed.
@@ -54,7 +90,7 @@ class Implementation:
     requires: tuple[str, ...] = ()
     rounded_sums: tuple[str, ...] = ()
     static_inputs: tuple[str, ...] = ()
-    loader: Callable[[], Callable[..., Any]] | None = None
+    own: OwnFunction | None = None
 
     @property
     def backend(self) -> Backend:
@@ -68,7 +104,7 @@ class Implementation:
     @property
     def is_peer(self) -> bool:
         """True for kernels that neither this project nor its user wrote by hand."""
-        return self.loader is None and not self.backend.hand_written and not self.target.startswith(_OWN_KERNELS)
+        return self.own is None and not self.backend.hand_written and not self.target.startswith(_OWN_KERNELS)
 
     @property
     def is_stock(self) -> bool:
@@ -77,4 +113,10 @@ class Implementation:
 
     def load(self) -> Callable[..., Any]:
         """Import the target function and its framework; only a worker calls this."""
-        return load(self.target) if self.loader is None else self.loader()
+        target = load(self.target)
+        return target if self.own is None else target(self.own)
+
+    @property
+    def request(self) -> str | dict[str, Any]:
+        """What a request to a worker has of it: its name in the table of blocks, or the user's function."""
+        return self.name if self.own is None else asdict(self.own)

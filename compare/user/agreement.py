@@ -94,7 +94,7 @@ def _agreement(name: str, found: list[_Values], first: str, wanted: list[_Values
 def _drawer() -> Callable[[Any], Any]:
     import numpy as np
 
-    from ..workers.explain_request import array_like
+    from ..functions.parcel import array_like
 
     generator = np.random.default_rng(0)
 
@@ -168,7 +168,7 @@ def neutral(value: Any) -> Any:
     """Return a tree of arguments whose arrays are shapes and dtypes of no framework."""
     from dataclasses import replace
 
-    from ..workers.explain_request import array_like
+    from ..functions.parcel import array_like
 
     def without_framework(leaf: Any) -> Any:
         like = array_like(leaf)

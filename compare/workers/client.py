@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..base.paths import PACKAGE, python_path
 
 # Every other role runs in XLAFUSE_TORCH_PYTHON.
-INTERPRETERS = {"xla": "XLAFUSE_XLA_PYTHON", "xla-ranks": "XLAFUSE_XLA_PYTHON"}
+INTERPRETERS = dict.fromkeys(("xla", "xla-ranks", "explain-jax"), "XLAFUSE_XLA_PYTHON")
 
 
 class WorkerError(Exception):
@@ -29,7 +30,11 @@ class WorkerError(Exception):
 
 
 class WorkerDied(Exception):
-    """The worker's process ended; the message gives its signal or exit code, and its log."""
+    """The worker's process ended; the message gives its signal or exit code (`how`), and its log."""
+
+    def __init__(self, message: str, how: str = "") -> None:
+        super().__init__(message)
+        self.how = how
 
 
 class WorkerTimeout(Exception):
@@ -86,15 +91,21 @@ class Worker:
         """Wait until the worker has imported its framework. Raises WorkerError with the reason if the import fails."""
         self._application = self._reply(timeout)
 
-    def ask(self, method: str, *, timeout: float = 900.0, **params: Any) -> Any:
-        """Return the reply to a request. Raises WorkerError, WorkerDied or WorkerTimeout."""
+    def ask(
+        self, method: str, *, timeout: float = 900.0, waiting: Callable[[], None] = lambda: None,
+        waiting_seconds: float = math.inf, **params: Any,
+    ) -> Any:
+        """Return the reply to a request. Raises WorkerError, WorkerDied or WorkerTimeout.
+
+        waiting: called each `waiting_seconds` in which there is no reply.
+        """
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps({"method": method, "params": params}).encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
             raise self._death() from None
-        return self._reply(timeout)
+        return self._reply(timeout, waiting, waiting_seconds)
 
     @property
     def alive(self) -> bool:
@@ -132,14 +143,20 @@ class Worker:
             pass
         self._process.wait()
 
-    def _reply(self, timeout: float) -> Any:
+    def _reply(
+        self, timeout: float, waiting: Callable[[], None] = lambda: None, waiting_seconds: float = math.inf
+    ) -> Any:
         assert self._process.stdout is not None
         deadline = time.monotonic() + timeout
         while b"\n" not in self._pending:
             left = deadline - time.monotonic()
-            if left <= 0 or not select.select([self._process.stdout], [], [], left)[0]:
+            if left <= 0:
                 self.kill()
                 raise WorkerTimeout(f"no answer within {timeout:.0f} s; its process was killed")
+            if not select.select([self._process.stdout], [], [], min(left, waiting_seconds))[0]:
+                if time.monotonic() < deadline:
+                    waiting()
+                continue
             chunk = os.read(self._process.stdout.fileno(), 1 << 16)
             if not chunk:
                 raise self._death()
@@ -157,4 +174,4 @@ class Worker:
     def _death(self) -> WorkerDied:
         code = self._process.wait()
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        return WorkerDied(f"the {self.role} worker died ({how}); see {self.log.name}")
+        return WorkerDied(f"the {self.role} worker died ({how}); see {self.log.name}", how)

@@ -1,33 +1,35 @@
-"""The common part of both explaining workers: reading the request; writing graphs and notes, or the error.
+"""The common part of both explaining workers: reading the request; writing graphs, or the error.
 
-`python -m xlafuse.compare.workers.xla.explain FOLDER` (or `pytorch.explain`) reads FOLDER/request.pickle and leaves
-FOLDER/reply.json with the graphs' files beside it.
+A request is a folder with request.pickle. The reply names the files of graphs in it, or says why there are none.
 """
 
 from __future__ import annotations
 
-import json
+import importlib
+import os
 import pickle
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, Protocol
 
 from ..base.paths import PROJECT
+from ..functions.parcel import of_packages
 from ..graph import store
 from ..graph.model import FusionGraph, Kernel
 from ..measure.rounds import Round
 
 Request = dict[str, Any]
-Explain = Callable[[Mapping[str, Any], Path], tuple[FusionGraph, list[str]]]
-Time = Callable[[], Mapping[str, list[Round]]]
 
 # Frames that are not the user's: below one of these folders, or in the interpreter's library.
 _COMPARE = Path(__file__).resolve().parents[1]
 _TOOLS = tuple(f"{folder}/" for folder in (_COMPARE, PROJECT / "xlafuse", PROJECT / "triton_side"))
+_LIBRARY = sysconfig.get_path("stdlib")
 _FRAMEWORKS = re.compile(
     r"/site-packages/(?:jax|jaxlib|flax|torch|triton|cloudpickle|numpy)/|/lib/python3\.\d+/(?!site-)|^<"
 )
@@ -35,11 +37,20 @@ _FRAMEWORKS = re.compile(
 _QUOTED = re.compile(r'File "([^"]+)", line (\d+)')
 
 
-def read_request(folder: Path) -> Request:
-    """The caller's request. Makes the caller's import path ours."""
-    request: Request = pickle.loads((folder / "request.pickle").read_bytes())
-    sys.path[:] = request["path"] + [entry for entry in sys.path if entry not in request["path"]]
-    return request
+class Explainer(Protocol):
+    """A framework's compiler for users' functions."""
+
+    def begin(self, request: Request) -> None:
+        """Take the caller's settings, and forget the calls of earlier requests."""
+        ...
+
+    def explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[FusionGraph, list[str]]:
+        """Return the graph of one call, and notes."""
+        ...
+
+    def time(self) -> Mapping[str, list[Round]]:
+        """Return rounds of all calls of the request, taken in turns. Raises NotTimed."""
+        ...
 
 
 class NotTimed(Exception):
@@ -50,41 +61,77 @@ class NotReceived(Exception):
     """This Python, which is not the caller's, cannot import a function or make its arguments; the message says why."""
 
 
-def serve(folder: Path, request: Request, explain: Explain, time: Time) -> int:
-    """Answer every call of the request, in order; the first that fails is the answer. Returns the exit code.
+class Service:
+    """Answers requests with one explainer, which the first request makes: its framework may need the request's path.
 
-    Where the request says so, all calls are then timed. A timing that fails becomes a note.
+    Each request imports the user's modules anew: their files may have changed, and a function may have kept values of
+    an earlier call.
     """
-    graphs, notes, rounds = [], [], {}
-    for index, call in enumerate(request["calls"]):
+
+    def __init__(self, make: Callable[[], Explainer]) -> None:
+        self._make = make
+        self._explainer: Explainer | None = None
+        self._imported: set[str] = set()  # the modules of the framework
+        self._environment: dict[str, str] = {}
+
+    def methods(self) -> dict[str, Callable[..., Any]]:
+        return {"explain": self.explain}
+
+    def explain(self, folder: str) -> dict[str, Any]:
+        """Compile the calls of the request, in order, and time them where it says so; a failed timing becomes a note.
+
+        Return {"graphs", "notes", "rounds"}; {"error"} of the first call that fails; or {"not_received"}, why this
+        Python cannot make a call.
+        """
+        request: Request = pickle.loads((Path(folder) / "request.pickle").read_bytes())
+        sys.path[:] = request["path"] + [entry for entry in sys.path if entry not in request["path"]]
+        os.chdir(request["folder"])
+        return self._answer(request, Path(folder))
+
+    def _begin(self, request: Request) -> Explainer:
+        if self._explainer is None:
+            self._explainer = self._make()
+            self._imported, self._environment = set(sys.modules), dict(os.environ)
+        else:
+            for name in [name for name, module in sys.modules.items() if self._is_users(name, module)]:
+                del sys.modules[name]
+            importlib.invalidate_caches()
+            os.environ.clear()
+            os.environ.update(self._environment)
+        self._explainer.begin(request)
+        return self._explainer
+
+    def _is_users(self, name: str, module: ModuleType) -> bool:
+        """Return whether a module came with a call, and belongs to no package, this project or Python."""
+        folders = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+        return name not in self._imported and any(
+            folder and not of_packages(folder) and not Path(folder).is_relative_to(_LIBRARY)
+            and not folder.startswith(_TOOLS) for folder in folders
+        )
+
+    def _answer(self, request: Request, folder: Path) -> dict[str, Any]:
+        graphs, notes, rounds, name = [], [], {}, None
         try:
-            graph, own_notes = explain(call, folder / f"dumps-{index}")
+            explainer = self._begin(request)
+            for index, call in enumerate(request["calls"]):
+                name = call["name"]
+                graph, own_notes = explainer.explain(call, folder / f"dumps-{index}")
+                file = folder / f"graph-{index}.json"
+                store.save(_seen_from(request["folder"], replace(graph, name=name)), file)
+                graphs.append({"name": name, "file": str(file)})
+                notes += own_notes
         except NotReceived as problem:
-            _write(folder, {"not_received": str(problem)})
-            return 1
+            return {"not_received": str(problem)}
         except Exception as problem:
             traceback.print_exc()
-            _write(folder, {"error": {"name": call["name"], **_error(problem)}})
-            return 1
-        file = folder / f"graph-{index}.json"
-        store.save(_seen_from(request["folder"], replace(graph, name=call["name"])), file)
-        graphs.append({"name": call["name"], "file": str(file)})
-        notes += own_notes
-    if request["timed"]:
-        try:
-            rounds = dict(time())
-        except Exception as problem:
-            traceback.print_exc()
-            notes.append(f"not timed: {_head(str(problem)) or type(problem).__name__}")
-    _write(folder, {"graphs": graphs, "notes": notes, "rounds": rounds})
-    return 0
-
-
-def fail(folder: Path, problem: BaseException) -> int:
-    """Answer with an error that came before the first call; return the exit code."""
-    traceback.print_exc()
-    _write(folder, {"error": {"name": None, **_error(problem)}})
-    return 1
+            return {"error": {"name": name, **_error(problem)}}
+        if request["timed"]:
+            try:
+                rounds = dict(explainer.time())
+            except Exception as problem:
+                traceback.print_exc()
+                notes.append(f"not timed: {_head(str(problem)) or type(problem).__name__}")
+        return {"graphs": graphs, "notes": notes, "rounds": rounds}
 
 
 def _seen_from(folder: str, graph: FusionGraph) -> FusionGraph:
@@ -100,10 +147,6 @@ def _seen_from(folder: str, graph: FusionGraph) -> FusionGraph:
         graph, kernels=None if graph.kernels is None else tuple(map(seen, graph.kernels)),
         reasons=tuple(replace(reason, line=line(reason.line)) for reason in graph.reasons),
     )
-
-
-def _write(folder: Path, reply: Any) -> None:
-    (folder / "reply.json").write_text(json.dumps(reply))
 
 
 def _error(problem: BaseException) -> dict[str, Any]:

@@ -19,7 +19,6 @@ from typing import Any
 from ..base.paths import PACKAGE
 from ..base.worker_protocol import NotAutotuned, Skip
 from ..measure.measurement import WrongResult
-from ..plan import own_function
 
 Methods = dict[str, Callable[..., Any]]
 
@@ -32,6 +31,8 @@ PROGRAMS = {
     "interpreter": ".workers.pytorch.worker",
     "target": ".workers.pytorch.target",
     "tuning": ".workers.pytorch.tuning",
+    "explain-jax": ".workers.xla.explain",
+    "explain-torch": ".workers.pytorch.explain",
     "xla-ranks": ".workers.xla.ranks",
     "torch-ranks": ".workers.pytorch.ranks",
 }
@@ -43,7 +44,6 @@ def methods_of(role: str) -> Methods:
         raise ValueError(f"unknown role {role!r}; expected one of {', '.join(PROGRAMS)}")
     if role == "interpreter":
         os.environ["TRITON_INTERPRET"] = "1"  # read by triton when it is imported
-    own_function.add_from_environment()
     methods: Methods = importlib.import_module(PROGRAMS[role], PACKAGE).methods()
     return methods
 
@@ -54,7 +54,8 @@ def main() -> int:
 
 def serve(load: Callable[[], Methods]) -> int:
     """Serve the methods that `load` imports until the process's input closes; return the exit code."""
-    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    requests, replies = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # code that reads its input gets none
     os.dup2(2, 1)
     runner = os.getppid()
     try:
@@ -69,7 +70,7 @@ def serve(load: Callable[[], Methods]) -> int:
         return 1
     print(json.dumps({"result": os.getpid()}), file=replies)
     threading.Thread(target=_end_with, args=(runner,), daemon=True).start()
-    for line in sys.stdin:
+    for line in requests:
         request = json.loads(line)
         started = time.perf_counter()
         try:

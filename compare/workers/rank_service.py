@@ -18,7 +18,7 @@ from ..measure.rank_measurement import Rank, RankBackend, RankProgram
 from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 from ..spec.implementation import Implementation
-from .service import require
+from .service import Requested, requested
 
 
 def rank_of_environment() -> tuple[Rank, str]:
@@ -66,15 +66,13 @@ class RankService:
         return self._backend.environment() | {"timer": self._clock.name if self._clock else None}
 
     def prepare(
-        self, id: str, case: dict[str, Any], implementation: str, folders: list[str], dumps: str
+        self, id: str, case: dict[str, Any], implementation: Requested, folders: list[str], dumps: str
     ) -> dict[str, Any]:
         """Compile, and keep the program until it is released. Return compile time and the bytes to send.
 
         Only the first rank's artifacts are kept: the others' differ in nothing but their number.
         """
-        spec = Case.from_json(case)
-        row = BLOCKS[spec.block].implementation(implementation)
-        require(row)
+        spec, row = requested(case, implementation)
         paths = [Path(folder) for folder in folders]
         program = self._backend.build(spec, row, paths[0], self._dumps(dumps), communicate=True)
         program.folders = paths
@@ -84,7 +82,7 @@ class RankService:
             "least_sent": rank_measurement.least_sent(self._rank, spec, paths[0]),
         }
 
-    def prepare_alone(self, id: str, implementation: str, dumps: str) -> None:
+    def prepare_alone(self, id: str, implementation: Requested, dumps: str) -> None:
         """Compile the program without exchanges beside the one that is held."""
         held = self._programs[id]
         row = BLOCKS[held.case.block].implementation(implementation)

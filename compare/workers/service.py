@@ -21,11 +21,19 @@ from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 from ..spec.implementation import Implementation
 
+Requested = str | dict[str, Any]  # compare.spec.implementation.Implementation.request
 
-def require(implementation: Implementation) -> None:
-    """Raise Skip if this worker's interpreter lacks a package that the implementation needs."""
-    if problem := host.missing(implementation.requires):
+
+def requested(case: dict[str, Any], implementation: Requested) -> tuple[Case, Implementation]:
+    """Return the case and the implementation of a request.
+
+    Raises Skip if this worker's interpreter lacks a package that the implementation needs.
+    """
+    spec = Case.from_json(case)
+    row = BLOCKS[spec.block].implementation(implementation)
+    if problem := host.missing(row.requires):
         raise Skip(problem)
+    return spec, row
 
 
 class Service:
@@ -60,7 +68,7 @@ class Service:
         return stream.measure(self.clock, self._backend.synchronize, self._backend.flush_l2, slower, samples)
 
     def prepare(
-        self, id: str, case: dict[str, Any], implementation: str, folders: list[str], dumps: str,
+        self, id: str, case: dict[str, Any], implementation: Requested, folders: list[str], dumps: str,
         scales: list[Any] | None = None, autotune: bool = True,
     ) -> dict[str, Any]:
         """Compile on the stored inputs, and keep the program until it is released.
@@ -72,10 +80,8 @@ class Service:
         autotune: whether the compile may autotune (compare.workers.autotune_lock).
         Raises NotAutotuned if the compile has to autotune and may not.
         """
-        spec = Case.from_json(case)
+        spec, row = requested(case, implementation)
         paths = [Path(f) for f in folders]
-        row = BLOCKS[spec.block].implementation(implementation)
-        require(row)
         program = self._backend.build(spec, row, paths[0], Path(dumps), autotune)
         self._programs[id] = MeasuredProgram(self._backend, program, spec, paths, scales or [], row.rounded_sums)
         graph = None if program.graph is None else store.to_json(program.graph)

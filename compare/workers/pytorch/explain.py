@@ -1,9 +1,9 @@
-"""The process that compiles a user's torch function; see compare.workers.explaining."""
+"""The process that compiles users' PyTorch functions; see compare.workers.explaining."""
 
 from __future__ import annotations
 
+import os
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,19 +20,17 @@ from .. import explaining
 _ATTENTION = re.compile(r"aten\._scaled_dot_product_(\w+?)_attention")
 
 
-def main() -> int:
-    folder = Path(sys.argv[1])
-    request = explaining.read_request(folder)
-    try:
-        explainer = TorchExplainer(request)
-    except Exception as problem:
-        return explaining.fail(folder, problem)
-    return explaining.serve(folder, request, explainer.explain, explainer.time)
+def methods() -> dict[str, Callable[..., Any]]:
+    return explaining.Service(TorchExplainer).methods()
 
 
 class TorchExplainer:
-    def __init__(self, request: explaining.Request) -> None:
-        target = request["target"]
+    """Inductor as a compare.workers.explaining.Explainer, for this machine's GPU or the target in XLAFUSE_TARGET."""
+
+    def __init__(self) -> None:
+        os.environ.pop("TRITON_INTERPRET", None)  # it keeps Triton from compiling
+        os.environ.pop("TORCH_COMPILE_DEBUG", None)  # it loads Dynamo before torch can pretend to have a GPU
+        target = os.environ["XLAFUSE_TARGET"] or None
         if target is not None:  # before torch is imported
             from xlafuse.triton_side.deviceless import for_target
 
@@ -41,19 +39,21 @@ class TorchExplainer:
             for_target.activate(targets.load(target).device_properties())
         import torch
 
+        self._deviceless, self._target = target is not None, target or torch.cuda.get_device_name()
+
+    def begin(self, request: explaining.Request) -> None:
         from xlafuse.triton_side.deviceless.user_functions import TensorFactory
 
-        self._train, self._deviceless, self._timed = request["grad"], target is not None, request["timed"]
+        self._train, self._timed = request["grad"], request["timed"]
         self._calls: dict[str, Callable[[], Any]] = {}  # of the compiled functions, to be timed
-        self._target = target or torch.cuda.get_device_name()
         self._factory = TensorFactory()
         self._state: Mapping[str, Any] = request["state"]
 
     def explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[Any, list[str]]:
         from xlafuse.triton_side.deviceless import user_functions
 
+        from ...functions.parcel import unpack
         from ...graph.build.from_inductor import from_inductor
-        from ..explain_request import unpack
 
         function, args, kwargs = unpack(call["parcel"], self._make)
         with _apply_state(self._state):
@@ -118,7 +118,3 @@ def _apply_state(state: Mapping[str, Any]) -> Any:
         getattr(torch.backends.cuda, f"enable_{kind}_sdp")(enabled)
     autocast = state.get("autocast")
     return torch.autocast("cuda", dtype=getattr(torch, autocast)) if autocast else contextlib.nullcontext()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

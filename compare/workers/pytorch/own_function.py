@@ -8,11 +8,20 @@ from typing import Any
 import torch
 
 from ...base.usage import UsageError
-from ...plan.own_function import Function
+from ...plan.own_function import Function, differentiable, loaded
+from ...spec.blocks import BLOCKS
+from ...spec.implementation import OwnFunction, short_name
 
 
-def by_autograd(run: Function, place: str) -> Callable[..., dict[str, torch.Tensor]]:
-    """Return the user's function `run`. Its call raises UsageError where autograd does not see a gradient."""
+def implementation(own: OwnFunction) -> Callable[..., dict[str, torch.Tensor]]:
+    """Import the user's function. Autograd differentiates it where no gradient is named.
+
+    Its call then raises UsageError where autograd does not see a gradient.
+    """
+    run, differentiate = loaded(own)
+    if differentiate is not None:
+        block = BLOCKS[own.block]
+        return with_gradient(run, differentiate, differentiable(block), [t.name for t in block.outputs])
 
     def apply(inputs: Mapping[str, torch.Tensor], **attributes: Any) -> dict[str, torch.Tensor]:
         outputs = run(inputs, attributes)
@@ -20,15 +29,15 @@ def by_autograd(run: Function, place: str) -> Callable[..., dict[str, torch.Tens
             for name, y in outputs.items():
                 if y.is_floating_point() and not y.requires_grad:
                     raise UsageError(
-                        f"{place} gives no gradient: PyTorch's autograd does not see how {name} depends on the inputs; "
-                        "name its gradient by --with-backward, or add --direction fwd"
+                        f"{short_name(own.function)} gives no gradient: PyTorch's autograd does not see how {name} "
+                        "depends on the inputs; name its gradient by --with-backward, or add --direction fwd"
                     )
         return outputs
 
     return apply
 
 
-def differentiable(
+def with_gradient(
     run: Function, differentiate: Function, wanted: Sequence[str], outputs: Sequence[str]
 ) -> Callable[..., dict[str, torch.Tensor]]:
     """Return the user's function `run` with the gradients of the inputs `wanted` by `differentiate`."""

@@ -41,7 +41,7 @@ from ...graph.build.from_launches import from_launches  # noqa: E402
 from ...graph.build.phases import as_one_phase  # noqa: E402
 from ...graph.model import FusionGraph  # noqa: E402
 from ...spec.blocks import BLOCKS  # noqa: E402
-from ..service import require  # noqa: E402
+from ..service import Requested, requested  # noqa: E402
 from .worker import launch_table  # noqa: E402
 
 
@@ -56,11 +56,9 @@ def environment() -> dict[str, Any]:
     return found | {"launch_table": launch_table()} | host.versions(packages)
 
 
-def compile_for_target(case: dict[str, Any], implementation: str, dumps: str) -> dict[str, Any]:
+def compile_for_target(case: dict[str, Any], implementation: Requested, dumps: str) -> dict[str, Any]:
     """Compile one implementation for the pretended GPU: {"compile_s", "graph"}. Artifacts go to `dumps`."""
-    spec = Case.from_json(case)
-    row = BLOCKS[spec.block].implementation(implementation)
-    require(row)
+    spec, row = requested(case, implementation)
     torch.set_float32_matmul_precision("high" if spec.precision == "tf32" else "highest")
     assert row.backend.compile_for_target is not None, "its target worker is this one"
     compile_s, graph = load(row.backend.compile_for_target)(spec, row, Path(dumps))

@@ -1,7 +1,8 @@
-"""The process that compiles a user's JAX function; see compare.workers.explaining."""
+"""The process that compiles users' JAX functions; see compare.workers.explaining."""
 
 from __future__ import annotations
 
+import os
 import pickle
 import re
 import sys
@@ -24,42 +25,41 @@ _CUB_ALONE = {"xla_gpu_deviceless_cub_mode": "DEVICELESS_CUB_NO_FALLBACK"}
 _BOOLEANS = {"true": True, "false": False}  # XLA takes these words in XLA_FLAGS, but not from jax
 
 
-def main() -> int:
-    folder = Path(sys.argv[1])
-    request = explaining.read_request(folder)
-    try:
-        explainer = XlaExplainer(request)
-    except Exception as problem:
-        return explaining.fail(folder, problem)
-    return explaining.serve(folder, request, explainer.explain, explainer.time)
+def methods() -> dict[str, Callable[..., Any]]:
+    return explaining.Service(XlaExplainer).methods()
 
 
 class XlaExplainer:
-    def __init__(self, request: explaining.Request) -> None:
+    """XLA as a compare.workers.explaining.Explainer, for this machine's GPU or the target in XLAFUSE_TARGET."""
+
+    def __init__(self) -> None:
         from xlafuse.compile.environment import configure_environment
 
-        target = request["target"]
         from ... import targets
 
+        target = self._target_name = os.environ["XLAFUSE_TARGET"] or None
         configure_environment(deviceless=target is not None, tpu=targets.is_tpu(target), constants_as_inputs=True)
+        import jax
+
+        # HLO names source files by their full path, and files of installed packages relative to site-packages.
+        jax.config.update("jax_hlo_source_file_canonicalization_regex", r"^.*/site-packages/")
+        self._versions = installed("jax", "jaxlib")
+        self._target = target or jax.devices()[0].device_kind
+
+    def begin(self, request: explaining.Request) -> None:
         import jax
 
         from .target import xla_target
 
+        jax.clear_caches()
         for option, value in request["state"].items():
             jax.config.update(option, value)
-        # HLO names source files by their full path, and files of installed packages relative to site-packages.
-        jax.config.update("jax_hlo_source_file_canonicalization_regex", r"^.*/site-packages/")
         self._grad, self._timed, self._elsewhere = request["grad"], request["timed"], request["elsewhere"]
         self._calls: dict[str, Callable[[], Any]] = {}  # of the compiled functions, to be timed
-        self._versions = installed("jax", "jaxlib")
         self._xla_target = None
-        if target is None:
-            self._target = jax.devices()[0].device_kind
-        else:
+        if self._target_name is not None:
             autotune = None if request["autotune"] is None else Path(request["autotune"])
-            self._target = target
-            self._xla_target = xla_target(target, autotune=autotune, devices=request["devices"])
+            self._xla_target = xla_target(self._target_name, autotune=autotune, devices=request["devices"])
 
     def explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[Any, list[str]]:
         """Return the graph of one call, and notes."""
@@ -144,7 +144,7 @@ class XlaExplainer:
 
     def _received(self, call: Mapping[str, Any]) -> tuple[Mapping[str, Any], Any, Any, Any]:
         """Return the call with its function, args and kwargs, where it is no StableHLO. Raises NotReceived."""
-        from ..explain_request import unpack
+        from ...functions.parcel import unpack
 
         try:
             if "again" in call:
@@ -203,7 +203,3 @@ def _struct(like: Any) -> Any:
         key = jax.eval_shape(lambda: jax.random.key(0, impl=implementation))
         return jax.ShapeDtypeStruct(like.shape, key.dtype)
     return jax.ShapeDtypeStruct(like.shape, jax.numpy.dtype(like.dtype), weak_type=like.weak_type)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,15 +7,21 @@ from typing import Any
 
 import jax
 
-from ...plan.own_function import Function
+from ...plan.own_function import Function, differentiable, loaded
+from ...spec.blocks import BLOCKS
+from ...spec.implementation import OwnFunction
 
 
-def by_autograd(run: Function, place: str) -> Callable[..., dict[str, jax.Array]]:
-    """Return the user's function `run`, which JAX differentiates."""
-    return lambda inputs, **attributes: run(inputs, attributes)
+def implementation(own: OwnFunction) -> Callable[..., dict[str, jax.Array]]:
+    """Import the user's function. JAX differentiates it where no gradient is named."""
+    run, differentiate = loaded(own)
+    if differentiate is None:
+        return lambda inputs, **attributes: run(inputs, attributes)
+    block = BLOCKS[own.block]
+    return with_gradient(run, differentiate, differentiable(block), [t.name for t in block.outputs])
 
 
-def differentiable(
+def with_gradient(
     run: Function, differentiate: Function, wanted: Sequence[str], outputs: Sequence[str]
 ) -> Callable[..., dict[str, jax.Array]]:
     """Return the user's function `run` with the gradients of the inputs `wanted` by `differentiate`."""

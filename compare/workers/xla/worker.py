@@ -45,7 +45,7 @@ from ...numerics import input_arrays  # noqa: E402
 from ...spec.blocks import BLOCKS  # noqa: E402
 from ...spec.case import Case  # noqa: E402
 from ...spec.implementation import Implementation, load  # noqa: E402
-from ..service import Service, require  # noqa: E402
+from ..service import Requested, Service, requested  # noqa: E402
 
 # HLO names source files relative to the project, or to the packages of its environment.
 jax.config.update("jax_hlo_source_file_canonicalization_regex", rf"^(?:{re.escape(str(PROJECT))}|.*/site-packages)/")
@@ -55,11 +55,9 @@ def methods() -> dict[str, Callable[..., Any]]:
     return Service(XlaBackend()).methods() | {"compile": compile_for_target}
 
 
-def compile_for_target(case: dict[str, Any], implementation: str, target: str, dumps: str) -> dict[str, Any]:
+def compile_for_target(case: dict[str, Any], implementation: Requested, target: str, dumps: str) -> dict[str, Any]:
     """Compile for a target pack; nothing runs."""
-    spec = Case.from_json(case)
-    row = BLOCKS[spec.block].implementation(implementation)
-    require(row)
+    spec, row = requested(case, implementation)
     assert row.backend.compile_for_target is not None, "its target worker is this one"
     compile_s, graph = load(row.backend.compile_for_target)(spec, row, target, Path(dumps))
     return {"compile_s": compile_s, "graph": store.to_json(graph)}

@@ -9,9 +9,10 @@ import pytest
 from click.testing import CliRunner
 
 from xlafuse.compare.base.usage import UsageError
-from xlafuse.compare.cli.functions import arguments_from, check_name, parse_arguments, resolve
 from xlafuse.compare.cli.main import cli
-from xlafuse.compare.workers.explain_request import ArrayLike
+from xlafuse.compare.functions.arguments import parse_arguments
+from xlafuse.compare.functions.names import arguments_from, check_name, resolve
+from xlafuse.compare.functions.parcel import ArrayLike
 
 CODE = """\
 import math

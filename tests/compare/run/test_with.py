@@ -113,7 +113,7 @@ def test_pytorch_takes_the_gradient_that_its_user_names(tmp_path: Path, monkeypa
     own = own_function(BLOCKS["swiglu"], "mine.py:plain", "mine.py:tripled", tmp_path)
     gate, up = torch.randn(2, 3, 5).unbind()
     gate.requires_grad_(), up.requires_grad_()
-    y = own.load()({"gate": gate, "up": up})["y"]
+    y = own.row().load()({"gate": gate, "up": up})["y"]
     assert torch.equal(y, torch.nn.functional.silu(gate) * up)
     dgate, dup = torch.autograd.grad(y.sum(), (gate, up))
     assert torch.equal(dgate, 3 * torch.ones_like(gate)) and torch.equal(dup, 3 * torch.nn.functional.silu(gate))

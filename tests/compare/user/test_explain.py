@@ -18,8 +18,8 @@ from click.testing import CliRunner
 from full_marks import full
 
 import xlafuse
-from xlafuse.compare.cli.functions import resolve
 from xlafuse.compare.cli.main import cli
+from xlafuse.compare.functions.names import resolve
 from xlafuse.compare.graph.analyse.totals import totals
 from xlafuse.compare.user import explain as explain_user
 
@@ -420,12 +420,15 @@ def test_dynamic_shapes_that_become_static_are_noted(torch_breaks: Any, monkeypa
 
 
 def test_the_names_in_the_code_tell_the_framework(torch_breaks: Any):
-    from xlafuse.compare.workers.explain_request import ArrayLike
+    from xlafuse.compare.functions.parcel import ArrayLike
 
     array = ArrayLike("numpy", (64, 128), "float32")
     assert explain_user.identify(torch_breaks.relu, (array,), {}).framework == "torch"
+    assert explain_user.identify(torch_breaks.branch, (array,), {}).framework == "torch"  # as its module imports it
+    nothing: dict[str, Any] = {"__name__": "no_module"}
+    exec("def double(x): return x + x", nothing)
     with pytest.raises(xlafuse.ExplainError, match="framework"):
-        explain_user.identify(torch_breaks.branch, (array,), {})
+        explain_user.identify(nothing["double"], (array,), {})
 
 
 def _imports_inside(x: Any) -> Any:
@@ -467,7 +470,7 @@ class _Layer:
     ids=["import", "closed-over functions", "closed-over arrays", "called object", "method"],
 )
 def test_the_framework_is_that_of_the_values_that_a_function_uses(jax_code: Any, made: Any):
-    from xlafuse.compare.workers.explain_request import ArrayLike
+    from xlafuse.compare.functions.parcel import ArrayLike
 
     function = made()
     assert explain_user.identify(function, (ArrayLike("numpy", (4,), "float32"),), {}).framework == "jax"

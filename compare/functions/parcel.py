@@ -11,6 +11,7 @@ import io
 import math
 import pickle
 import sys
+import sysconfig
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -66,6 +67,16 @@ def unpack(data: bytes, make: Callable[[ArrayLike], Any]) -> Any:
     """Unpickle what `pack` made, with `make(array)` in place of every ArrayLike. Imports the modules it needs."""
     with _making(make):
         return pickle.loads(data)
+
+
+def path_for(*, elsewhere: bool) -> tuple[str, ...]:
+    """Return this process's import path for another process. elsewhere: of another Python, which has its own library
+    and packages."""
+    path = tuple(str(Path(entry).absolute()) for entry in sys.path)
+    if not elsewhere:
+        return path
+    library = Path(sysconfig.get_path("stdlib"))
+    return tuple(entry for entry in path if not of_packages(entry) and not Path(entry).is_relative_to(library))
 
 
 _make: list[Callable[[ArrayLike], Any]] = []

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xlafuse.compare.workers.explain_request import ArrayLike, NotSendable, pack, unpack
+from xlafuse.compare.functions.parcel import ArrayLike, NotSendable, pack, unpack
 
 
 def itself(like: ArrayLike) -> ArrayLike:
