@@ -176,7 +176,7 @@ def _show_comparison(comparison: Comparison) -> None:
         if not difference.graph.empty:
             emit(text_view.plain(""))
             emit(diff_view.tree(name, difference.graph, explained.graphs[DEFAULT], explained.graphs[name]))
-    for note in dict.fromkeys((*explained.notes, *([] if explained.rounds else [_NOT_TIMED]))):
+    for note in dict.fromkeys((*explained.notes, *([] if explained.times else [_NOT_TIMED]))):
         emit(text_view.plain(f"\nnote: {note}"))
 
 
@@ -194,7 +194,7 @@ def _table(comparison: Comparison) -> str:
             "declared": totals(graph).declared.in_words(formats.size),
             "fused": "" if difference is None else _fused(difference.graph),
         }
-        if comparison.explained.rounds:
+        if comparison.explained.times:
             speedup = difference.speedup if difference else None
             row["device us"] = comparison.device_time_us(name)
             row["against the default"] = str(speedup) if speedup else ""
@@ -210,6 +210,8 @@ def _fused(change: GraphDiff) -> str:
 
 
 def _comparison_json(comparison: Comparison) -> dict[str, Any]:
+    from msgspec import to_builtins
+
     from ..graph.render import diff_view
     from ..user.variants import DEFAULT
 
@@ -222,7 +224,7 @@ def _comparison_json(comparison: Comparison) -> dict[str, Any]:
         }
         for name, difference in comparison.differences.items()
     }
-    rounds = {name: list(times) for name, times in comparison.explained.rounds.items()}
+    times = to_builtins(comparison.explained.times)
     return {
-        **comparison.explained.to_json(), "schema": "xlafuse.variants/1", "differences": differences, "rounds": rounds
+        **comparison.explained.to_json(), "schema": "xlafuse.variants/1", "differences": differences, "times": times
     }

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import statistics
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,12 +17,12 @@ from ..numerics.tolerance import Scale
 from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 from ..spec.dtype import DTYPES
-from .clock import CallTrace, Clock, CuptiClock, Sample
+from .clock import CallTrace, Clock, CuptiClock
 from .profiler_marks import bounded
-from .warm_up import Timed, untimed, warm_up
+from .rounds import summary, timed_round
+from .warm_up import Timed, untimed
 from .worker_backend import Arrays, Extent, PeakMemory, Program, WorkerBackend
 
-_LEAST_SAMPLES, _MOST_SAMPLES = 4, 100  # calls; the first does not count (compare.plan.paired_rounds)
 _LEAST_WALL_CALLS, _MOST_WALL_CALLS = 2, 200
 
 
@@ -181,25 +179,17 @@ class MeasuredProgram:
             results = {}, {}  # frees their memory for this call
             results = self._timed_call(program, timed, arrays, poisoned if cold else None)
 
-        clock.start()  # once: starting and ending it for each batch took 8 to 12 ms a warm-up on an H200
-        try:
-            warm = warm_up(clock, call, len(phases))
-            poisoned.update(dict.fromkeys(phases, cold))
-            for _ in range(max(_LEAST_SAMPLES, min(_MOST_SAMPLES, int(seconds / warm.seconds_a_call)))):
-                call(clock.time)
-            samples = clock.collect()
-        except Exception:
-            with contextlib.suppress(Exception):  # the first error is reported
-                clock.collect()  # ends the recording, which would slow this process's next compile
-            raise
+        warm, samples = timed_round(
+            clock, call, phases=len(phases), seconds=seconds,
+            settled=lambda: poisoned.update(dict.fromkeys(phases, cold)),
+        )
         wrong = [c for c in self._error_checks(arrays.index, *results, arrays.inputs) if not c.passes]
         if wrong:
             raise WrongResult("timed call: " + "; ".join(f"{c.name}: error {c.error:.3g}" for c in wrong))
-        if any(sample.records == () for sample in samples):
-            raise RuntimeError(f"the {clock.name} clock saw no device work in a timed call")
         return {
             "phases": {
-                phase: self._summary(samples[i :: len(phases)], poisoned[phase]) for i, phase in enumerate(phases)
+                phase: summary(samples[i :: len(phases)]) | {"poisoned": poisoned[phase]}
+                for i, phase in enumerate(phases)
             },
             "warm_up": {"seconds": warm.seconds, "settled": warm.settled},
         }
@@ -303,16 +293,3 @@ class MeasuredProgram:
         start = time.perf_counter()
         self.backend.synchronize(call())
         return time.perf_counter() - start
-
-    @staticmethod
-    def _summary(samples: list[Sample], poisoned: bool) -> dict[str, Any]:
-        middle = statistics.median_low(s.device_time for s in samples)
-        records = next(s.records for s in samples if s.device_time == middle)
-        busy_times = [s.busy_time for s in samples]
-        return {
-            "device_time": [s.device_time for s in samples],
-            "busy_time": None if None in busy_times else busy_times,
-            "launches": None if records is None else len(records),
-            "records": None if records is None else [asdict(record) for record in records],
-            "poisoned": poisoned,
-        }

@@ -7,7 +7,6 @@ at a barrier on the host. A second program exchanges nothing; the difference of 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -29,6 +28,8 @@ from .clock import CallTrace, CuptiClock, Sample
 from .host_barrier import HostBarrier
 from .measurement import WrongResult
 from .overlap import overlap
+from .rounds import summary, timed_calls
+from .warm_up import Timed
 from .worker_backend import Arrays, Program
 
 WARM_UP_CALLS = 3
@@ -110,7 +111,7 @@ def measure(backend: RankBackend, rank: Rank, measured: RankProgram, clock: Cupt
             samples = _round(backend, rank, program, measured.case, folder, clock)
             found[name].append([_summary(sample) for sample in samples])
             if name == "program":
-                records = _records(samples)
+                records = summary(samples)["records"]
     return {"program": found["program"], "alone": found.get("alone"), "records": records}
 
 
@@ -196,14 +197,13 @@ def _round(
     inputs = backend.inputs(folder, case)
     for _ in range(WARM_UP_CALLS):
         backend.synchronize(program.forward(inputs))
-    clock.start()
-    for _ in range(CALLS):
+
+    def call(timed: Timed) -> None:
         backend.flush_l2()
-        clock.time(partial(program.forward, inputs), _meeting(backend, rank))
-    samples = clock.collect()
-    if any(not sample.records for sample in samples):
-        raise RuntimeError(f"the {clock.name} clock saw no device work in a timed call")
-    return samples
+        timed(partial(program.forward, inputs), _meeting(backend, rank))
+
+    clock.start()
+    return timed_calls(clock, call, CALLS)
 
 
 def _meeting(backend: RankBackend, rank: Rank) -> Callable[..., None]:
@@ -227,8 +227,3 @@ def _summary(sample: Sample) -> dict[str, float]:
     times = asdict(overlap(sample.records or ()))
     return {"device_time": sample.device_time, "busy_time": sample.busy_time or 0.0, **times}
 
-
-def _records(samples: list[Sample]) -> list[dict[str, Any]]:
-    middle = statistics.median_low(sample.device_time for sample in samples)
-    records = next(sample.records for sample in samples if sample.device_time == middle)
-    return [asdict(record) for record in records or ()]

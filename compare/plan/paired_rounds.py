@@ -7,8 +7,9 @@ one segment, by one clock are compared.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -17,6 +18,7 @@ from ..record.record_fields import TimesOfPhase
 from .speedup import DEPENDS, Speedup, compare, contradiction
 from .timing_modes import MAIN, OTHER_MODES
 
+T = TypeVar("T")
 BASELINE = "xla"
 WALL = "wall"
 TIMER_NAMES = {
@@ -45,22 +47,23 @@ def measured_phases(record: Record, mode: str = MAIN) -> dict[str, TimesOfPhase]
     timed = record.measurement.modes.get(mode)
     is_main = mode == MAIN or (timed is not None and timed.same_as is not None)
     phases = record.times if is_main else (timed and timed.phases) or {}
-    return {name: _without_first_calls(times) for name, times in phases.items()}
+    return {name: counted(times) for name, times in phases.items()}
 
 
-def _without_first_calls(times: TimesOfPhase) -> TimesOfPhase:
+def counted(times: TimesOfPhase) -> TimesOfPhase:
     """Leave out the first call of each round that has three or more.
 
     PyTorch's backward phase has a gap of about 1 ms in it, and programs that are launched as a whole have none. CUPTI
     was asked for its records before that call. So we take it that a thread waits for a new buffer of CUPTI's at its
     next launch; the backward phase launches from a thread of its own (docs/measuring.md).
     """
-    busy = times.busy_time
-    return replace(times, device_time=_later(times.device_time), busy_time=None if busy is None else _later(busy))
+    device_time, busy_time = (rounds and list(map(later, rounds)) for rounds in (times.device_time, times.busy_time))
+    return replace(times, device_time=device_time, busy_time=busy_time)
 
 
-def _later(rounds: list[list[float]]) -> list[list[float]]:
-    return [samples[1:] if len(samples) > 2 else samples for samples in rounds]
+def later(calls: list[T]) -> list[T]:
+    """Return the calls of a round that count."""
+    return calls[1:] if len(calls) > 2 else calls
 
 
 def rounds_of(record: Record) -> Rounds:
@@ -76,17 +79,25 @@ def _round_times(record: Record, mode: str) -> list[float]:
     phases = measured_phases(record, mode)
     if not all(phase in phases for phase in record.case.phases):
         return []
-    medians = [[statistics.median(samples) for samples in phases[phase].device_time] for phase in record.case.phases]
-    return [sum(times) for times in zip(*medians, strict=True)]
+    return round_medians([phases[phase].device_time for phase in record.case.phases])
+
+
+def round_medians(phases: Iterable[list[list[float]]]) -> list[float]:
+    """Return a call's time in each round: the medians of its phases, added."""
+    return [sum(times) for times in zip(*([statistics.median(s) for s in rounds] for rounds in phases), strict=True)]
 
 
 def device_time_us(record: Record, mode: str = MAIN) -> float | None:
-    """Return the device time of a call: each phase's median over the calls that count, added; None without a phase."""
+    """Return the device time of a call in a mode; None without a phase."""
     phases = measured_phases(record, mode)
     if not all(phase in phases for phase in record.case.phases):
         return None
-    samples = [[s for found in phases[phase].device_time for s in found] for phase in record.case.phases]
-    return sum(statistics.median(found) for found in samples) * 1e6
+    return sum(median_us(phases[phase].device_time) for phase in record.case.phases)
+
+
+def median_us(rounds: Iterable[list[float]]) -> float:
+    """Return the median over all calls that count, of samples in seconds."""
+    return statistics.median(sample for samples in rounds for sample in samples) * 1e6
 
 
 def column_prefix(timer: str) -> str:

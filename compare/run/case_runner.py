@@ -17,6 +17,7 @@ from ..graph.join.kernel_records import join
 from ..graph.model import FusionGraph
 from ..measure import gpu_conditions, timeline
 from ..measure.clock import CallTrace, CuptiClock
+from ..measure.rounds import joined
 from ..plan.timing_modes import MAIN, Timing
 from ..record.record import Record
 from ..record.record_fields import (
@@ -28,7 +29,6 @@ from ..record.record_fields import (
     PeakMemory,
     TimedMode,
     TimelineFields,
-    TimesOfPhase,
     WarmUp,
 )
 from ..spec.implementation import Implementation
@@ -380,7 +380,10 @@ def _measurement(entry: _Entry, timer: str | None) -> Measurement:
     phases = None
     if entry.rounds[0]["phases"] is not None:
         described = entry.rounds[entry.processes.count(0) - 1]["phases"]  # of the process whose compile the graph has
-        phases = {phase: _timed(entry.rounds, phase, described[phase]["records"]) for phase in entry.record.case.phases}
+        phases = {
+            phase: joined([one["phases"][phase] for one in entry.rounds], described[phase]["records"])
+            for phase in entry.record.case.phases
+        }
     warm_ups = [r["warm_up"] for r in entry.rounds if r["warm_up"]]
     peaks = next((r["peak_memory"] for r in entry.rounds if "peak_memory" in r), None)
     return Measurement(
@@ -399,20 +402,7 @@ def _mode(entry: _Entry, mode: str) -> TimedMode:
     if "same_as" in rounds[0]:
         return TimedMode(same_as=rounds[0]["same_as"])
     return TimedMode(
-        phases={phase: _timed(rounds, phase) for phase in entry.record.case.phases},
+        phases={phase: joined([one["phases"][phase] for one in rounds]) for phase in entry.record.case.phases},
         settled=[r["warm_up"]["settled"] for r in rounds],
         command_buffers=convert(rounds[0].get("command_buffers"), dict[str, tuple[int, int]] | None),
-    )
-
-
-def _timed(rounds: list[dict[str, Any]], phase: str, records: Any = None) -> TimesOfPhase:
-    """Return one phase's samples over all rounds of a mode. records: as JSON data."""
-    found = [r["phases"][phase] for r in rounds]
-    busy_times = [f["busy_time"] for f in found]
-    return convert(
-        {
-            "device_time": [f["device_time"] for f in found], "busy_time": None if None in busy_times else busy_times,
-            "launches": found[0]["launches"], "records": records, "poisoned": all(f["poisoned"] for f in found),
-        },
-        TimesOfPhase,
     )

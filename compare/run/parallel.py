@@ -21,6 +21,7 @@ from ..graph.join.kernel_records import join
 from ..graph.model import FusionGraph
 from ..measure import timeline
 from ..measure.clock import CallTrace, CuptiClock
+from ..plan.paired_rounds import later
 from ..plan.speedup import LEAST_ROUNDS
 from ..record.record import Record
 from ..record.record_fields import (
@@ -236,13 +237,13 @@ def measurement(ranks: Sequence[Mapping[str, Any]]) -> Measurement:
 
 
 def rank_fields(ranks: Sequence[Mapping[str, Any]], prepared: Sequence[Mapping[str, Any]]) -> list[RankFields]:
-    """Return each rank's medians over all calls but the first of each round (compare.plan.paired_rounds).
+    """Return each rank's medians over all calls that count.
 
     prepared: the ranks' answers to `prepare`.
     """
 
     def median(rounds: list[list[dict[str, float]]] | None, name: str) -> Any:
-        return None if rounds is None else statistics.median(one[name] for calls in rounds for one in calls[1:])
+        return None if rounds is None else statistics.median(one[name] for calls in rounds for one in later(calls))
 
     return [
         RankFields(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,7 @@ from ..base import atomic_write
 from ..base.text import printable
 from ..graph import formats, store
 from ..graph.model import FusionGraph
+from ..record.record_fields import TimesOfPhase
 from . import provenance
 from .result import Result, reader_of
 from .source import Source
@@ -55,14 +56,14 @@ class Explained:
     """Fusion graphs by name.
 
     notes: assumptions of the compile, and how the call looked to the compiler. agreement: the numerical checks of
-    `explain(..., check=True)`. rounds: by name, the times of each round (`compare.measure.rounds`); empty where nothing
-    was timed. `a | b` joins the graphs of two results, to compare them.
+    `explain(..., check=True)`. times: by name, the samples of each round; empty where nothing was timed. `a | b` joins
+    the graphs of two results, to compare them.
     """
 
     graphs: Mapping[str, FusionGraph]
     notes: tuple[str, ...] = ()
     agreement: tuple[Agreement, ...] = ()
-    rounds: Mapping[str, Sequence[Mapping[str, Any]]] = field(default_factory=dict)
+    times: Mapping[str, TimesOfPhase] = field(default_factory=dict)
 
     @property
     def graph(self) -> FusionGraph:
@@ -75,8 +76,8 @@ class Explained:
         if taken := self.graphs.keys() & other.graphs.keys():
             raise ValueError(f"both have a graph {', '.join(sorted(taken))}; give one of them another name=")
         notes = tuple(dict.fromkeys(self.notes + other.notes))
-        rounds = {**self.rounds, **other.rounds}
-        return Explained({**self.graphs, **other.graphs}, notes, self.agreement + other.agreement, rounds)
+        times = {**self.times, **other.times}
+        return Explained({**self.graphs, **other.graphs}, notes, self.agreement + other.agreement, times)
 
     def align(self) -> Any:
         """Align all graphs by one list of stages (`xlafuse.compare.graph.analyse.align.Alignment`)."""
@@ -121,9 +122,9 @@ class Explained:
         atomic_write.write(path, gzip.compress(text, mtime=0) if path.suffix == ".gz" else text + b"\n")
 
     def __getitem__(self, name: str) -> Explained:
-        """Return one of several graphs with all notes, and its rounds."""
-        rounds = {name: self.rounds[name]} if name in self.rounds else {}
-        return Explained({name: self.graphs[name]}, self.notes, rounds=rounds)
+        """Return one of several graphs with all notes, and its times."""
+        times = {name: self.times[name]} if name in self.times else {}
+        return Explained({name: self.graphs[name]}, self.notes, times=times)
 
     def views(self, width: int = 80) -> Iterator[RenderableType]:
         """Yield views: the graph, or several by stages with findings; then the notes."""

@@ -18,7 +18,7 @@ from ..graph.analyse import summary
 from ..graph.analyse.roofline import Ceilings
 from ..graph.analyse.totals import Tally, Totals, totals
 from ..plan import paired_rounds
-from ..plan.paired_rounds import BASELINE, Comparison, measured_phases
+from ..plan.paired_rounds import BASELINE, Comparison, measured_phases, median_us
 from ..plan.peers import PEERS, TIMES, is_a, is_own
 from ..plan.speedup import Speedup
 from ..record.record import Record
@@ -154,7 +154,7 @@ class Row:
         return total(self.phase_us(phase) for phase in self.phases)
 
     def phase_us(self, phase: str) -> float | None:
-        return statistics.median(_pooled(self.times[phase].device_time)) * 1e6 if phase in self.times else None
+        return median_us(self.times[phase].device_time) if phase in self.times else None
 
     def time_us_in(self, mode: str) -> float | None:
         """Return the device time in a timing mode (compare.plan.timing_modes)."""
@@ -183,7 +183,7 @@ class Row:
     @cached_property
     def busy_time_us(self) -> float | None:
         busy = [self.times[phase].busy_time if phase in self.times else None for phase in self.phases]
-        return total(None if rounds is None else statistics.median(_pooled(rounds)) * 1e6 for rounds in busy)
+        return total(None if rounds is None else median_us(rounds) for rounds in busy)
 
     @property
     def wall_time_us(self) -> float | None:

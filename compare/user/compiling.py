@@ -20,6 +20,7 @@ from ..base.host import installed
 from ..base.paths import PACKAGE
 from ..functions.parcel import path_for
 from ..graph import store
+from ..measure.rounds import joined
 from ..sources.explained import Explained
 from ..workers.client import Worker, WorkerDied, WorkerError, interpreter
 from .call import Call, ExplainError, Stays, packed, state_of
@@ -91,7 +92,8 @@ def _compile_in(
         if error := reply.get("error"):
             raise _error_of(error)
         graphs = {entry["name"]: store.load(Path(entry["file"])) for entry in reply["graphs"]}
-        return Explained(graphs, tuple(reply["notes"]), rounds=reply["rounds"])
+        times = {name: joined(rounds) for name, rounds in reply["rounds"].items()}
+        return Explained(graphs, tuple(reply["notes"]), times=times)
 
 
 def _error_of(error: Mapping[str, Any]) -> ExplainError:

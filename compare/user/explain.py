@@ -155,7 +155,7 @@ def explain_all(
                 f"compiling was stopped after {timeout:g} s; timeout= (--timeout) allows more"
             ) from None
         for name, graph in result.graphs.items():
-            done[name] = Explained({name: graph}, rounds={name: result.rounds[name]} if result.rounds else {})
+            done[name] = Explained({name: graph}, times={name: result.times[name]} if result.times else {})
         done[calls[-1].name] = replace(done[calls[-1].name], notes=result.notes)
     graphs = {name: done[name].graph for name in functions}
     static = [
@@ -163,8 +163,8 @@ def explain_all(
         for name, function in functions.items() if _is_dynamic(function)
     ]
     notes = (*static, *(note for name in functions for note in done[name].notes))
-    rounds = {name: found for each in done.values() for name, found in each.rounds.items()}
-    return Explained(graphs, notes, rounds=rounds)
+    times = {name: found for explained in done.values() for name, found in explained.times.items()}
+    return Explained(graphs, notes, times=times)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..base.usage import UsageError
 from ..graph.analyse.diff import GraphDiff, diff
+from ..plan.paired_rounds import counted, median_us, round_medians
 from ..plan.speedup import Speedup
 from ..plan.speedup import compare as compare_times
 from ..sources.explained import Explained
@@ -69,9 +70,9 @@ class Comparison:
     differences: Mapping[str, Difference]
 
     def device_time_us(self, name: str) -> float | None:
-        """Return the median over all rounds, or None where nothing was timed."""
-        times = sorted(each["device_us"] for each in self.explained.rounds.get(name, ()))
-        return times[len(times) // 2] if times else None
+        """Return the device time of a call, or None where nothing was timed."""
+        times = self.explained.times.get(name)
+        return None if times is None else median_us(counted(times).device_time)
 
 
 def compare(
@@ -99,7 +100,7 @@ def compare(
 
 
 def _speedup(explained: Explained, name: str) -> Speedup | None:
-    own, default = (
-        [each["device_us"] for each in explained.rounds.get(which, ())] for which in (name, DEFAULT)
-    )
-    return compare_times(own, default) if own and default else None
+    if not explained.times:
+        return None
+    own, default = (round_medians([counted(explained.times[which]).device_time]) for which in (name, DEFAULT))
+    return compare_times(own, default)

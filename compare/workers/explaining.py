@@ -22,7 +22,6 @@ from ..base.paths import PROJECT
 from ..functions.parcel import of_packages
 from ..graph import store
 from ..graph.model import FusionGraph, Kernel
-from ..measure.rounds import Round
 
 Request = dict[str, Any]
 
@@ -48,7 +47,7 @@ class Explainer(Protocol):
         """Return the graph of one call, and notes."""
         ...
 
-    def time(self) -> Mapping[str, list[Round]]:
+    def time(self) -> Mapping[str, list[dict[str, Any]]]:
         """Return rounds of all calls of the request, taken in turns. Raises NotTimed."""
         ...
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from ...backends import worker_of
 from ...measure.clock_calibration import AGREEMENT, disagreement
-from ...plan.paired_rounds import device_time_us, measured_phases, rounds_of
+from ...plan.paired_rounds import device_time_us, measured_phases, round_medians, rounds_of
 from ...plan.speedup import LEAST_ROUNDS, Sample, Speedup, compare_runs
 from ...plan.timing_modes import MAIN
 from ...record.record import Record
@@ -116,9 +116,7 @@ def _samples(record: Record) -> dict[str, Sample]:
     times = dict(rounds.times)
     if _has_kernel_times(record):
         phases = measured_phases(record)
-        busy = [phases[name].busy_time or [] for name in record.case.phases]
-        medians = [[statistics.median(found) for found in rounds] for rounds in busy]
-        times[BUSY] = [sum(each) for each in zip(*medians, strict=True)]
+        times[BUSY] = round_medians(phases[name].busy_time or [] for name in record.case.phases)
     return {timer: Sample(found, rounds.processes) for timer, found in times.items() if all(t > 0 for t in found)}
 
 

@@ -13,7 +13,7 @@ from ...base.archive import portable_line
 from ...base.host import installed
 from ...measure.clock import CuptiClock, cupti_missing
 from ...measure.l2_flush import L2Flush
-from ...measure.rounds import Round, rounds_of
+from ...measure.rounds import rounds_of
 from .. import explaining
 
 # 'torch.ops.aten._scaled_dot_product_flash_attention.default'
@@ -69,7 +69,7 @@ class TorchExplainer:
         broken = [f"{call['name']}: {cut}" for cut in captured.breaks]
         return graph, [*broken, *self._assumed(call["name"], captured)]
 
-    def time(self) -> dict[str, list[Round]]:
+    def time(self) -> dict[str, list[dict[str, Any]]]:
         """Return rounds of each call, taken in turns."""
         import torch
 

@@ -16,7 +16,7 @@ from ...base.host import installed
 from ...graph.model import FusionGraph
 from ...measure.clock import CuptiClock, cupti_missing
 from ...measure.l2_flush import L2Flush
-from ...measure.rounds import Round, rounds_of
+from ...measure.rounds import rounds_of
 from .. import explaining
 
 _NO_CUDNN = "cuDNN not found"
@@ -158,7 +158,7 @@ class XlaExplainer:
                 raise
             raise explaining.NotReceived(f"{type(problem).__name__}: {problem}") from problem
 
-    def time(self) -> dict[str, list[Round]]:
+    def time(self) -> dict[str, list[dict[str, Any]]]:
         """Return rounds of each call, taken in turns. Raises NotTimed without CUPTI."""
         import jax
         import jax.numpy as jnp

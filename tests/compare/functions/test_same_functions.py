@@ -60,7 +60,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize(
     ("backend", "name"),
     [
-        *(("own-torch", name) for name in ("plain", "unnamed", "layer", "layer.other", "make()", "partial", "anonymous")),
+        *(("own-torch", name) for name in ("plain", "unnamed", "layer", "layer.other", "make()", "partial")),
+        ("own-torch", "anonymous"),
         ("own-inductor", "compiled"),
         *(("xla", name) for name in ("plain", "unnamed", "jitted", "make()")),
     ],

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from xlafuse.compare.measure.clock import DeviceRecord, Sample, sample_of
-from xlafuse.compare.measure.rounds import ROUNDS, rounds_of
+from xlafuse.compare.measure.rounds import ROUNDS, joined, rounds_of
+from xlafuse.compare.plan.paired_rounds import counted, round_medians
 
 
 class FakeClock:
@@ -40,8 +41,9 @@ def test_programs_take_turns_from_a_cold_cache() -> None:
 
     calls = {"a": program("a", 2e-6), "b": program("b", 1e-6)}
     found = rounds_of(calls, FakeClock(), lambda: called.append("flush"), lambda results=None: None)
-    assert {name: [one["device_us"] for one in rounds] for name, rounds in found.items()} == {
-        "a": pytest.approx([2.0] * ROUNDS), "b": pytest.approx([1.0] * ROUNDS),
+    times = {name: counted(joined(rounds)) for name, rounds in found.items()}
+    assert {name: round_medians([times[name].device_time]) for name in times} == {
+        "a": pytest.approx([2e-6] * ROUNDS), "b": pytest.approx([1e-6] * ROUNDS),
     }
     turns = [name for name, before in zip(called, [None, *called], strict=False) if name != before]
     assert turns == ["a", "b", "a", "b", "a", "b"][: len(turns)] and turns.count("b") == 3

@@ -11,6 +11,7 @@ import pytest
 import xlafuse
 from xlafuse.compare.graph.analyse.roofline import Ceilings
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
+from xlafuse.compare.record.record_fields import TimesOfPhase
 from xlafuse.compare.sources.explained import Explained
 from xlafuse.compare.sources.result import Result, reader_of
 from xlafuse.compare.sources.target_ceilings import own_ceilings, target_ceilings
@@ -103,10 +104,10 @@ def test_saving_one_graph_and_several(tmp_path: Path):
         xlafuse.load(tmp_path / "two.json")
 
 
-def test_one_of_several_keeps_its_rounds():
-    rounds = {"f": [{"device_us": 1.0}], "g": [{"device_us": 2.0}]}
-    both = Explained({"f": graph("f", "tanh"), "g": graph("g", "exp")}, rounds=rounds)
-    assert both["f"].rounds == {"f": rounds["f"]} and list(both["g"].graphs) == ["g"]
+def test_one_of_several_keeps_its_times():
+    times = {name: TimesOfPhase([[seconds]], None, None) for name, seconds in (("f", 1.0), ("g", 2.0))}
+    both = Explained({"f": graph("f", "tanh"), "g": graph("g", "exp")}, times=times)
+    assert both["f"].times == {"f": times["f"]} and list(both["g"].graphs) == ["g"]
 
 
 def test_a_notebook_shows_each_finding_once():
