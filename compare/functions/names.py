@@ -8,18 +8,33 @@ import logging
 import os
 import re
 import sys
+import sysconfig
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ..base.host import gpu_present
+from ..base.paths import PROJECT
 from ..base.usage import UsageError, one_of
 from .arguments import parse_arguments
+from .parcel import of_packages
 
 MOST_NAMED = 12
+PROJECT_FOLDERS = tuple(f"{PROJECT / name}/" for name in ("compare", "xlafuse", "triton_side"))
+_LIBRARY = sysconfig.get_path("stdlib")
 _OWN = str(Path(__file__))
 _BINDERS = {"globals", "locals", "vars", "exec", "setattr", "__getattr__", "__dict__"}
+
+
+def is_users(module: ModuleType) -> bool:
+    """Return whether a module belongs to no installed package, nor to this project or Python."""
+    files = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+    return any(
+        file and not of_packages(file) and not file.startswith(PROJECT_FOLDERS)
+        and not Path(file).is_relative_to(_LIBRARY) for file in files
+    )
 
 
 def check_name(name: str) -> None:

@@ -31,6 +31,7 @@ class Program:
     artifacts: the artifacts while another thread writes them, because disassembling machine code takes long.
     poison: replaces WorkerBackend.poison where a call's memory is its own; fills it and returns its addresses.
     graph_inputs: of a program that replays CUDA graphs by itself, in every mode; None for others.
+    direct_launches: it launches Triton's kernels directly (triton_side.calls.direct_launch).
     peaks: for each phase, the peak of the call that was captured, because a replay allocates nothing.
     """
 
@@ -45,6 +46,7 @@ class Program:
     artifacts: Future[None] | None = None
     poison: Callable[[str], list[Extent]] | None = None
     graph_inputs: GraphInputs | None = None
+    direct_launches: bool = False
     peaks: dict[str, PeakMemory] = field(default_factory=dict)
 
 
@@ -142,7 +144,7 @@ class WorkerBackend(Protocol):
     ) -> AbstractContextManager[Program | None]:
         """Return the program on these very arrays, launched as `mode` asks; None where it is launched so already.
 
-        mode: "graph" or "no-graph" (compare.plan.timing_modes). Raises the framework's own error where the program
+        mode: a mode but "cold" and "warm" (compare.plan.timing_modes). Raises the framework's own error where the program
         cannot be launched so.
         """
         ...

@@ -23,7 +23,8 @@ BASELINE = "xla"
 WALL = "wall"
 TIMER_NAMES = {
     MAIN: "cold device time", "warm": "warm device time", "graph": "device time as a graph",
-    "no-graph": "device time without graphs", WALL: "wall time",
+    "no-graph": "device time without graphs",
+    "triton-launch": "device time by Triton's own launches", WALL: "wall time",
 }
 TIMERS = tuple(TIMER_NAMES)
 

@@ -28,7 +28,8 @@ NO_MEMORY = (
 _NAMES = (
     "implementation", "status", "checked_device", "kernels", "device_time_us", "device_time_us_spread",
     "recorded_time_us", "forward_us", "backward_us", "verdict_vs_xla", "warm_time_us", "graph_time_us",
-    "no_graph_time_us", "launch_gap", "rate", "share_of_ceiling", "wall_time_us", "bytes_declared",
+    "no_graph_time_us", "triton_launch_time_us", "launch_gap", "rate", "share_of_ceiling", "wall_time_us",
+    "bytes_declared",
     "bytes_compulsory", "dram_bytes_call", "exposed_us", "communication_us", "overlap_us",
     "peak_memory_bytes", "compile_s", "max_error", "provenance", "segment",
 )

@@ -10,25 +10,19 @@ import os
 import pickle
 import re
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any, Protocol
 
-from ..base.paths import PROJECT
-from ..functions.parcel import of_packages
+from ..functions.names import PROJECT_FOLDERS, is_users
 from ..graph import store
 from ..graph.model import FusionGraph, Kernel
 
 Request = dict[str, Any]
 
 # Frames that are not the user's: below one of these folders, or in the interpreter's library.
-_COMPARE = Path(__file__).resolve().parents[1]
-_TOOLS = tuple(f"{folder}/" for folder in (_COMPARE, PROJECT / "xlafuse", PROJECT / "triton_side"))
-_LIBRARY = sysconfig.get_path("stdlib")
 _FRAMEWORKS = re.compile(
     r"/site-packages/(?:jax|jaxlib|flax|torch|triton|cloudpickle|numpy)/|/lib/python3\.\d+/(?!site-)|^<"
 )
@@ -92,21 +86,14 @@ class Service:
             self._explainer = self._make()
             self._imported, self._environment = set(sys.modules), dict(os.environ)
         else:
-            for name in [name for name, module in sys.modules.items() if self._is_users(name, module)]:
-                del sys.modules[name]
+            for name, module in list(sys.modules.items()):
+                if name not in self._imported and is_users(module):
+                    del sys.modules[name]
             importlib.invalidate_caches()
             os.environ.clear()
             os.environ.update(self._environment)
         self._explainer.begin(request)
         return self._explainer
-
-    def _is_users(self, name: str, module: ModuleType) -> bool:
-        """Return whether a module came with a call, and belongs to no package, this project or Python."""
-        folders = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
-        return name not in self._imported and any(
-            folder and not of_packages(folder) and not Path(folder).is_relative_to(_LIBRARY)
-            and not folder.startswith(_TOOLS) for folder in folders
-        )
 
     def _answer(self, request: Request, folder: Path) -> dict[str, Any]:
         graphs, notes, rounds, name = [], [], {}, None
@@ -175,5 +162,5 @@ def _own_frames(problem: BaseException) -> list[traceback.FrameSummary]:
     """Return the frames of the user's code, outermost first."""
     return [
         frame for frame in traceback.extract_tb(problem.__traceback__)
-        if not frame.filename.startswith(_TOOLS) and not _FRAMEWORKS.search(frame.filename)
+        if not frame.filename.startswith(PROJECT_FOLDERS) and not _FRAMEWORKS.search(frame.filename)
     ]

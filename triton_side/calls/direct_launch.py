@@ -11,6 +11,7 @@ Triton launches in its own way, in each of these cases:
 - the first launch for such arguments;
 - an argument that is no tensor on a GPU, descriptor of one, number, string, dtype, None or tuple of these;
 - a positional float for a constexpr, a keyword for another parameter, or a grid that is no tuple;
+- within `by_triton`;
 - a hook that wants to see launches, and `record_launches`, which replaces `JITFunction.run`;
 - the interpreter, and a series of Triton that is not in versions.py.
 
@@ -24,9 +25,10 @@ These names are not public API:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
-from types import BuiltinFunctionType
+from types import BuiltinFunctionType, ModuleType
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -90,6 +92,27 @@ class DirectGluonKernel(DirectKernel, GluonJITFunction):
 _DIRECT = {JITFunction: DirectKernel, GluonJITFunction: DirectGluonKernel}
 
 
+_by_triton = False
+
+
+@contextmanager
+def by_triton() -> Iterator[None]:
+    """Let Triton launch all kernels itself, for a measurement beside that of direct launches."""
+    global _by_triton
+    _by_triton = True
+    try:
+        yield
+    finally:
+        _by_triton = False
+
+
+def launch_directly_in(modules: Iterable[ModuleType]) -> None:
+    """Make the kernels among the modules' global names DirectKernels."""
+    for module in modules:
+        for value in list(vars(module).values()):
+            launched_directly(value)
+
+
 def launched_directly(kernel: _Kernel) -> _Kernel:
     """Return `kernel`, made a DirectKernel if it is Triton's own kind of compiled kernel."""
     direct = _DIRECT.get(type(kernel))
@@ -125,7 +148,7 @@ def _launch(kernel: DirectKernel, grid: tuple[int, ...], /, *args: Any, **consta
 def _is_observed(kernel: DirectKernel) -> bool:
     """Return whether something must see each launch, or changes how Triton compiles."""
     try:
-        return bool(
+        return _by_triton or bool(
             _runtime.launch_enter_hook.calls or _runtime.launch_exit_hook.calls or kernel.pre_run_hooks
             or _runtime.add_stages_inspection_hook or JITFunction.run is not _run
         )

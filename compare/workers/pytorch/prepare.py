@@ -106,6 +106,9 @@ def kernels(
     backend.synchronize()
     if implementation.backend.replays_graphs:
         program = cuda_graphs.capture(program, inputs, cotangents, backend.known_clock)
+    elif implementation.backend.name in ("triton", "own-torch"):
+        events = (event for phase in recorded.parts.values() for event in phase)
+        program.direct_launches = any(event.kind == "triton" for event in events)
     program.compile_s = time.perf_counter() - started
     program.artifacts = backend.artifact_writer.submit(dispatch.write_launches, recorded, dumps)
     graph = from_launches(

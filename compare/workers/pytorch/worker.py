@@ -185,7 +185,13 @@ class TorchBackend:
     ) -> Iterator[Program | None]:
         if program.graph_inputs is not None and mode == "no-graph":
             raise Skip("every call replays graphs; the implementation without -cudagraphs launches these kernels")
-        if program.graph_inputs is not None or mode == "no-graph":
+        if mode == "triton-launch" and program.direct_launches:
+            from xlafuse.triton_side.calls.direct_launch import by_triton
+
+            with by_triton():
+                yield program
+            return
+        if program.graph_inputs is not None or mode in ("no-graph", "triton-launch"):
             yield None  # PyTorch launches every other program one kernel at a time
             return
         try:

@@ -67,6 +67,10 @@ def test_a_graph_replays_all_launches(
             assert graph["phases"][phase]["launches"] == launches
             assert graph["phases"][phase]["poisoned"] and min(graph["phases"][phase]["device_time"]) > 0
     assert measured(pool, "torch", "no-graph", 0) == {"same_as": "cold"}
+    by_triton = measured(pool, "torch", "triton-launch", 0)
+    assert ("phases" in by_triton) == (implementation == "triton")
+    for phase in case.phases if "phases" in by_triton else ():
+        assert by_triton["phases"][phase]["launches"] == main["phases"][phase]["launches"]
     pool.ask("torch", "release", id="subject")
 
 

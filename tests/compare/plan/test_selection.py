@@ -13,7 +13,7 @@ from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.plan import selection
 from xlafuse.compare.plan.plan import Plan
 from xlafuse.compare.plan.selection import resolve
-from xlafuse.compare.plan.timing_modes import Timing
+from xlafuse.compare.plan.timing_modes import OTHER_MODES, Timing
 from xlafuse.compare.record.run_folder import RunFolderError
 from xlafuse.compare.run.output_folder import output_folder, resumed_folder
 from xlafuse.compare.spec.blocks import BLOCKS
@@ -174,7 +174,7 @@ def test_a_resumed_run_keeps_its_own_selection_unless_one_is_named() -> None:
 def test_a_suite_has_default_modes_and_restarts() -> None:
     quick, full = resolve(["gelu"], suite="quick"), resolve(["gelu"], suite="full")
     assert (quick.timing.modes, quick.timing.restarts, quick.timing.rounds) == ((), 0, 5)
-    assert full.timing.modes == ("warm", "graph", "no-graph") and full.timing.restarts == 2
+    assert full.timing.modes == OTHER_MODES and full.timing.restarts == 2
     told = selection.resolve_timing(full, ["graph", "cold"], 0, timed=True)
     assert (told.timing, told.work) == (Timing(("graph",), 0), full.work)
     assert selection.resolve_timing(full, ["cold"], None, timed=True).timing == Timing((), 2)

@@ -90,6 +90,12 @@ for grid in ((3,), (3, 4), (3, 4, 5)):
         launched, again, with_other, expected, expected_with_other = map(plain, reached)
         assert launched == again == expected, (again, expected)
         assert with_other == expected_with_other != expected
+ordinary.clear()
+with direct_launch.by_triton():
+    kernel[(3,)](*cases[0][0])
+assert len(ordinary) == 1
+kernel[(3,)](*cases[0][0])
+assert len(ordinary) == 1
 print("same")
 """
 
