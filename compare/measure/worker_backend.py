@@ -144,8 +144,8 @@ class WorkerBackend(Protocol):
     ) -> AbstractContextManager[Program | None]:
         """Return the program on these very arrays, launched as `mode` asks; None where it is launched so already.
 
-        mode: a mode but "cold" and "warm" (compare.plan.timing_modes). Raises the framework's own error where the program
-        cannot be launched so.
+        mode: a mode but "cold" and "warm" (compare.plan.timing_modes). Raises the framework's own error where the
+        program cannot be launched so.
         """
         ...
 

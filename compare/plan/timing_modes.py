@@ -6,8 +6,8 @@ A mode is a way to make the same call on the same inputs:
 - `warm`: one call after another, so that L2 holds the data that the last call left there.
 - `graph`: from a cold L2, every launch replayed from a CUDA graph (XLA: a command buffer).
 - `no-graph`: from a cold L2, every kernel launched by itself, where the framework's default replays graphs.
-- `triton-launch`: from a cold L2, every Triton kernel launched by Triton's own launcher, where the default is the direct
-  launch of this project (triton_side.calls.direct_launch).
+- `triton-launch`: from a cold L2, every Triton kernel launched by Triton's own launcher, where the default is the
+  direct launch of this project (triton_side.calls.direct_launch).
 """
 
 from __future__ import annotations

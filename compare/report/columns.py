@@ -153,7 +153,7 @@ IDENTITY = (
 _MODE_DOCS = {
     "warm": "from a warm L2", "graph": "with all launches replayed from CUDA graphs",
     "no-graph": "with each kernel launched by itself, where the default replays graphs",
-    "triton-launch": "with each Triton kernel launched by Triton's own launcher, where the default is the direct launch",
+    "triton-launch": "with each Triton kernel launched by Triton's own launcher, where the default is direct",
 }
 
 COLUMNS = (

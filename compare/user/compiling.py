@@ -76,16 +76,11 @@ def _compile_in(
     with tempfile.TemporaryDirectory(prefix="xlafuse-explain-") as name:
         folder = Path(name)
         (folder / "request.pickle").write_bytes(pickle.dumps(request))
-        reply = None
-        if (process := _taken(key)) is not None:
-            reply = process.ask(folder, deadline, progress)
-            if "error" in reply:  # perhaps of what an earlier request left behind, as a name that is registered once
-                process.end()
-                reply = None
-        if reply is None:
+        process = _taken(key)
+        reply = None if process is None else process.ask_again(folder, deadline, progress)
+        if process is None or reply is None:
             process = _Process(key)
             reply = process.ask(folder, deadline, progress)
-        assert process is not None
         _keep(process)
         if "not_received" in reply:
             raise Stays(reply["not_received"])
@@ -171,6 +166,20 @@ class _Process:
         finally:
             if not answered:
                 self.end()
+
+    def ask_again(self, folder: Path, deadline: float, progress: Progress) -> dict[str, Any] | None:
+        """Return the reply of a process that was used before; None after a failure, which also ends the process.
+
+        It may have died while it waited, or fail for what an earlier request left, as a name that is registered once.
+        """
+        try:
+            reply = self.ask(folder, deadline, progress)
+        except ExplainError:
+            return None
+        if "error" in reply:
+            self.end()
+            return None
+        return reply
 
     def end(self) -> None:
         self._worker.kill()
