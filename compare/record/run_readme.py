@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..base.program import in_words
 from ..base.text import printable
 from ..spec.case import Case
 from .record import BAD, STATUSES, Record, record_id
@@ -43,6 +44,7 @@ def _summary(run: Mapping[str, Any], records: Sequence[Record], missing: int) ->
     blocks = {record.case.block for record in records}
     where = f"compiled for {run['target']}" if run.get("target") else "run on a GPU"
     made = f"begun {str(run.get('created', '?'))[:10]} with xlafuse {run.get('xlafuse', '?')}"
+    made += f", {printable(in_words(run))}" if run.get("sources") else ""
     sizes = f"{_count(len(cases), 'case')} of {_count(len(blocks), 'block')}"
     yield f"Suite `{run.get('suite')}`: {sizes}, {where}, {made}."
     counts = Counter(record.status for record in records)

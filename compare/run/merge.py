@@ -20,7 +20,7 @@ import msgspec
 
 from xlafuse.compile.autotune import merge_results
 
-from ..base import atomic_write
+from ..base import atomic_write, program
 from ..base.usage import UsageError
 from ..record import packing, run_files, run_folder
 from ..record.record import Record, record_id
@@ -30,7 +30,7 @@ from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 
 Warn = Callable[[Iterable[str]], object]
-_SAME = ("schema", "xlafuse", "suite", "target")
+_SAME = ("schema", "xlafuse", "sources", "suite", "target")
 
 
 @dataclass(frozen=True)
@@ -65,9 +65,13 @@ def merge(
     for run in runs[1:]:
         for name in _SAME:
             if run.json.get(name) != runs[0].json.get(name):
+                shown = [
+                    program.in_words(one.json) if name == "sources" else repr(one.json.get(name))
+                    for one in (run, runs[0])
+                ]
                 raise UsageError(
-                    f"{run.folder} has {name} {run.json.get(name)!r} and {runs[0].folder} "
-                    f"{runs[0].json.get(name)!r}: only runs with the same {name} can be merged"
+                    f"{run.folder} has {name} {shown[0]} and {runs[0].folder} {shown[1]}: only runs with the same "
+                    f"{name} can be merged"
                 )
     if later:
         runs = _without_repeated(runs)

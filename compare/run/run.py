@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from .. import targets
-from ..base import host
+from ..base import host, program
 from ..plan.plan import Plan
 from ..record import packing, run_folder
 from ..record.record import BAD, SCHEMA, Record, record_id
@@ -144,12 +144,18 @@ def _open(plan: Plan, folder: Path, target: str | None, resume: bool) -> dict[st
 
     A record counts only where its case has the same sizes as here.
     """
+    mine = program.describe()
     if resume:
         run = run_folder.read_run(folder)
         if run.get("target") != target:
             raise RunFolderError(
                 f"{folder} was run for target {run.get('target') or 'its own GPU'}, not {target or 'this GPU'}; "
                 "resume with the same target, or give another --out"
+            )
+        if run.get("sources", mine["sources"]) != mine["sources"]:
+            raise RunFolderError(
+                f"{folder} was made by {program.in_words(run)}, and this is {program.in_words(mine)}: a run is of one "
+                "program; resume with that one, or give another --out"
             )
         repaired = run_folder.repair(folder)
         records, warnings = run_folder.read_records(folder)
@@ -162,7 +168,7 @@ def _open(plan: Plan, folder: Path, target: str | None, resume: bool) -> dict[st
     run_folder.create(
         folder,
         {
-            "schema": SCHEMA, "xlafuse": host.xlafuse_version(), "suite": plan.suite, "target": target,
+            "schema": SCHEMA, "xlafuse": host.xlafuse_version(), **mine, "suite": plan.suite, "target": target,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
             "command": shlex.join(["xlafuse", *sys.argv[1:]]), "plan": plan.to_json(), "segments": [],
         },

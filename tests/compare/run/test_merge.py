@@ -216,6 +216,16 @@ def test_what_a_stopped_part_left_another_one_may_have_done(tmp_path: Path) -> N
     assert list(dict.fromkeys(r.case.block for r in records)) == ["gelu", "softmax", "rmsnorm"]  # the table's order
 
 
+def test_runs_of_different_programs_are_refused(tmp_path: Path) -> None:
+    from xlafuse.compare.run.merge import merge
+
+    parts = [part(tmp_path / "a", "gelu"), part(tmp_path / "b", "softmax")]
+    for folder, commit in zip(parts, ("1" * 40, "2" * 40), strict=True):
+        run_folder.write_run(folder, {**run_folder.read_run(folder), "commit": commit, "sources": commit})
+    with pytest.raises(UsageError, match="commit 2{12} and .* commit 1{12}"):
+        merge(parts, tmp_path / "out")
+
+
 def test_runs_of_different_suites_are_refused(tmp_path: Path) -> None:
     from xlafuse.compare.run.merge import merge
 
