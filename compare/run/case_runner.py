@@ -34,7 +34,7 @@ from ..record.record_fields import (
 from ..spec.implementation import Implementation
 from ..workers.client import WORKER_FAILURES, WorkerDied, WorkerError, WorkerTimeout
 from ..workers.pool import WorkerPool
-from .batches import Group, widest
+from .batches import Group, memory_of, widest
 from .session import Data, Session, judge, note_failure
 
 # Time limits of one compile. On the host of an H200, beside seven other runners, the longest took 36 s (lm_step with 8
@@ -70,8 +70,11 @@ class _Entry:
 class CaseRunner:
     """Prepares and measures one group of cases at a time, in worker processes of its own."""
 
-    def __init__(self, session: Session, workers: WorkerPool, timing: Timing) -> None:
-        self.session, self.workers, self._timing = session, workers, timing
+    def __init__(
+        self, session: Session, workers: WorkerPool, timing: Timing, memory_bytes: int | None = None
+    ) -> None:
+        """memory_bytes: of the GPU, None where no worker knows it."""
+        self.session, self.workers, self._timing, self._memory_bytes = session, workers, timing, memory_bytes
         self._cases: list[list[_Entry]] = []
         self._data: Data | None = None
         self._alone = True
@@ -311,11 +314,18 @@ class CaseRunner:
         if not isinstance(problem, WorkerError):
             self._recover(entry.role)
 
-    @staticmethod
-    def _fail(entry: _Entry, problem: Exception) -> None:
-        note_failure(entry.record, problem)
+    def _fail(self, entry: _Entry, problem: Exception) -> None:
+        record = entry.record
+        note_failure(record, problem)
         entry.sound = False
         entry.out_of_memory = isinstance(problem, WorkerError) and problem.kind == "out_of_memory"
+        needed = memory_of([(record.case, [entry.implementation])])
+        if entry.out_of_memory and self._alone and self._memory_bytes is not None and needed > self._memory_bytes:
+            record.status = "skipped"
+            record.detail = (
+                f"it needs about {needed / 1e9:.0f} GB by estimate, and this GPU has "
+                f"{self._memory_bytes / 1e9:.0f} GB: {record.detail}"
+            )
 
     def _recover(self, role: str) -> None:
         """After a worker's death, compile again the programs that it held, in a fresh one.

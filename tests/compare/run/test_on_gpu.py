@@ -524,6 +524,14 @@ def test_a_group_without_memory_even_alone_has_failed(tmp_path: Path, two_runner
     assert len(records) == 8
 
 
+def test_a_row_that_the_gpu_is_too_small_for_is_skipped_with_its_estimate(tmp_path: Path) -> None:
+    pool = ScriptedPool({("prepare", "triton"): (range(1, 9), NO_MEMORY)})
+    pool.memory_bytes = 1 << 20  # less than any case's estimate
+    found = run(tmp_path, pool, "xla", "triton")
+    assert found["xla"].status == "ok" and found["triton"].status == "skipped"
+    assert "GB by estimate" in str(found["triton"].detail) and "out of memory" in str(found["triton"].detail)
+
+
 def test_workers_that_keep_memory_are_restarted_between_batches(
     tmp_path: Path, two_runners: ScriptedPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
