@@ -13,10 +13,7 @@ from .terminal import warn
 @click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="RUN...")
 @click.option("-o", "--out", required=True, type=click.Path(path_type=Path), metavar="DIR", help="A new folder.")
 @click.option("--partial", is_flag=True, help="Merge even where shards of `run --shard` are missing.")
-@click.option(
-    "--later", is_flag=True, help="Take a case that several runs have from the last RUN named: it was done again."
-)
-def command(runs: tuple[Path, ...], out: Path, partial: bool, later: bool) -> None:
+def command(runs: tuple[Path, ...], out: Path, partial: bool) -> None:
     """Join the runs of several GPUs or machines. All records of a case come from one of them.
 
     \b
@@ -26,7 +23,7 @@ def command(runs: tuple[Path, ...], out: Path, partial: bool, later: bool) -> No
     """
     from ..run.merge import merge
 
-    count, missing = merge(runs, out, partial=partial, later=later, warn=warn)
+    count, missing = merge(runs, out, partial=partial, warn=warn)
     click.echo(f"{count} records in {out}; xlafuse inspect {out} --view times shows them")
     if missing:
         click.echo(f"{missing} planned records are missing: xlafuse run --out {out} --resume makes them", err=True)

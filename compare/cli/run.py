@@ -96,6 +96,11 @@ def _own_functions(blocks: list[str], functions: tuple[str, ...], backward: str 
     "--resume", is_flag=True,
     help="Continue the run in --out and keep its records. Without a selection, the run's own is taken.",
 )
+@click.option(
+    "--again", "repeated", multiple=True, metavar="CASE=REASON",
+    help="With --into: measure a case of that run anew, with all its implementations. The run keeps the reason.",
+)
+@click.option("--into", type=click.Path(path_type=Path), metavar="RUN", help="The run whose case --again replaces.")
 @names_option(
     "--mode", "modes", metavar="cold|warm|graph|no-graph|triton-launch",
     help="Time calls in these modes too: with a warm L2 (warm), replayed as a CUDA graph (graph), launched kernel by "
@@ -132,7 +137,7 @@ def command(
     ctx: click.Context, blocks: list[str], suite: str | None, target: str | None, out: Path | None, resume: bool,
     modes: list[str], restarts: int | None, shard: str | None, on: str | None, xla_autotune_from: str | None,
     stop_after: float | None, verbose: bool, traffic: bool, functions: tuple[str, ...], backward: str | None,
-    **filters: Any,
+    repeated: tuple[str, ...], into: Path | None, **filters: Any,
 ) -> None:
     """Compile, check and time blocks (default: a tour of six).
 
@@ -147,6 +152,7 @@ def command(
       xlafuse run attention --with mine.py:attention -i xla
       xlafuse run --suite full --out runs/full
       xlafuse run --out runs/full --resume
+      xlafuse run --into runs/full --again 'gelu/llama-8b/bf16/fwd=the clocks were low'
 
     The exit code is 0 when all went well, and 1 when something was wrong, failed or timed out. It is 2 when nothing was
     started, or the folder could no longer be written. It is 3 when --stop-after ended the run before its last record,
@@ -166,7 +172,14 @@ def command(
     if resume and xla_autotune_from is not None:
         raise UsageError("--xla-autotune-from is for a new run; --resume keeps the results that the run has")
     filters["own"] = _own_functions(blocks, functions, backward)
-    if resume:
+    again: dict[str, str] = {}
+    if repeated or into is not None:
+        if not repeated or into is None or out is not None or resume or blocks or suite or any(filters.values()):
+            raise UsageError("--again CASE=REASON goes with --into RUN, and with no other selection and no --out")
+        folder, run_json = resumed_folder(into)
+        plan, again = selection.repeated(run_json, repeated)
+        resume, target = True, selection.resolve_target(run_json.get("target"))
+    elif resume:
         folder, run_json = resumed_folder(out)
         plan = selection.resolve_again(run_json, blocks, suite, **filters)
         if on is not None and plan.own:

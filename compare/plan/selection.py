@@ -112,6 +112,23 @@ def resolve_again(run: Mapping[str, Any], blocks: Iterable[str], suite: str | No
     return Plan.from_json(own)
 
 
+def repeated(run: Mapping[str, Any], texts: Iterable[str]) -> tuple[Plan, dict[str, str]]:
+    """Return the plan of cases of a run that are measured anew, and the reason of each by its id.
+
+    texts: "CASE=REASON". Raises UsageError for another form, and for a case that the run does not have.
+    """
+    plan = resolve_again(run, [], None)
+    cases, reasons = [case.id for case, _ in plan.work], {}
+    for text in texts:
+        named = text.partition("=")[0]
+        name = next((case for case in cases if text.startswith(f"{case}=")), named)  # a size of one's own has a "="
+        reason = text.removeprefix(name).removeprefix("=").strip()
+        if not reason:
+            raise UsageError(f"--again takes CASE=REASON, such as 'gelu/llama-8b/bf16/fwd=low clocks'; got {text!r}")
+        reasons[one_of("case", name, cases, where="in the run")] = reason
+    return replace(plan, work=tuple(entry for entry in plan.work if entry[0].id in reasons)), reasons
+
+
 def without_replays(plan: Plan, implementations: Iterable[str]) -> Plan:
     """Return the plan of a machine without a GPU: without replays of CUDA graphs, unless `implementations` names them.
 

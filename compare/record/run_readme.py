@@ -26,6 +26,7 @@ def text(folder: Path) -> str:
     return "\n".join([
         f"# {printable(folder.resolve().name)}", "", *_summary(run, records, sum(map(len, missing.values()))), "",
         *_listed("Files", _files(folder, records)),
+        *_listed("Cases measured anew", _again(run)),
         *_listed("Missing records", [f"{case}: {', '.join(names)}" for case, names in missing.items()]),
         *_listed("Records with errors", _errors(records)),
         *_listed("Machine", _machines(run, records)),
@@ -51,6 +52,14 @@ def _summary(run: Mapping[str, Any], records: Sequence[Record], missing: int) ->
     listed = ", ".join(f"{counts[status]} `{status}`" for status in STATUSES if counts[status]) or "none"
     planned = f" of {len(records) + missing} planned" if missing else ""
     yield f"Records: {len(records)}{planned}; {listed}."
+
+
+def _again(run: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{printable(entry['case'])}: {printable(entry['reason'])} ({str(entry.get('at', '?'))[:10]}, "
+        f"{printable(in_words(entry))})"
+        for entry in run.get("again", ())
+    ]
 
 
 def _files(folder: Path, records: Iterable[Record]) -> list[str]:

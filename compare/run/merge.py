@@ -3,7 +3,6 @@
 A suite too long for one GPU runs on several at once, each with a shard of its own (`CUDA_VISIBLE_DEVICES=1 xlafuse run
 --shard 2/4 --out shard2`). All records of a case come from one run and keep its segment, with its ceilings and clocks,
 so no ratio compares numbers of two GPUs. A run that was stopped may be followed by another one with its other cases.
-With `later`, a run may also do cases again; they come from the run named last.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class _Run:
 
 
 def merge(
-    folders: Sequence[Path], out: Path, *, partial: bool = False, later: bool = False,
+    folders: Sequence[Path], out: Path, *, partial: bool = False,
     warn: Warn = lambda lines: None,
 ) -> tuple[int, int]:
     """Write the records of all runs, their files and their target packs into `out`, a new folder.
@@ -52,9 +51,7 @@ def merge(
     The merged runs stay as they are. Return the number of records, and the number of planned records that are missing,
     as after a run that was stopped. warn gets the lines that cannot be read, where no planned record is missing.
 
-    later: take a case that several runs have from the last of them in `folders`, with all its records.
-
-    Raises UsageError where the runs differ in kind, share a case (unless `later`), or are one folder, and, unless
+    Raises UsageError where the runs differ in kind, share a case, or are one folder, and, unless
     `partial`, where a shard is missing. Raises RunFolderError where a run cannot be read or `out` cannot be written.
     """
     if out.exists():
@@ -73,8 +70,6 @@ def merge(
                     f"{run.folder} has {name} {shown[0]} and {runs[0].folder} {shown[1]}: only runs with the same "
                     f"{name} can be merged"
                 )
-    if later:
-        runs = _without_repeated(runs)
     plan = _plan(runs, _owners(runs))
     missing = _planned(plan) - {record.id for run in runs for record in run.records}
     for run in runs:
@@ -102,15 +97,6 @@ def _read(folder: Path) -> _Run:
     return _Run(folder, run, *run_folder.read_records(folder))
 
 
-def _without_repeated(runs: Sequence[_Run]) -> list[_Run]:
-    """Return the runs without the records of cases that a later run has, too."""
-    last = {record.case.id: number for number, run in enumerate(runs) for record in run.records}
-    return [
-        replace(run, records=[record for record in run.records if last[record.case.id] == number])
-        for number, run in enumerate(runs)
-    ]
-
-
 def _owners(runs: Iterable[_Run]) -> dict[str, _Run]:
     """Return the run that has each case's records. Raises UsageError where two runs have records of one case."""
     owners: dict[str, _Run] = {}
@@ -119,7 +105,7 @@ def _owners(runs: Iterable[_Run]) -> dict[str, _Run]:
             if (owner := owners.setdefault(record.case.id, run)) is not run:
                 raise UsageError(
                     f"{owner.folder} and {run.folder} both have case {record.case.id}: its numbers are of two "
-                    "segments; --later takes each case from the last run that has it"
+                    "segments; xlafuse run --again CASE=REASON --into RUN measures a case anew"
                 )
     return owners
 

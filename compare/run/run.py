@@ -15,10 +15,11 @@ import signal
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
 from .. import targets
@@ -41,9 +42,11 @@ _SCRATCH = "xlafuse-"
 def execute(
     plan: Plan, *, folder: Path, target: str | None, resume: bool, traffic: bool = False,
     recorded: Sequence[Path] = (), stop_after: float | None = None, verbose: bool = False,
-    cluster: Cluster | None = None,
+    cluster: Cluster | None = None, again: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
     """Run the plan into `folder`; `target` None means this machine's GPU, or an H200 where there is none.
+
+    again: cases of a resumed run whose records are all made anew, by id, with the reason; the run keeps both.
 
     cluster: run the plan on its nodes; `target` None then means their GPUs.
 
@@ -59,7 +62,8 @@ def execute(
         target = targets.DEFAULT
     with _lock(folder, resume), _scratch() as scratch:
         try:
-            code = _execute(plan, folder, scratch, target, resume, traffic, recorded, stop_after, verbose, cluster)
+            done = _open(plan, folder, target, resume, again)
+            code = _execute(plan, done, folder, scratch, target, traffic, recorded, stop_after, verbose, cluster)
             packing.pack(folder)
             return code
         except OSError as problem:
@@ -72,10 +76,9 @@ def execute(
 
 
 def _execute(
-    plan: Plan, folder: Path, scratch: Path, target: str | None, resume: bool, traffic: bool,
+    plan: Plan, done: dict[str, Record], folder: Path, scratch: Path, target: str | None, traffic: bool,
     recorded: Sequence[Path], stop_after: float | None, verbose: bool, cluster: Cluster | None,
 ) -> int:
-    done = _open(plan, folder, target, resume)
     if recorded:
         autotune_results.copy_into(folder, recorded)
     plan = plan if target else with_whole_cases(plan, done)
@@ -86,7 +89,7 @@ def _execute(
     environment = for_target.environment(target) if target else on_gpu.environment(folder)
     workers = WorkerPool(folder / "logs", environment | {"XLAFUSE_SCRATCH": str(scratch)})
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job scheduler's stop ends a run as Ctrl-C does
-    again = f"--out {folder} --resume{' --traffic' if traffic else ''} goes on"
+    to_go_on = f"--out {folder} --resume{' --traffic' if traffic else ''} goes on"
     try:
         with Progress(_records_by_block(plan), verbose=verbose) as progress:
             if cluster:
@@ -101,19 +104,19 @@ def _execute(
                 workers.stop()  # ncu's workers need the GPU's memory
                 print(count_traffic.measure(plan, folder, progress.announce), file=sys.stderr)
     except TimeIsUp:
-        print(f"stopped by --stop-after; every finished record is kept, and {again}", file=sys.stderr)
+        print(f"stopped by --stop-after; every finished record is kept, and {to_go_on}", file=sys.stderr)
         return 3
     except ConnectionLost as problem:
-        print(f"{problem}; every finished record is kept, and {again}", file=sys.stderr)
+        print(f"{problem}; every finished record is kept, and {to_go_on}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"stopped; every finished record is kept, and {again}", file=sys.stderr)
+        print(f"stopped; every finished record is kept, and {to_go_on}", file=sys.stderr)
         return 130
     finally:
         workers.stop()
     statuses = {record.id: record.status for record in run_folder.read_records(folder)[0]}
     if lost := len(wanted - statuses.keys()):
-        print(f"{lost} records are missing, and {again}", file=sys.stderr)
+        print(f"{lost} records are missing, and {to_go_on}", file=sys.stderr)
     return 1 if lost or any(statuses[id] in BAD for id in wanted) else 0
 
 
@@ -139,10 +142,12 @@ def with_whole_cases(plan: Plan, done: Collection[str]) -> Plan:
     return replace(plan, work=tuple((case, whole(case, named)) for case, named in plan.work))
 
 
-def _open(plan: Plan, folder: Path, target: str | None, resume: bool) -> dict[str, Record]:
+def _open(
+    plan: Plan, folder: Path, target: str | None, resume: bool, again: Mapping[str, str]
+) -> dict[str, Record]:
     """Make or re-open the run folder; return its finished records by id.
 
-    A record counts only where its case has the same sizes as here.
+    A record counts only where its case has the same sizes as here, and is not made again.
     """
     mine = program.describe()
     if resume:
@@ -152,7 +157,7 @@ def _open(plan: Plan, folder: Path, target: str | None, resume: bool) -> dict[st
                 f"{folder} was run for target {run.get('target') or 'its own GPU'}, not {target or 'this GPU'}; "
                 "resume with the same target, or give another --out"
             )
-        if run.get("sources", mine["sources"]) != mine["sources"]:
+        if run.get("sources", mine["sources"]) != mine["sources"] and not again:
             raise RunFolderError(
                 f"{folder} was made by {program.in_words(run)}, and this is {program.in_words(mine)}: a run is of one "
                 "program; resume with that one, or give another --out"
@@ -161,8 +166,15 @@ def _open(plan: Plan, folder: Path, target: str | None, resume: bool) -> dict[st
         records, warnings = run_folder.read_records(folder)
         for warning in [repaired, *warnings] if repaired else warnings:
             print(warning, file=sys.stderr)
+        if again:
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            entries = [{"case": case, "reason": reason, "at": now, **mine} for case, reason in again.items()]
+            run_folder.write_run(folder, {**run, "again": [*run.get("again", []), *entries]})
         sizes = {case.id: case.sizes for case, _ in plan.work}
-        return {r.id: r for r in records if r.status not in BAD and r.case.sizes == sizes.get(r.case.id, r.case.sizes)}
+        return {
+            r.id: r for r in records
+            if r.status not in BAD and r.case.id not in again and r.case.sizes == sizes.get(r.case.id, r.case.sizes)
+        }
     if (folder / "run.json").exists():
         raise RunFolderError(f"{folder} exists already: --resume goes on with it, or name another --out")
     run_folder.create(

@@ -182,23 +182,6 @@ def test_a_case_of_two_parts_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_a_case_done_again_is_taken_whole_from_the_later_run(tmp_path: Path) -> None:
-    """Its plan, segment and files, too; the earlier run's other cases stay."""
-    old, new = part(tmp_path / "old", "gelu", "softmax"), part(tmp_path / "new", "softmax")
-    skipped = run_folder.read_records(old)[0][-1]
-    run_folder.append(old, with_fields(skipped, implementation="inductor", status="skipped", graph=None, dumps=None))
-    done = CliRunner().invoke(cli, ["merge", str(old), str(new), "--later", "--out", str(tmp_path / "out")])
-    assert done.exit_code == 0 and "missing" not in done.output
-    records, _ = run_folder.read_records(tmp_path / "out")
-    ceilings = {s["id"]: s["ceilings"] for s in run_folder.read_run(tmp_path / "out")["segments"]}
-    assert {r.case.block for r in records} == {"gelu", "softmax"} and len({r.id for r in records}) == len(records)
-    for entry in records:
-        owner = "old" if entry.case.block == "gelu" else "new"
-        assert entry.implementation == "xla" and ceilings[str(entry.segment)].endswith(f"of {owner}")
-        found = recorded_file(tmp_path / "out", entry, str(entry.graph))
-        assert found.read_bytes() == f"{entry.graph} of {owner}".encode()
-
-
 def test_what_a_stopped_part_left_another_one_may_have_done(tmp_path: Path) -> None:
     from xlafuse.compare.run.merge import merge
 

@@ -1,17 +1,23 @@
-"""A run is of one program: another one neither resumes it nor merges with it."""
+"""A run is of one program; another one measures a case of it anew only by name, with a reason."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from made_records import made_record
 
 from xlafuse.compare.base import program
+from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.cli.main import cli
 from xlafuse.compare.plan import selection
+from xlafuse.compare.plan.plan import Plan
 from xlafuse.compare.record import run_folder
 from xlafuse.compare.record.record import SCHEMA
 from xlafuse.compare.record.run_folder import RunFolderError
 from xlafuse.compare.run import run
+from xlafuse.compare.run.session import Session
 
 
 @pytest.mark.parametrize("commit", ["1" * 40, None])
@@ -22,3 +28,41 @@ def test_another_program_does_not_resume_a_run(tmp_path: Path, commit: str | Non
     with pytest.raises(RunFolderError, match="commit 1{12}, and this" if commit else "sources 2{12}, and this"):
         run.execute(plan, folder=tmp_path, target="h200", resume=True)
     assert program.describe()["sources"] != "2" * 64
+
+
+def test_a_case_measured_anew_keeps_its_reason_and_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = selection.resolve(["gelu", "softmax"], suite="tour", implementations=["xla"])
+    made = {"schema": SCHEMA, "suite": "tour", "target": "h200", "plan": whole.to_json(), "segments": []}
+    run_folder.create(tmp_path, {**made, "commit": "1" * 40, "dirty": False, "sources": "2" * 64})
+    cases = [case for case, _ in whole.work]
+    for case in cases:
+        run_folder.append(tmp_path, made_record(case=case, implementation="xla", compiler="xla", status="compiled"))
+    plan, reasons = selection.repeated(run_folder.read_run(tmp_path), [f"{cases[0].id}=a = b"])
+    assert [case.id for case, _ in plan.work] == [cases[0].id] and reasons == {cases[0].id: "a = b"}
+    ran: list[list[str]] = []
+
+    def compile_all(plan: Plan, session: Session) -> None:
+        ran.append([case.id for case, found in plan.work if session.pending(case, found)])
+        for case, _ in plan.work:
+            session.write(made_record(case=case, implementation="xla", compiler="xla", status="compiled", detail="new"))
+
+    monkeypatch.setattr(run.for_target, "run", compile_all)
+    assert run.execute(plan, folder=tmp_path, target="h200", resume=True, again=reasons) == 0
+    assert ran == [[cases[0].id]]
+    records = {record.case.id: record for record in run_folder.read_records(tmp_path)[0]}
+    assert [records[case.id].detail for case in cases].count("new") == 1 and records[cases[0].id].detail == "new"
+    said = (tmp_path / "README.md").read_text()
+    assert f"{cases[0].id}: a = b" in said and program.in_words(program.describe()) in said
+
+
+@pytest.mark.parametrize("words", [["gelu", "--again", "a=b", "--into", "."], ["--again", "a=b"], ["--into", "."]])
+def test_again_goes_with_into_alone(words: list[str]) -> None:
+    done = CliRunner().invoke(cli, ["run", *words])
+    assert done.exit_code == 2 and "--again" in done.output
+
+
+@pytest.mark.parametrize("text", ["gelu", "gelu=", "no/such/case=why"])
+def test_a_case_needs_a_reason_and_must_be_in_the_run(text: str) -> None:
+    plan = selection.resolve(["gelu"], suite="tour", implementations=["xla"])
+    with pytest.raises(UsageError, match="CASE=REASON|in the run"):
+        selection.repeated({"suite": "tour", "plan": plan.to_json()}, [text])
