@@ -143,9 +143,12 @@ class Examination:
 @click.option(
     "--trials", type=click.IntRange(10), help=f"How often --clock repeats the measurement. Default: {TRIALS}."
 )
+@click.option("--peers", is_flag=True, help="Make instead a small call of each optional peer on this GPU.")
 @json_option
 @click.pass_context
-def command(ctx: click.Context, runs: tuple[Path, ...], clock: bool, trials: int | None, as_json: bool) -> None:
+def command(
+    ctx: click.Context, runs: tuple[Path, ...], clock: bool, trials: int | None, peers: bool, as_json: bool
+) -> None:
     """Show what this machine can run.
 
     Also shows what is missing, with the command that installs it. Exit code 1 when nothing can run.
@@ -154,10 +157,20 @@ def command(ctx: click.Context, runs: tuple[Path, ...], clock: bool, trials: int
     be found in 95%. Trials use the same protocol that times implementations. With the folders of two runs of one suite,
     --clock checks instead that no comparison has opposite winners, which needs no GPU. Exit code 1 when a check fails,
     2 without a GPU to time.
+
+    With --peers, kernels of FlashAttention-4, quack, Liger, tokamax and JAX's Pallas examples are each called once, on
+    a small case, and checked. A peer that is missing is named with the command that installs it. Exit code 1 when one
+    is missing or fails, 2 without a GPU.
     """
+    if (clock or peers) and as_json:
+        raise UsageError("--clock and --peers print no JSON")
+    if peers:
+        from ..run import peers_check
+
+        records = peers_check.check(peers_check.every_peer())
+        click.echo("\n".join(map(peers_check.in_words, records)))
+        ctx.exit(0 if all(record.status == "ok" for record in records) else 1)
     if clock:
-        if as_json:
-            raise UsageError("--clock prints no JSON")
         ctx.exit(0 if _is_sound(runs, trials or TRIALS) else 1)
     if runs or trials:
         raise UsageError("runs and --trials go with --clock")
