@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from worker_programs import produce, quick_compiles
 
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.spec.blocks import BLOCKS
@@ -28,12 +29,7 @@ def _checker(folder: Path, environment: dict[str, str]) -> Iterator[Check]:
         """Prepare and check one implementation in `role`'s worker. Return the result of
         compare.workers.service.Service.check, with the graph."""
         if case.id not in data:
-            folders = [str(folder / case.id.replace("/", "-") / str(seed)) for seed in (0, 1)]
-            scales = [
-                pool.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)
-                for seed, path in enumerate(folders)
-            ]
-            data[case.id] = (folders, scales)
+            data[case.id] = produce(case, folder)
         folders, scales = data[case.id]
         dumps = folder / "dumps" / f"{case.id}-{implementation}-{role}".replace("/", "-")
         try:
@@ -65,12 +61,6 @@ def committed_run() -> Any:
 @pytest.fixture(scope="session")
 def check_on_cpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
     yield from _checker(tmp_path_factory.mktemp("cpu"), {"CUDA_VISIBLE_DEVICES": "", "XLA_FLAGS": quick_compiles()})
-
-
-def quick_compiles() -> str:
-    """Return XLA_FLAGS that have LLVM optimize little: code for a CPU compiles for seconds and runs briefly."""
-    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    return f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
 
 
 @pytest.fixture(scope="session")

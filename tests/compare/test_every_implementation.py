@@ -7,9 +7,9 @@ one dtype. Inductor and XLA's variants take fewer, because each of theirs costs 
 kind, as its code for a block is the compiled eager one.
 
 `make test` runs one shape with incomplete tiles of each implementation of each block, in a training step where there is
-one: eager PyTorch and libraries on every shape, XLA on one block of each kind, its variants and Inductor on the first
-block alone. The rest is
-marked `full`.
+one: eager PyTorch and libraries on every shape, XLA on one block of each kind, its variants on the first block alone,
+Pallas without matmul, whose launches linear has. test_for_target.py checks one block of Inductor. The rest is marked
+`full`.
 
 On a GPU, code that a person wrote for a dtype (Triton, CUDA, libraries) runs in every dtype. A compiler's code is the
 same in every dtype, so compilers run in bfloat16, and in float32 where no training step covers the forward pass.
@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from full_marks import first_of_each
+from full_marks import first_of_each, full
 
 from xlafuse.compare.numerics.errors import ErrorCheck
 from xlafuse.compare.spec.blocks import BLOCKS, attention, moe
@@ -183,24 +183,34 @@ def kind(row: tuple[Case, Implementation]) -> tuple[str, ...]:
     case, implementation = row
     if implementation.name in EAGER:
         return implementation.name, case.block, case.name
-    if implementation.name in VARIANTS or implementation.backend.family == "inductor":
+    if implementation.name in VARIANTS:
         return (implementation.name,)
     if implementation.name == "xla" and case.block not in BUILT_BY_INDUCTOR:  # tests/xlafuse/test_blocks.py has each
         return ("xla",)
+    if is_part_of_linear(row):
+        return "pallas", "linear"
     return implementation.name, case.block
 
 
-def preference(row: tuple[Case, Implementation]) -> tuple[bool, bool]:
+def is_part_of_linear(row: tuple[Case, Implementation]) -> bool:
+    """In Pallas, a step of linear launches the kernel of matmul three times, with and without a bias."""
+    case, implementation = row
+    return (implementation.name, case.block) == ("pallas", "matmul")
+
+
+def preference(row: tuple[Case, Implementation]) -> tuple[bool, bool, bool]:
     """Return a key that sorts ordinary shapes before extreme ones and training steps before forward passes.
 
     lm_step's ordinary shape takes 17 s in Triton's interpreter, its smallest one 2 s.
     """
     case, _ = row
     extreme = is_extreme(case) or case.name == "all-ignored"  # whose loss is zero
-    return extreme != (case.block == "lm_step"), not case.differentiates
+    return extreme != (case.block == "lm_step"), not case.differentiates, is_part_of_linear(row)
 
 
 CPU_ROWS = [(c, i) for c, i in rows() if has_cpu_path(c, i)]
+BY_INDUCTOR = [(c, i) for c, i in CPU_ROWS if i.backend.family == "inductor"]
+OTHERS = sorted((row for row in CPU_ROWS if row not in BY_INDUCTOR), key=preference)
 GPU_ROWS = [(c, i) for c, i in rows() if has_gpu_path(c, i)] + gpu_only_rows()
 
 
@@ -228,12 +238,19 @@ def test_each_kernel_that_only_a_gpu_executes_has_an_edge_case() -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "implementation"), first_of_each(sorted(CPU_ROWS, key=preference), kind), ids=name
+    ("case", "implementation"), [*first_of_each(OTHERS, kind), *(full(*row) for row in BY_INDUCTOR)], ids=name
 )
 def test_on_the_cpu(check_on_cpu: Check, case: Case, implementation: Implementation) -> None:
     outcome = check_on_cpu(case, implementation.name, implementation.backend.cpu_check_worker)
     assert outcome["device"] == "cpu"
     assert_right(case, outcome)
+
+
+@pytest.mark.parametrize("implementation", ["xla", "eager", "library", full("inductor"), "triton"])
+def test_outputs_and_gradients_in_one_program(check_on_cpu: Check, implementation: str) -> None:
+    case = Case("softmax", "odd", {"rows": 7, "columns": 257}, "float32", "joint")
+    worker = BLOCKS["softmax"].implementation(implementation).backend.cpu_check_worker
+    assert_right(case, check_on_cpu(case, implementation, worker))
 
 
 @pytest.mark.gpu

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 import pytest
-from click.testing import CliRunner, Result
+from commands import xlafuse
 from made_records import made_record
 
 from xlafuse.compare.base.paths import PROJECT
@@ -23,10 +23,6 @@ from xlafuse.compare.spec.blocks import BLOCKS
 
 CASE = BLOCKS["softmax"].cases("quick")[0]
 UNSET = {"verbose": False, "target": "h200", "traffic": False, "recorded": [], "stop_after": None, "cluster": None}
-
-
-def xlafuse(*words: str) -> Result:
-    return CliRunner().invoke(cli, [str(word) for word in words])
 
 
 @pytest.fixture

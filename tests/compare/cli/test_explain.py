@@ -127,6 +127,8 @@ def test_inputs_arguments_from_a_function(code: str):
         (["{code}:fused", "--args", "bf16[2]", "--target", "h20"], "did you mean h200"),
         (["{code}:fused", "{code}:fused"], "named twice"),
         (["{code}:fused", "--framework", "tensorflow"], "jax"),
+        (["math:sqrt", "math:exp", "--xla-flag", "a=1"], "variants of one function, got 2"),
+        (["math:sqrt", "--framework", "torch", "--xla-flag", "a=1"], "does not fit settings of jax's compiler"),
     ],
 )
 def test_errors_are_one_line(code: str, options: list[str], complaint: str):

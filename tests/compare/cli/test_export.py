@@ -7,11 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import xlafuse
 
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.cli.export import TOOLS
-from xlafuse.compare.cli.main import cli
 
 DATA = PROJECT / "tests" / "data"
 RUN, CASE = DATA / "runs" / "h200-small", "softmax/gpt2-scores/bf16/fwd"
@@ -21,7 +21,7 @@ SOFTMAX = ("--block", "softmax", "--case", "gpt2-scores", "--direction", "fwd", 
 
 
 def export(*words: object) -> Result:
-    return CliRunner().invoke(cli, ["export", *map(str, words)])
+    return xlafuse("export", *words)
 
 
 @pytest.mark.parametrize(

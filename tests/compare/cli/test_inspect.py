@@ -120,9 +120,10 @@ def test_json_of_a_run_is_a_list_of_records(run: Path) -> None:
     assert listed[3]["graph"] is None
 
 
-def test_a_file_has_no_roofline_time_of_the_function(file: Path) -> None:
+def test_a_file_has_no_roofline_time_of_the_function_and_its_json_is_its_graph(file: Path) -> None:
     text = flat(inspect(file).stdout)
     assert "above their roofline times" in text and "whole function" not in text
+    assert store.from_json(json.loads(inspect(file, "--json").stdout)) == XLA
 
 
 def test_unread_parts_are_in_the_json_and_in_the_exit_code_of_strict(tmp_path: Path) -> None:
@@ -137,10 +138,6 @@ def test_unread_parts_are_in_the_json_and_in_the_exit_code_of_strict(tmp_path: P
     assert shown.exit_code == 1 and len(json.loads(shown.stdout)["unparsed"]) == 1
     refused = inspect(nothing)
     assert refused.exit_code == 2 and refused.stdout == ""
-
-
-def test_json_of_a_file_is_its_graph(file: Path) -> None:
-    assert store.from_json(json.loads(inspect(file, "--json").stdout)) == XLA
 
 
 @pytest.mark.parametrize(
@@ -244,12 +241,8 @@ def test_implementations_of_a_run_side_by_side(run: Path) -> None:
     (answer,) = json.loads(inspect(run, "-i", "xla,inductor", "--view", "stages", "--json").stdout)["cases"]
     assert answer["graphs"] == ["xla", "inductor"] and answer["case"] == CASE.id
     assert "what fusion saves" in inspect(run, "-i", "xla,xla-unfused", "--view", "stages").stdout
-
-
-def test_more_than_two_implementations_side_by_side(run: Path) -> None:
-    text = flat(inspect(run, "--view", "stages").stdout)
-    assert "stage xla inductor xla-unfused" in text
-    assert "norm/normalize 2 1: joined 2 " in text
+    three = flat(inspect(run, "--view", "stages").stdout)
+    assert "stage xla inductor xla-unfused" in three and "norm/normalize 2 1: joined 2 " in three
 
 
 def test_passes_of_a_runs_records() -> None:
@@ -267,7 +260,7 @@ def test_passes_of_a_runs_records() -> None:
     assert refused.exit_code == 2 and "no XLA dump of rmsnorm/llama-8b/bf16/train/inductor" in refused.stderr
 
 
-def test_two_paths_side_by_side(file: Path, tmp_path: Path) -> None:
+def test_two_files_side_by_side(file: Path, tmp_path: Path) -> None:
     store.save(INDUCTOR, tmp_path / "b.json.gz")
     assert "norm/normalize 2 1: joined" in flat(inspect(file, tmp_path / "b.json.gz").stdout)
 
@@ -314,15 +307,14 @@ def test_lists_name_the_number_of_entries_left_out(tmp_path: Path) -> None:
     assert inspect(tmp_path, "--module", "x").stderr.rstrip().endswith(", 008, 009 and 43 more")
     assert inspect(tmp_path, "--module", "*").stderr.rstrip().endswith("7, 8, 9, 10 and 43 more")
     assert "(1 000, 2 001, 3 002, 4 003, 5 004 and 48 more)" in inspect(tmp_path, tmp_path).stderr
+    dumps = tmp_path / "dumps"
+    dumps.mkdir()
+    for number in range(3):
+        (dumps / f"module_000{number}.jit_f.sm_9.0_gpu_after_optimizations.txt").write_text("HloModule jit_f\n")
+    assert "XLA's id" in inspect(dumps).stdout.splitlines()[0]
     many = replace(XLA, kernels=tuple(replace((XLA.kernels or ())[0], name=f"k{i}") for i in range(20)))
     store.save(many, tmp_path / "many.json")
     assert inspect(tmp_path / "many.json", "--kernel", "x").stderr.rstrip().endswith(", k10, k11 and 8 more")
-
-
-def test_xla_dumps_show_module_numbers(tmp_path: Path) -> None:
-    for number in range(3):
-        (tmp_path / f"module_000{number}.jit_f.sm_9.0_gpu_after_optimizations.txt").write_text("HloModule jit_f\n")
-    assert "XLA's id" in inspect(tmp_path).stdout.splitlines()[0]
 
 
 @pytest.mark.parametrize(

@@ -97,11 +97,6 @@ def test_a_faster_configuration_is_kept_and_shown(tmp_path: Path) -> None:
     assert Workers.stopped
 
 
-def test_entries_of_other_blocks_stay(tmp_path: Path) -> None:
-    assert run("gelu").exit_code == run("rmsnorm").exit_code == 0
-    assert tuned_in(tmp_path / "h200.json") == {"gelu.configure", "rmsnorm.configure"}
-
-
 def test_what_another_gpus_table_had_stays_where_nothing_is_faster(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -122,20 +117,6 @@ def test_the_table_goes_where_it_is_asked_to(tmp_path: Path) -> None:
     assert tables.read(tmp_path / "new" / "mine.json").gpu == "NVIDIA H200"
 
 
-def test_a_file_that_cannot_be_written_is_refused_before_the_search(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    result = run("gelu", "--out", str(tmp_path / "file" / "h200.json"))
-    assert result.exit_code == 2 and "--out" in result.stderr
-    assert Workers.asked == []
-
-
-def test_a_broken_table_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "h200.json").write_text("{")
-    result = run("gelu")
-    assert result.exit_code == 2 and "h200.json" in result.stderr
-    assert Workers.asked == [] and len(result.stderr.strip().splitlines()) == 1
-
-
 def test_json_has_the_changes() -> None:
     result = run("gelu", "softmax", "--json")
     found = json.loads(result.stdout)
@@ -145,9 +126,11 @@ def test_json_has_the_changes() -> None:
     assert json.loads(run("softmax", "--json").stdout)["file"] is None
 
 
-def test_no_file_is_written_without_a_change(tmp_path: Path) -> None:
+def test_a_file_is_written_for_changes_alone_and_keeps_entries_of_other_blocks(tmp_path: Path) -> None:
     assert run("softmax").exit_code == 0
     assert list(tmp_path.iterdir()) == []
+    assert run("gelu").exit_code == run("rmsnorm").exit_code == 0
+    assert tuned_in(tmp_path / "h200.json") == {"gelu.configure", "rmsnorm.configure"}
 
 
 def test_an_interrupted_search_keeps_what_it_found(tmp_path: Path) -> None:
@@ -191,26 +174,31 @@ def test_a_choice_that_was_not_compiled_in_time_is_left() -> None:
     assert (found["searched"], found["left"], found["failed"]) == (2, 1, 0)
 
 
-def test_a_worker_that_cannot_start_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_a_worker(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     def refuse(*ignored: Any, **also: Any) -> Any:
         raise WorkerError("skipped", "torch is not installed")
 
     monkeypatch.setattr(Workers, "ask", refuse)
-    result = run("gelu")
-    assert result.exit_code == 2 and "torch is not installed" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "prepare", "said"),
+    [
+        (["gelo"], lambda patch, folder: None, "gelu"),
+        (["gelu"], lambda patch, folder: patch.setattr(host, "gpu_present", lambda: False), "needs an NVIDIA GPU"),
+        (["gelu"], without_a_worker, "torch is not installed"),
+        (["gelu"], lambda patch, folder: (folder / "h200.json").write_text("{"), "h200.json"),
+        (["gelu", "--out", "{}/file/h200.json"], lambda patch, folder: (folder / "file").touch(), "--out"),
+    ],
+    ids=["block", "gpu", "worker", "broken table", "place"],
+)
+def test_a_search_that_cannot_be_made_is_refused_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, words: list[str], prepare: Any, said: str
+) -> None:
+    prepare(monkeypatch, tmp_path)
+    result = run(*(word.format(tmp_path) for word in words))
+    assert result.exit_code == 2 and said in result.stderr and Workers.asked == []
     assert len(result.stderr.strip().splitlines()) == 1
-
-
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "gpu_present", lambda: False)
-    result = run("gelu")
-    assert result.exit_code == 2 and "needs an NVIDIA GPU" in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
-
-
-def test_an_unknown_block_is_refused() -> None:
-    result = run("gelo")
-    assert result.exit_code == 2 and "gelu" in result.stderr
 
 
 @pytest.mark.gpu

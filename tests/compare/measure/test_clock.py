@@ -41,9 +41,6 @@ def test_busy_time_is_the_length_of_the_union(spans: list[tuple[int, int]]) -> N
 def test_gaps_count_as_device_time_only() -> None:
     sample = sample_of([DeviceRecord("a", 1.0, 2.0), DeviceRecord("b", 4.0, 5.0)])
     assert (sample.device_time, sample.busy_time) == (pytest.approx(4.0), pytest.approx(2.0))
-
-
-def test_a_call_without_records_took_no_time() -> None:
     assert sample_of([]).device_time == 0
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec import convert
+from worker_programs import WorkerProgram
 
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.graph import store
@@ -29,46 +29,16 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
-    pool = WorkerPool(tmp_path_factory.mktemp("logs"), {})
-    yield pool
-    pool.stop()
-
-
-class Subject:
-    """One implementation of a case in the PyTorch worker."""
-
-    def __init__(self, pool: WorkerPool, folder: Path, case: Case, implementation: str) -> None:
-        self.pool, self.id = pool, implementation
-        folders = [str(folder / "data" / str(seed)) for seed in (0, 1)]
-        scales = [
-            pool.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)
-            for seed, path in enumerate(folders)
-        ]
-        self.prepared = self.ask(
-            "prepare", case=case.to_json(), implementation=implementation, folders=folders, scales=scales,
-            dumps=str(folder / "dumps" / implementation),
-        )
-
-    def ask(self, method: str, **params: Any) -> Any:
-        return self.pool.ask("torch", method, id=self.id, **params)
-
-    def measured(self, input_set: int) -> dict[str, Any]:
-        found: dict[str, Any] = self.ask("measure", seconds=0.005, first=input_set == 0, input_set=input_set)
-        return found
-
-
 @pytest.mark.parametrize("plain", ["triton", "inductor"])
 @pytest.mark.parametrize(("block", "direction"), CASES)
 def test_graphs_replay_the_kernels_of_the_plain_call(
     pool: WorkerPool, tmp_path: Path, block: str, direction: str, plain: str
 ) -> None:
     case = CASES[block, direction]
-    launched = Subject(pool, tmp_path, case, plain)
+    launched = WorkerProgram(pool, tmp_path, case, plain)
     launched.ask("check")
-    launches = {phase: found["launches"] for phase, found in launched.measured(0)["phases"].items()}
-    replayed = Subject(pool, tmp_path, case, f"{plain}-cudagraphs")
+    launches = {phase: found["launches"] for phase, found in launched.measure()["phases"].items()}
+    replayed = WorkerProgram(pool, tmp_path, case, f"{plain}-cudagraphs")
     assert all(error["error"] <= error["tolerance"] for error in replayed.ask("check")["errors"])
 
     buffers, inputs = replayed.prepared["command_buffers"], replayed.prepared["cuda_graph"]
@@ -80,7 +50,7 @@ def test_graphs_replay_the_kernels_of_the_plain_call(
 
     graph = store.from_json(replayed.prepared["graph"])
     for input_set in (0, 1):  # a graph that reads the first set's inputs would be wrong for the second
-        found = replayed.measured(input_set)
+        found = replayed.measure(input_set, first=input_set == 0)
         for phase in case.phases:
             timed, (inside, every) = found["phases"][phase], buffers[phase]
             assert timed["poisoned"] and timed["launches"] == every
@@ -88,12 +58,12 @@ def test_graphs_replay_the_kernels_of_the_plain_call(
             assert len(left) == every - inside  # the copies of inputs
             if input_set == 0:
                 assert found["peak_memory"][phase]["bytes"] > 0
-    assert replayed.ask("measure_mode", mode="graph", seconds=0.005, input_set=0) == {"same_as": "cold"}
+    assert replayed.measure_mode("graph") == {"same_as": "cold"}
     with pytest.raises(WorkerError) as refused:
-        replayed.ask("measure_mode", mode="no-graph", seconds=0.005, input_set=0)
+        replayed.measure_mode("no-graph")
     assert refused.value.kind == "skipped"
-    for subject in (launched, replayed):
-        subject.ask("release")
+    for program in (launched, replayed):
+        program.ask("release")
 
 
 def _faulty() -> Any:

@@ -44,12 +44,9 @@ def test_fields_are_read_from_the_record_s_memory() -> None:
     assert asked == [10]
 
 
-def test_a_kind_without_a_name_reads_no_string() -> None:
+def test_a_kernel_may_have_no_name_and_a_kind_none_to_read() -> None:
     read = reader(SimpleNamespace(activity_kernel10_dtype=LAYOUT), lambda kind: ("end", "start"))
     assert read(ActivityKernel10()) == (10, 2**60 + 9, 2**60 + 1)
-
-
-def test_a_kernel_without_a_name() -> None:
     record = ActivityKernel10()
     record.memory["name"] = 0
     assert reader(SimpleNamespace(activity_kernel10_dtype=LAYOUT), lambda kind: FIELDS)(record)[1] == ""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from msgspec import convert
+from worker_programs import WorkerProgram
 
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.join.kernel_records import MEMCPY, MEMSET, join
@@ -15,13 +15,6 @@ from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.workers.pool import WorkerPool
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(cupti_missing() is not None, reason=str(cupti_missing()))]
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
-    pool = WorkerPool(tmp_path_factory.mktemp("logs"), {})
-    yield pool
-    pool.stop()
 
 
 @pytest.mark.parametrize(
@@ -33,20 +26,9 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
 )
 def test_every_kernel_has_its_launch(pool: WorkerPool, tmp_path: Path, block: str, implementation: str) -> None:
     case = next(c for c in BLOCKS[block].cpu_check_cases() if (c.dtype, c.direction) == ("float16", "train"))
-    role = "xla" if implementation == "xla" else "torch"
-    folders = [str(tmp_path / str(seed)) for seed in (0, 1)]
-    scales = [
-        pool.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)
-        for seed, path in enumerate(folders)
-    ]
-    prepared = pool.ask(
-        role, "prepare", id="subject", case=case.to_json(), implementation=implementation, folders=folders,
-        scales=scales, dumps=str(tmp_path / "dumps"),
-    )
-    measured = pool.ask(role, "measure", id="subject", seconds=0.005, first=False, input_set=0)
-    pool.ask(role, "release", id="subject")
-
-    stated = graph = store.from_json(prepared["graph"])
+    with WorkerProgram(pool, tmp_path, case, implementation) as program:
+        measured = program.measure()
+    stated = graph = store.from_json(program.prepared["graph"])
     for phase, found in measured["phases"].items():
         graph, _ = join(graph, {phase: [convert(record, DeviceRecord) for record in found["records"]]})
     for kernel, before in zip(graph.kernels or (), stated.kernels or (), strict=True):

@@ -120,19 +120,17 @@ def _single_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(warm_up, "_FIRST_BATCH_SECONDS", 0.0)  # a batch is then one call
 
 
-def test_the_warm_up_ends_when_successive_medians_agree() -> None:
-    clock = Clock([9.0, 4.0, 3.0, 2.0, 1.0])
+@pytest.mark.parametrize(
+    ("times", "warm_up_calls"),
+    [([9.0, 4.0, 3.0, 2.0, 1.0], 6), ([1.0], 2)],  # the sixth call takes the fifth's time
+)
+def test_the_warm_up_ends_when_successive_medians_agree(times: list[float], warm_up_calls: int) -> None:
+    clock = Clock(times)
     measured = measured_program(program()).measure(clock, 0.0)
     assert measured["warm_up"]["settled"] and measured["warm_up"]["seconds"] > 0
     assert measured["phases"]["forward"]["device_time"] == [1.0] * 4
-    assert clock.calls == 6 + 4  # the sixth took the fifth's time
+    assert clock.calls == warm_up_calls + 4
     assert clock.started == clock.stopped == 1
-
-
-def test_two_equal_batches_end_the_warm_up() -> None:
-    clock = Clock([1.0])
-    assert measured_program(program()).measure(clock, 0.0)["warm_up"]["settled"]
-    assert clock.calls == 2 + 4
 
 
 def test_a_warm_up_that_does_not_settle_ends_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,12 +201,6 @@ def test_gaps_between_launches_need_not_settle() -> None:
     assert clock.calls == 2 + 4
 
 
-def test_the_call_before_timing_poisons_and_flushes_as_a_timed_one() -> None:
-    backend = Backend()
-    measured_program(program(train=True), backend).call_as_timed()
-    assert backend.log == ["poison forward", "flush", "poison backward", "flush"]
-
-
 def test_warm_up_times_whole_calls() -> None:
     """A short forward and a long backward phase are a steady state."""
     clock = Clock([1.0, 5.0] * 50)
@@ -232,13 +224,17 @@ def test_the_other_input_set_catches_a_cached_result() -> None:
 
 
 def test_a_cold_call_is_poisoned_and_flushed_and_a_warm_one_is_neither() -> None:
-    backend = Backend()
+    backend, cold_call = Backend(), ["poison forward", "flush", "poison backward", "flush"]
+    measured_program(program(train=True), backend).call_as_timed()  # the call before timing
+    assert backend.log == cold_call
     cold = measured_program(program(train=True), backend).measure(Clock([1.0]), 0.0)
-    assert backend.log[:4] == ["poison forward", "flush", "poison backward", "flush"]
+    assert backend.log[4:8] == cold_call
     assert cold["phases"]["backward"]["poisoned"]
     backend.log.clear()
     warm = measured_program(program(train=True), backend).measure_mode("warm", Clock([1.0]), 0.0)
     assert warm and not backend.log and not warm["phases"]["forward"]["poisoned"]
+    with pytest.raises(WrongResult, match="timed call: y"):
+        measured_program(program(lambda inputs: {"y": inputs["x"]})).measure_mode("warm", Clock([1.0]), 0.0)
 
 
 def test_a_wrong_result_is_not_hidden_by_a_larger_tolerated_error() -> None:
@@ -291,11 +287,6 @@ def test_each_row_of_a_scattered_gradient_has_its_own_tolerance(tmp_path: Path) 
         folders = [tmp_path / "0", tmp_path / "1"]
         check = MeasuredProgram(ByRow(), made, case, folders, [SCALES, SCALES], ("x",)).check()[1]
         assert (check.passes, check.sums) == (passes, "bfloat16")
-
-
-def test_a_warm_result_is_checked() -> None:
-    with pytest.raises(WrongResult, match="timed call: y"):
-        measured_program(program(lambda inputs: {"y": inputs["x"]})).measure_mode("warm", Clock([1.0]), 0.0)
 
 
 def test_a_mode_runs_its_own_program() -> None:

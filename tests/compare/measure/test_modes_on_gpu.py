@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from worker_programs import WorkerProgram
 
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.measure.clock import cupti_missing
 from xlafuse.compare.spec.blocks import BLOCKS
-from xlafuse.compare.spec.case import Case
 from xlafuse.compare.workers.pool import WorkerPool
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(cupti_missing() is not None, reason=str(cupti_missing()))]
@@ -24,54 +22,26 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
-    pool = WorkerPool(tmp_path_factory.mktemp("logs"), {})
-    yield pool
-    pool.stop()
-
-
-def prepared(pool: WorkerPool, folder: Path, role: str, case: Case, implementation: str) -> dict[str, Any]:
-    folders = [str(folder / "data" / str(seed)) for seed in (0, 1)]
-    scales = [
-        pool.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)
-        for seed, path in enumerate(folders)
-    ]
-    found = pool.ask(
-        role, "prepare", id="subject", case=case.to_json(), implementation=implementation, folders=folders,
-        scales=scales, dumps=str(folder / "dumps"),
-    )
-    assert isinstance(found, dict)
-    return found
-
-
-def measured(pool: WorkerPool, role: str, mode: str, input_set: int) -> dict[str, Any]:
-    found = pool.ask(role, "measure_mode", id="subject", mode=mode, seconds=0.01, input_set=input_set)
-    assert isinstance(found, dict)
-    return found
-
-
 @pytest.mark.parametrize("implementation", ["eager", "library", "inductor", "triton", "cuda"])
 @pytest.mark.parametrize(("block", "direction"), CASES)
 def test_a_graph_replays_all_launches(
     pool: WorkerPool, tmp_path: Path, block: str, direction: str, implementation: str
 ) -> None:
     case = CASES[block, direction]
-    prepared(pool, tmp_path, "torch", case, implementation)
-    for input_set in (0, 1):  # a replay that reads the first set's inputs would be wrong for the second
-        main = pool.ask("torch", "measure", id="subject", seconds=0.01, first=False, input_set=input_set)
-        graph, warm = (measured(pool, "torch", mode, input_set) for mode in ("graph", "warm"))
-        for phase in case.phases:
-            launches = main["phases"][phase]["launches"]
-            assert warm["phases"][phase]["launches"] == launches
-            assert graph["phases"][phase]["launches"] == launches
-            assert graph["phases"][phase]["poisoned"] and min(graph["phases"][phase]["device_time"]) > 0
-    assert measured(pool, "torch", "no-graph", 0) == {"same_as": "cold"}
-    by_triton = measured(pool, "torch", "triton-launch", 0)
-    assert ("phases" in by_triton) == (implementation == "triton")
-    for phase in case.phases if "phases" in by_triton else ():
-        assert by_triton["phases"][phase]["launches"] == main["phases"][phase]["launches"]
-    pool.ask("torch", "release", id="subject")
+    with WorkerProgram(pool, tmp_path, case, implementation) as program:
+        for input_set in (0, 1):  # a replay that reads the first set's inputs would be wrong for the second
+            main = program.measure(input_set)
+            graph, warm = (program.measure_mode(mode, input_set) for mode in ("graph", "warm"))
+            for phase in case.phases:
+                launches = main["phases"][phase]["launches"]
+                assert warm["phases"][phase]["launches"] == launches
+                assert graph["phases"][phase]["launches"] == launches
+                assert graph["phases"][phase]["poisoned"] and min(graph["phases"][phase]["device_time"]) > 0
+        assert program.measure_mode("no-graph") == {"same_as": "cold"}
+        by_triton = program.measure_mode("triton-launch")
+        assert ("phases" in by_triton) == (implementation == "triton")
+        for phase in case.phases if "phases" in by_triton else ():
+            assert by_triton["phases"][phase]["launches"] == main["phases"][phase]["launches"]
 
 
 @pytest.mark.parametrize("implementation", ["xla", "xla-unfused"])
@@ -80,10 +50,11 @@ def test_command_buffers_replay_all_launches(
     pool: WorkerPool, tmp_path: Path, block: str, direction: str, implementation: str
 ) -> None:
     case = CASES[block, direction]
-    buffers = prepared(pool, tmp_path, "xla", case, implementation)["command_buffers"]
+    with WorkerProgram(pool, tmp_path, case, implementation) as program:
+        buffers = program.prepared["command_buffers"]
+        main = program.measure(1)
+        graph, no_graph, warm = (program.measure_mode(mode, 1) for mode in ("graph", "no-graph", "warm"))
     assert set(buffers) == set(case.phases)
-    main = pool.ask("xla", "measure", id="subject", seconds=0.01, first=False, input_set=1)
-    graph, no_graph, warm = (measured(pool, "xla", mode, 1) for mode in ("graph", "no-graph", "warm"))
     if all(inside == total for inside, total in buffers.values()):
         assert graph == {"same_as": "cold"}
     else:
@@ -95,7 +66,6 @@ def test_command_buffers_replay_all_launches(
     for found in (graph, no_graph, warm):
         for phase in case.phases if "phases" in found else ():
             assert found["phases"][phase]["launches"] == main["phases"][phase]["launches"]
-    pool.ask("xla", "release", id="subject")
 
 
 _WAITS = """

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from worker_programs import WorkerProgram
 
-from xlafuse.compare.spec.blocks import BLOCKS, attention
+from xlafuse.compare.spec.blocks import attention
 from xlafuse.compare.spec.case import Case
 from xlafuse.compare.spec.dtype import DTYPES
 from xlafuse.compare.workers.pool import WorkerPool
@@ -18,31 +17,11 @@ from xlafuse.compare.workers.pool import WorkerPool
 MIB = 1 << 20
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
-    pool = WorkerPool(tmp_path_factory.mktemp("peak"), {})
-    yield pool
-    pool.stop()
-
-
 def peaks(pool: WorkerPool, folder: Path, case: Case, implementation: str) -> dict[str, dict[str, Any]]:
     """Return the peak memory of a run's first round, by phase: bytes, planned, reason."""
-    role = BLOCKS[case.block].implementation(implementation).backend.worker
-    folders = [str(folder / case.id.replace("/", "-") / str(seed)) for seed in (0, 1)]
-    scales = [
-        pool.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)
-        for seed, path in enumerate(folders)
-    ]
-    dumps = folder / "dumps"
-    shutil.rmtree(dumps, ignore_errors=True)  # of another compile
-    pool.ask(
-        role, "prepare", id="subject", case=case.to_json(), implementation=implementation, folders=folders,
-        scales=scales, dumps=str(dumps),
-    )
-    pool.ask(role, "check", id="subject")
-    measured = pool.ask(role, "measure", id="subject", seconds=0.01, first=True, input_set=0)
-    pool.ask(role, "release", id="subject")
-    found: dict[str, dict[str, Any]] = measured["peak_memory"]
+    with WorkerProgram(pool, folder, case, implementation) as program:
+        program.ask("check")
+        found: dict[str, dict[str, Any]] = program.measure(first=True)["peak_memory"]
     return found
 
 
@@ -81,11 +60,12 @@ def test_unfused_attention_needs_its_scores(pool: WorkerPool, tmp_path: Path, im
 
 @pytest.mark.parametrize("implementation", ["xla", MEASURED[0], MEASURED[2]])
 def test_backward_does_not_count_saved_tensors(pool: WorkerPool, tmp_path: Path, implementation: str) -> None:
-    case = Case("softmax", "any", {"rows": 4096, "columns": 1024}, "float32", "train")
+    rows = 512 if implementation == "xla" else 4096  # the plan of a compile
+    case = Case("softmax", "any", {"rows": rows, "columns": 1024}, "float32", "train")
     found = {part: number(peak, implementation) for part, peak in peaks(pool, tmp_path, case, implementation).items()}
     array = 4 * math.prod(case.sizes.values())
     # The gradient and at most two temporaries. Eager PyTorch computes the gradient of total in y = e / total as
     # -dy * ((e / total) / total): four arrays at the same time.
     arrays = 4 if implementation == "eager" else 3
-    assert array <= found["backward"] <= arrays * array + 4 * MIB
+    assert array <= found["backward"] <= arrays * array + (0 if implementation == "xla" else 4 * MIB)
     assert array <= found["forward"]

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from commands import xlafuse
 from hypothesis import given
 from hypothesis import strategies as st
 from made_records import made_record
 from msgspec import convert
+from worker_programs import WorkerProgram
 
-from xlafuse.compare.cli.main import cli
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
 from xlafuse.compare.measure import timeline
@@ -201,19 +200,19 @@ def a_run(folder: Path) -> Path:
     return folder
 
 
-def xlafuse(*words: object) -> Any:
-    return CliRunner().invoke(cli, ["export", *map(str, words), "--to", "perfetto"])
+def export(*words: object) -> Any:
+    return xlafuse("export", *words, "--to", "perfetto")
 
 
 def test_a_runs_timelines_are_merged(tmp_path: Path) -> None:
-    run, out = a_run(tmp_path / "run"), tmp_path / "both.json.gz"
-    result = xlafuse(run, "-o", out)
+    run, out = a_run(tmp_path / "run"), tmp_path / "made" / "both.json.gz"
+    result = export(run, "-o", out)
     assert result.exit_code == 0 and "2 timelines; open it in https://ui.perfetto.dev" in result.output
     assert "triton: no timeline: the torch worker died" in result.output
     assert "eager: no timeline: the run was made without CUPTI" in result.output
     validate(timeline.load(out))
     assert timeline.load(out)["otherData"]["records"] == ["softmax/xla", "softmax/inductor"]
-    assert xlafuse(run, "-i", "inductor", "-o", tmp_path / "one.json").exit_code == 0
+    assert export(run, "-i", "inductor", "-o", tmp_path / "one.json").exit_code == 0
     assert timeline.load(tmp_path / "one.json")["otherData"]["records"] == ["softmax/inductor"]
 
 
@@ -226,20 +225,14 @@ def test_a_runs_timelines_are_merged(tmp_path: Path) -> None:
     ],
 )
 def test_a_missing_timeline_is_refused_in_one_line(tmp_path: Path, words: list[str], said: str) -> None:
-    result = xlafuse(a_run(tmp_path / "run"), *words, "-o", tmp_path / "x.json")
+    result = export(a_run(tmp_path / "run"), *words, "-o", tmp_path / "x.json")
     assert result.exit_code == 2 and said in result.output and result.output.count("\n") == 1
     assert not (tmp_path / "x.json").exists()
 
 
-def test_the_output_folder_is_made(tmp_path: Path) -> None:
-    result = xlafuse(a_run(tmp_path / "run"), "-o", tmp_path / "none" / "x.json")
-    assert result.exit_code == 0, result.output
-    assert json.loads((tmp_path / "none" / "x.json").read_text())["traceEvents"]
-
-
 def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    result = xlafuse(a_run(tmp_path / "run"), "-i", "xla", "-o", tmp_path / "file" / "x.json")
+    result = export(a_run(tmp_path / "run"), "-i", "xla", "-o", tmp_path / "file" / "x.json")
     assert result.exit_code == 2 and "x.json: cannot be written: " in result.output and result.output.count("\n") == 1
 
 
@@ -247,33 +240,26 @@ def test_a_file_in_place_of_the_folder_is_named(tmp_path: Path) -> None:
 def test_a_broken_file_is_named(tmp_path: Path, content: bytes) -> None:
     run = a_run(tmp_path / "run")
     (run / "traces" / "xla.json.gz").write_bytes(content)
-    result = xlafuse(run, "-o", tmp_path / "x.json")
+    result = export(run, "-o", tmp_path / "x.json")
     assert result.exit_code == 2 and "xla.json.gz" in result.output
-
-
-def test_a_removed_timeline_is_left_out(tmp_path: Path) -> None:
-    run, out = a_run(tmp_path / "run"), tmp_path / "x.json"
-    (run / "traces" / "xla.json.gz").unlink()
-    alone = xlafuse(run, "-i", "xla", "-o", out)
-    assert alone.exit_code == 2 and "xla: this run was kept without such timelines" in alone.output and not out.exists()
-    result = xlafuse(run, "-o", out)
-    assert result.exit_code == 0 and "of the selected records it has those of inductor" in result.output
-    assert timeline.load(out)["otherData"]["records"] == ["softmax/inductor"]
 
 
 def test_no_file_outside_the_run_is_read(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run")
     case = BLOCKS["softmax"].cases("quick")[0]
     run_folder.append(run, made_record(case, "xla", "xla", "ok", trace={"file": "../../etc/passwd"}))
-    result = xlafuse(run, "-i", "xla", "-o", tmp_path / "x.json")
+    result = export(run, "-i", "xla", "-o", tmp_path / "x.json")
     assert result.exit_code == 2 and "is not in the run's folder" in result.output
 
 
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
-    pool = WorkerPool(tmp_path_factory.mktemp("traced"), {})
-    yield pool
-    pool.stop()
+def test_a_removed_timeline_is_left_out(tmp_path: Path) -> None:
+    run, out = a_run(tmp_path / "run"), tmp_path / "x.json"
+    (run / "traces" / "xla.json.gz").unlink()
+    alone = export(run, "-i", "xla", "-o", out)
+    assert alone.exit_code == 2 and "xla: this run was kept without such timelines" in alone.output and not out.exists()
+    result = export(run, "-o", out)
+    assert result.exit_code == 0 and "of the selected records it has those of inductor" in result.output
+    assert timeline.load(out)["otherData"]["records"] == ["softmax/inductor"]
 
 
 @pytest.mark.gpu
@@ -282,20 +268,10 @@ def test_a_traced_call_on_a_gpu(pool: WorkerPool, tmp_path: Path, implementation
     if pool.ask("torch", "environment")["timer"] != "cupti":
         pytest.skip("needs CUPTI")
     case = Case("softmax", "any", {"rows": 4096, "columns": 1024}, "bfloat16", "train")
-    role = BLOCKS["softmax"].implementation(implementation).backend.worker
-    folders = [str(tmp_path / "data" / str(seed)) for seed in (0, 1)]
-    scales = [
-        pool.ask("reference", "produce", case=case.to_json(), seed=seed, folder=path)
-        for seed, path in enumerate(folders)
-    ]
-    prepared = pool.ask(
-        role, "prepare", id="subject", case=case.to_json(), implementation=implementation, folders=folders,
-        scales=scales, dumps=str(tmp_path / "dumps"),
-    )
-    traces = {phase: convert(found, CallTrace) for phase, found in pool.ask(role, "trace", id="subject").items()}
-    measured = pool.ask(role, "measure", id="subject", seconds=0.01, first=False, input_set=0)["phases"]
-    pool.ask(role, "release", id="subject")
-    graph = store.from_json(prepared["graph"])
+    with WorkerProgram(pool, tmp_path, case, implementation) as program:
+        traces = {phase: convert(found, CallTrace) for phase, found in program.ask("trace").items()}
+        measured = program.measure()["phases"]
+    graph = store.from_json(program.prepared["graph"])
     assert list(traces) == ["forward", "backward"]
     for phase, trace in traces.items():
         assert len(trace.device) == measured[phase]["launches"]

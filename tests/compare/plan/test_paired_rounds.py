@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from commands import xlafuse
 from made_records import made_record, measurement_of
 
-from xlafuse.compare.cli.main import cli
 from xlafuse.compare.plan import paired_rounds
 from xlafuse.compare.record import run_folder
 from xlafuse.compare.record.record import Record
@@ -207,14 +206,14 @@ def test_opposite_winners_of_two_runs_are_found(tmp_path: Path) -> None:
 def test_selftest_of_two_runs(tmp_path: Path) -> None:
     fast, flips = run_of(tmp_path / "fast", 80, 80), run_of(tmp_path / "flips", 80, 120)
     again = run_of(tmp_path / "again", 80, 80)
-    agreeing = CliRunner().invoke(cli, ["doctor", "--clock", str(fast), str(again)])
+    agreeing = xlafuse("doctor", "--clock", fast, again)
     assert agreeing.exit_code == 0 and "no opposite winners in 1 rows" in agreeing.output
-    contradicting = CliRunner().invoke(cli, ["doctor", "--clock", str(fast), str(flips)])
+    contradicting = xlafuse("doctor", "--clock", fast, flips)
     assert contradicting.exit_code == 1 and "1 of 1 rows: opposite winners" in contradicting.output
-    same = CliRunner().invoke(cli, ["doctor", "--clock", str(fast), f"{fast}/../fast"])
+    same = xlafuse("doctor", "--clock", fast, f"{fast}/../fast")
     assert same.exit_code == 2 and "are the same run; name two" in same.output and same.output.count("\n") == 1
-    alone = CliRunner().invoke(cli, ["doctor", "--clock", str(fast)])
+    alone = xlafuse("doctor", "--clock", fast)
     assert alone.exit_code == 2 and "compares two runs, got 1" in alone.output
     run_folder.create(tmp_path / "empty", {"segments": []})
-    nothing = CliRunner().invoke(cli, ["doctor", "--clock", str(fast), str(tmp_path / "empty")])
+    nothing = xlafuse("doctor", "--clock", fast, tmp_path / "empty")
     assert nothing.exit_code == 2 and str(tmp_path / "empty") in nothing.output

@@ -102,6 +102,7 @@ def test_filters_combine() -> None:
         directions=["train"], dtypes=["fp32"],
     )
     assert ids(plan) == ["gelu/gpt2/fp32/train", "softmax/4096-columns/fp32/train"]
+    assert plan.record_ids == {f"{case}/{name}" for case in ids(plan) for name in ("xla", "triton")}
     assert [[i.name for i in found] for _, found in plan.work] == [["xla", "triton"], ["xla", "triton"]]
 
 
@@ -192,11 +193,6 @@ def test_processes_share_the_rounds_evenly(restarts: int, processes: list[int]) 
     assert [timing.process_of(number) for number in range(timing.rounds)] == processes
 
 
-def test_a_plan_knows_the_ids_of_its_records() -> None:
-    plan = resolve(["gelu"], suite="check", implementations=["xla", "triton"])
-    assert plan.record_ids == {f"{case}/{name}" for case in ids(plan) for name in ("xla", "triton")}
-
-
 def test_a_resumed_run_is_timed_as_it_was() -> None:
     plan = selection.resolve_timing(resolve(["gelu"], suite="quick"), ["warm"], 3, timed=True)
     run = {"suite": "quick", "plan": plan.to_json()}
@@ -234,18 +230,19 @@ def test_a_new_run_goes_to_a_folder_of_its_own(tmp_path: Path, monkeypatch: pyte
     assert output_folder(tmp_path / "a" / "b", suite="quick", now=NOW) == tmp_path / "a" / "b"
 
 
-def test_an_existing_folder_is_not_written_over(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="exists already: name another --out"):
-        output_folder(tmp_path, suite="quick", now=NOW)
-    (tmp_path / "run.json").write_text("{}")
-    with pytest.raises(UsageError, match="--resume goes on with it, or name another --out"):
-        output_folder(tmp_path, suite="quick", now=NOW)
-
-
-def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    for name in ("run", "empty"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="file' is a file"):
-        output_folder(tmp_path / "file" / "run", suite="quick", now=NOW)
+    for name, message in {
+        "empty": "exists already: name another --out",
+        "run": "--resume goes on with it, or name another --out",
+        "file/run": "file' is a file",
+        "x" * 5000: "cannot be made: File name too long",
+    }.items():
+        with pytest.raises(UsageError, match=message):
+            output_folder(tmp_path / name, suite="quick", now=NOW)
 
 
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,11 +255,6 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "run.json").write_text("{}")
     with pytest.raises(UsageError, match="cannot be written: Permission denied"):
         resumed_folder(tmp_path)
-
-
-def test_a_too_long_folder_name_is_refused() -> None:
-    with pytest.raises(UsageError, match="cannot be made: File name too long"):
-        output_folder(Path("x" * 5000), suite="quick", now=NOW)
 
 
 def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

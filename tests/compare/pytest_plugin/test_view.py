@@ -39,12 +39,9 @@ def test_an_unknown_name_is_an_error(name: str):
         assert len(str(raised.value)) < 400 and "\n" not in str(raised.value)
 
 
-def test_a_misspelt_name_has_a_suggestion():
+def test_an_unknown_name_has_a_suggestion_or_the_way_to_name_a_stage():
     with pytest.raises(UnknownName, match="did you mean 'act'"):
         APART.stage("actt")
-
-
-def test_without_any_stage_the_error_says_how_to_name_one():
     bare = View(examples.graph([examples.kernel("k", [examples.op("mul")], ["x"], ["y"])]))
     with pytest.raises(UnknownName, match="jax.named_scope"):
         bare.stage("norm")
@@ -80,13 +77,10 @@ def test_equal_kernels_are_two():
     assert view.stage("a").kernels != view.stage("b").kernels
 
 
-def test_unknown_bytes_are_an_error():
+def test_unknown_bytes_and_a_buffer_of_unknown_origin_are_errors():
     view = View(examples.graph([Kernel("lib", "library", inputs=None, outputs=None)]))
     with pytest.raises(NotKnown, match="lib"):
         _ = view.bytes_moved
-
-
-def test_a_buffer_of_unknown_origin_is_an_error():
     activation = examples.kernel("act", [examples.op("tanh", "act")], ["t"], ["y"])
     lost = [examples.kernel("lost", [], ["x"], ["t"]), activation]
     with pytest.raises(NotKnown, match="does not say which operations wrote t"):

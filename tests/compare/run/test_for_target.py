@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import xlafuse, xlafuse_process
 from made_records import made_record
 
 from xlafuse.compare.base import host
@@ -30,55 +31,48 @@ from xlafuse.triton_side.inductor import dump
 
 pytestmark = pytest.mark.slow
 PROJECT = Path(__file__).parents[3]
+IMPLEMENTATIONS = ("xla", "eager", "inductor", "library", "triton", "cuda")
 
 
-def xlafuse(*arguments: str, timeout: float = 280) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    return subprocess.run(
-        [sys.executable, "-m", "xlafuse", *arguments], cwd=PROJECT, env=environment, capture_output=True, text=True,
-        timeout=timeout,
-    )
+def rows_of(folder: Path) -> list[dict[str, Any]]:
+    shown = xlafuse("inspect", folder, "--view", "times", "--json")
+    rows: list[dict[str, Any]] = json.loads(shown.stdout)["rows"]
+    return rows
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run") / "softmax"
-    selected = ["--case", "4096-columns", "--dtype", "fp32", "--direction", "train"]
-    done = xlafuse("run", "softmax", *selected, "--target", "h200", "--out", str(out))
+    selected = ["--case", "4096-columns", "--dtype", "fp32", "--direction", "train", "-i", ",".join(IMPLEMENTATIONS)]
+    target = ["--target", "h200"] if host.gpu_present() else []
+    done = xlafuse_process("run", "softmax", *selected, *target, "--out", str(out))
     assert done.returncode == 0, done.stderr[-3000:]
     return out
 
 
 @pytest.fixture(scope="module")
 def rows(folder: Path) -> list[dict[str, Any]]:
-    rows = json.loads(xlafuse("inspect", str(folder), "--view", "times", "--json").stdout)["rows"]
-    optional = {i.name for i in BLOCKS["softmax"].implementations if i.requires}
-    rows = [row for row in rows if row["implementation"] not in optional]
-    assert len(rows) == 7  # baselines and inductor-max run in bfloat16 cases
-    return rows
+    return rows_of(folder)
 
 
 def test_every_compiler_emits_code_for_the_target(rows: list[dict[str, Any]]) -> None:
+    assert {row["implementation"] for row in rows} == {*IMPLEMENTATIONS}
     for row in rows:
         compiled = row["implementation"] not in ("eager", "library")
         assert row["status"] == ("compiled" if compiled else "skipped"), row
         assert (row["kernels"] or 0) > 0 or not compiled, row
-        assert row["device_time_us"] is None
+        assert row["device_time_us"] is None  # and nothing is `ok` without a GPU
 
 
 def test_what_has_a_cpu_path_was_checked_there(rows: list[dict[str, Any]]) -> None:
     for row in rows:
-        if row["implementation"] in ("xla", "xla-remat", "eager", "library", "inductor", "triton"):
+        if row["implementation"] in ("xla", "eager", "library", "inductor", "triton"):
             assert row["checked_device"] == "cpu", row
             assert row["max_error"] <= row["tolerance"], row
             cases = row["checked_case"].split(" and ")
             assert cases == ["odd"] if row["implementation"] == "inductor" else {"odd", "odd-masked"} & {*cases}, row
         else:
             assert row["checked_device"] is None, row
-
-
-def test_nothing_about_gpu_code_is_ok_without_a_gpu(rows: list[dict[str, Any]]) -> None:
-    assert not [row for row in rows if row["status"] == "ok"]
 
 
 def test_what_was_compiled_and_cannot_be_checked_here_is_compiled() -> None:
@@ -115,7 +109,10 @@ def test_a_stop_is_no_traceback_and_leaves_nothing_behind(tmp_path: Path) -> Non
         cwd=PROJECT, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         env={**os.environ, "TMPDIR": str(temporary)},
     )
-    time.sleep(4)
+    deadline = time.monotonic() + 60
+    while not list((tmp_path / "run" / "logs").glob("*.log")):  # then a worker has started
+        assert run.poll() is None and time.monotonic() < deadline
+        time.sleep(0.1)
     run.send_signal(signal.SIGTERM)
     _, said = run.communicate(timeout=60)
     assert run.returncode == 130, said
@@ -164,8 +161,8 @@ def test_kernels_have_the_launches_that_compilers_state(folder: Path, implementa
 
 def test_a_finished_run_resumes_with_nothing_to_do(folder: Path) -> None:
     before = [(folder / name).read_bytes() for name in ("records.jsonl", "run.json")]
-    done = xlafuse("run", "--out", str(folder), "--resume")
-    assert done.returncode == 0 and "already has every record" in done.stderr
+    done = xlafuse("run", "--out", folder, "--resume")
+    assert done.exit_code == 0 and "already has every record" in done.stderr
     assert [(folder / name).read_bytes() for name in ("records.jsonl", "run.json")] == before
 
 
@@ -176,9 +173,9 @@ def test_an_interrupted_run_keeps_its_records_and_goes_on(folder: Path, tmp_path
     (tmp_path / "run.json").write_text((folder / "run.json").read_text())
     kept = [line for line in lines if json.loads(line)["implementation"] != "cuda"]
     (tmp_path / "records.jsonl").write_text("\n".join(kept) + '\n{"id": "softmax/torn')
-    done = xlafuse("run", "--out", str(tmp_path), "--resume")
+    done = xlafuse_process("run", "--out", str(tmp_path), "--resume")
     assert done.returncode == 0, done.stderr
-    rows = json.loads(xlafuse("inspect", str(tmp_path), "--view", "times", "--json").stdout)["rows"]
+    rows = rows_of(tmp_path)
     assert {r["implementation"]: r["status"] for r in rows}["cuda"] == "compiled" and len(rows) == len(lines)
 
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
-from click.testing import CliRunner
+from commands import xlafuse
 from made_records import made_record, with_fields
 
 from xlafuse.compare.base.usage import UsageError
-from xlafuse.compare.cli.main import cli
 from xlafuse.compare.plan import selection
 from xlafuse.compare.record import run_folder
 from xlafuse.compare.record.record import SCHEMA
 from xlafuse.compare.record.run_files import recorded_file
 from xlafuse.compare.record.run_folder import RunFolderError
+from xlafuse.compare.run.merge import merge
 from xlafuse.compare.run.shards import shard_of
 
 SHARED = ("gelu", "softmax", "attention")
@@ -44,7 +45,7 @@ def part(folder: Path, *blocks: str, suite: str = "quick", entries: bool = True)
 
 def test_records_keep_their_segments_and_files(tmp_path: Path) -> None:
     parts = [part(tmp_path / "a", "gelu"), part(tmp_path / "b", "softmax")]
-    done = CliRunner().invoke(cli, ["merge", *map(str, parts), "--out", str(tmp_path / "out")])
+    done = xlafuse("merge", *parts, "--out", tmp_path / "out")
     assert done.exit_code == 0
     records, warnings = run_folder.read_records(tmp_path / "out")
     assert not warnings and f"{len(records)} records" in done.output
@@ -57,14 +58,8 @@ def test_records_keep_their_segments_and_files(tmp_path: Path) -> None:
             assert recorded_file(tmp_path / "out", entry, str(name)).read_bytes() == f"{name} of {owner}".encode()
     before = [with_fields(r, segment=None) for p in parts for r in run_folder.read_records(p)[0]]
     assert [with_fields(r, segment=None) for r in records] == before  # gelu is before softmax in the table, too
-
-
-def test_a_merged_run_knows_what_it_is_to_hold(tmp_path: Path) -> None:
-    from xlafuse.compare.run.merge import merge
-
-    merge([part(tmp_path / "a", "gelu"), part(tmp_path / "b", "softmax")], tmp_path / "out")
     plan = selection.resolve_again(run_folder.read_run(tmp_path / "out"), [], None)
-    assert [case.id for case, _ in plan.work] == [r.case.id for r in run_folder.read_records(tmp_path / "out")[0]]
+    assert [case.id for case, _ in plan.work] == [record.case.id for record in records]
 
 
 def shared_out(folder: Path, *numbers: int, of: int = 3, blocks: tuple[str, ...] = SHARED) -> list[Path]:
@@ -81,8 +76,6 @@ def shared_out(folder: Path, *numbers: int, of: int = 3, blocks: tuple[str, ...]
 
 def test_parts_of_a_plan_are_merged_in_the_order_of_the_plan(tmp_path: Path) -> None:
     """Also where each has shapes of the same block."""
-    from xlafuse.compare.run.merge import merge
-
     whole = selection.resolve(SHARED, suite="quick", implementations=["xla"])
     merge(shared_out(tmp_path, 3, 1, 2), tmp_path / "out")
     assert selection.resolve_again(run_folder.read_run(tmp_path / "out"), [], None).work == whole.work
@@ -92,24 +85,17 @@ def test_parts_of_a_plan_are_merged_in_the_order_of_the_plan(tmp_path: Path) -> 
 
 def test_a_missing_part_is_refused_by_name(tmp_path: Path) -> None:
     folders = shared_out(tmp_path, 1, 3)
-    done = CliRunner().invoke(cli, ["merge", *map(str, folders), "--out", str(tmp_path / "out")])
+    done = xlafuse("merge", *folders, "--out", tmp_path / "out")
     lost = shard_of(selection.resolve(SHARED, suite="quick", implementations=["xla"]), "2/3").work
     assert done.exit_code == 2 and not (tmp_path / "out").exists()
     assert f"shard 2/3 missing: {len(lost)} cases" in done.output and lost[0][0].id in done.output
     assert "--partial" in done.output
-
-
-def test_several_missing_parts_are_all_named(tmp_path: Path) -> None:
-    from xlafuse.compare.run.merge import merge
-
     with pytest.raises(UsageError, match=r"1/4, 3/4, 4/4 missing"):
         merge(shared_out(tmp_path, 2, of=4), tmp_path / "out")
 
 
 def test_a_missing_part_of_another_selection_is_refused(tmp_path: Path) -> None:
     """Parts 1/2 and 2/2 are there, of two selections."""
-    from xlafuse.compare.run.merge import merge
-
     folders = [
         *shared_out(tmp_path, 1, of=2, blocks=("gelu",)), *shared_out(tmp_path, 2, of=2, blocks=("softmax", "rmsnorm"))
     ]
@@ -118,11 +104,8 @@ def test_a_missing_part_of_another_selection_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_partial_merge_is_known_as_one_until_the_rest_joins(tmp_path: Path) -> None:
-    from xlafuse.compare.run.merge import merge
-
     first, second, third = shared_out(tmp_path, 1, 2, 3)
-    arguments = ["merge", str(first), str(third), "--partial", "--out", str(tmp_path / "some")]
-    assert CliRunner().invoke(cli, arguments).exit_code == 0
+    assert xlafuse("merge", first, third, "--partial", "--out", tmp_path / "some").exit_code == 0
     assert run_folder.read_run(tmp_path / "some")["plan"]["shard"]["names"] == ["1/3", "3/3"]
     with pytest.raises(UsageError, match="2/3 missing"):
         merge([tmp_path / "some"], tmp_path / "all")
@@ -133,8 +116,6 @@ def test_a_partial_merge_is_known_as_one_until_the_rest_joins(tmp_path: Path) ->
 
 def test_what_a_missing_part_was_to_do_may_be_of_another_run(tmp_path: Path) -> None:
     """Two GPUs' parts, and what the third's machine lost done again by name."""
-    from xlafuse.compare.run.merge import merge
-
     first, lost, third = shared_out(tmp_path, 1, 2, 3)
     run = run_folder.read_run(lost)
     del run["plan"]["shard"]
@@ -144,14 +125,10 @@ def test_what_a_missing_part_was_to_do_may_be_of_another_run(tmp_path: Path) -> 
 
 
 def test_more_parts_than_shapes_are_no_missing_ones(tmp_path: Path) -> None:
-    from xlafuse.compare.run.merge import merge
-
     assert merge(shared_out(tmp_path, 1, 2, 3, 4, 5, 6, of=9, blocks=("gelu", "softmax")), tmp_path / "out")
 
 
 def test_a_part_named_twice_is_refused(tmp_path: Path) -> None:
-    from xlafuse.compare.run.merge import merge
-
     folder = part(tmp_path / "a", "gelu")
     (tmp_path / "link").symlink_to(folder)
     for again in (folder, tmp_path / "a" / ".." / "a", tmp_path / "link"):
@@ -161,8 +138,6 @@ def test_a_part_named_twice_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_the_autotuners_chose_is_joined(tmp_path: Path) -> None:
-    from xlafuse.compare.run.merge import merge
-
     parts = [part(tmp_path / name, block) for name, block in (("a", "gelu"), ("b", "softmax"))]
     for number, folder in enumerate(parts):
         (folder / "target" / "xla").mkdir(parents=True)
@@ -174,22 +149,29 @@ def test_what_the_autotuners_chose_is_joined(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out/target/ceilings.json").read_text()) == "a"
 
 
-def test_a_case_of_two_parts_is_refused(tmp_path: Path) -> None:
-    from xlafuse.compare.run.merge import merge
-
-    with pytest.raises(UsageError, match="gelu/llama-8b/bf16/fwd"):
-        merge([part(tmp_path / "a", "gelu"), part(tmp_path / "b", "gelu", "softmax")], tmp_path / "out")
+@pytest.mark.parametrize(
+    ("blocks", "options", "complaint"),
+    [
+        (("gelu", "softmax"), {}, "gelu/llama-8b/bf16/fwd"),
+        (("softmax",), {"suite": "check"}, "suite 'check' and .* 'quick'"),
+        (("softmax",), {"entries": False}, "no record was written yet; --out .*/b --resume"),
+    ],
+    ids=["a case of two parts", "different suites", "no records"],
+)
+def test_parts_that_do_not_go_together_are_refused(
+    tmp_path: Path, blocks: tuple[str, ...], options: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises((UsageError, RunFolderError), match=complaint):
+        merge([part(tmp_path / "a", "gelu"), part(tmp_path / "b", *blocks, **options)], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
 def test_what_a_stopped_part_left_another_one_may_have_done(tmp_path: Path) -> None:
-    from xlafuse.compare.run.merge import merge
-
     stopped = part(tmp_path / "a", "gelu", "softmax")
     lines = (stopped / "records.jsonl").read_text().splitlines(keepends=True)
     (stopped / "records.jsonl").write_text("".join(line for line in lines if '"block": "gelu"' in line))
     assert merge([stopped, part(tmp_path / "b", "softmax", "rmsnorm")], tmp_path / "out") == (18, 0)
-    done = CliRunner().invoke(cli, ["merge", str(stopped), "--out", str(tmp_path / "alone")])
+    done = xlafuse("merge", stopped, "--out", tmp_path / "alone")
     assert done.exit_code == 0 and "6 planned records" in done.stderr
     plan = selection.resolve_again(run_folder.read_run(tmp_path / "out"), [], None)
     ids = [case.id for case, _ in plan.work]
@@ -200,8 +182,6 @@ def test_what_a_stopped_part_left_another_one_may_have_done(tmp_path: Path) -> N
 
 
 def test_runs_of_different_programs_are_refused(tmp_path: Path) -> None:
-    from xlafuse.compare.run.merge import merge
-
     parts = [part(tmp_path / "a", "gelu"), part(tmp_path / "b", "softmax")]
     for folder, commit in zip(parts, ("1" * 40, "2" * 40), strict=True):
         run_folder.write_run(folder, {**run_folder.read_run(folder), "commit": commit, "sources": commit})
@@ -209,16 +189,7 @@ def test_runs_of_different_programs_are_refused(tmp_path: Path) -> None:
         merge(parts, tmp_path / "out")
 
 
-def test_runs_of_different_suites_are_refused(tmp_path: Path) -> None:
-    from xlafuse.compare.run.merge import merge
-
-    with pytest.raises(UsageError, match="suite 'check' and .* 'quick'"):
-        merge([part(tmp_path / "a", "gelu"), part(tmp_path / "b", "softmax", suite="check")], tmp_path / "out")
-
-
 def test_a_torn_line_costs_a_warning_where_every_record_is_there(tmp_path: Path) -> None:
-    from xlafuse.compare.run.merge import merge
-
     torn = part(tmp_path / "b", "softmax")
     with (torn / "records.jsonl").open("a") as file:
         file.write('{"id"')
@@ -230,8 +201,6 @@ def test_a_torn_line_costs_a_warning_where_every_record_is_there(tmp_path: Path)
 
 def test_a_line_that_cannot_be_read_costs_nothing_once_its_record_is_made_anew(tmp_path: Path) -> None:
     """A resumed run appends the records that it makes again, and mends only the last line."""
-    from xlafuse.compare.run.merge import merge
-
     broken, other = part(tmp_path / "b", "softmax"), part(tmp_path / "a", "gelu")
     lines = (broken / "records.jsonl").read_text().splitlines(keepends=True)
     (broken / "records.jsonl").write_text("".join([*lines[:2], lines[2][:50] + "\n", *lines[3:]]))
@@ -246,24 +215,14 @@ def test_a_line_that_cannot_be_read_costs_nothing_once_its_record_is_made_anew(t
     (broken / "records.jsonl").write_text("".join([*lines[:2], lines[2][:50] + "\n", *lines[3:]]))
     with (broken / "records.jsonl").open("a") as file:
         file.write(lines[2])
-    arguments = ["merge", str(other), str(broken), "--out", str(tmp_path / "out")]
-    done = CliRunner().invoke(cli, arguments)
+    done = xlafuse("merge", other, broken, "--out", tmp_path / "out")
     assert done.exit_code == 0 and "records.jsonl:3: line skipped" in done.stderr and "12 records" in done.output
     records, warnings = run_folder.read_records(tmp_path / "out")
     assert len(records) == 12 and not warnings
 
 
-def test_a_part_without_records_is_told_how_to_get_some(tmp_path: Path) -> None:
-    from xlafuse.compare.run.merge import merge
-
-    with pytest.raises(RunFolderError, match="no record was written yet; --out .*/b --resume"):
-        merge([part(tmp_path / "a", "gelu"), part(tmp_path / "b", "softmax", entries=False)], tmp_path / "out")
-
-
 def test_a_part_of_another_schema_is_for_the_version_that_wrote_it(tmp_path: Path) -> None:
     """No --resume of this version makes its records readable."""
-    from xlafuse.compare.run.merge import merge
-
     folder = part(tmp_path / "a", "gelu")
     lines = (folder / "records.jsonl").read_text().replace(f'"schema": {SCHEMA}', '"schema": 1')
     (folder / "records.jsonl").write_text(lines)
@@ -273,8 +232,6 @@ def test_a_part_of_another_schema_is_for_the_version_that_wrote_it(tmp_path: Pat
 
 
 def test_a_record_that_names_a_file_outside_its_run_is_refused(tmp_path: Path) -> None:
-    from xlafuse.compare.run.merge import merge
-
     folder = part(tmp_path / "a", "gelu")
     (tmp_path / "secret").write_text("not theirs")
     entry = run_folder.read_records(folder)[0][0]
@@ -285,5 +242,5 @@ def test_a_record_that_names_a_file_outside_its_run_is_refused(tmp_path: Path) -
 
 def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     folder = part(tmp_path / "a", "gelu")
-    done = CliRunner().invoke(cli, ["merge", str(folder), "--out", str(folder)])
+    done = xlafuse("merge", folder, "--out", folder)
     assert done.exit_code == 2 and "exists already" in done.output

@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from threading import main_thread
@@ -57,7 +58,12 @@ GRAPH = store.to_json(
 
 
 class ScriptedPool:
-    """Answers as workers would; `faults` maps (method, implementation) to (which call or calls, exception)."""
+    """Answers as workers would; `faults` maps (method, implementation) to (which call or calls, exception).
+
+    before: called at the start of each request with pool, role, method and parameters.
+    """
+
+    before: Callable[[ScriptedPool, str, str, dict[str, Any]], None] | None = None
 
     def __init__(self, faults: dict[tuple[str, str], tuple[int | range, Exception]]) -> None:
         self.faults, self.calls = faults, Counter[tuple[str, str]]()
@@ -93,6 +99,8 @@ class ScriptedPool:
         return self.siblings[-1]
 
     def ask(self, role: str, method: str, *, timeout: float = 0, **params: Any) -> Any:
+        if self.before:
+            self.before(role, method, params | {"timeout": timeout})
         *_, direction, name = f"fwd/{params.get('id', '')}".split("/")
         parts = PHASES.get(direction, ())
         self.calls[method, name] += 1
@@ -308,12 +316,14 @@ def test_every_input_set_has_the_tolerance_of_the_worst_one(tmp_path: Path) -> N
         ("check", WorkerDied("the torch worker died (signal SIGSEGV)"), "failed", "SIGSEGV"),
         ("measure", WorkerTimeout("no answer within 300 s"), "timeout", "300 s"),
         ("measure", WorkerError("wrong", "timed call: out: error inf"), "wrong", "timed call"),
+        ("measure_mode", WorkerError("wrong", "timed call: out: error inf"), "wrong", "timed call"),
     ],
 )
 def test_a_fault_costs_its_own_record(
     tmp_path: Path, method: str, fault: Exception, status: str, reason: str
 ) -> None:
-    records = run(tmp_path, ScriptedPool({(method, "triton"): (1, fault)}), "xla", "eager", "triton")
+    timing = Timing(("warm",)) if method == "measure_mode" else None
+    records = run(tmp_path, ScriptedPool({(method, "triton"): (1, fault)}), "xla", "eager", "triton", timing=timing)
     bad = records.pop("triton")
     assert bad.status == status and bad.detail and reason in bad.detail and bad.measurement is None
     assert {r.status for r in records.values()} == {"ok"} and len(records) == 2
@@ -438,12 +448,6 @@ def test_a_mode_that_cannot_be_had_costs_itself(tmp_path: Path, fault: Exception
     assert pool.calls["prepare", "eager"] == pool.calls["prepare", "triton"] == (2 if died else 1)
 
 
-def test_a_wrong_result_of_a_repeated_call_is_wrong(tmp_path: Path) -> None:
-    pool = ScriptedPool({("measure_mode", "triton"): (1, WorkerError("wrong", "timed call: out: error inf"))})
-    records = run(tmp_path, pool, "xla", "triton", timing=Timing(("warm",)))
-    assert records["triton"].status == "wrong" and records["xla"].status == "ok"
-
-
 def test_fresh_workers_take_their_share_of_the_rounds(tmp_path: Path) -> None:
     pool = ScriptedPool({})
     records = run(tmp_path, pool, "xla", "triton", timing=Timing(restarts=2))
@@ -535,23 +539,17 @@ def test_a_row_that_the_gpu_is_too_small_for_is_skipped_with_its_estimate(tmp_pa
 def test_workers_that_keep_memory_are_restarted_between_batches(
     tmp_path: Path, two_runners: ScriptedPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def keep(pool: ScriptedPool, role: str, method: str, **params: Any) -> Any:
+    def keep(pool: ScriptedPool, role: str, method: str, params: Any) -> None:
         if method == "measure" and role == "xla":
             pool.keeping.add(role)
-        return answer(pool, role, method, **params)
 
-    answer = ScriptedPool.ask
-    monkeypatch.setattr(ScriptedPool, "ask", keep)
+    monkeypatch.setattr(ScriptedPool, "before", keep)
     run(tmp_path, two_runners, "xla", "triton", blocks=THREE)
     assert len(two_runners.restarted) == 2 and two_runners.keeping == set()
     assert two_runners.may_keep == on_gpu.KEPT_BYTES
-
-
-def test_a_single_runner_s_workers_may_keep_memory(tmp_path: Path) -> None:
-    pool = ScriptedPool({})
-    pool.keeping.add("xla")
-    records = run(tmp_path, pool, "xla", "eager")
-    assert pool.restarted == [] and {r.status for r in records.values()} == {"ok"}
+    alone = ScriptedPool({})
+    run(tmp_path / "alone", alone, "xla", "eager")
+    assert alone.keeping == {"xla"} and alone.restarted == []
 
 
 def test_a_death_while_asked_for_kept_memory_costs_nothing(tmp_path: Path, two_runners: ScriptedPool) -> None:
@@ -619,14 +617,12 @@ def test_a_death_while_timed_autotunes_the_others_again(tmp_path: Path) -> None:
 
 def test_a_compile_has_less_time_than_autotuning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: dict[bool, set[float]] = {}
-    answer = ScriptedPool.ask
 
-    def note(pool: ScriptedPool, role: str, method: str, *, timeout: float = 0, **params: Any) -> Any:
+    def note(pool: ScriptedPool, role: str, method: str, params: Any) -> None:
         if method == "prepare":
-            limits.setdefault(params["autotune"], set()).add(timeout)
-        return answer(pool, role, method, timeout=timeout, **params)
+            limits.setdefault(params["autotune"], set()).add(params["timeout"])
 
-    monkeypatch.setattr(ScriptedPool, "ask", note)
+    monkeypatch.setattr(ScriptedPool, "before", note)
     run(tmp_path, ScriptedPool({}), "inductor", "inductor-max", blocks=("matmul",), case="llama-8b-up")
     assert max(limits[False]) < min(limits[True])
 
@@ -648,21 +644,19 @@ def test_a_program_is_not_compiled_again_while_its_artifacts_are_packed(
     """The worker dies while it checks one program, so it prepares the other, which it has checked, again."""
     packing: list[str] = []
     prepared: list[str] = []
-    answer = ScriptedPool.ask
 
     def pack(session: Session, entry: Record) -> None:
         packing.append(entry.id)
         time.sleep(0.05)
         packing.remove(entry.id)
 
-    def watch(pool: ScriptedPool, role: str, method: str, **params: Any) -> Any:
+    def watch(pool: ScriptedPool, role: str, method: str, params: Any) -> None:
         if method == "prepare":
             prepared.append(params["id"])
             assert params["id"] not in packing
-        return answer(pool, role, method, **params)
 
     monkeypatch.setattr(Session, "archive", pack)
-    monkeypatch.setattr(ScriptedPool, "ask", watch)
+    monkeypatch.setattr(ScriptedPool, "before", watch)
     records = run(tmp_path, ScriptedPool({("check", "triton"): (1, LOST)}), "eager", "triton")
     assert {name: r.status for name, r in records.items()} == {"eager": "ok", "triton": "failed"}
     assert len(prepared) > len({*prepared})
@@ -697,14 +691,12 @@ def test_a_run_stops_after_its_time_and_keeps_finished_cases_whole(
     """The second of three groups is prepared when the time is up."""
     now = [0.0]
     monkeypatch.setattr(on_gpu.time, "monotonic", lambda: now[0])
-    answer = ScriptedPool.ask
 
-    def slowly(pool: ScriptedPool, role: str, method: str, **params: Any) -> Any:
+    def slowly(pool: ScriptedPool, role: str, method: str, params: Any) -> None:
         if method == "measure":
             now[0] += 1.0
-        return answer(pool, role, method, **params)
 
-    monkeypatch.setattr(ScriptedPool, "ask", slowly)
+    monkeypatch.setattr(ScriptedPool, "before", slowly)
     first = 2 * 2 * LEAST_ROUNDS  # two implementations in two directions
     with pytest.raises(on_gpu.TimeIsUp):
         run(tmp_path, ScriptedPool({}), "eager", "triton", blocks=THREE, stop_after=first - 0.5)
@@ -717,16 +709,13 @@ def test_a_run_stops_after_its_time_and_keeps_finished_cases_whole(
 def test_a_run_stops_while_it_prepares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stop_after: float | None, raised: type[BaseException]
 ) -> None:
-    answer = ScriptedPool.ask
-
-    def hang(pool: ScriptedPool, role: str, method: str, **params: Any) -> Any:
+    def hang(pool: ScriptedPool, role: str, method: str, params: Any) -> None:
         if method == "prepare":
             if raised is KeyboardInterrupt:
                 signal.pthread_kill(main_thread().ident, signal.SIGINT)
             time.sleep(3.0)
-        return answer(pool, role, method, **params)
 
-    monkeypatch.setattr(ScriptedPool, "ask", hang)
+    monkeypatch.setattr(ScriptedPool, "before", hang)
     began = time.monotonic()
     with pytest.raises(raised):
         run(tmp_path, ScriptedPool({}), "eager", stop_after=stop_after)

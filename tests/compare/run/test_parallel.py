@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from full_marks import first_of_each
+from worker_programs import quick_compiles
 
 from xlafuse.compare.base import host
 from xlafuse.compare.graph import store
@@ -22,7 +23,6 @@ from xlafuse.compare.run import run as run_module
 from xlafuse.compare.run.parallel import worst_errors
 from xlafuse.compare.sources.run_source import open_run
 from xlafuse.compare.spec.blocks import BLOCKS
-from xlafuse.compare.spec.case import Case
 from xlafuse.compare.workers.client import WorkerDied, WorkerError, WorkerTimeout
 from xlafuse.compare.workers.pool import WorkerPool
 from xlafuse.compare.workers.rank_group import rank_role
@@ -162,8 +162,9 @@ def test_too_few_gpus_skip_the_case(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 @pytest.fixture(scope="module")
 def cpu_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
     scratch = tmp_path_factory.mktemp("ranks")
-    pool = WorkerPool(scratch, {"CUDA_VISIBLE_DEVICES": "", "XLAFUSE_SCRATCH": str(scratch)})
-    pool.start([rank_role("xla", 2), "reference"])
+    environment = {"CUDA_VISIBLE_DEVICES": "", "XLAFUSE_SCRATCH": str(scratch), "XLA_FLAGS": quick_compiles()}
+    pool = WorkerPool(scratch, environment)
+    pool.start([rank_role(name, 2) for name in ("xla", "torch")])
     yield pool
     pool.stop()
 
@@ -186,7 +187,9 @@ def test_on_two_cpu_processes(
 ) -> None:
     wanted = shape, "float32", direction
     case = next(c for c in BLOCKS[block].cases("check") if (c.name, c.dtype, c.direction) == wanted)
-    scales = check_data(cpu_ranks, case, tmp_path)
+    from xlafuse.compare.numerics import reference  # imports torch
+
+    scales = reference.produce(case, 0, tmp_path / "0")
     role = rank_role(BLOCKS[block].implementation(implementation).backend.worker, 2)
     prepared = cpu_ranks.ask(
         role, "prepare", id="program", case=case.to_json(), implementation=implementation,
@@ -198,8 +201,3 @@ def test_on_two_cpu_processes(
     checks = worst_errors(answers)
     expected = {"y"} | ({f"d_{t.name}" for t in BLOCKS[block].inputs} if direction == "joint" else set())
     assert {check.name for check in checks} == expected and all(check.passes for check in checks), checks
-
-
-def check_data(pool: WorkerPool, case: Case, folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = pool.ask("reference", "produce", case=case.to_json(), seed=0, folder=str(folder / "0"))
-    return found

@@ -18,6 +18,8 @@ def test_a_block_has_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     with Progress({"gelu": 2, "rope": 3}) as progress:
         for record in (finished("rope", "xla"), finished("gelu", "xla"), finished("gelu", "cuda", "skipped")):
             progress.done(record)
+            if record.implementation == "xla":  # a record that is made again counts once
+                progress.done(record)
         (line,) = capfd.readouterr().err.splitlines()
         assert "gelu" in line and "1 compiled" in line and "1 skipped" in line and "3/5" in line
         progress.skip("rope")
@@ -25,14 +27,6 @@ def test_a_block_has_one_line(capfd: pytest.CaptureFixture[str]) -> None:
     failed, rope = capfd.readouterr().err.splitlines()
     assert "failed" in failed and "rope/llama-8b/bf16/fwd/triton" in failed and "no ptxas" in failed
     assert "5/5" in rope and "1 done before" in rope
-
-
-def test_a_record_that_is_made_again_counts_once(capfd: pytest.CaptureFixture[str]) -> None:
-    with Progress({"gelu": 2}) as progress:
-        for implementation in ("xla", "xla", "triton"):
-            progress.done(finished("gelu", implementation))
-    (line,) = capfd.readouterr().err.splitlines()
-    assert "2/2" in line and "2 compiled" in line
 
 
 def test_a_record_has_one_line_if_asked(capfd: pytest.CaptureFixture[str]) -> None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from commands import xlafuse_process
 
 from xlafuse.compare.plan.own_function import own_function
 from xlafuse.compare.spec.blocks import BLOCKS
 
 pytestmark = pytest.mark.slow
-PROJECT = Path(__file__).parents[3]
 TORCH = """
 import torch, triton
 import triton.language as tl
@@ -49,13 +46,9 @@ def by_jax(inputs_gate, inputs_up):
 def test_functions_of_both_frameworks_become_rows(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(TORCH)
     (tmp_path / "jaxed.py").write_text(JAX)
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(PROJECT)}
 
     def xlafuse(*words: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-m", "xlafuse", *words], cwd=tmp_path, env=environment, capture_output=True, text=True,
-            timeout=280,
-        )
+        done = xlafuse_process(*words, folder=tmp_path)
         assert done.returncode in (0, 1), done.stderr[-3000:]
         return done.stdout
 
@@ -90,15 +83,10 @@ def full(q, k, v):
 @pytest.mark.full
 def test_a_function_of_one_kind_of_attention_is_checked_on_that_kind(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(ATTENTION)
-    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"PYTHONPATH": str(PROJECT)}
     functions = [word for name in ("causal", "full") for word in ("--with", f"mine.py:{name}")]
-    subprocess.run(
-        [
-            sys.executable, "-m", "xlafuse", "run", "attention", *functions, "-i", "causal,full", "--direction", "fwd",
-            "--dtype", "fp32", "--size", "batch=1,heads=2,kv_heads=2,sequence=64,head_dim=32", "--target", "h200",
-            "--out", "run",
-        ],
-        cwd=tmp_path, env=environment, capture_output=True, timeout=280, check=False,
+    xlafuse_process(
+        "run", "attention", *functions, "-i", "causal,full", "--direction", "fwd", "--dtype", "fp32", "--size",
+        "batch=1,heads=2,kv_heads=2,sequence=64,head_dim=32", "--target", "h200", "--out", "run", folder=tmp_path,
     )
     lines = [json.loads(line) for line in (tmp_path / "run/records.jsonl").read_text().splitlines()]
     rows = {row["implementation"]: row for row in lines}

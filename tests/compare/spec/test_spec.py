@@ -109,6 +109,16 @@ def test_compulsory_bytes_of_softmax() -> None:
     assert BLOCKS["softmax"].bytes_compulsory(case) == {"forward": 2 * 2 * 15, "backward": 3 * 2 * 15}
 
 
+def test_a_joint_program_counts_shared_bytes_and_flops_once() -> None:
+    block, elements = BLOCKS["softmax"], 4 * 7 * 257
+    train = Case("softmax", "x", {"rows": 7, "columns": 257}, "float32", "train")
+    joint = replace(train, direction="joint")
+    # x and dy are read, y and dx are written; apart, backward would read y again
+    assert block.compulsory_traffic(joint) == {"forward": (2 * elements, 2 * elements)}
+    assert sum(block.bytes_compulsory(train).values()) == 5 * elements
+    assert block.phase_flops(joint) == {"forward": sum(block.phase_flops(train).values())}
+
+
 def test_a_gradient_that_is_the_cotangent_is_not_written() -> None:
     case = Case("linear_residual", "x", {"m": 3, "k": 5, "n": 7}, "bfloat16", "train")
     x, weight, y = 2 * 3 * 5, 2 * 5 * 7, 2 * 3 * 7

@@ -77,17 +77,21 @@ def test_other_results_disagree(other: Any) -> None:
     assert not found.agrees and "DISAGREE" in str(found)
 
 
-@pytest.mark.parametrize(("other", "reason"), [
-    (torch_pair, "returns arrays of"), (lambda x, weight: x.missing, "does not run on the CPU: AttributeError"),
-])
-def test_functions_that_cannot_be_compared(other: Any, reason: str) -> None:
+LARGE = np.zeros((1 << 13, 1 << 14), np.float32), np.zeros(1 << 14, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("other", "args", "reason"),
+    [
+        (torch_pair, None, "returns arrays of"),
+        (lambda x, weight: x.missing, None, "does not run on the CPU: AttributeError"),
+        (torch_norm, LARGE, r"give smaller arguments: check=\("),
+    ],
+    ids=["outputs", "error", "large"],
+)
+def test_functions_that_cannot_be_compared(other: Any, args: Any, reason: str) -> None:
     with pytest.raises(agreement.NotChecked, match=reason):
-        checked(jax_norm, other, *rows("numpy"))
-
-
-def test_large_arguments_are_refused_with_the_remedy() -> None:
-    with pytest.raises(agreement.NotChecked, match=r"give smaller arguments: check=\("):
-        checked(jax_norm, torch_norm, np.zeros((1 << 13, 1 << 14), np.float32), np.zeros(1 << 14, np.float32))
+        checked(jax_norm, other, *(args or rows("numpy")))
 
 
 def test_one_function_cannot_be_checked() -> None:

@@ -6,11 +6,11 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
+from commands import xlafuse
 from made_records import made_record
 
 from xlafuse.compare.base.paths import PROJECT
-from xlafuse.compare.cli.main import cli
 from xlafuse.compare.graph.model import FusionGraph
 from xlafuse.compare.record import run_folder
 from xlafuse.compare.sources.opening import open_source
@@ -22,7 +22,7 @@ CASE = next(case for case in BLOCKS["softmax"].cases("quick") if case.direction 
 
 
 def export(*words: object) -> Result:
-    return CliRunner().invoke(cli, ["export", *map(str, words), "--to", "xprof"])
+    return xlafuse("export", *words, "--to", "xprof")
 
 
 def run(folder: Path, files: dict[str, bytes] | None, **fields: object) -> Path:

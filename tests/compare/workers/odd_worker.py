@@ -12,6 +12,8 @@ for line in sys.stdin:
     match request["method"]:
         case "echo":
             print(json.dumps({"result": request["params"]}), flush=True)
+        case "process":
+            print(json.dumps({"result": os.getpid()}), flush=True)
         case "variable":
             print(json.dumps({"result": os.environ.get(request["params"]["name"])}), flush=True)
         case "large":

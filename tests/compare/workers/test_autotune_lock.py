@@ -92,9 +92,24 @@ def test_xla_compiles_under_it() -> None:
     assert events == ["taken", "given back"] and compiled.executable is not None
 
 
+class Recorded:
+    """A lowered program whose recorded choices of kernels are complete, or not."""
+
+    def __init__(self, complete: bool, events: list[str]) -> None:
+        self.complete, self.events = complete, events
+
+    def compile(self, compiler_options: dict[str, object]) -> str:
+        import jax
+
+        if compiler_options.get("xla_gpu_require_complete_aot_autotune_results") and not self.complete:
+            raise jax.errors.JaxRuntimeError("NOT_FOUND: No cached config found for HLO instr: ...")
+        self.events.append("compiled")
+        return "executable"
+
+
 @pytest.mark.parametrize("complete", [True, False])
 def test_a_complete_recording_needs_no_lock(complete: bool) -> None:
-    jax = pytest.importorskip("jax")
+    pytest.importorskip("jax")
     from xlafuse.compile import compiler
 
     events: list[str] = []
@@ -105,16 +120,13 @@ def test_a_complete_recording_needs_no_lock(complete: bool) -> None:
         events.append("waited")
         yield
 
-    class Lowered:
-        def compile(self, compiler_options: dict[str, object]) -> str:
-            if compiler_options.get("xla_gpu_require_complete_aot_autotune_results") and not complete:
-                raise jax.errors.JaxRuntimeError("NOT_FOUND: No cached config found for HLO instr: ...")
-            events.append("compiled")
-            return "executable"
-
-    compiled, seconds, source = compiler._compile_here(Lowered(), {}, turn, reuses_results=True)
+    lowered = Recorded(complete, events)
+    compiled, seconds, source = compiler._compile_here(lowered, {}, turn, reuses_results=True)
     assert (compiled, source) == ("executable", "replay" if complete else "device")
     assert events == (["compiled"] if complete else ["waited", "compiled"]) and seconds < 0.5  # waiting is no compiling
+    if not complete:
+        with pytest.raises(compiler.AutotuningNeeded, match="No cached config"):
+            compiler._compile_here(lowered, {}, None, reuses_results=True)  # without permission to autotune
 
 
 def test_inductor_times_under_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,19 +161,6 @@ def test_xla_s_worker_replays_without_the_lock() -> None:
         [None, True], "one of them",
         ["held", False], "one of them",  # the first failed search is remembered
     ]
-
-
-def test_xla_refuses_without_permission_to_autotune() -> None:
-    jax = pytest.importorskip("jax")
-    from xlafuse.compile import compiler
-
-    class Lowered:
-        def compile(self, compiler_options: dict[str, object]) -> str:
-            assert compiler_options["xla_gpu_require_complete_aot_autotune_results"]
-            raise jax.errors.JaxRuntimeError("NOT_FOUND: No cached config found for HLO instr: ...")
-
-    with pytest.raises(compiler.AutotuningNeeded, match="No cached config"):
-        compiler._compile_here(Lowered(), {}, None, reuses_results=True)
 
 
 def test_inductor_max_refuses_without_permission_to_autotune(tmp_path: Path) -> None:

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from xlafuse.compare.workers.client import Worker, WorkerDied, WorkerError, WorkerTimeout, interpreter
 from xlafuse.compare.workers.pool import WorkerPool
-
-
-@pytest.fixture
-def worker(tmp_path: Path) -> Iterator[Worker]:
-    script = Path(__file__).with_name("odd_worker.py")
-    worker = Worker("odd", tmp_path / "odd.log", command=[sys.executable, str(script)])
-    worker.wait_ready(30)
-    yield worker
-    worker.kill()
 
 
 def test_it_answers(worker: Worker) -> None:
@@ -49,48 +41,30 @@ def test_a_hang_ends_at_the_time_limit(worker: Worker) -> None:
     assert not worker.alive
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("own", [None, "1"])
 def test_inductors_compile_processes_stay_unless_the_user_says_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str | None
+    odd_pool: WorkerPool, monkeypatch: pytest.MonkeyPatch, own: str | None
 ) -> None:
     name = "TORCHINDUCTOR_QUIESCE_ASYNC_COMPILE_POOL"
     monkeypatch.delenv(name, raising=False)
     if own:
         monkeypatch.setenv(name, own)
-    script = Path(__file__).with_name("odd_worker.py")
-    worker = Worker("odd", tmp_path / "odd.log", command=[sys.executable, str(script)])
-    worker.wait_ready(30)
-    assert worker.ask("variable", name=name) == (own or "0")
-    worker.kill()
+    assert odd_pool.ask("odd", "variable", name=name) == (own or "0")
 
 
-def test_a_pool_restarts_a_dead_worker(tmp_path: Path) -> None:
-    pool = WorkerPool(tmp_path, {})
-    try:
-        pool.ask("reference", "produce", **_tiny(tmp_path))
-        pool._workers["reference"].kill()
-        with pytest.raises(WorkerDied):
-            pool.ask("reference", "produce", **_tiny(tmp_path))
-        assert "y" in pool.ask("reference", "produce", **_tiny(tmp_path))
-    finally:
-        pool.stop()
+def test_a_pool_starts_a_worker_again_after_its_death(odd_pool: WorkerPool) -> None:
+    os.kill(odd_pool.ask("odd", "process"), signal.SIGKILL)
+    with pytest.raises(WorkerDied):
+        odd_pool.ask("odd", "echo")
+    assert odd_pool.ask("odd", "echo", a=1) == {"a": 1}
 
 
-@pytest.mark.full
-@pytest.mark.slow
-def test_a_restarted_worker_is_a_fresh_one(tmp_path: Path) -> None:
-    pool = WorkerPool(tmp_path, {})
-    try:
-        pool.start(["reference"])
-        before = pool._workers["reference"]
-        pool.restart(["reference"])
-        assert not before.alive and pool._workers == {}
-        pool.start(["reference"])
-        assert pool._workers["reference"].alive and pool._workers["reference"] is not before
-        assert "y" in pool.ask("reference", "produce", **_tiny(tmp_path))
-    finally:
-        pool.stop()
+def test_a_restarted_worker_is_a_fresh_one(odd_pool: WorkerPool) -> None:
+    odd_pool.start(["odd"])
+    before = odd_pool.ask("odd", "process")
+    odd_pool.restart(["odd"])
+    assert odd_pool.running() == [] and not Path(f"/proc/{before}").exists()
+    assert odd_pool.ask("odd", "process") != before and odd_pool.running() == ["odd"]
 
 
 @pytest.mark.slow
@@ -117,11 +91,3 @@ def test_each_framework_has_its_interpreter(monkeypatch: pytest.MonkeyPatch) -> 
     assert {interpreter(role) for role in ("torch", "reference", "interpreter", "target")} == {"/torch/python"}
     monkeypatch.delenv("XLAFUSE_XLA_PYTHON")
     assert interpreter("xla") == sys.executable
-
-
-def _tiny(folder: Path) -> dict[str, object]:
-    case = {
-        "block": "softmax", "name": "tiny", "sizes": {"rows": 2, "columns": 3}, "dtype": "float32",
-        "direction": "fwd", "precision": "ieee",
-    }
-    return {"case": case, "seed": 0, "folder": str(folder / "data")}

@@ -1,4 +1,4 @@
-"""Every way to be wrong in tests/compare/workers/faulty.py is noticed by the check that stands before timing."""
+"""The check that precedes timing notices wrong gradients and unwritten memory; test_faults.py has wrong outputs."""
 
 from __future__ import annotations
 
@@ -43,23 +43,9 @@ def test_the_right_one_passes(tmp_path: Path, direction: str, dtype: str) -> Non
     assert all(v.passes for v in verdicts_of("right", tmp_path, direction, dtype))
 
 
-@pytest.mark.parametrize("function", ["wrong_scale", "not_a_number", "unwritten_element", "cached_result"])
-def test_a_wrong_output_is_caught(tmp_path: Path, function: str) -> None:
-    assert [v.name for v in verdicts_of(function, tmp_path) if not v.passes] == ["y"]
-
-
 @pytest.mark.parametrize("function", ["wrong_gradient", "cached_gradient"])
 def test_a_wrong_gradient_is_caught(tmp_path: Path, function: str) -> None:
     assert [v.name for v in verdicts_of(function, tmp_path, "train") if not v.passes] == ["d_x"]
-
-
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [("changes_input", "changed its inputs: x"), ("missing_output", "no output 'y'"), ("wrong_shape", r"shape \(1,")],
-)
-def test_bad_manners_are_caught(tmp_path: Path, function: str, reason: str) -> None:
-    with pytest.raises(WrongResult, match=reason):
-        verdicts_of(function, tmp_path)
 
 
 def test_poison_reaches_every_way_to_ask_for_empty_memory(tmp_path: Path) -> None:

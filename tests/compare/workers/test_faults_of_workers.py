@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,15 +30,6 @@ worker.wait_ready(60)
 print(worker._process.pid, flush=True)
 worker.ask("hang")
 """
-
-
-@pytest.fixture
-def worker(tmp_path: Path) -> Iterator[Worker]:
-    script = Path(__file__).with_name("odd_worker.py")
-    worker = Worker("odd", tmp_path / "odd.log", command=[sys.executable, str(script)])
-    worker.wait_ready(30)
-    yield worker
-    worker.kill()
 
 
 def test_a_worker_that_lost_its_gpu_is_replaced(worker: Worker) -> None:

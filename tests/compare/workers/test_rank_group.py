@@ -41,17 +41,14 @@ def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RankGroup
     group.kill()
 
 
-def test_every_rank_answers(group: RankGroup, tmp_path: Path) -> None:
+def test_every_rank_answers_or_refuses(group: RankGroup, tmp_path: Path) -> None:
     assert group.ask("echo") == [[0, "2", "0"], [1, "2", "0"]]
     assert {path.name for path in tmp_path.glob("*.log")} == {
         "torch-ranks-2-rank-0.log", "torch-ranks-2-rank-1.log"
     }
-
-
-def test_a_refusal_by_all_leaves_the_group(group: RankGroup) -> None:
     with pytest.raises(WorkerError, match="too old") as refusal:
         group.ask("refuse")
-    assert refusal.value.kind == "skipped" and group.alive
+    assert refusal.value.kind == "skipped" and group.alive  # a refusal by all leaves the group
     assert len(group.ask("echo")) == 2
 
 

@@ -1,4 +1,7 @@
-"""PyTorch's launches inside a JAX function: what is planned, and that arrays go where the plan says."""
+"""PyTorch's launches inside a JAX function: what is planned, and that arrays go where the plan says.
+
+The same workers compile programs of outputs and gradients, whose graphs have one phase.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from full_marks import first_of_each
+from full_marks import first_of_each, full
 
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.graph import store
 from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.spec.case import Case
 from xlafuse.compare.workers.client import Worker, WorkerError
 from xlafuse.compile.environment import find_cuda_tools
 
@@ -154,6 +158,24 @@ def test_a_kernel_computes_what_it_does_as_pytorch_launches_it(
     compile_["dumps"] = str(tmp_path / "triton")
     assert called == _hand_written(planner.ask("compile", implementation="triton", **compile_))
     assert all(flops and operations for flops, operations in called.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("implementation", ["xla", full("inductor"), "triton"])
+def test_the_graph_of_a_joint_program_has_one_phase(
+    planner: Worker, xla: Worker, tmp_path: Path, implementation: str
+) -> None:
+    case = Case("softmax", "odd", {"rows": 4096, "columns": 1024}, "float32", "joint")
+    worker, target = (xla, {"target": "h200"}) if implementation == "xla" else (planner, {})
+    compiled = worker.ask(
+        "compile", case=case.to_json(), implementation=implementation, dumps=str(tmp_path), **target
+    )
+    graph = store.from_json(compiled["graph"])
+    assert graph.kernels and {kernel.phase for kernel in graph.kernels} == {"forward"}
+    operations = [op for kernel in graph.kernels for op in kernel.source_ops]
+    assert any(op.backward for op in operations) and not all(op.backward for op in operations)
+    assert not graph.saved
+    assert {"exp", "divide"} <= {op.stage for op in operations}
 
 
 @pytest.mark.slow
