@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from xlafuse.triton_side.calls.declare import again, declare_template, forward, gradient
-from xlafuse.triton_side.cuda import gelu
+from xlafuse.triton_side.calls.declare import declare_template
 from xlafuse.triton_side.cuda.common import tensors
 from xlafuse.triton_side.cuda.common.launch import launch
+from xlafuse.triton_side.kernels.bias_gelu import BACKWARD, DBIAS, FORWARD
 
 THREADS = 128
 # 16-byte loads in flight per thread and matrix. In the backward kernel a multiprocessor of 1024 threads then has
@@ -32,19 +32,9 @@ RESIDENT = 8  # blocks of the backward kernel on a multiprocessor: 1024 threads 
 WARP = 32
 SUM_WARPS = 32  # in a block that adds up partial sums
 
-declare_template(
-    "bias_gelu.cu", "bias_gelu_forward", forward("add", "bias"), *gelu.FORWARD,
-    flops=lambda shapes: 10 * math.prod(shapes["x"]),
-)
-declare_template(
-    "bias_gelu.cu", "bias_gelu_backward",
-    again("add", "bias"), *gelu.BACKWARD, gradient("reduce_sum", "bias", "partial"),
-    flops=lambda shapes: 19 * math.prod(shapes["x"]),
-)
-declare_template(
-    "bias_gelu.cu", "bias_gelu_sum_partials", gradient("reduce_sum", "bias", "dbias"),
-    flops=lambda shapes: math.prod(shapes["partial"]),
-)
+declare_template("bias_gelu.cu", "bias_gelu_forward", *FORWARD, flops=lambda shapes: 10 * math.prod(shapes["x"]))
+declare_template("bias_gelu.cu", "bias_gelu_backward", *BACKWARD, flops=lambda shapes: 19 * math.prod(shapes["x"]))
+declare_template("bias_gelu.cu", "bias_gelu_sum_partials", DBIAS, flops=lambda shapes: math.prod(shapes["partial"]))
 
 
 def _tiling(vector_rows: int, x: torch.Tensor, *others: torch.Tensor) -> tuple[int, int, int, int]:

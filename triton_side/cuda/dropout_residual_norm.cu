@@ -106,7 +106,7 @@ __device__ inline void backward(const Backward<T>& of, int threshold, float scal
     load_row<THREADS>(dh, of.dh + start, first, of.columns);
 
     const Statistics of_row = {of.mean[row], of.rstd[row]};
-    const Sums means = mean_gradients<THREADS, CLUSTER>(h, of.weight, dy, first, of.columns, of_row);
+    const Sums means = mean_gradients<true, THREADS, CLUSTER>(h, of.weight, dy, first, of.columns, of_row);
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
       const int column = first + v * THREADS * LANES;

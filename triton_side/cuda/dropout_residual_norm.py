@@ -31,28 +31,14 @@ from typing import Any
 import torch
 
 from xlafuse.triton_side.blocks.dropout_residual_norm import check_dropout, dropout_constants
-from xlafuse.triton_side.calls.declare import again, declare_template, forward, gradient
+from xlafuse.triton_side.calls.declare import declare_template
 from xlafuse.triton_side.cuda import layernorm
 from xlafuse.triton_side.cuda.common import tensors
 from xlafuse.triton_side.cuda.common.launch import launch
+from xlafuse.triton_side.kernels.dropout_residual_norm import BACKWARD, FORWARD, SUMS
 
 SUM_WARPS = 16
 
-FORWARD = (
-    forward("add", "bias"), forward("threefry", "random"), forward("select", "dropout"), forward("add", "residual"),
-    forward("reduce_sum", "mean"), forward("sub", "mean"),
-    forward("mul", "variance"), forward("reduce_sum", "variance"),
-    forward("rsqrt", "normalize"), forward("mul", "normalize"),
-    forward("mul", "affine"), forward("add", "affine"),
-)
-BACKWARD = (
-    again("threefry", "random"), again("sub", "mean"), again("mul", "normalize"),
-    gradient("mul", "affine", "dnormalized"), gradient("reduce_sum", "normalize", "projection"),
-    gradient("reduce_sum", "mean", "average"), gradient("mul", "normalize", "dh"),
-    gradient("add", "residual", "dh"), gradient("select", "dropout", "dx"),
-    gradient("reduce_sum", "bias", "partial"), gradient("mul", "affine", "dweight"),
-    gradient("reduce_sum", "affine", "partial dweight"), gradient("reduce_sum", "affine", "partial dshift"),
-)
 declare_template(
     "dropout_residual_norm.cu", "dropout_residual_norm_forward", *FORWARD,
     flops=lambda shapes: 10 * math.prod(shapes["x"]),
@@ -63,8 +49,7 @@ for variant in ("", "_cluster"):
         flops=lambda shapes: 15 * math.prod(shapes["h"]),
     )
 declare_template(
-    "dropout_residual_norm.cu", "dropout_residual_norm_sum_partials", gradient("reduce_sum", "bias", "dbias"),
-    gradient("reduce_sum", "affine", "dweight"), gradient("reduce_sum", "affine", "dshift"),
+    "dropout_residual_norm.cu", "dropout_residual_norm_sum_partials", *SUMS,
     flops=lambda shapes: math.prod(shapes["partial"]),
 )
 

@@ -16,16 +16,11 @@ from typing import Any
 
 import torch
 
-from xlafuse.triton_side.calls.declare import again, declare_template, forward, gradient
+from xlafuse.triton_side.calls.declare import declare_template
 from xlafuse.triton_side.cuda.common import tensors
 from xlafuse.triton_side.cuda.common.launch import launch_elementwise
+from xlafuse.triton_side.kernels.gelu import BACKWARD, FORWARD
 
-# The operations as the plain PyTorch block writes them, although the kernels use another formula.
-RECOMPUTED = (("mul", "cube"), ("add", "inner"), ("tanh", "tanh"))
-FORWARD = tuple(forward(op, "gelu", result) for op, result in (*RECOMPUTED, ("add", "1 + tanh"), ("mul", "y")))
-BACKWARD = (
-    *(again(op, "gelu", result) for op, result in RECOMPUTED), gradient("tanh", "gelu"), gradient("mul", "gelu", "dx"),
-)
 declare_template("gelu.cu", "gelu_forward", *FORWARD, flops=lambda shapes: 9 * math.prod(shapes["x"]))
 declare_template("gelu.cu", "gelu_backward", *BACKWARD, flops=lambda shapes: 17 * math.prod(shapes["x"]))
 

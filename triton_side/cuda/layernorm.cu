@@ -69,46 +69,12 @@ layernorm_forward_streaming(const T* __restrict__ x, const T* __restrict__ weigh
                                  of_row));
 }
 
-// A block takes every gridDim.x-th row; partial [2, gridDim.x, columns] gets its sums for dw and for db.
 template <typename T, int LANES, int VECTORS, int THREADS>
 __global__ void __launch_bounds__(THREADS)
 layernorm_backward(const T* __restrict__ x, const T* __restrict__ weight, const float* __restrict__ mean,
                    const float* __restrict__ rstd, const T* __restrict__ dy, T* __restrict__ dx,
                    float* __restrict__ partial, int rows, int columns) {
-  const int first = static_cast<int>(threadIdx.x) * LANES;
-  float dweight[VECTORS][LANES] = {}, dbias[VECTORS][LANES] = {};
-
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    const long long start = static_cast<long long>(row) * columns;
-    Pack<T, LANES> x_packs[VECTORS], dy_packs[VECTORS];
-    load_row<THREADS>(x_packs, x + start, first, columns);
-    load_row<THREADS>(dy_packs, dy + start, first, columns);
-
-    const Statistics of_row = {mean[row], rstd[row]};
-    const Sums means = mean_gradients<THREADS, 1>(x_packs, weight, dy_packs, first, columns, of_row);
-#pragma unroll
-    for (int v = 0; v < VECTORS; ++v) {
-      const int column = first + v * THREADS * LANES;
-      accumulate(x_packs[v], dy_packs[v], of_row, dweight[v], dbias[v]);
-      if (column < columns) {
-        float gradients[LANES];
-        gradient(x_packs[v], load<LANES>(weight + column), dy_packs[v], of_row, means, gradients);
-        store(dx + start + column, pack<T>(gradients));
-      }
-    }
-    __syncthreads();  // the next row is reduced in the same shared memory
-  }
-
-  float* of_weight = partial + static_cast<long long>(blockIdx.x) * columns;
-  float* of_bias = of_weight + static_cast<long long>(gridDim.x) * columns;
-#pragma unroll
-  for (int v = 0; v < VECTORS; ++v) {
-    const int column = first + v * THREADS * LANES;
-    if (column < columns) {
-      store(of_weight + column, pack<float>(dweight[v]));
-      store(of_bias + column, pack<float>(dbias[v]));
-    }
-  }
+  norm_backward<true, THREADS, LANES, VECTORS>(x, weight, mean, rstd, dy, dx, partial, rows, columns);
 }
 
 // One block per row, any number of columns. It computes dx only.
@@ -135,24 +101,11 @@ layernorm_backward_streaming(const T* __restrict__ x, const T* __restrict__ weig
   }
 }
 
-// A block takes THREADS * LANES columns of every partials-th row; partial [2, partials, columns] as above.
 template <typename T, int LANES, int THREADS>
 __global__ void __launch_bounds__(THREADS)
 layernorm_partials(const T* __restrict__ x, const float* __restrict__ mean, const float* __restrict__ rstd,
                    const T* __restrict__ dy, float* __restrict__ partial, int partials, int rows, int columns) {
-  const int group = blockIdx.x % partials;
-  const int column = (blockIdx.x / partials * THREADS + threadIdx.x) * LANES;
-  if (column >= columns) return;
-
-  float dweight[LANES] = {}, dbias[LANES] = {};
-#pragma unroll 4
-  for (int row = group; row < rows; row += partials) {
-    const long long at = static_cast<long long>(row) * columns + column;
-    accumulate(load<LANES>(x + at), load<LANES>(dy + at), {mean[row], rstd[row]}, dweight, dbias);
-  }
-  float* of_weight = partial + static_cast<long long>(group) * columns + column;
-  store(of_weight, pack<float>(dweight));
-  store(of_weight + static_cast<long long>(partials) * columns, pack<float>(dbias));
+  norm_partials<true, THREADS, LANES>(x, mean, rstd, dy, partial, partials, rows, columns);
 }
 
 // Sums partial [2, partials, columns]: the first half of the blocks for dweight, the other half for dbias.

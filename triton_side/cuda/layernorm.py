@@ -21,9 +21,10 @@ from typing import Any
 
 import torch
 
-from xlafuse.triton_side.calls.declare import again, declare_template, forward, gradient
+from xlafuse.triton_side.calls.declare import declare_template
 from xlafuse.triton_side.cuda.common import tensors
 from xlafuse.triton_side.cuda.common.launch import launch
+from xlafuse.triton_side.kernels.layernorm import DX, FORWARD, NORMALIZED_AGAIN, PARTIALS, SUMS
 
 STREAMING_THREADS = 512
 PARTIALS_THREADS = 128
@@ -32,21 +33,6 @@ RESIDENT_THREADS = 1024  # on a multiprocessor, for kernels with up to 64 regist
 # Each block costs two rows of partial sums, so it takes at least 8 rows unless a multiprocessor would then be idle.
 ROWS_PER_BLOCK = 8
 
-FORWARD = (
-    forward("reduce_sum", "mean"), forward("sub", "variance"), forward("mul", "variance"),
-    forward("reduce_sum", "variance"), forward("rsqrt", "normalize"), forward("mul", "normalize"),
-    forward("mul", "weight"), forward("add", "bias"),
-)
-NORMALIZED_AGAIN = (again("sub", "variance"), again("mul", "normalize"))
-DX = (
-    gradient("mul", "weight", "dnormalized"), gradient("reduce_sum", "normalize", "projection"),
-    gradient("mul", "normalize", "dx"), gradient("mul", "variance", "dx"),
-    gradient("reduce_sum", "variance", "dmean"), gradient("sub", "mean", "dx"),
-)
-PARTIALS = (
-    gradient("mul", "weight", "dweight"), gradient("reduce_sum", "weight", "partial"),
-    gradient("reduce_sum", "bias", "partial"),
-)
 for variant in ("", "_streaming"):
     declare_template(
         "layernorm.cu", f"layernorm_forward{variant}", *FORWARD, flops=lambda shapes: 7 * math.prod(shapes["x"])
@@ -63,8 +49,7 @@ declare_template(
     "layernorm.cu", "layernorm_partials", *NORMALIZED_AGAIN, *PARTIALS, flops=lambda shapes: 5 * math.prod(shapes["x"])
 )
 declare_template(
-    "layernorm.cu", "layernorm_sum_partials", gradient("reduce_sum", "weight", "dweight"),
-    gradient("reduce_sum", "bias", "dbias"), flops=lambda shapes: math.prod(shapes["partial"]),
+    "layernorm.cu", "layernorm_sum_partials", *SUMS, flops=lambda shapes: math.prod(shapes["partial"]),
 )
 
 
@@ -116,17 +101,7 @@ def forward_pass(
     mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) if save else None for _ in range(2))
     if x.numel() == 0:
         return y, mean, rstd
-    lanes = tensors.lanes(x, weight, bias, y, columns=columns)
-    arguments = (x, weight, bias, y, mean, rstd, columns, float(eps))
-    chosen = plan(columns, lanes)
-    if chosen is None:
-        launch(
-            "layernorm.cu", "layernorm_forward_streaming", (lanes, STREAMING_THREADS), rows, (STREAMING_THREADS, 1),
-            *arguments,
-        )
-    else:
-        constants = (lanes, chosen.vectors, chosen.threads)
-        launch("layernorm.cu", "layernorm_forward", constants, rows, (chosen.threads, 1), *arguments)
+    launch_norm_forward("layernorm", (x, weight, bias), y, (mean, rstd), eps)
     return y, mean, rstd
 
 
@@ -138,37 +113,65 @@ def backward_pass(
     if x.numel() == 0:
         return dx, torch.zeros_like(weight), torch.zeros_like(weight)
     dweight, dbias = torch.empty_like(weight), torch.empty_like(weight)
-    columns = x.shape[-1]
+    launch_norm_backward("layernorm", x, weight, (mean, rstd), dy, dx, (dweight, dbias))
+    return dx, dweight, dbias
+
+
+def launch_norm_forward(
+    norm: str, inputs: tuple[torch.Tensor, ...], y: torch.Tensor, statistics: tuple[torch.Tensor | None, ...],
+    eps: float,
+) -> None:
+    """Launch a kernel of `norm`.cu that writes y and the statistics. inputs: x, which is not empty, and vectors."""
+    columns = y.shape[-1]
+    lanes = tensors.lanes(*inputs, y, columns=columns)
+    chosen = plan(columns, lanes)
+    constants: tuple[int, ...]
+    if chosen is None:
+        name, constants = f"{norm}_forward_streaming", (lanes, STREAMING_THREADS)
+    else:
+        name, constants = f"{norm}_forward", (lanes, chosen.vectors, chosen.threads)
+    launch(
+        f"{norm}.cu", name, constants, y.numel() // columns, (constants[-1], 1),
+        *inputs, y, *statistics, columns, float(eps),
+    )
+
+
+def launch_norm_backward(
+    norm: str, x: torch.Tensor, weight: torch.Tensor, statistics: tuple[torch.Tensor, ...], dy: torch.Tensor,
+    dx: torch.Tensor, of_vectors: tuple[torch.Tensor, ...],
+) -> None:
+    """Launch the kernels of `norm`.cu that write dx and the gradients `of_vectors`, weight's first."""
+    source, columns = f"{norm}.cu", x.shape[-1]
     rows = x.numel() // columns
     lanes = tensors.lanes(x, weight, dy, dx, columns=columns)
     chosen = plan(columns, lanes)
     multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
+    tiles = -(-columns // (PARTIALS_THREADS * lanes))
     if chosen is None:
-        tiles = -(-columns // (PARTIALS_THREADS * lanes))
         blocks = multiprocessors * RESIDENT_THREADS // PARTIALS_THREADS
         partials = max(1, min(rows // ROWS_PER_BLOCK, blocks // tiles))
-        partial = torch.empty((2, partials, columns), dtype=torch.float32, device=x.device)
+    else:
+        partials = row_groups(rows, multiprocessors * chosen.resident(lanes), multiprocessors)
+    vectors = len(of_vectors)
+    partial = torch.empty((vectors, partials, columns), dtype=torch.float32, device=x.device).squeeze(0)
+    if chosen is None:
         launch(
-            "layernorm.cu", "layernorm_backward_streaming", (lanes, STREAMING_THREADS), rows, (STREAMING_THREADS, 1),
-            x, weight, mean, rstd, dy, dx, columns,
+            source, f"{norm}_backward_streaming", (lanes, STREAMING_THREADS), rows, (STREAMING_THREADS, 1),
+            x, weight, *statistics, dy, dx, columns,
         )
         launch(
-            "layernorm.cu", "layernorm_partials", (lanes, PARTIALS_THREADS), tiles * partials, (PARTIALS_THREADS, 1),
-            x, mean, rstd, dy, partial, partials, rows, columns,
+            source, f"{norm}_partials", (lanes, PARTIALS_THREADS), tiles * partials, (PARTIALS_THREADS, 1),
+            x, *statistics, dy, partial, partials, rows, columns,
         )
     else:
-        blocks = multiprocessors * chosen.resident(lanes)
-        partials = row_groups(rows, blocks, multiprocessors)
-        partial = torch.empty((2, partials, columns), dtype=torch.float32, device=x.device)
         launch(
-            "layernorm.cu", "layernorm_backward", (lanes, chosen.vectors, chosen.threads), partials,
-            (chosen.threads, 1), x, weight, mean, rstd, dy, dx, partial, rows, columns,
+            source, f"{norm}_backward", (lanes, chosen.vectors, chosen.threads), partials, (chosen.threads, 1),
+            x, weight, *statistics, dy, dx, partial, rows, columns,
         )
     launch(
-        "layernorm.cu", "layernorm_sum_partials", (SUM_WARPS,), 2 * -(-columns // 32), (32, SUM_WARPS),
-        partial, dweight, dbias, partials, columns, element=weight.dtype,
+        source, f"{norm}_sum_partials", (SUM_WARPS,), vectors * -(-columns // 32), (32, SUM_WARPS),
+        partial, *of_vectors, partials, columns, element=weight.dtype,
     )
-    return dx, dweight, dbias
 
 
 class LayerNorm(torch.autograd.Function):

@@ -35,21 +35,6 @@ __device__ inline Pack<T, LANES> dx_of(const Pack<T, LANES>& x, const Pack<T, LA
   return pack<T>(gradients);
 }
 
-// dweight += dy n
-template <typename T, int LANES>
-__device__ inline void accumulate(const Pack<T, LANES>& x, const Pack<T, LANES>& dy, float rstd,
-                                  float (&dweight)[LANES]) {
-  float values[LANES], gradients[LANES];
-  unpack(x, values);
-  unpack(dy, gradients);
-#pragma unroll
-  for (int i = 0; i < LANES; ++i) dweight[i] += gradients[i] * (values[i] * rstd);
-}
-
-__device__ inline void save(float* rstd, float of_row) {
-  if (rstd != nullptr && threadIdx.x == 0) rstd[blockIdx.x] = of_row;
-}
-
 // 64 registers a thread. Without the second bound ptxas takes 40 for four packs, and spills.
 template <typename T, int LANES, int VECTORS, int THREADS>
 __global__ void __launch_bounds__(THREADS, 1024 / THREADS)
@@ -91,45 +76,11 @@ rmsnorm_forward_streaming(const T* __restrict__ x, const T* __restrict__ weight,
     store(y + column, scaled(load<LANES>(x + column), load<LANES>(weight + column), of_row));
 }
 
-// A block takes every gridDim.x-th row; partial [gridDim.x, columns] gets its sums for dw.
 template <typename T, int LANES, int VECTORS, int THREADS>
 __global__ void __launch_bounds__(THREADS)
 rmsnorm_backward(const T* __restrict__ x, const T* __restrict__ weight, const float* __restrict__ rstd,
                  const T* __restrict__ dy, T* __restrict__ dx, float* __restrict__ partial, int rows, int columns) {
-  const int first = static_cast<int>(threadIdx.x) * LANES;
-  float dweight[VECTORS][LANES] = {};
-
-  for (int row = blockIdx.x; row < rows; row += gridDim.x) {
-    const long long start = static_cast<long long>(row) * columns;
-    Pack<T, LANES> x_packs[VECTORS], dy_packs[VECTORS];
-    load_row<THREADS>(x_packs, x + start, first, columns);
-    load_row<THREADS>(dy_packs, dy + start, first, columns);
-
-    const float of_row = rstd[row];
-    float total = 0.0f;
-#pragma unroll
-    for (int v = 0; v < VECTORS; ++v) {
-      const int column = first + v * THREADS * LANES;
-      if (column < columns) total += projection(x_packs[v], load<LANES>(weight + column), dy_packs[v], of_row);
-    }
-    const float mean_projection = reduce_row<THREADS, 1>(total) / columns;
-#pragma unroll
-    for (int v = 0; v < VECTORS; ++v) {
-      const int column = first + v * THREADS * LANES;
-      accumulate(x_packs[v], dy_packs[v], of_row, dweight[v]);
-      if (column < columns)
-        store(dx + start + column,
-              dx_of(x_packs[v], load<LANES>(weight + column), dy_packs[v], of_row, mean_projection));
-    }
-    __syncthreads();  // the next row is reduced in the same shared memory
-  }
-
-  partial += static_cast<long long>(blockIdx.x) * columns;
-#pragma unroll
-  for (int v = 0; v < VECTORS; ++v) {
-    const int column = first + v * THREADS * LANES;
-    if (column < columns) store(partial + column, pack<float>(dweight[v]));
-  }
+  norm_backward<false, THREADS, LANES, VECTORS>(x, weight, nullptr, rstd, dy, dx, partial, rows, columns);
 }
 
 // One block per row, any number of columns. It computes dx only.
@@ -152,22 +103,11 @@ rmsnorm_backward_streaming(const T* __restrict__ x, const T* __restrict__ weight
                              mean_projection));
 }
 
-// A block takes THREADS * LANES columns of every partials-th row; partial [partials, columns] as above.
 template <typename T, int LANES, int THREADS>
 __global__ void __launch_bounds__(THREADS)
 rmsnorm_partials(const T* __restrict__ x, const float* __restrict__ rstd, const T* __restrict__ dy,
                  float* __restrict__ partial, int partials, int rows, int columns) {
-  const int group = blockIdx.x % partials;
-  const int column = (blockIdx.x / partials * THREADS + threadIdx.x) * LANES;
-  if (column >= columns) return;
-
-  float dweight[LANES] = {};
-#pragma unroll 4
-  for (int row = group; row < rows; row += partials) {
-    const long long at = static_cast<long long>(row) * columns + column;
-    accumulate(load<LANES>(x + at), load<LANES>(dy + at), rstd[row], dweight);
-  }
-  store(partial + static_cast<long long>(group) * columns + column, pack<float>(dweight));
+  norm_partials<false, THREADS, LANES>(x, nullptr, rstd, dy, partial, partials, rows, columns);
 }
 
 template <typename T, int WARPS>

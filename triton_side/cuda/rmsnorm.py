@@ -19,46 +19,28 @@ from typing import Any
 
 import torch
 
-from xlafuse.triton_side.calls.declare import again, declare_template, forward, gradient
+from xlafuse.triton_side.calls.declare import declare_template
 from xlafuse.triton_side.cuda.common import tensors
-from xlafuse.triton_side.cuda.common.launch import launch
-from xlafuse.triton_side.cuda.layernorm import (
-    PARTIALS_THREADS,
-    RESIDENT_THREADS,
-    ROWS_PER_BLOCK,
-    STREAMING_THREADS,
-    SUM_WARPS,
-    plan,
-    row_groups,
-)
+from xlafuse.triton_side.cuda.layernorm import launch_norm_backward, launch_norm_forward
+from xlafuse.triton_side.kernels.rmsnorm import DWEIGHT, DX, FORWARD, NORMALIZED_AGAIN, PARTIAL_DWEIGHT
 
-FORWARD = (
-    forward("mul", "mean_square"), forward("reduce_sum", "mean_square"), forward("rsqrt", "normalize"),
-    forward("mul", "normalize"), forward("mul", "weight"),
-)
-NORMALIZED_AGAIN = again("mul", "normalize")
-DX = (
-    gradient("mul", "weight", "dnormalised"), gradient("reduce_sum", "normalize", "projection"),
-    gradient("mul", "normalize", "dx"), gradient("mul", "mean_square", "dx"),
-)
-PARTIALS = gradient("mul", "weight", "dweight"), gradient("reduce_sum", "weight", "partial")
 for variant in ("", "_streaming"):
     declare_template(
         "rmsnorm.cu", f"rmsnorm_forward{variant}", *FORWARD, flops=lambda shapes: 4 * math.prod(shapes["x"])
     )
 declare_template(
-    "rmsnorm.cu", "rmsnorm_backward", NORMALIZED_AGAIN, *DX, *PARTIALS,
+    "rmsnorm.cu", "rmsnorm_backward", NORMALIZED_AGAIN, *DX, *PARTIAL_DWEIGHT,
     flops=lambda shapes: 9 * math.prod(shapes["x"]),
 )
 declare_template(
     "rmsnorm.cu", "rmsnorm_backward_streaming", NORMALIZED_AGAIN, *DX, flops=lambda shapes: 7 * math.prod(shapes["x"])
 )
 declare_template(
-    "rmsnorm.cu", "rmsnorm_partials", NORMALIZED_AGAIN, *PARTIALS, flops=lambda shapes: 3 * math.prod(shapes["x"])
+    "rmsnorm.cu", "rmsnorm_partials", NORMALIZED_AGAIN, *PARTIAL_DWEIGHT,
+    flops=lambda shapes: 3 * math.prod(shapes["x"]),
 )
 declare_template(
-    "rmsnorm.cu", "rmsnorm_sum_partials", gradient("reduce_sum", "weight", "dweight"),
-    flops=lambda shapes: math.prod(shapes["partial"]),
+    "rmsnorm.cu", "rmsnorm_sum_partials", DWEIGHT, flops=lambda shapes: math.prod(shapes["partial"]),
 )
 
 
@@ -72,17 +54,7 @@ def forward_pass(
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device) if save else None
     if x.numel() == 0:
         return y, rstd
-    lanes = tensors.lanes(x, weight, y, columns=columns)
-    arguments = (x, weight, y, rstd, columns, float(eps))
-    chosen = plan(columns, lanes)
-    if chosen is None:
-        launch(
-            "rmsnorm.cu", "rmsnorm_forward_streaming", (lanes, STREAMING_THREADS), rows, (STREAMING_THREADS, 1),
-            *arguments,
-        )
-    else:
-        constants = (lanes, chosen.vectors, chosen.threads)
-        launch("rmsnorm.cu", "rmsnorm_forward", constants, rows, (chosen.threads, 1), *arguments)
+    launch_norm_forward("rmsnorm", (x, weight), y, (rstd,), eps)
     return y, rstd
 
 
@@ -94,35 +66,7 @@ def backward_pass(
     if x.numel() == 0:
         return dx, torch.zeros_like(weight)
     dweight = torch.empty_like(weight)
-    columns = x.shape[-1]
-    rows = x.numel() // columns
-    lanes = tensors.lanes(x, weight, dy, dx, columns=columns)
-    chosen = plan(columns, lanes)
-    multiprocessors = torch.cuda.get_device_properties(x.device).multi_processor_count
-    if chosen is None:
-        tiles = -(-columns // (PARTIALS_THREADS * lanes))
-        blocks = multiprocessors * RESIDENT_THREADS // PARTIALS_THREADS
-        partials = max(1, min(rows // ROWS_PER_BLOCK, blocks // tiles))
-        partial = torch.empty((partials, columns), dtype=torch.float32, device=x.device)
-        launch(
-            "rmsnorm.cu", "rmsnorm_backward_streaming", (lanes, STREAMING_THREADS), rows, (STREAMING_THREADS, 1),
-            x, weight, rstd, dy, dx, columns,
-        )
-        launch(
-            "rmsnorm.cu", "rmsnorm_partials", (lanes, PARTIALS_THREADS), tiles * partials, (PARTIALS_THREADS, 1),
-            x, rstd, dy, partial, partials, rows, columns,
-        )
-    else:
-        partials = row_groups(rows, multiprocessors * chosen.resident(lanes), multiprocessors)
-        partial = torch.empty((partials, columns), dtype=torch.float32, device=x.device)
-        launch(
-            "rmsnorm.cu", "rmsnorm_backward", (lanes, chosen.vectors, chosen.threads), partials, (chosen.threads, 1),
-            x, weight, rstd, dy, dx, partial, rows, columns,
-        )
-    launch(
-        "rmsnorm.cu", "rmsnorm_sum_partials", (SUM_WARPS,), -(-columns // 32), (32, SUM_WARPS),
-        partial, dweight, partials, columns, element=weight.dtype,
-    )
+    launch_norm_backward("rmsnorm", x, weight, (rstd,), dy, dx, (dweight,))
     return dx, dweight
 
 

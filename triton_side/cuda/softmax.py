@@ -22,21 +22,14 @@ from typing import Any
 
 import torch
 
-from xlafuse.triton_side.calls.declare import declare_template, forward, gradient
+from xlafuse.triton_side.calls.declare import declare_template
 from xlafuse.triton_side.cuda.common import tensors
 from xlafuse.triton_side.cuda.common.launch import launch
+from xlafuse.triton_side.kernels.softmax import BACKWARD, FORWARD
 
 WARP = 32
 STREAMING_THREADS = 1024
 
-FORWARD = (
-    forward("reduce_max", "max"), forward("sub", "exp"), forward("exp", "exp"), forward("reduce_sum", "sum"),
-    forward("div", "divide"),
-)
-# dx = y (dy - sum(y dy)) combines the gradients of the quotient, of its sum and of the exponentials.
-BACKWARD = (
-    gradient("mul", "divide"), gradient("reduce_sum", "sum"), gradient("sub", "divide"), gradient("mul", "exp"),
-)
 for variant in ("", "_cluster", "_streaming"):
     declare_template(
         "softmax.cu", f"softmax_forward{variant}", *FORWARD, flops=lambda shapes: 5 * math.prod(shapes["y"])

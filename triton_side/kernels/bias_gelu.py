@@ -34,6 +34,7 @@ from xlafuse.triton_side.kernels.shared.launch import (
     next_power_of_2,
     with_unit_column_stride,
 )
+from xlafuse.triton_side.kernels.shared.row_reduction import load, tile_of_rows
 
 # Operations in the block's stages; of dbias before and after the sum over programs.
 FORWARD = (declare.forward("add", "bias"), *gelu.FORWARD)
@@ -73,11 +74,10 @@ def bias_gelu_forward_kernel(
 ):
     accurate: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
     column, first, programs = _tile_columns(columns, COLUMNS)
-    bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+    bias = load(bias_ptr + column, column < columns)
     for tile in tl.range(first, tl.cdiv(rows, ROWS), programs):
-        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        mask = (row < rows) & (column < columns)
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+        row, mask = tile_of_rows(tile, rows, column, columns, ROWS)
+        x = load(x_ptr + row * x_row_stride + column, mask)
         y = gelu_value(x + bias, accurate)
         tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
 
@@ -90,13 +90,12 @@ def bias_gelu_backward_kernel(
 ):
     accurate: tl.constexpr = dx_ptr.dtype.element_ty == tl.float32
     column, first, programs = _tile_columns(columns, COLUMNS)
-    bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+    bias = load(bias_ptr + column, column < columns)
     dbias = tl.zeros([ROWS, COLUMNS], tl.float32)
     for tile in tl.range(first, tl.cdiv(rows, ROWS), programs):
-        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        mask = (row < rows) & (column < columns)
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+        row, mask = tile_of_rows(tile, rows, column, columns, ROWS)
+        x = load(x_ptr + row * x_row_stride + column, mask)
+        dy = load(dy_ptr + row * dy_row_stride + column, mask)
         dx = dy * gelu_value_and_slope(x + bias, accurate)[1]
         tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         # Past the last row dx is 0 times the derivative at the bias, which is NaN for a huge bias.

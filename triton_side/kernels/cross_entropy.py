@@ -37,6 +37,7 @@ from xlafuse.triton_side.kernels.shared.launch import (
     multiprocessors,
     with_unit_column_stride,
 )
+from xlafuse.triton_side.kernels.shared.row_reduction import add_to_softmax
 
 # Operations in the block's stages: for each token, for all tokens, and for the gradient.
 TOKENS = (
@@ -56,20 +57,15 @@ BACKWARD = (
 
 @triton.jit
 def add_logits(maximum, exponentials, mean, x, inside, classes):
-    """Return each lane's maximum, sum of exp(x - maximum) and share of the mean, [lanes, 1], with the logits x added.
+    """Return the results of `add_to_softmax` and each lane's share of the mean, [lanes, 1], with the logits x added.
 
-    x is [lanes, VECTOR], and -inf if not `inside`; None means that all are inside. The maximum is finite from the
-    start, so logits of -inf differ from it by -inf, not NaN.
+    x is [lanes, VECTOR], and -inf if not `inside`; None means that all are inside.
     """
-    new_maximum = tl.maximum(maximum, tl.max(x, axis=1, keep_dims=True))
-    # tl.exp has three more instructions, for results below 1e-38. The factor log2(e) follows the subtraction; before
-    # it, a maximum of 1e4 would be rounded by 9e-4.
-    exponentials *= tl.exp2((maximum - new_maximum) * LOG2_E)
-    exponentials += tl.sum(tl.exp2((x - new_maximum) * LOG2_E), axis=1, keep_dims=True)
+    maximum, exponentials = add_to_softmax(maximum, exponentials, x, False)
     # Division precedes the sum, so logits near the largest number do not overflow.
     x = x if inside is None else tl.where(inside, x, 0.0)
     mean += tl.sum(x * (1.0 / classes), axis=1, keep_dims=True)
-    return new_maximum, exponentials, mean
+    return maximum, exponentials, mean
 
 
 @triton.jit
@@ -110,7 +106,6 @@ def cross_entropy_forward_kernel(
     else:
         offset = element * lanes + lane
 
-    # Each lane keeps its own maximum and sum, because a reduction over the row costs a barrier. It comes once.
     maximum = tl.full([lanes, 1], LOWEST, tl.float32)
     exponentials = tl.zeros([lanes, 1], tl.float32)
     mean = tl.zeros([lanes, 1], tl.float32)

@@ -34,7 +34,6 @@ from torch.autograd.function import once_differentiable
 from xlafuse.triton_side.blocks.dropout_residual_norm import check_dropout, dropout_constants
 from xlafuse.triton_side.calls import declare
 from xlafuse.triton_side.configs.tuned import tuned
-from xlafuse.triton_side.kernels.layernorm import normalise, normalise_gradient
 from xlafuse.triton_side.kernels.shared.column_sums import sum_vectors
 from xlafuse.triton_side.kernels.shared.launch import (
     RowConfig,
@@ -48,10 +47,18 @@ from xlafuse.triton_side.kernels.shared.launch import (
     rows_per_tile,
     with_unit_column_stride,
 )
+from xlafuse.triton_side.kernels.shared.row_reduction import (
+    load,
+    normalise,
+    normalise_gradient,
+    store_partials,
+    tile_of_rows,
+)
 from xlafuse.triton_side.kernels.shared.threefry import uniforms
 
 MAX_COLUMNS = 16384
 Tensors = tuple[torch.Tensor, ...]
+OptionalTensors = tuple[torch.Tensor | None, ...]
 
 # Operations in the block's stages. The backward pass recomputes the mask and the normalised rows; mean and rstd are
 # saved, so it repeats no sum.
@@ -99,8 +106,8 @@ def dropout_residual_norm_forward_kernel(
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         mask = (column < columns) if ROWS == 1 else (row < rows) & (column < columns)
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(tl.float32)
-        residual = tl.load(residual_ptr + row * residual_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+        x = load(x_ptr + row * x_row_stride + column, mask)
+        residual = load(residual_ptr + row * residual_row_stride + column, mask)
         kept = uniforms(seed_ptr, row, COLUMNS) >= threshold
         h = residual + tl.where(kept, (x + bias.to(tl.float32)) * scale, 0.0)
         h = h.to(h_ptr.dtype.element_ty)
@@ -122,23 +129,21 @@ def dropout_residual_norm_backward_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):
     column = tl.arange(0, COLUMNS)[None, :]
-    vectors: tl.constexpr = 1 if weight_ptr is None else 3
     dbias = tl.zeros([ROWS, COLUMNS], tl.float32)
     if weight_ptr is not None:
         weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
         dweight = tl.zeros([ROWS, COLUMNS], tl.float32)
         dshift = tl.zeros([ROWS, COLUMNS], tl.float32)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
-        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        mask = (row < rows) & (column < columns)
-        dh = tl.load(dh_ptr + row * dh_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+        row, mask = tile_of_rows(tile, rows, column, columns, ROWS)
+        dh = load(dh_ptr + row * dh_row_stride + column, mask)
         if weight_ptr is not None:
-            h = tl.load(h_ptr + row * columns + column, mask=mask, other=0.0).to(tl.float32)
-            dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+            h = load(h_ptr + row * columns + column, mask)
+            dy = load(dy_ptr + row * dy_row_stride + column, mask)
             mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
             rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
             normalised = (h - mean) * rstd
-            dh += normalise_gradient(dy, normalised, weight.to(tl.float32), rstd, columns)
+            dh += normalise_gradient(dy, normalised, weight.to(tl.float32), rstd, columns, True)
             tl.store(dresidual_ptr + row * columns + column, dh.to(dresidual_ptr.dtype.element_ty), mask=mask)
             dweight += dy * normalised
             dshift += dy
@@ -146,11 +151,8 @@ def dropout_residual_norm_backward_kernel(
         dx = tl.where(kept, dh * scale, 0.0)
         tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
         dbias += dx
-    partial_ptr += tl.program_id(0) * vectors * columns + column
-    tl.store(partial_ptr, tl.sum(dbias, axis=0, keep_dims=True), mask=column < columns)
-    if weight_ptr is not None:
-        tl.store(partial_ptr + columns, tl.sum(dweight, axis=0, keep_dims=True), mask=column < columns)
-        tl.store(partial_ptr + 2 * columns, tl.sum(dshift, axis=0, keep_dims=True), mask=column < columns)
+    shares = (dbias,) if weight_ptr is None else (dbias, dweight, dshift)
+    store_partials(partial_ptr, shares, column, columns, tl.program_id(0))
 
 
 @tuned
@@ -193,22 +195,40 @@ def forward(
 
     mean, rstd: [rows] in fp32, or None without save_statistics.
     """
-    rows, columns = x.shape
-    y, h = (torch.empty((rows, columns), dtype=x.dtype, device=x.device) for _ in range(2))
+    y, h = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
     mean, rstd = (
-        torch.empty(rows, dtype=torch.float32, device=x.device) if save_statistics else None for _ in range(2)
+        torch.empty(len(x), dtype=torch.float32, device=x.device) if save_statistics else None for _ in range(2)
     )
-    if y.numel() == 0:
-        return y, h, mean, rstd
+    if y.numel():
+        vectors = bias.contiguous(), weight.contiguous(), shift.contiguous()
+        _launch_forward(x, residual, vectors, seed, (y, h, mean, rstd), p, eps, config)
+    return y, h, mean, rstd
+
+
+def forward_without_norm(
+    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor, p: float,
+    config: RowConfig | None = None,
+) -> torch.Tensor:
+    """Launch the forward kernel without the norm; return h [rows, columns], contiguous, in x's dtype."""
+    h = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    with declare.computing(*FORWARD_WITHOUT_NORM):
+        _launch_forward(x, residual, (bias.contiguous(), None, None), seed, (None, h, None, None), p, 0.0, config)
+    return h
+
+
+def _launch_forward(
+    x: torch.Tensor, residual: torch.Tensor, vectors: OptionalTensors, seed: torch.Tensor, results: OptionalTensors,
+    p: float, eps: float, config: RowConfig | None,
+) -> None:
+    """Write the results y, h, mean and rstd. vectors: bias, weight, shift."""
+    bias, weight, shift = vectors
     x, residual = with_unit_column_stride(x), with_unit_column_stride(residual)
-    config = config or configure_forward(rows, columns, x.element_size(), multiprocessors(x.device))
+    config = config or configure_forward(*x.shape, x.element_size(), multiprocessors(x.device))
     with device_of(x):
         dropout_residual_norm_forward_kernel[(config.programs,)](
-            x, bias.contiguous(), residual, weight.contiguous(), shift.contiguous(), seed.contiguous(), y, h, mean,
-            rstd, x.stride(0), residual.stride(0), rows, columns, *dropout_constants(p), eps,
-            ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
+            x, bias, residual, weight, shift, seed.contiguous(), *results, x.stride(0), residual.stride(0), *x.shape,
+            *dropout_constants(p), eps, **config.whole_rows,
         )
-    return y, h, mean, rstd
 
 
 def backward(
@@ -219,41 +239,15 @@ def backward(
 
     All are contiguous, in h's dtype.
     """
-    rows, columns = h.shape
-    dx, dresidual = (torch.empty((rows, columns), dtype=h.dtype, device=h.device) for _ in range(2))
+    dx, dresidual = (torch.empty(h.shape, dtype=h.dtype, device=h.device) for _ in range(2))
     if h.numel() == 0:
-        dbias, dweight, dshift = (torch.zeros(columns, dtype=h.dtype, device=h.device) for _ in range(3))
+        dbias, dweight, dshift = (torch.zeros(h.shape[1], dtype=h.dtype, device=h.device) for _ in range(3))
         return dx, dbias, dresidual, dweight, dshift
-    dy, dh = with_unit_column_stride(dy), with_unit_column_stride(dh)
-    config = config or configure_backward(rows, columns, h.element_size(), multiprocessors(h.device))
-    partial = torch.empty((config.programs, 3, columns), dtype=torch.float32, device=h.device)
-    with device_of(h):
-        dropout_residual_norm_backward_kernel[(config.programs,)](
-            h, weight.contiguous(), seed.contiguous(), mean, rstd, dy, dh, dx, dresidual, partial,
-            dy.stride(0), dh.stride(0), rows, columns, *dropout_constants(p),
-            ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
-        )
+    saved = (h, weight.contiguous(), seed.contiguous(), mean, rstd)
+    partial = _launch_backward(saved, with_unit_column_stride(dy), dh, dx, dresidual, p, config)
     with declare.computing(*SUMS, sum_ptr="dbias", sum2_ptr="dweight", sum3_ptr="dshift"):
         dbias, dweight, dshift = sum_vectors(partial, h.dtype)
     return dx, dbias, dresidual, dweight, dshift
-
-
-def forward_without_norm(
-    x: torch.Tensor, bias: torch.Tensor, residual: torch.Tensor, seed: torch.Tensor, p: float,
-    config: RowConfig | None = None,
-) -> torch.Tensor:
-    """Launch the forward kernel without the norm; return h [rows, columns], contiguous, in x's dtype."""
-    rows, columns = x.shape
-    h = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
-    x, residual = with_unit_column_stride(x), with_unit_column_stride(residual)
-    config = config or configure_forward(rows, columns, x.element_size(), multiprocessors(x.device))
-    with device_of(x), declare.computing(*FORWARD_WITHOUT_NORM):
-        dropout_residual_norm_forward_kernel[(config.programs,)](
-            x, bias.contiguous(), residual, None, None, seed.contiguous(), None, h, None, None, x.stride(0),
-            residual.stride(0), rows, columns, *dropout_constants(p), 0.0,
-            ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
-        )
-    return h
 
 
 def backward_without_norm(
@@ -263,19 +257,31 @@ def backward_without_norm(
 
     Both have dh's dtype. dresidual is dh itself.
     """
-    rows, columns = dh.shape
-    dx = torch.empty((rows, columns), dtype=dh.dtype, device=dh.device)
-    dh = with_unit_column_stride(dh)
-    config = config or configure_backward(rows, columns, dh.element_size(), multiprocessors(dh.device))
-    partial = torch.empty((config.programs, 1, columns), dtype=torch.float32, device=dh.device)
-    with device_of(dh), declare.computing(*BACKWARD_WITHOUT_NORM):
-        dropout_residual_norm_backward_kernel[(config.programs,)](
-            None, None, seed.contiguous(), None, None, None, dh, dx, None, partial, 0, dh.stride(0), rows, columns,
-            *dropout_constants(p),
-            ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
-        )
+    dx = torch.empty(dh.shape, dtype=dh.dtype, device=dh.device)
+    with declare.computing(*BACKWARD_WITHOUT_NORM):
+        partial = _launch_backward((None, None, seed.contiguous(), None, None), None, dh, dx, None, p, config)
     with declare.computing(SUMS[0], sum_ptr="dbias"):
         return dx, sum_vectors(partial, dh.dtype)[0]
+
+
+def _launch_backward(
+    saved: OptionalTensors, dy: torch.Tensor | None, dh: torch.Tensor, dx: torch.Tensor,
+    dresidual: torch.Tensor | None, p: float, config: RowConfig | None,
+) -> torch.Tensor:
+    """Write dx and dresidual; return the programs' shares of dbias, and with a norm of dweight and dshift.
+
+    saved: h, weight, seed, mean, rstd.
+    """
+    dh = with_unit_column_stride(dh)
+    rows, columns = dh.shape
+    config = config or configure_backward(rows, columns, dh.element_size(), multiprocessors(dh.device))
+    partial = torch.empty((config.programs, 1 if dy is None else 3, columns), dtype=torch.float32, device=dh.device)
+    with device_of(dh):
+        dropout_residual_norm_backward_kernel[(config.programs,)](
+            *saved, dy, dh, dx, dresidual, partial, 0 if dy is None else dy.stride(0), dh.stride(0), rows, columns,
+            *dropout_constants(p), **config.whole_rows,
+        )
+    return partial
 
 
 class DropoutResidualNormFunction(torch.autograd.Function):

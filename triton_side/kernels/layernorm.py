@@ -44,6 +44,16 @@ from xlafuse.triton_side.kernels.shared.launch import (
     rows_per_tile,
     with_unit_column_stride,
 )
+from xlafuse.triton_side.kernels.shared.row_reduction import (
+    NormKernels,
+    launch_norm_backward,
+    load,
+    norm_backward,
+    norm_backward_looped,
+    norm_shares,
+    normalise,
+    store_partials,
+)
 
 # Operations in the block's stages: of the forward pass, of dx, and of the gradients of weight and bias before and after
 # the sum over programs.
@@ -65,24 +75,6 @@ PARTIALS = (
 SUMS = (declare.gradient("reduce_sum", "weight", "dweight"), declare.gradient("reduce_sum", "bias", "dbias"))
 
 
-@triton.jit
-def normalise(x, mask, columns, eps):
-    """Return n, mean and rstd of whole rows of x, which is zero outside the mask."""
-    mean = tl.sum(x, axis=1, keep_dims=True) / columns
-    centred = tl.where(mask, x - mean, 0.0)
-    rstd = tl.rsqrt(tl.sum(centred * centred, axis=1, keep_dims=True) / columns + eps)
-    return centred * rstd, mean, rstd
-
-
-@triton.jit
-def normalise_gradient(dy, normalised, weight, rstd, columns):
-    """Return dx of whole rows; dy is zero past their ends."""
-    dnormalised = dy * weight
-    dmean = tl.sum(dnormalised, axis=1, keep_dims=True) / columns
-    projection = tl.sum(dnormalised * normalised, axis=1, keep_dims=True) / columns
-    return rstd * (dnormalised - dmean - normalised * projection)
-
-
 @declare.declare(*FORWARD, flops=lambda shapes: 7 * math.prod(shapes["x_ptr"]))
 @triton.jit
 def layernorm_forward_kernel(
@@ -95,7 +87,7 @@ def layernorm_forward_kernel(
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
         row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
         mask = (column < columns) if ROWS == 1 else (row < rows) & (column < columns)
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+        x = load(x_ptr + row * x_row_stride + column, mask)
         normalised, mean, rstd = normalise(x, mask, columns, eps)
         y = normalised * weight.to(tl.float32) + bias.to(tl.float32)
         tl.store(y_ptr + row * columns + column, y.to(y_ptr.dtype.element_ty), mask=mask)
@@ -127,7 +119,7 @@ def layernorm_forward_looped_kernel(
         squares = tl.zeros([COLUMNS], tl.float32)  # sums of (x - mean)^2
         for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
             column = start + lane
-            x = tl.load(x_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+            x = load(x_row_ptr + column, column < columns)
             delta = tl.where(column < columns, x - means, 0.0)
             means += delta * (1.0 / (start // COLUMNS + 1))
             squares += delta * (x - means)
@@ -140,19 +132,11 @@ def layernorm_forward_looped_kernel(
             tl.store(rstd_ptr + row, rstd)
         for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
             column = start + lane
-            x = tl.load(x_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
-            weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
-            bias = tl.load(bias_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+            x = load(x_row_ptr + column, column < columns)
+            weight = load(weight_ptr + column, column < columns)
+            bias = load(bias_ptr + column, column < columns)
             y = (x - mean) * rstd * weight + bias
             tl.store(y_row_ptr + column, y.to(y_ptr.dtype.element_ty), mask=column < columns)
-
-
-@triton.jit
-def _store_partials(partial_ptr, dweight, dbias, column, columns):
-    """Store this program's shares, summed over their rows, into partial [programs, 2, columns]."""
-    partial_ptr += tl.program_id(0).to(tl.int64) * 2 * columns + column
-    tl.store(partial_ptr, tl.sum(dweight, axis=0, keep_dims=True), mask=column < columns)
-    tl.store(partial_ptr + columns, tl.sum(dbias, axis=0, keep_dims=True), mask=column < columns)
 
 
 @declare.declare(*NORMALIZED_AGAIN, *DX, *PARTIALS, flops=lambda shapes: 13 * math.prod(shapes["x_ptr"]))
@@ -163,25 +147,11 @@ def layernorm_backward_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):
     column = tl.arange(0, COLUMNS)[None, :]
-    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
-    dweight = tl.zeros([ROWS, COLUMNS], tl.float32)
-    dbias = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
-        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        mask = (row < rows) & (column < columns)
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(tl.float32)
-        mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
-        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
-        # Past the row's end this is -mean rstd, and dy there is zero.
-        normalised = (x - mean) * rstd
-        dx = normalise_gradient(dy, normalised, weight.to(tl.float32), rstd, columns)
-        if dsum_ptr is not None:
-            dx += tl.load(dsum_ptr + row * dsum_row_stride + column, mask=mask, other=0.0).to(tl.float32)
-        tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
-        dweight += dy * normalised
-        dbias += dy
-    _store_partials(partial_ptr, dweight, dbias, column, columns)
+    shares = norm_backward(
+        x_ptr, weight_ptr, mean_ptr, rstd_ptr, dy_ptr, dsum_ptr, dx_ptr, x_row_stride, dy_row_stride, dsum_row_stride,
+        column, rows, columns, ROWS, COLUMNS, STAGES,
+    )
+    store_partials(partial_ptr, shares, column, columns, tl.program_id(0).to(tl.int64))
 
 
 @declare.declare(*NORMALIZED_AGAIN, *DX, *PARTIALS, flops=lambda shapes: 19 * math.prod(shapes["x_ptr"]))
@@ -204,14 +174,14 @@ def layernorm_backward_halves_kernel(
         mean = tl.load(mean_ptr + row)
         rstd = tl.load(rstd_ptr + row)
         # Past the row's end dy is zero.
-        x = tl.load(x_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
-        dy = tl.load(dy_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+        x = load(x_row_ptr + column, column < columns)
+        dy = load(dy_row_ptr + column, column < columns)
         normalised = (x - mean) * rstd
         dnormalised = dy * weight.to(tl.float32)
-        other_x = tl.load(x_row_ptr + other, mask=other < columns, other=0.0).to(tl.float32)
-        other_dy = tl.load(dy_row_ptr + other, mask=other < columns, other=0.0).to(tl.float32)
+        other_x = load(x_row_ptr + other, other < columns)
+        other_dy = load(dy_row_ptr + other, other < columns)
         # Held in registers, the other half's weight would take the last of 255.
-        other_weight = tl.load(weight_ptr + other, mask=other < columns, other=0.0).to(tl.float32)
+        other_weight = load(weight_ptr + other, other < columns)
         other_dnormalised = other_dy * other_weight
         products = dnormalised * normalised + other_dnormalised * ((other_x - mean) * rstd)
         projection = tl.sum(products, axis=0) / columns
@@ -219,7 +189,7 @@ def layernorm_backward_halves_kernel(
         dx = rstd * (dnormalised - dmean - normalised * projection)
         if dsum_ptr is not None:
             dsum_row_ptr = dsum_ptr + tl.cast(row, tl.int64) * dsum_row_stride
-            dx += tl.load(dsum_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+            dx += load(dsum_row_ptr + column, column < columns)
         dx_row_ptr = dx_ptr + tl.cast(row, tl.int64) * columns
         tl.store(dx_row_ptr + column, dx.to(dx_ptr.dtype.element_ty), mask=column < columns)
         dweight += dy * normalised
@@ -236,33 +206,10 @@ def layernorm_backward_looped_kernel(
     rows, columns,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):
-    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
-        x_row_ptr = x_ptr + tl.cast(row, tl.int64) * x_row_stride
-        dy_row_ptr = dy_ptr + tl.cast(row, tl.int64) * dy_row_stride
-        dsum_row = tl.cast(row, tl.int64) * dsum_row_stride
-        dx_row_ptr = dx_ptr + tl.cast(row, tl.int64) * columns
-        mean = tl.load(mean_ptr + row)
-        rstd = tl.load(rstd_ptr + row)
-        products = tl.zeros([COLUMNS], tl.float32)
-        gradients = tl.zeros([COLUMNS], tl.float32)
-        for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
-            column = start + tl.arange(0, COLUMNS)
-            x = tl.load(x_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
-            dy = tl.load(dy_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
-            weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
-            products += dy * weight * ((x - mean) * rstd)
-            gradients += dy * weight
-        projection = tl.sum(products, axis=0) / columns
-        dmean = tl.sum(gradients, axis=0) / columns
-        for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
-            column = start + tl.arange(0, COLUMNS)
-            x = tl.load(x_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
-            dy = tl.load(dy_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
-            weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
-            dx = rstd * (dy * weight - dmean - (x - mean) * rstd * projection)
-            if dsum_ptr is not None:
-                dx += tl.load(dsum_ptr + dsum_row + column, mask=column < columns, other=0.0).to(tl.float32)
-            tl.store(dx_row_ptr + column, dx.to(dx_ptr.dtype.element_ty), mask=column < columns)
+    norm_backward_looped(
+        x_ptr, weight_ptr, mean_ptr, rstd_ptr, dy_ptr, dsum_ptr, dx_ptr, x_row_stride, dy_row_stride, dsum_row_stride,
+        rows, columns, COLUMNS, STAGES,
+    )
 
 
 @declare.declare(*NORMALIZED_AGAIN, *PARTIALS, flops=lambda shapes: 5 * math.prod(shapes["x_ptr"]))
@@ -272,18 +219,16 @@ def layernorm_partials_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    dweight = tl.zeros([ROWS, COLUMNS], tl.float32)
-    dbias = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
-        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        mask = (row < rows) & (column < columns)
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(tl.float32)
-        mean = tl.load(mean_ptr + row, mask=row < rows, other=0.0)
-        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
-        dweight += dy * ((x - mean) * rstd)
-        dbias += dy
-    _store_partials(partial_ptr, dweight, dbias, column, columns)
+    shares = norm_shares(
+        x_ptr, mean_ptr, rstd_ptr, dy_ptr, x_row_stride, dy_row_stride, column, rows, columns, ROWS, COLUMNS
+    )
+    store_partials(partial_ptr, shares, column, columns, tl.program_id(0).to(tl.int64))
+
+
+BACKWARD_KERNELS = NormKernels(
+    layernorm_backward_kernel, layernorm_backward_looped_kernel, layernorm_partials_kernel,
+    layernorm_backward_halves_kernel,
+)
 
 
 @tuned
@@ -331,12 +276,7 @@ def configure_backward(rows: int, columns: int, element_bytes: int, multiprocess
 
 
 def forward(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor,
-    eps: float,
-    *,
-    save: bool,
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, eps: float, *, save: bool,
     config: RowConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
     """Launch the forward kernel; return y [rows, columns], contiguous, in x's dtype, and mean and rstd.
@@ -352,30 +292,18 @@ def forward(
     x = with_unit_column_stride(x)
     weight, bias = weight.contiguous(), bias.contiguous()
     config = config or configure_forward(rows, columns, x.element_size(), multiprocessors(x.device))
+    tensors, sizes = (x, weight, bias, y, mean, rstd), (x.stride(0), rows, columns, eps)
     with device_of(x):
         if config.block_columns < columns:
-            layernorm_forward_looped_kernel[(config.programs,)](
-                x, weight, bias, y, mean, rstd, x.stride(0), rows, columns, eps,
-                COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
-            )
+            layernorm_forward_looped_kernel[(config.programs,)](*tensors, *sizes, **config.looped)
         else:
-            layernorm_forward_kernel[(config.programs,)](
-                x, weight, bias, y, mean, rstd, x.stride(0), rows, columns, eps,
-                ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
-                num_warps=config.num_warps,
-            )
+            layernorm_forward_kernel[(config.programs,)](*tensors, *sizes, **config.whole_rows)
     return y, mean, rstd
 
 
 def backward(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    mean: torch.Tensor,
-    rstd: torch.Tensor,
-    dy: torch.Tensor,
-    config: RowConfig | None = None,
-    *,
-    dsum: torch.Tensor | None = None,
+    x: torch.Tensor, weight: torch.Tensor, mean: torch.Tensor, rstd: torch.Tensor, dy: torch.Tensor,
+    config: RowConfig | None = None, *, dsum: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Launch the backward kernels; return dx [rows, columns], contiguous, dweight and dbias [columns], in x's dtype.
 
@@ -387,35 +315,9 @@ def backward(
     dx = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     if dx.numel() == 0:
         return dx, torch.zeros_like(weight), torch.zeros_like(weight)
-    x, dy = with_unit_column_stride(x), with_unit_column_stride(dy)
-    dsum = None if dsum is None else with_unit_column_stride(dsum)
-    dsum_row_stride = 0 if dsum is None else dsum.stride(0)
-    weight = weight.contiguous()
     config = config or configure_backward(rows, columns, x.element_size(), multiprocessors(x.device))
     partial = torch.empty((config.programs, 2, columns), dtype=torch.float32, device=x.device)
-    with device_of(x):
-        if config.block_columns < columns <= 2 * config.block_columns:
-            layernorm_backward_halves_kernel[(2, config.programs)](
-                x, weight, mean, rstd, dy, dsum, dx, partial, x.stride(0), dy.stride(0), dsum_row_stride, rows,
-                columns,
-                COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
-            )
-        elif config.block_columns < columns:
-            layernorm_backward_looped_kernel[(config.programs,)](
-                x, weight, mean, rstd, dy, dsum, dx, x.stride(0), dy.stride(0), dsum_row_stride, rows, columns,
-                COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
-            )
-            layernorm_partials_kernel[(config.programs, cdiv(columns, 1024))](
-                x, mean, rstd, dy, partial, x.stride(0), dy.stride(0), rows, columns,
-                ROWS=4, COLUMNS=1024, num_warps=8,
-            )
-        else:
-            layernorm_backward_kernel[(config.programs,)](
-                x, weight, mean, rstd, dy, dsum, dx, partial, x.stride(0), dy.stride(0), dsum_row_stride, rows,
-                columns,
-                ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
-                num_warps=config.num_warps,
-            )
+    launch_norm_backward(BACKWARD_KERNELS, x, weight, (mean, rstd), dy, dsum, dx, partial, config)
     with declare.computing(*SUMS, sum_ptr="dweight", sum2_ptr="dbias"):
         dweight, dbias = sum_vectors(partial, x.dtype)
     return dx, dweight, dbias

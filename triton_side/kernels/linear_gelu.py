@@ -42,6 +42,7 @@ from xlafuse.triton_side.kernels.shared.launch import (
     next_power_of_2,
     with_unit_column_stride,
 )
+from xlafuse.triton_side.kernels.shared.row_reduction import load, tile_of_rows
 
 FORWARD = (*linear.FORWARD, *gelu.FORWARD)
 
@@ -72,10 +73,9 @@ def dpre_kernel(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     dbias = tl.zeros([ROWS, COLUMNS], tl.float32)
     for tile in tl.range(tl.program_id(1), tl.cdiv(rows, ROWS), tl.num_programs(1), num_stages=STAGES):
-        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        mask = (row < rows) & (column < columns)
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(tl.float32)
-        pre = tl.load(pre_ptr + row * columns + column, mask=mask, other=0.0).to(tl.float32)
+        row, mask = tile_of_rows(tile, rows, column, columns, ROWS)
+        dy = load(dy_ptr + row * dy_row_stride + column, mask)
+        pre = load(pre_ptr + row * columns + column, mask)
         dpre = dy * gelu_value_and_slope(pre, accurate)[1]
         tl.store(dpre_ptr + row * columns + column, dpre.to(dpre_ptr.dtype.element_ty), mask=mask)
         dbias += dpre
@@ -151,21 +151,7 @@ class _LinearGelu(torch.autograd.Function):
 
 
 def linear_gelu(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    """Return gelu(x @ weight + bias), GELU in its tanh form; differentiable once.
-
-    Args:
-        x: [m, k], any strides.
-        weight: [k, n], any strides.
-        bias: [n].
-
-    Returns:
-        y [m, n], contiguous, in the inputs' dtype.
-
-    Raises:
-        ValueError: shapes do not fit, devices differ or are not a GPU (outside the interpreter), or float32 products
-            are set to "medium".
-        TypeError: a dtype is not supported, or they differ.
-    """
+    """Return gelu(x @ weight + bias), GELU in its tanh form; arguments, result and errors are those of `linear`."""
     check_linear(x, weight, bias)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (x, weight, bias)):
         return _LinearGelu.apply(x, weight, bias)

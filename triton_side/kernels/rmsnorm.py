@@ -39,6 +39,16 @@ from xlafuse.triton_side.kernels.shared.launch import (
     rows_per_tile,
     with_unit_column_stride,
 )
+from xlafuse.triton_side.kernels.shared.row_reduction import (
+    NormKernels,
+    launch_norm_backward,
+    load,
+    norm_backward,
+    norm_backward_looped,
+    norm_shares,
+    store_partials,
+    tile_of_rows,
+)
 
 # Operations in the block's stages: of the forward pass, of dx, and of dweight before and after the sum over programs.
 # The backward pass recomputes the normalised rows; rstd is saved, so it repeats no sum.
@@ -87,8 +97,7 @@ def rmsnorm_forward_kernel(
     column = tl.arange(0, COLUMNS)[None, :]
     weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
-        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        mask = (row < rows) & (column < columns)
+        row, mask = tile_of_rows(tile, rows, column, columns, ROWS)
         residual_offset = row * residual_row_stride + column
         x = _load_sum(x_ptr + row * x_row_stride + column, residual_ptr, residual_offset, mask, "")
         if sum_ptr is not None:
@@ -132,7 +141,7 @@ def rmsnorm_forward_looped_kernel(
             x = _load_sum(x_row_ptr + column, residual_ptr, residual_row + column, column < columns, SECOND)
             if sum_ptr is not None:
                 tl.store(sum_ptr + out_row + column, x.to(sum_ptr.dtype.element_ty), mask=column < columns)
-            weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
+            weight = load(weight_ptr + column, column < columns)
             y = x * rstd * weight
             tl.store(y_ptr + out_row + column, y.to(y_ptr.dtype.element_ty), mask=column < columns)
 
@@ -145,23 +154,11 @@ def rmsnorm_backward_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):
     column = tl.arange(0, COLUMNS)[None, :]
-    weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0)
-    dweight = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
-        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        mask = (row < rows) & (column < columns)
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(tl.float32)
-        rstd = tl.load(rstd_ptr + row, mask=row < rows, other=0.0)
-        normalised = x * rstd
-        dnormalised = dy * weight.to(tl.float32)
-        projection = tl.sum(dnormalised * normalised, axis=1, keep_dims=True) / columns
-        dx = rstd * (dnormalised - normalised * projection)
-        if dsum_ptr is not None:
-            dx += tl.load(dsum_ptr + row * dsum_row_stride + column, mask=mask, other=0.0).to(tl.float32)
-        tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
-        dweight += dy * normalised
-    partial = tl.sum(dweight, axis=0, keep_dims=True)
+    shares = norm_backward(
+        x_ptr, weight_ptr, None, rstd_ptr, dy_ptr, dsum_ptr, dx_ptr, x_row_stride, dy_row_stride, dsum_row_stride,
+        column, rows, columns, ROWS, COLUMNS, STAGES,
+    )
+    partial = tl.sum(shares[0], axis=0, keep_dims=True)
     tl.store(partial_ptr + tl.program_id(0) * columns + column, partial, mask=column < columns)
 
 
@@ -171,29 +168,10 @@ def rmsnorm_backward_looped_kernel(
     x_ptr, weight_ptr, rstd_ptr, dy_ptr, dsum_ptr, dx_ptr, x_row_stride, dy_row_stride, dsum_row_stride, rows, columns,
     COLUMNS: tl.constexpr, STAGES: tl.constexpr,
 ):
-    for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
-        x_row_ptr = x_ptr + tl.cast(row, tl.int64) * x_row_stride
-        dy_row_ptr = dy_ptr + tl.cast(row, tl.int64) * dy_row_stride
-        dsum_row = tl.cast(row, tl.int64) * dsum_row_stride
-        dx_row_ptr = dx_ptr + tl.cast(row, tl.int64) * columns
-        rstd = tl.load(rstd_ptr + row)
-        products = tl.zeros([COLUMNS], tl.float32)
-        for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
-            column = start + tl.arange(0, COLUMNS)
-            x = tl.load(x_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
-            dy = tl.load(dy_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
-            weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
-            products += dy * weight * (x * rstd)
-        projection = tl.sum(products, axis=0) / columns
-        for start in tl.range(0, columns, COLUMNS, num_stages=STAGES):
-            column = start + tl.arange(0, COLUMNS)
-            x = tl.load(x_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
-            dy = tl.load(dy_row_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
-            weight = tl.load(weight_ptr + column, mask=column < columns, other=0.0).to(tl.float32)
-            dx = rstd * (dy * weight - x * rstd * projection)
-            if dsum_ptr is not None:
-                dx += tl.load(dsum_ptr + dsum_row + column, mask=column < columns, other=0.0).to(tl.float32)
-            tl.store(dx_row_ptr + column, dx.to(dx_ptr.dtype.element_ty), mask=column < columns)
+    norm_backward_looped(
+        x_ptr, weight_ptr, None, rstd_ptr, dy_ptr, dsum_ptr, dx_ptr, x_row_stride, dy_row_stride, dsum_row_stride,
+        rows, columns, COLUMNS, STAGES,
+    )
 
 
 @declare.declare(NORMALIZED_AGAIN, *PARTIAL_DWEIGHT, flops=lambda shapes: 3 * math.prod(shapes["x_ptr"]))
@@ -203,15 +181,15 @@ def rmsnorm_partial_dweight_kernel(
     ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    dweight = tl.zeros([ROWS, COLUMNS], tl.float32)
-    for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0)):
-        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        mask = (row < rows) & (column < columns)
-        x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(tl.float32)
-        dweight += dy * (x * tl.load(rstd_ptr + row, mask=row < rows, other=0.0))
-    partial = tl.sum(dweight, axis=0, keep_dims=True)
-    tl.store(partial_ptr + tl.program_id(0).to(tl.int64) * columns + column, partial, mask=column < columns)
+    shares = norm_shares(
+        x_ptr, None, rstd_ptr, dy_ptr, x_row_stride, dy_row_stride, column, rows, columns, ROWS, COLUMNS
+    )
+    store_partials(partial_ptr, shares, column, columns, tl.program_id(0).to(tl.int64))
+
+
+BACKWARD_KERNELS = NormKernels(
+    rmsnorm_backward_kernel, rmsnorm_backward_looped_kernel, rmsnorm_partial_dweight_kernel
+)
 
 
 @tuned
@@ -309,24 +287,14 @@ def _launch_forward(
         if config.block_columns < columns:
             rmsnorm_forward_looped_kernel[(config.programs,)](
                 *tensors, rows, columns, eps,
-                COLUMNS=config.block_columns, STAGES=config.num_stages,
-                UNROLLED=columns if columns == 2 * config.block_columns else None, num_warps=config.num_warps,
+                UNROLLED=columns if columns == 2 * config.block_columns else None, **config.looped,
             )
         else:
-            rmsnorm_forward_kernel[(config.programs,)](
-                *tensors, rows, columns, eps,
-                ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
-                num_warps=config.num_warps,
-            )
+            rmsnorm_forward_kernel[(config.programs,)](*tensors, rows, columns, eps, **config.whole_rows)
 
 
 def backward(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    rstd: torch.Tensor,
-    dy: torch.Tensor,
-    config: RowConfig | None = None,
-    *,
+    x: torch.Tensor, weight: torch.Tensor, rstd: torch.Tensor, dy: torch.Tensor, config: RowConfig | None = None, *,
     dsum: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch the backward kernels; return dx [rows, columns], contiguous, and dweight [columns], in x's dtype.
@@ -337,28 +305,9 @@ def backward(
     dx = torch.empty((rows, columns), dtype=x.dtype, device=x.device)
     if dx.numel() == 0:
         return dx, torch.zeros(columns, dtype=x.dtype, device=x.device)
-    x, dy = with_unit_column_stride(x), with_unit_column_stride(dy)
-    dsum = None if dsum is None else with_unit_column_stride(dsum)
-    dsum_row_stride = 0 if dsum is None else dsum.stride(0)
-    weight = weight.contiguous()
     config = config or configure_backward(rows, columns, x.element_size(), multiprocessors(x.device))
     partial = torch.empty((config.programs, columns), dtype=torch.float32, device=x.device)
-    with device_of(x):
-        if config.block_columns < columns:
-            rmsnorm_backward_looped_kernel[(config.programs,)](
-                x, weight, rstd, dy, dsum, dx, x.stride(0), dy.stride(0), dsum_row_stride, rows, columns,
-                COLUMNS=config.block_columns, STAGES=config.num_stages, num_warps=config.num_warps,
-            )
-            rmsnorm_partial_dweight_kernel[(config.programs, cdiv(columns, 1024))](
-                x, rstd, dy, partial, x.stride(0), dy.stride(0), rows, columns,
-                ROWS=4, COLUMNS=1024, num_warps=8,
-            )
-        else:
-            rmsnorm_backward_kernel[(config.programs,)](
-                x, weight, rstd, dy, dsum, dx, partial, x.stride(0), dy.stride(0), dsum_row_stride, rows, columns,
-                ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
-                num_warps=config.num_warps,
-            )
+    launch_norm_backward(BACKWARD_KERNELS, x, weight, (rstd,), dy, dsum, dx, partial, config)
     with declare.computing(DWEIGHT, sum_ptr="dweight"):
         dweight = sum_columns(partial, x.dtype)
     return dx, dweight

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 
 from xlafuse.triton_side.calls import declare
 from xlafuse.triton_side.configs.tuned import tuned
-from xlafuse.triton_side.kernels.shared.constants import LOG2_E, LOWEST
+from xlafuse.triton_side.kernels.shared.constants import LOWEST
 from xlafuse.triton_side.kernels.shared.launch import (
     RowConfig,
     cdiv,
@@ -36,12 +36,7 @@ from xlafuse.triton_side.kernels.shared.launch import (
     rows_per_tile,
     with_unit_column_stride,
 )
-
-# ln 2 in two parts, the high one of 16 bits: k * LN_2_HIGH is exact in fp32 for |k| <= 255.
-LN_2_HIGH = tl.constexpr(0.693145751953125)
-LN_2_LOW = tl.constexpr(1.4286068203094172e-06)
-# Adding and subtracting 1.5 * 2^23 rounds an fp32 number below 2^22 to an integer.
-ROUNDING = tl.constexpr(12582912.0)
+from xlafuse.triton_side.kernels.shared.row_reduction import add_to_softmax, exp, load, tile_of_rows
 
 FORWARD = (
     declare.forward("reduce_max", "max"), declare.forward("sub", "exp"), declare.forward("exp", "exp"),
@@ -52,22 +47,6 @@ BACKWARD = (
     declare.gradient("mul", "divide"), declare.gradient("reduce_sum", "sum"), declare.gradient("sub", "divide"),
     declare.gradient("mul", "exp"),
 )
-
-
-@triton.jit
-def _exp(x, ACCURATE: tl.constexpr):
-    """Return exp(x) for x <= 0, to two ulps if ACCURATE; otherwise with up to |x| 2^-24 more relative error.
-
-    The hardware's exponential has base 2, and rounding x log2(e) causes the error. 16-bit results do not show it; fp32
-    results do (twice the error of exp in C). So fp32 computes exp(x) = 2^k exp(x - k ln 2).
-    """
-    if ACCURATE:
-        x = tl.where(x < -104.0, -104.0, x)  # exp(-104) is 0 in fp32; -inf would make the remainder NaN
-        k = (x * LOG2_E + ROUNDING) - ROUNDING
-        remainder = (x - k * LN_2_HIGH) - k * LN_2_LOW
-        return tl.exp2(k) * tl.exp2(remainder * LOG2_E)
-    else:
-        return tl.exp2(x * LOG2_E)
 
 
 @triton.jit
@@ -101,12 +80,11 @@ def softmax_forward_kernel(
     accurate: tl.constexpr = y_ptr.dtype.element_ty == tl.float32
     column = tl.arange(0, COLUMNS)[None, :]
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
-        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        mask = (row < rows) & (column < columns)
+        row, mask = tile_of_rows(tile, rows, column, columns, ROWS)
         x = tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=-float("inf")).to(tl.float32)
         # Subtraction before scaling keeps the exponent exact to half an ulp for any magnitude of x.
         maximum = tl.maximum(tl.max(x, axis=1, keep_dims=True), LOWEST)
-        numerator = _exp(x - maximum, accurate)
+        numerator = exp(x - maximum, accurate)
         denominator = tl.sum(_to_sum(numerator, accurate), axis=1, keep_dims=True).to(tl.float32)
         denominator = tl.where(denominator == 0.0, 1.0, denominator)  # a row of nothing but -inf
         y = _divide(numerator, denominator, accurate)
@@ -117,7 +95,7 @@ def softmax_forward_kernel(
 def _join(maximum, total, other_maximum, other_total):
     """Return the maximum of both parts of a row, and the sum of exp(x - maximum) over them."""
     joint = tl.maximum(maximum, other_maximum)
-    return joint, total * _exp(maximum - joint, False) + other_total * _exp(other_maximum - joint, False)
+    return joint, total * exp(maximum - joint, False) + other_total * exp(other_maximum - joint, False)
 
 
 @declare.declare(*FORWARD, flops=lambda shapes: 5 * math.prod(shapes["y_ptr"]))
@@ -132,11 +110,11 @@ def softmax_forward_joint_kernel(
         x_row_ptr = x_ptr + tl.cast(row, tl.int64) * x_row_stride
         x = tl.load(x_row_ptr + column, mask=column < columns, other=-float("inf")).to(tl.float32)
         maximum = tl.maximum(tl.max(x, axis=1, keep_dims=True), LOWEST)
-        numerator = _exp(x - maximum, False)
+        numerator = exp(x - maximum, False)
         total = tl.sum(numerator, axis=1, keep_dims=True)
         row_maximum, denominator = tl.reduce((maximum, total), 0, _join, keep_dims=True)
         denominator = tl.where(denominator == 0.0, 1.0, denominator)  # a row of nothing but -inf
-        y = numerator * _divide(_exp(maximum - row_maximum, False), denominator, False)
+        y = numerator * _divide(exp(maximum - row_maximum, False), denominator, False)
         y_row_ptr = y_ptr + tl.cast(row, tl.int64) * columns
         tl.store(y_row_ptr + column, y.to(y_ptr.dtype.element_ty), mask=column < columns)
 
@@ -181,7 +159,6 @@ def softmax_forward_looped_kernel(
             x_body_ptr = x_ptr + tl.cdiv(y_start, VECTOR) * VECTOR
         tiles = tl.cdiv(vectors, vectors_per_tile)
 
-        # Each vector keeps its own maximum and sum, because a reduction over the row costs a barrier. It comes once.
         maximum = tl.full([vectors_per_tile, 1], LOWEST, tl.float32)
         partial_sum = tl.zeros([vectors_per_tile, 1], tl.float32)
         for tile in tl.range(0, tiles, num_stages=STAGES):
@@ -190,19 +167,16 @@ def softmax_forward_looped_kernel(
                 x_body_ptr + vector * VECTOR + element, mask=vector < vectors, other=-float("inf"),
                 eviction_policy="evict_last",
             ).to(tl.float32)
-            new_maximum = tl.maximum(maximum, tl.max(x, axis=1, keep_dims=True))
-            partial_sum *= _exp(maximum - new_maximum, accurate)
-            partial_sum += tl.sum(_exp(x - new_maximum, accurate), axis=1, keep_dims=True)
-            maximum = new_maximum
+            maximum, partial_sum = add_to_softmax(maximum, partial_sum, x, accurate)
         row_maximum = tl.max(maximum)
         if EDGES:
             edge_column, edge_mask = _edge_columns(head, vectors, columns, VECTOR)
             edge = tl.load(x_ptr + x_start + edge_column, mask=edge_mask, other=-float("inf")).to(tl.float32)
             row_maximum = tl.maximum(row_maximum, tl.max(edge))
-        partial_sum *= _exp(maximum - row_maximum, accurate)
+        partial_sum *= exp(maximum - row_maximum, accurate)
         denominator = tl.sum(_to_sum(partial_sum, accurate))
         if EDGES:
-            edge = _exp(edge - row_maximum, accurate)
+            edge = exp(edge - row_maximum, accurate)
             denominator += tl.sum(_to_sum(edge, accurate))
         denominator = denominator.to(tl.float32)
         denominator = tl.where(denominator == 0.0, 1.0, denominator)  # a row of nothing but -inf
@@ -217,7 +191,7 @@ def softmax_forward_looped_kernel(
                 x_body_ptr + vector * VECTOR + element, mask=vector < vectors, other=-float("inf"),
                 eviction_policy="evict_first",
             ).to(tl.float32)
-            y = _divide(_exp(x - row_maximum, accurate), denominator, accurate).to(y_ptr.dtype.element_ty)
+            y = _divide(exp(x - row_maximum, accurate), denominator, accurate).to(y_ptr.dtype.element_ty)
             tl.store(y_body_ptr + vector * VECTOR + element, y, mask=vector < vectors, cache_modifier=".cs")
 
 
@@ -229,10 +203,9 @@ def softmax_backward_kernel(
 ):
     column = tl.arange(0, COLUMNS)[None, :]
     for tile in tl.range(tl.program_id(0), tl.cdiv(rows, ROWS), tl.num_programs(0), num_stages=STAGES):
-        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        mask = (row < rows) & (column < columns)
-        y = tl.load(y_ptr + row * y_row_stride + column, mask=mask, other=0.0).to(tl.float32)
-        dy = tl.load(dy_ptr + row * dy_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+        row, mask = tile_of_rows(tile, rows, column, columns, ROWS)
+        y = load(y_ptr + row * y_row_stride + column, mask)
+        dy = load(dy_ptr + row * dy_row_stride + column, mask)
         dx = y * (dy - tl.sum(y * dy, axis=1, keep_dims=True))
         tl.store(dx_ptr + row * columns + column, dx.to(dx_ptr.dtype.element_ty), mask=mask)
 
@@ -356,21 +329,18 @@ def forward(x: torch.Tensor, config: RowConfig | None = None) -> torch.Tensor:
             x = x.contiguous() if edges else x
             softmax_forward_looped_kernel[(config.programs,)](
                 x, y, x.stride(0), rows, columns,
-                COLUMNS=config.block_columns, STAGES=config.num_stages, EDGES=edges,
-                VECTOR=16 // x.element_size(), num_warps=config.num_warps,
+                EDGES=edges, VECTOR=16 // x.element_size(), **config.looped,
             )
         elif config.block_rows == 1 and config.num_stages > 1 and x.element_size() == 2:
             # A program that prefetches has the multiprocessor for itself: nothing else runs during its reductions.
             softmax_forward_joint_kernel[(config.programs,)](
                 x, y, x.stride(0), rows, columns,
-                COLUMNS=config.block_columns, STAGES=config.num_stages, VECTOR=min(32, config.block_columns),
-                num_warps=config.num_warps,
+                VECTOR=min(32, config.block_columns), **config.looped,
             )
         else:
             softmax_forward_kernel[(config.programs,)](
                 x, y, x.stride(0), rows, columns,
-                ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
-                num_warps=config.num_warps,
+                **config.whole_rows,
             )
     return y
 
@@ -389,14 +359,12 @@ def backward(y: torch.Tensor, dy: torch.Tensor, config: RowConfig | None = None)
             y, dy = (y.contiguous(), dy.contiguous()) if edges else (y, dy)
             softmax_backward_looped_kernel[(config.programs,)](
                 y, dy, dx, y.stride(0), dy.stride(0), rows, columns,
-                COLUMNS=config.block_columns, STAGES=config.num_stages, EDGES=edges,
-                VECTOR=16 // y.element_size(), num_warps=config.num_warps,
+                EDGES=edges, VECTOR=16 // y.element_size(), **config.looped,
             )
         else:
             softmax_backward_kernel[(config.programs,)](
                 y, dy, dx, y.stride(0), dy.stride(0), rows, columns,
-                ROWS=config.block_rows, COLUMNS=config.block_columns, STAGES=config.num_stages,
-                num_warps=config.num_warps,
+                **config.whole_rows,
             )
     return dx
 

@@ -91,7 +91,7 @@ MUTATIONS = [
     ),
     Mutation(
         "dropout_residual_norm_backward_cluster", "dropout_residual_norm.cu",
-        "mean_gradients<THREADS, CLUSTER>(h, of.weight", "mean_gradients<THREADS, 1>(h, of.weight",
+        "mean_gradients<true, THREADS, CLUSTER>(h, of.weight", "mean_gradients<true, THREADS, 1>(h, of.weight",
         10007, "float, 1, 16, 512, 2",
     ),
     Mutation(
@@ -149,8 +149,8 @@ MUTATIONS = [
     ),
     Mutation(
         "rmsnorm_backward", "rmsnorm.cu",
-        "accumulate(x_packs[v], dy_packs[v], of_row, dweight[v]);",
-        "accumulate(x_packs[v], dy_packs[v], 1.0f, dweight[v]);",
+        "accumulate(x_packs[v], dy_packs[v], of_row, dweight[v], dbias[v]);",
+        "accumulate(x_packs[v], dy_packs[v], {0.0f, 1.0f}, dweight[v], dbias[v]);",
         67, "float, 1, 4, 32",
     ),
     Mutation(

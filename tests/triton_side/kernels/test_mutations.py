@@ -90,7 +90,14 @@ from xlafuse.triton_side.kernels.bias_gelu import TileConfig
 from xlafuse.triton_side.kernels.hopper import attention_backward as hopper_backward
 from xlafuse.triton_side.kernels.hopper import attention_forward as hopper_forward
 from xlafuse.triton_side.kernels.hopper import matmul_fp8 as hopper_fp8
-from xlafuse.triton_side.kernels.shared import column_sums, gated_unit, grouped_gradient, grouped_product, matmul_tiles
+from xlafuse.triton_side.kernels.shared import (
+    column_sums,
+    gated_unit,
+    grouped_gradient,
+    grouped_product,
+    matmul_tiles,
+    row_reduction,
+)
 from xlafuse.triton_side.kernels.shared.launch import FlatConfig, RowConfig
 from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
 
@@ -148,10 +155,17 @@ def sum_columns_problems(module: ModuleType) -> Iterator[Problem]:
     yield properties.sum_columns(lambda partial: module.sum_vectors(partial, torch.float32), draw(300, 3, 37))
 
 
+def of_block(block: ModuleType, module: ModuleType) -> ModuleType:
+    """Return the block's module, built on `module` if that is row_reduction or a mutant of it."""
+    if hasattr(module, block.__name__.rpartition(".")[2]):
+        return module
+    return block if module is row_reduction else built_on(module, row_reduction, block)
+
+
 def softmax_problems(
     config: RowConfig, module: ModuleType, dtype: torch.dtype = torch.float32
 ) -> Iterator[Problem]:
-    launch = properties.training(softmax_configured(config, module))
+    launch = properties.training(softmax_configured(config, of_block(softmax, module)))
     for columns in (67, 80):  # rows with and without edges
         x, dy = draw(14, columns, kinds=KINDS, dtype=dtype), draw(14, columns, seed=1, dtype=dtype)
         yield properties.softmax(launch, x, dy)
@@ -172,19 +186,19 @@ def linear_cross_entropy_problems(module: ModuleType) -> Iterator[Problem]:
 
 
 def rmsnorm_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
-    launch = properties.training(rmsnorm_configured(config, module))
+    launch = properties.training(rmsnorm_configured(config, of_block(rmsnorm, module)))
     yield properties.rmsnorm(launch, draw(14, 67), draw(67, seed=1), draw(14, 67, seed=2), EPS)
 
 
 def rmsnorm_of_sum_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
     x, residual, dy, dsum = (draw(14, 67, seed=seed) for seed in range(4))
     yield properties.rmsnorm_of_sum(
-        rmsnorm_of_sum(config, module), x, residual, draw(67, seed=4), dy, dsum, EPS
+        rmsnorm_of_sum(config, of_block(rmsnorm, module)), x, residual, draw(67, seed=4), dy, dsum, EPS
     )
 
 
 def layernorm_problems(config: RowConfig, module: ModuleType) -> Iterator[Problem]:
-    launch = properties.training(layernorm_configured(config, module))
+    launch = properties.training(layernorm_configured(config, of_block(layernorm, module)))
     operands = draw(14, 67) + 2, draw(67, seed=1), draw(67, seed=3), draw(14, 67, seed=2)
     yield properties.layernorm(launch, *operands, EPS)
 
@@ -350,17 +364,17 @@ MUTATIONS = [
     ),
     Mutation(
         "softmax_forward_kernel", softmax,
-        "numerator = _exp(x - maximum, accurate)", "numerator = _exp(x, accurate)",
+        "numerator = exp(x - maximum, accurate)", "numerator = exp(x, accurate)",
         partial(softmax_problems, ROW),
     ),
     Mutation(
-        "softmax_forward_looped_kernel", softmax,
-        "partial_sum *= _exp(maximum - new_maximum, accurate)", "pass",
+        "softmax_forward_looped_kernel", row_reduction,
+        "total *= exp(maximum - new_maximum, ACCURATE)", "pass",
         partial(softmax_problems, LOOPED),
     ),
     Mutation(
         "softmax_forward_joint_kernel", softmax,
-        "return joint, total * _exp(maximum - joint, False) + ", "return joint, total + ",
+        "return joint, total * exp(maximum - joint, False) + ", "return joint, total + ",
         partial(softmax_problems, PREFETCHED, dtype=torch.float16),
     ),
     Mutation(
@@ -439,32 +453,32 @@ MUTATIONS = [
         partial(rmsnorm_of_sum_problems, LOOPED),
     ),
     Mutation(
-        "rmsnorm_backward_kernel", rmsnorm,
-        "dx += tl.load(dsum_ptr + row", "dx = tl.load(dsum_ptr + row",
+        "rmsnorm_backward_kernel", row_reduction,
+        "dx += load(dsum_ptr + row *", "dx = load(dsum_ptr + row *",
         partial(rmsnorm_of_sum_problems, ROW),
     ),
     Mutation(
-        "rmsnorm_backward_looped_kernel", rmsnorm,
-        "dsum_row + column, mask", "column, mask",
+        "rmsnorm_backward_looped_kernel", row_reduction,
+        "dsum_ptr + dsum_row + column", "dsum_ptr + column",
         partial(rmsnorm_of_sum_problems, LOOPED),
     ),
     Mutation(
-        "rmsnorm_backward_kernel", rmsnorm,
-        "dx = rstd * (dnormalised - normalised * projection)", "dx = rstd * dnormalised",
+        "rmsnorm_backward_kernel", row_reduction,
+        "return rstd * (dnormalised - dmean - normalised * projection)", "return rstd * dnormalised",
         partial(rmsnorm_problems, ROW),
     ),
     Mutation(
-        "rmsnorm_backward_looped_kernel", rmsnorm,
+        "rmsnorm_backward_looped_kernel", row_reduction,
         "projection = tl.sum(products, axis=0) / columns", "projection = tl.sum(products, axis=0) / COLUMNS",
         partial(rmsnorm_problems, LOOPED),
     ),
     Mutation(
-        "rmsnorm_partial_dweight_kernel", rmsnorm,
-        "dweight += dy * (x * tl.load(", "dweight = dy * (x * tl.load(",
+        "rmsnorm_partial_dweight_kernel", row_reduction,
+        "dweight += dy * ((x - mean) * rstd)", "dweight = dy * ((x - mean) * rstd)",
         partial(rmsnorm_problems, LOOPED),
     ),
     Mutation(
-        "layernorm_forward_kernel", layernorm,
+        "layernorm_forward_kernel", row_reduction,
         "centred = tl.where(mask, x - mean, 0.0)", "centred = x - mean",
         partial(layernorm_problems, ROW),
     ),
@@ -474,7 +488,7 @@ MUTATIONS = [
         partial(layernorm_problems, LOOPED),
     ),
     Mutation(
-        "layernorm_backward_kernel", layernorm,
+        "layernorm_backward_kernel", row_reduction,
         "return rstd * (dnormalised - dmean - normalised * projection)", "return rstd * (dnormalised - dmean)",
         partial(layernorm_problems, ROW),
     ),
@@ -484,12 +498,12 @@ MUTATIONS = [
         partial(layernorm_problems, HALVES),
     ),
     Mutation(
-        "layernorm_backward_looped_kernel", layernorm,
-        "dmean = tl.sum(gradients, axis=0) / columns", "dmean = tl.sum(gradients, axis=0) / COLUMNS",
+        "layernorm_backward_looped_kernel", row_reduction,
+        "tl.sum(gradients, axis=0) / columns", "tl.sum(gradients, axis=0) / COLUMNS",
         partial(layernorm_problems, LOOPED),
     ),
     Mutation(
-        "layernorm_partials_kernel", layernorm,
+        "layernorm_partials_kernel", row_reduction,
         "dweight += dy * ((x - mean) * rstd)", "dweight += dy * (x * rstd)",
         partial(layernorm_problems, LOOPED),
     ),
@@ -530,7 +544,7 @@ MUTATIONS = [
     ),
     Mutation(
         "partial_sums_kernel", column_sums,
-        "shares += tl.load(", "shares = tl.load(",
+        "shares += load(", "shares = load(",
         partial_sums_problems,
     ),
     Mutation(

@@ -19,6 +19,7 @@ from xlafuse.triton_side.kernels.shared.launch import (
     next_power_of_2,
     with_unit_column_stride,
 )
+from xlafuse.triton_side.kernels.shared.row_reduction import load, tile_of_rows
 
 
 @declare.declare(flops=lambda shapes: math.prod(shapes["x_ptr"]))  # the caller declares the operation
@@ -31,9 +32,8 @@ def partial_sums_kernel(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     shares = tl.zeros([ROWS, COLUMNS], tl.float32)
     for tile in tl.range(tl.program_id(1), tl.cdiv(rows, ROWS), tl.num_programs(1), num_stages=STAGES):
-        row = (tile * ROWS + tl.arange(0, ROWS)).to(tl.int64)[:, None]
-        mask = (row < rows) & (column < columns)
-        shares += tl.load(x_ptr + row * x_row_stride + column, mask=mask, other=0.0).to(tl.float32)
+        row, mask = tile_of_rows(tile, rows, column, columns, ROWS)
+        shares += load(x_ptr + row * x_row_stride + column, mask)
     partial = tl.sum(shares, axis=0, keep_dims=True)
     tl.store(partial_ptr + tl.program_id(1).to(tl.int64) * columns + column, partial, mask=column < columns)
 

@@ -2,7 +2,7 @@
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -41,6 +41,16 @@ class RowConfig:
     num_warps: int
     num_stages: int
     programs: int
+
+    @cached_property
+    def whole_rows(self) -> dict[str, int]:
+        """The arguments of a kernel that holds whole rows."""
+        return {"ROWS": self.block_rows, **self.looped}
+
+    @cached_property
+    def looped(self) -> dict[str, int]:
+        """The arguments of a looped kernel."""
+        return {"COLUMNS": self.block_columns, "STAGES": self.num_stages, "num_warps": self.num_warps}
 
 
 # Triton's own cdiv and next_power_of_2 cost the host 2.6 us a call (3.7.1, one core of a shared machine), because its
