@@ -1,4 +1,4 @@
-"""What a function of the user is: its name, its framework, and whether it can be called as it is."""
+"""The name and the framework of a user's function, and the refusal of what cannot be called as it is."""
 
 from __future__ import annotations
 

@@ -143,7 +143,8 @@ def with_whole_cases(plan: Plan, done: Collection[str]) -> Plan:
 
 
 def _open(
-    plan: Plan, folder: Path, target: str | None, resume: bool, again: Mapping[str, str]
+    plan: Plan, folder: Path, target: str | None, resume: bool,
+    again: Mapping[str, str] = MappingProxyType({}),
 ) -> dict[str, Record]:
     """Make or re-open the run folder; return its finished records by id.
 

@@ -118,5 +118,5 @@ class Implementation:
 
     @property
     def request(self) -> str | dict[str, Any]:
-        """What a request to a worker has of it: its name in the table of blocks, or the user's function."""
+        """Its form in a request to a worker: the name in the table of blocks, or the user's function."""
         return self.name if self.own is None else asdict(self.own)

@@ -55,7 +55,7 @@ def exp(x, ACCURATE: tl.constexpr):
 def add_to_softmax(maximum, total, x, ACCURATE: tl.constexpr):
     """Return each lane's maximum and sum of exp(x - maximum), [lanes, 1], with the elements x [lanes, VECTOR] added.
 
-    A lane keeps its own, because a reduction over the row costs a barrier. That comes once. The maximum is finite from
+    A lane keeps its own, because a reduction over the row costs a barrier; it comes once. The maximum is finite from
     the start (`constants.LOWEST`), so an x of -inf differs from it by -inf, not NaN.
     """
     new_maximum = tl.maximum(maximum, tl.max(x, axis=1, keep_dims=True))
