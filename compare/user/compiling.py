@@ -81,7 +81,10 @@ def _compile_in(
         if process is None or reply is None:
             process = _Process(key)
             reply = process.ask(folder, deadline, progress)
-        _keep(process)
+        if asked["timed"]:
+            process.end()  # it holds the arrays of the timed calls on the GPU
+        else:
+            _keep(process)
         if "not_received" in reply:
             raise Stays(reply["not_received"])
         if error := reply.get("error"):
