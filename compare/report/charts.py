@@ -169,7 +169,7 @@ def kernels(ends: Mapping[str, float]) -> Spec:
 def ranks(values: Values) -> Spec:
     """Draw one call of each implementation, with two rows for each GPU: communication and computation.
 
-    values: as ranks.calls makes them, µs.
+    values: as content.kernels.calls_of_ranks makes them, µs.
     """
     rows: dict[str, None] = {}
     ends: dict[str, float] = {}

@@ -20,11 +20,11 @@ from ...record.run_folder import RunFolderError
 from ...sources.case_results import CaseResults
 from ...sources.source import Source
 from .. import charts
-from ..columns import mega, percent
+from ..columns import mega
 from ..overall import overall
 from ..strongest_findings import strongest
 from . import embed
-from .content import about, case, kernels, libraries, overview, ranks, records
+from .content import about, case, kernels, libraries, overview, records
 from .drawing import drawing
 from .listings import sources
 
@@ -35,9 +35,8 @@ _FOLDER = Path(__file__).parent
 STYLES = ("page.css", "drawing.css", "sources.css")
 # In the order in which they are loaded.
 SCRIPTS = (
-    "page.js", "make.js", "matrix.js", "charts.js", "records.js",
-    *(f"drawing-{part}.js" for part in ("data", "layout", "grid", "tip", "box", "edges", "legend")), "drawing.js",
-    "kernels.js", "sources-highlight.js", "sources.js",
+    "page.js", "make.js", "matrix.js", "charts.js", "records.js", "drawing-layout.js", "drawing-boxes.js", "drawing.js",
+    "kernels.js", "sources.js",
 )
 
 
@@ -60,11 +59,11 @@ def document(source: Source, packages: libraries.Libraries, files: Path | None) 
     """Return the report as HTML. files: the folder for texts that are too large for it."""
     palette = charts.colours(result.name for result in source.shown)
     title = printable(f"{source.name}: fusion report", 200)
+    links = [overview.href(case_results.id) for case_results in source.cases]
     elements = [
         embed.element("settings", {
             "colours": palette, "cases": [c.id for c in source.cases],
-            "links": [overview.href(case_results.id) for case_results in source.cases],
-            "home": overview.href(source.cases[0].id) if source.run is None and len(source.cases) == 1 else "#/",
+            "links": links, "home": links[0] if source.run is None and len(links) == 1 else "#/",
         }),
         embed.text("lib-vega", packages.vega),
     ]
@@ -84,7 +83,7 @@ def document(source: Source, packages: libraries.Libraries, files: Path | None) 
 
 def _case(shown: CaseResults, palette: Mapping[str, str]) -> dict[str, Any]:
     bars = kernels.bars(shown)
-    calls = ranks.calls(shown)
+    calls = kernels.calls_of_ranks(shown)
     html = render("case.html", **case.values(shown), drawn_kernels=bool(bars), rank_calls=calls)
     specs = case.chart_specs(shown, palette, bars)
     if calls.bars:
@@ -134,7 +133,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        number=number, mega=mega, percent=percent, us=formats.number_of_us, span=formats.span, href=overview.href,
-        size=formats.size, digits=lambda value: "" if value is None else f"{value:.3g}",
+        number=number, mega=mega, us=formats.number_of_us, span=formats.span, href=overview.href, size=formats.size,
+        digits=lambda value: "" if value is None else f"{value:.3g}",
     )
     return environment

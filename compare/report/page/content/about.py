@@ -37,48 +37,41 @@ def values(source: Source) -> dict[str, Any]:
 
 def device(source: Source) -> str:
     """Return the names of the devices that were measured, or else of the compile target."""
-    found = {device for r in source.shown if r.time_us is not None and (device := r.row.checked("device"))}
-    if found:
-        return printable(", ".join(sorted(found)), 100)
-    return printable(", ".join(sorted({target for r in source.shown if (target := r.row.target)})), 100)
+    measured = {r.row.checked("device") for r in source.shown if r.time_us is not None} - {None, ""}
+    targets = {result.row.target for result in source.shown} - {None, ""}
+    return printable(", ".join(sorted(map(str, measured or targets))), 100)
 
 
 def _segment(segment: Mapping[str, Any]) -> dict[str, Any]:
-    environment = _mapping(segment.get("environment"))
-    ceilings = _mapping(segment.get("ceilings"))
+    environment, ceilings = _mapping(segment.get("environment")), _mapping(segment.get("ceilings"))
+    workers = _mapping(environment.get("workers"))
     return {
         "id": printable(str(segment.get("id", "?")), 40), "started": printable(str(segment.get("started", "")), 40),
         "groups": [
-            ("host", _pairs(_mapping(environment.get("host")))),
-            *((printable(str(role), 40), _pairs(_mapping(found)))
-              for role, found in _mapping(environment.get("workers")).items()),
+            ("host", _pairs(environment.get("host"))),
+            *((printable(str(role), 40), _pairs(worker)) for role, worker in workers.items()),
             ("ceilings measured on this GPU", list(_ceilings(ceilings))),
         ],
     }
 
 
 def _ceilings(ceilings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    for mix, rate in _numbers(ceilings.get("streams")):
-        yield f"memory bandwidth, {mix} reads to writes", f"{number(rate / 1e12)} TB/s"
-    for dtype, rate in _numbers(ceilings.get("products")):
-        yield f"matrix product, {dtype}", f"{number(rate / 1e12)} TFLOP/s"
-    for name, seconds in _numbers(ceilings.get("launch")):
-        where = {"host_s": "time on the host", "device_s": "time on the device"}.get(name, name)
-        yield f"empty kernel, {where}", f"{number(seconds * 1e6)} µs"
+    places = {"host_s": "time on the host", "device_s": "time on the device"}
+    for kind, scale, unit, words in (
+        ("streams", 1e-12, "TB/s", "memory bandwidth, {} reads to writes"),
+        ("products", 1e-12, "TFLOP/s", "matrix product, {}"), ("launch", 1e6, "µs", "empty kernel, {}"),
+    ):
+        for name, value in _mapping(ceilings.get(kind)).items():
+            if isinstance(value, int | float):
+                yield words.format(places.get(name, printable(str(name), 40))), f"{number(value * scale)} {unit}"
 
 
-def _numbers(found: Any) -> Iterator[tuple[str, float]]:
-    for name, value in _mapping(found).items():
-        if isinstance(value, int | float):
-            yield printable(str(name), 40), float(value)
-
-
-def _pairs(found: Mapping[str, Any]) -> Pairs:
+def _pairs(values: Any) -> Pairs:
     return [
-        (printable(str(name), 60), printable(str(value), _LONGEST)) for name, value in found.items()
+        (printable(str(name), 60), printable(str(value), _LONGEST)) for name, value in _mapping(values).items()
         if value is not None and not isinstance(value, dict | list)
     ]
 
 
-def _mapping(found: Any) -> Mapping[str, Any]:
-    return found if isinstance(found, Mapping) else {}
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}

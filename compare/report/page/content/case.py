@@ -9,7 +9,6 @@ from typing import Any
 from ....base.text import printable
 from ....graph import formats
 from ....graph.analyse import missed_fusions
-from ....graph.analyse.totals import totals
 from ....graph.findings.remedies import REMEDIES
 from ....graph.model import REASONS
 from ....plan.paired_rounds import Comparison
@@ -19,17 +18,14 @@ from ....sources.row import Row, product_rate
 from ....sources.source import recorded_on
 from ....sources.target_ceilings import own_ceilings
 from ....spec.blocks import BLOCKS
-from ... import charts, roofline
-from ...columns import BASELINE, BY_NAME, checked_on, marks, marks_explained, memory
-from . import choices, kernels, ranks
+from ... import charts, ranks, roofline
+from ...columns import BASELINE, checked_on, marks, marks_explained
+from . import choices, kernels
 from .overview import level_of, mark_of
+from .tables import BYTES, RATES, TIMES, TIMES_OF_FORWARD, table, unknown_recoverable, unknown_roofline
 
 MOST_MISSED = 40  # fusions in the table of a case
 MOST_FINDINGS = 8
-# Columns that the template shows and that are no attribute of a row.
-_BY_COLUMN = (
-    "verdict_vs_xla", "forward_us", "backward_us", "graph_time_us", "no_graph_time_us", "warm_time_us", "l2_bytes",
-)
 
 
 def values(case: CaseResults) -> dict[str, Any]:
@@ -38,30 +34,33 @@ def values(case: CaseResults) -> dict[str, Any]:
     missed, unlisted, priced_by = _missed(case)
     results = [_result(case, result) for result in case.ranked]
     priced = any(result.ceilings is not None for result in case.results)
+    rows = [result.row for result in case.ranked]
+    both = any(row.phase_us("backward") is not None for row in rows)
+    rated = any(row.intensity_flop_per_byte is not None for row in rows)
+    kernel_lines = [line for result in case.results for line in roofline.kernels(result)]
     return {
         "selection": _selection(case), "block": printable(case.block, 100),
         "label": case.label, "summary": block.summary if block else "", "timed": case.timed,
         "sizes": ", ".join(f"{printable(str(k), 40)} {v}" for k, v in (case.case.sizes if case.case else {}).items()),
-        "choices": choices.choices(case), "ranks": ranks.table(case), "results": results,
-        "marks": marks_explained([result.row for result in case.results]),
+        "choices": choices.choices(case), "results": results,
+        "times": table((row for row in rows if row.device_time_us is not None), TIMES if both else TIMES_OF_FORWARD),
+        "bytes": table(rows, BYTES), "rates": table(rows if rated else (), RATES),
+        "ranks": table(ranks.of(case.ranked), ranks.SHOWN), "ranks_legend": " ".join(ranks.LEGEND),
+        "marks": marks_explained(rows),
         "some_unknown": priced and (
-            any(line["unknown_roofline"] or line["unknown_recoverable"] for line in results)
-            or any(line.roofline_time_us is None for result in case.results for line in roofline.kernels(result))
+            any(unknown_roofline(row) or unknown_recoverable(row) for row in rows)
+            or any(line.roofline_time_us is None for line in kernel_lines)
         ),
         "priced": priced,
-        "timed_kernels": any(
-            line.kernel.device_time_us is not None for result in case.results for line in roofline.kernels(result)
-        ),
+        "timed_kernels": any(line.kernel.device_time_us is not None for line in kernel_lines),
         "recorded": case.case is not None, "recorded_on": recorded_on(case.results), "findings": _findings(case),
-        "some_measured": any(r.row.dram_bytes or r.row.dram_bytes_call for r in case.results),
-        "some_rates": any(r.row.intensity_flop_per_byte is not None for r in case.results),
         "missed": missed, "missed_unlisted": unlisted,
         "price_error": str(missed_fusions.PRICE_ERROR) if missed and priced_by and missed_fusions.PRICE_ERROR else "",
         "reasons": {code: REASONS[code] for one in missed if (code := one["code"]) in REASONS and code != "other"},
         "numerics": [line for result in case.ranked for line in _numerics(result)],
         "notes": [note for result in case.ranked for note in _notes(result)],
         "remarks": [reason for result in case.ranked for reason in _remarks(result)],
-        "some_planned": any(result.row.peak_memory_planned_bytes is not None for result in case.results),
+        "some_planned": any(row.peak_memory_planned_bytes is not None for row in rows),
         "ceilings_of": _joined(r.ceilings_of for r in case.results), "priced_by": priced_by,
     }
 
@@ -100,32 +99,20 @@ def _result(case: CaseResults, result: Result) -> dict[str, Any]:
     best = case.best(result)
     ratio = None if best is None or not best.time_us else (result.time_us or 0.0) / best.time_us
     judged = case.judged.get(result.name)
-    roofline_us = _roofline_us(result)
-    priced = roofline.kernels(result)
-    slow = sorted((line for line in priced if line.recoverable_us), key=lambda line: -(line.recoverable_us or 0.0))[:2]
+    lines = (line for line in roofline.kernels(result) if line.recoverable_us)
+    slow = sorted(lines, key=lambda line: -(line.recoverable_us or 0.0))[:2]
     return {
         "name": result.name, "row": result.row,
-        **{name: BY_NAME[name].of(result.row) for name in _BY_COLUMN},
         "best": best is result and len(case.comparable(result)) > 1,
         "comparable": len(case.comparable(result)),
         "ratio": ratio, "level": None if ratio is None or len(case.comparable(result)) < 2 else level_of(ratio),
         "mark": "" if best is None or best is result else mark_of(judged), "judged": judged.text if judged else "",
         "kernels": None if result.graph is None or result.graph.kernels is None else len(result.graph.kernels),
-        "rounds": marks(result.row), "memory": memory(result.row),
-        "roofline_us": roofline_us, "unknown_roofline": roofline_us is None and bool(priced),
-        "unknown_recoverable": result.row.recoverable_us is None and result.time_us is not None,
+        "rounds": marks(result.row), "unknown_roofline": unknown_roofline(result.row),
+        "unknown_recoverable": unknown_recoverable(result.row),
         "slow_kernels": [_slow_kernel(line) for line in slow],
         "largest": choices.largest(result), "origin": formats.origin(result.graph) if result.graph else "",
     }
-
-
-def _roofline_us(result: Result) -> float | None:
-    """Return the roofline time of a result: the column's, or in a run for a target, that at the target's ceilings."""
-    known: float | None = result.row.roofline_time_us
-    if known is None and result.graph is not None and result.ceilings is not None:
-        found = totals(result.graph, ceilings=result.ceilings).roofline_time_us
-        return None if found is None or result.graph.kernels is None else found.exact
-    return known
 
 
 def _slow_kernel(line: roofline.KernelOnRoofline) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The kernels of a case on one time axis."""
+"""The kernels of a case on one time axis, and those of each GPU of a case that spans several."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import Any, NamedTuple
 
+from ....base.exchange_kernels import moves_between_gpus
+from ....base.text import printable
 from ....graph import formats
 from ....graph.join.kernel_records import assign
 from ....graph.model import Kernel
+from ....measure import timeline
+from ....record.record import Record
+from ....record.run_files import recorded_file
 from ....sources.case_results import CaseResults
 from ....sources.result import Result
 from ... import roofline
@@ -89,3 +94,58 @@ def _packed(implementation: str, drawn: Sequence[_Bar]) -> dict[str, Any]:
         "gap": list(map(operator.sub, starts, ends)), "took": took,
         "helpers": {str(i): formats.runtime(bar.name) for i, bar in enumerate(drawn) if bar.kernel is None},
     }
+
+
+class CallsOfRanks(NamedTuple):
+    """bars: the kernels, copies and memsets of one call of each implementation with a timeline (charts.ranks).
+
+    missing: the reason of each implementation with times but without a timeline.
+    """
+
+    bars: list[dict[str, Any]]
+    missing: list[str]
+
+
+def calls_of_ranks(case: CaseResults) -> CallsOfRanks:
+    """Return one call of each implementation, from the run's timelines."""
+    bars: list[dict[str, Any]] = []
+    missing: list[str] = []
+    for result in case.ranked:
+        record = result.record
+        if record is None or record.parallel is None:
+            continue
+        try:
+            bars += _bars_of_ranks(result, _launches_of_ranks(result, record))
+        except ValueError as problem:
+            missing.append(printable(f"{result.name}: {problem}", 300))
+    return CallsOfRanks(bars, missing if bars else [])
+
+
+def _launches_of_ranks(result: Result, record: Record) -> list[list[timeline.Event]]:
+    """Return what each rank ran. Raises ValueError without a readable timeline."""
+    trace = record.trace
+    if trace is None or trace.file is None:
+        raise ValueError(trace.unavailable if trace else "no timeline")
+    return timeline.launches_of_ranks(timeline.load(recorded_file(result.path, record, trace.file)))
+
+
+def _bars_of_ranks(result: Result, launches: Sequence[Sequence[timeline.Event]]) -> Iterator[dict[str, Any]]:
+    """Yield a bar for each launch, in order of rank and time. Time 0 is the start of the first kernel of any rank."""
+    named = {kernel.name: index for index, kernel in enumerate((result.graph and result.graph.kernels) or ())}
+    first = min((event["ts"] for events in launches for event in events), default=0.0)
+    for rank, events in enumerate(launches):
+        for event in sorted(events, key=lambda event: event["ts"]):
+            at_run_time = event["args"]["runtime_name"]
+            start = event["ts"] - first
+            yield {
+                "implementation": result.name, "rank": rank,
+                "kind": "communication" if moves_between_gpus(at_run_time) else "compute",
+                "kernel": _name_of_launch(event["name"], at_run_time), "start": round(start, 3),
+                "end": round(start + event["dur"], 3), "index": named.get(event["name"]),
+            }
+
+
+def _name_of_launch(in_graph: str, at_run_time: str) -> str:
+    """Return both names of a kernel. A copy has its operation's name in the graph."""
+    shown = formats.runtime(at_run_time)
+    return shown if in_graph == at_run_time else f"{formats.name(in_graph, 60)}: {shown}"

@@ -1,7 +1,7 @@
 """The data from which `static/drawing.js` draws a case's fusion graphs side by side.
 
 Stages are bands, implementations are columns, and a kernel is a box over the bands whose operations it computes. This
-folder chooses the bands and writes the texts; `static/drawing-layout.js` and `static/drawing-grid.js` place the boxes.
+folder chooses the bands and writes the texts; `static/drawing-layout.js` places the boxes.
 """
 
 from __future__ import annotations

@@ -33,15 +33,9 @@ class Listing:
 def hlo(text: str) -> Listing:
     """Return optimized HLO without metadata (kept as places), stack frame tables and defaults of backend_config."""
     lines: dict[int, str] = {}
-    blank = True
-    for number, line in _numbered(text):
-        if _TABLES.fullmatch(line) or (blank and not line):
-            continue
-        lines[number] = _cut(_without_defaults(_cut(line, _LONGEST_PARSED)))
-        blank = not line
     defined: dict[str, int] = {}
     bodies: dict[str, Span] = {}
-    name, start = "", 0
+    name, start, blank = "", 0, True
     for number, line in _numbered(text):
         if match := _COMPUTATION.match(line):
             name, start = match[1], number
@@ -49,16 +43,17 @@ def hlo(text: str) -> Listing:
             bodies[name], start = (start, number), 0
         elif start and (match := _INSTRUCTION.match(line)):
             defined[match[1]] = number
+        if not _TABLES.fullmatch(line) and (line or not blank):
+            lines[number] = _cut(_without_defaults(_cut(line, _LONGEST_PARSED)))
+            blank = not line
     listing = Listing("hlo", lines)
     for computation in text_reader.parse(text).computations.values():
         for instruction in computation.instructions.values():
-            at = defined.get(instruction.name)
-            if at is None:
-                continue
-            inside = [bodies[called] for called in instruction.called("calls") if called in bodies]
-            listing.spans[instruction.name] = [(at, at), *inside]
-            if instruction.source:
-                listing.places[at] = instruction.source
+            if (at := defined.get(instruction.name)) is not None:
+                inside = [bodies[called] for called in instruction.called("calls") if called in bodies]
+                listing.spans[instruction.name] = [(at, at), *inside]
+                if instruction.source:
+                    listing.places[at] = instruction.source
     return listing
 
 
@@ -75,8 +70,6 @@ _DEFAULTS = re.compile(
     r'native_emitter_backend_config":\{"type":"NATIVE_EMITTER_TYPE_INVALID","unroll_factor":0\}),?'
 )
 _EMPTY = re.compile(r",? backend_config=\{,?\}")
-
-
 _LONGEST_PARSED = 50_000  # characters
 
 

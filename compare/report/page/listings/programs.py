@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 
 from ....base.paths import PROJECT
@@ -19,21 +19,14 @@ MAX_BYTES = 1 << 20  # for one file
 _LANGUAGES = {".py": "python", ".cu": "cuda", ".cuh": "cuda"}
 _FOLDERS = ("xlafuse", "triton_side")
 
-
-class Programs:
-    """A cache of this project's source files. No file outside the project is read, whatever a record names."""
-
-    def __init__(self) -> None:
-        self._read: dict[str, Listing | None] = {}
-
-    def get(self, name: str) -> Listing | None:
-        """Return a source file; None if it is not one of this project's."""
-        if name not in self._read:
-            self._read[name] = _listing(name)
-        return self._read[name]
+Read = Callable[[str], Listing | None]
 
 
-def _listing(name: str) -> Listing | None:
+def read(name: str) -> Listing | None:
+    """Return a source file; None if it is not one of this project's.
+
+    No file outside the project is read, whatever a record names.
+    """
     path = PurePosixPath(name)
     if path.suffix not in _LANGUAGES or path.is_absolute() or path.parts[0] not in _FOLDERS or ".." in path.parts:
         return None
@@ -49,11 +42,11 @@ def function(kernel: Kernel) -> str:
 
 
 def of_kernels(
-    kernels: Sequence[Kernel], programs: Programs
+    kernels: Sequence[Kernel], program: Read = read
 ) -> Iterator[tuple[str, Listing, dict[int, list[Span]], str]]:
     """Yield the files that kernels name: path, text, the lines of each kernel, and a note.
 
-    CUDA files are left out, since a run keeps the CUDA text that it compiled.
+    CUDA files are left out, since a run keeps the CUDA text that it compiled. program: `read`, or a cache of it.
     """
     named: dict[str, dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
     for index, kernel in enumerate(kernels):
@@ -62,7 +55,7 @@ def of_kernels(
             if number.isdecimal() and len(number) < 9 and kernel.facts.get("language") != "cuda":
                 named[name][index].append((int(number), int(number)))
     for name, spans in named.items():
-        listing = programs.get(name)
+        listing = program(name)
         if listing is None:
             continue
         written = {i: listing.spans[function(kernels[i])] for i in spans if function(kernels[i]) in listing.spans}

@@ -5,7 +5,6 @@ xlafuse.kernels = (() => {
   const { breakable, count, make } = xlafuse;
   const { bandsOf, kindOf } = xlafuse.drawn;
   const MOST_LINES = 4;
-  const tables = new WeakMap(); // an implementation's fold -> the function that makes its table
 
   // Return the kernels of each implementation, in launch order.
   function kernelsOf(data) {
@@ -24,15 +23,13 @@ xlafuse.kernels = (() => {
       fold.dataset.implementation = implementation;
       fold.append(make("summary", "", `${implementation}: ${count(kernels.length, "kernel")} as a table`));
       fold.addEventListener("toggle", () => fold.open && open(fold));
-      tables.set(fold, () => table(implementation, kernels, { timed, priced }));
+      fold.table = () => table(implementation, kernels, { timed, priced });
       slot.append(fold);
     }
   }
 
   function open(fold) {
-    const fill = tables.get(fold);
-    if (fill) fold.append(fill());
-    tables.delete(fold);
+    if (!fold.querySelector("table")) fold.append(fold.table());
     fold.open = true;
   }
 

@@ -119,7 +119,7 @@ window.xlafuse = {};
     const kinds = ["case", "drawing", "sources"];
     const [data, drawing, sources] = await Promise.all(kinds.map((kind) => xlafuse.load(kind, number)));
     if (shown !== hash) return; // the address changed meanwhile
-    views = { graphs: { script: "drawing", data: drawing }, sources: { script: "sources", data: sources } };
+    views = { drawing, sources };
     article.innerHTML = data.html; // templates/case.html escapes all values
     document.title = article.querySelector("h1").textContent;
     const tables = slot("kernels");
@@ -129,36 +129,30 @@ window.xlafuse = {};
     article.dataset.shown = hash;
   }
 
-  // Slots of the open case, with the script and data that fill each.
+  // The data of the open case by view. A view's script and slot have its name.
   let views = {};
-  function slot(name) {
-    return article.querySelector(`[data-view="${name}"]`);
-  }
+  const slot = (name) => article.querySelector(`[data-view="${name}"]`);
   async function showView(name, options) {
-    const { script, data } = views[name], element = slot(name);
-    const section = element.closest("section");
-    if (!xlafuse[script] || data === null) {
+    const section = slot(name).closest("section");
+    if (!xlafuse[name] || views[name] === null) {
       section.hidden = true;
-      const link = article.querySelector(`[data-jump][href="#${section.id}"]`);
-      if (link) link.hidden = true;
+      article.querySelector(`[data-jump][href="#${section.id}"]`)?.setAttribute("hidden", "");
       return false;
     }
-    await xlafuse[script].show(element, data, options);
+    await xlafuse[name].show(slot(name), views[name], { ...links(), ...options });
     return true;
   }
   async function openViews() {
-    for (const name of Object.keys(views)) await showView(name, links());
+    for (const name of Object.keys(views)) await showView(name);
   }
-  // Handlers that lead from a kernel to its source lines and to its box.
+  // Return handlers that lead from a kernel to its source lines and to its box.
   function links() {
-    return { onKernel: picked,
-      onBox: views.graphs.data && ((kernel) => showView("graphs", { ...links(), kernel, focus: true })) };
+    return { onKernel: picked, onBox: views.drawing && ((kernel) => showView("drawing", { kernel, focus: true })) };
   }
   // Show the source lines of a picked kernel, {implementation, index}, and focus them. Without sources, show its table row.
   async function picked(kernel) {
-    const options = { ...links(), kernel };
-    await showView("graphs", options);
-    if (await showView("sources", { ...options, focus: true })) slot("sources").closest("section").scrollIntoView();
+    await showView("drawing", { kernel });
+    if (await showView("sources", { kernel, focus: true })) slot("sources").closest("section").scrollIntoView();
     else showRow(kernel);
   }
   function showRow(kernel) {

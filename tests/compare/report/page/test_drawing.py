@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from graph_builder import graph, kernel
@@ -30,13 +31,18 @@ def found(name: str, of: FusionGraph) -> Result:
     return Result(name, 1, Path("run"), lambda: of)
 
 
+def drawn(*results: Result) -> dict[str, Any]:
+    data = drawing.of_case(results)
+    assert data is not None
+    return data
+
+
 def column(data: dict, name: str) -> dict:
     return next(column for column in data["columns"] if column["name"] == name)
 
 
 def test_a_kernel_has_the_bands_of_its_operations() -> None:
-    data = drawing.of_case([found("apart", graph(NORM, GATE, UP, ACT)), found("fused", graph(FUSED))])
-    assert data is not None
+    data = drawn(found("apart", graph(NORM, GATE, UP, ACT)), found("fused", graph(FUSED)))
     assert [band["label"] for band in data["bands"]] == ["norm", "gate", "up", "act"]
     assert [list(each["ops"]) for each in column(data, "apart")["kernels"]] == [[str(i)] for i in range(4)]
     (box,) = column(data, "fused")["kernels"]
@@ -44,8 +50,7 @@ def test_a_kernel_has_the_bands_of_its_operations() -> None:
 
 
 def test_edges_have_bytes_and_are_sorted() -> None:
-    data = drawing.of_case([found("apart", graph(NORM, GATE, UP, ACT, sizes="h=10 g=500 u=400"))])
-    assert data is not None
+    data = drawn(found("apart", graph(NORM, GATE, UP, ACT, sizes="h=10 g=500 u=400")))
     own = column(data, "apart")
     found_edges = [(edge["from"], edge["to"], own["buffers"][edge["buffer"]][1]) for edge in own["edges"]]
     assert found_edges == [(1, 3, 2000), (2, 3, 1600), (0, 1, 40), (0, 2, 40)]
@@ -54,8 +59,7 @@ def test_edges_have_bytes_and_are_sorted() -> None:
 
 def test_an_edge_has_the_reasons_for_not_fusing() -> None:
     reason = Reason("n", "g", "gemm", "the <consumer> is\na dot", "xla priority-fusion")
-    data = drawing.of_case([found("apart", replace(graph(NORM, GATE), reasons=(reason,)))])
-    assert data is not None
+    data = drawn(found("apart", replace(graph(NORM, GATE), reasons=(reason,))))
     own = column(data, "apart")
     assert own["edges"][0]["why"] == [0]
     assert own["reasons"] == ["gemm: the <consumer> is a dot (xla priority-fusion)"]
@@ -63,8 +67,7 @@ def test_an_edge_has_the_reasons_for_not_fusing() -> None:
 
 def test_a_box_has_the_remarks_that_the_terminal_shows() -> None:
     sort = replace(NORM, launches=None, facts={"sort_launches": "unknown", "other_memory": {"host": 4096}})
-    data = drawing.of_case([found("xla", graph(sort, GATE))])
-    assert data is not None
+    data = drawn(found("xla", graph(sort, GATE)))
     box, plain = column(data, "xla")["kernels"]
     assert box["facts"]["remarks"] == (
         "moves 4.10 kB of host memory; a sort of an unknown number of launches; bytes of one pass"
@@ -76,50 +79,44 @@ def test_a_band_is_placed_by_its_costly_kernels() -> None:
     """Compilers launch a mask's index long before the costly attention kernel of the same stage."""
     index = kernel("index", "elementwise", "attention:iota@9", "", "i")
     attend = kernel("attend", "attention", "attention:dot@8", "h i", "y", device_time_us=900.0)
-    data = drawing.of_case([found("xla", graph(index, NORM, attend))])
-    assert data is not None
+    data = drawn(found("xla", graph(index, NORM, attend)))
     assert [band["label"] for band in data["bands"]] == ["norm", "attention"]
 
 
 def test_views_do_not_count_as_computing() -> None:
     viewed = kernel("a", "elementwise", "gate:view@2 act:exp@4", "g", "y")
-    data = drawing.of_case([found("one", graph(NORM, GATE, viewed))])
-    assert data is not None
+    data = drawn(found("one", graph(NORM, GATE, viewed)))
     assert column(data, "one")["kernels"][2]["ops"] == {"2": "exp", "": "view"}
 
 
 def test_kernels_without_stages_have_no_band() -> None:
     library = kernel("flash", "attention", "", "x wg wu", "y")
     staged = [found(name, graph(NORM, GATE, UP, ACT)) for name in ("apart", "other")]
-    data = drawing.of_case([*staged, found("library", graph(library))])
-    assert data is not None
+    data = drawn(*staged, found("library", graph(library)))
     assert not column(data, "library")["kernels"][0]["ops"].keys() - {""}
     assert [band["label"] for band in data["bands"]] == ["norm", "gate", "up", "act"]
     copy = kernel("c", "copy", ":copy", "y", "z")
-    data = drawing.of_case([found("apart", graph(NORM, copy)), found("other", graph(NORM))])
-    assert data is not None
+    data = drawn(found("apart", graph(NORM, copy)), found("other", graph(NORM)))
     assert [band["label"] for band in data["bands"]] == ["norm", UNNAMED]
     assert column(data, "apart")["kernels"][1]["ops"] == {"1": "copy"}
 
 
 def test_graphs_without_common_stages_share_one_band() -> None:
     library = graph(kernel("flash", "attention", "", "x", "y"))
-    data = drawing.of_case([found("xla", graph(NORM)), found("library", library)])
-    assert data is not None
+    data = drawn(found("xla", graph(NORM)), found("library", library))
     assert [band["label"] for band in data["bands"]] == [UNNAMED]
 
 
 def test_without_stages_operations_are_matched() -> None:
     bare = kernel("d", "gemm", ":dot@2 :exp@4", "x", "y")
-    data = drawing.of_case([found("one", graph(bare)), found("other", graph(bare))])
-    assert data is not None and data["inferred"]
+    data = drawn(found("one", graph(bare)), found("other", graph(bare)))
+    assert data["inferred"]
     assert column(data, "one")["kernels"][0]["ops"] == {"0": "dot, exp", "1": ""}
 
 
 def test_a_graph_without_kernels_lists_operations() -> None:
     eager = FusionGraph("eager", "eager", None, operations=NORM.source_ops)
-    data = drawing.of_case([found("eager", eager)])
-    assert data is not None
+    data = drawn(found("eager", eager))
     assert column(data, "eager")["note"] == "kernels unknown; operations: mean"
 
 
@@ -127,16 +124,14 @@ def test_an_unreadable_graph_has_no_column() -> None:
     def broken() -> FusionGraph:
         raise UsageError("graph.json: <b>no</b> JSON")
 
-    data = drawing.of_case([found("good", graph(NORM)), Result("bad", 1, Path("run"), broken)])
-    assert data is not None
+    data = drawn(found("good", graph(NORM)), Result("bad", 1, Path("run"), broken))
     assert [each["name"] for each in data["columns"]] == ["good"]
     assert data["unread"] == [{"name": "bad", "why": "graph.json: <b>no</b> JSON"}]
 
 
 def test_too_many_kernels_are_not_drawn() -> None:
     many = graph(*[replace(NORM, name=f"n{i}") for i in range(drawing.MOST_KERNELS + 1)])
-    data = drawing.of_case([found("good", graph(NORM)), found("huge", many)])
-    assert data is not None
+    data = drawn(found("good", graph(NORM)), found("huge", many))
     assert [each["name"] for each in data["columns"]] == ["good"]
     assert data["unread"][0]["why"].startswith("2,001 kernels are too many")
 
@@ -148,11 +143,11 @@ def train() -> list[Result]:
 
 
 def test_numbers_are_those_of_the_graphs(train: list[Result]) -> None:
-    drawn = [each for each in train if each.read is not None]
-    data = drawing.of_case(drawn)
-    assert data is not None and len(data["columns"]) == len(drawn) > 5
+    results = [each for each in train if each.read is not None]
+    data = drawn(*results)
+    assert len(data["columns"]) == len(results) > 5
     json.dumps(data, allow_nan=False)
-    graphs = {each.record.implementation: each.load() for each in drawn if each.record}
+    graphs = {each.record.implementation: each.load() for each in results if each.record}
     for own in data["columns"]:
         kernels = graphs[own["name"]].kernels or ()
         assert len(own["kernels"]) == len(kernels)
@@ -165,12 +160,11 @@ def test_numbers_are_those_of_the_graphs(train: list[Result]) -> None:
 
 def test_main_implementations_come_first(train: list[Result]) -> None:
     """Baselines come last; they are visible at first only without other columns."""
-    drawn = [each for each in reversed(train) if each.read is not None]
-    data = drawing.of_case(drawn)
-    assert data is not None
+    results = [each for each in reversed(train) if each.read is not None]
+    data = drawn(*results)
     names = [column["name"] for column in data["columns"]]
     assert names[:3] == ["xla", "inductor", "triton"]
     assert set(names[-2:]) == {"xla-unfused", "eager"}
     assert [names[i] for i in data["shown"]] == names[:5]
-    alone = drawing.of_case([each for each in drawn if each.record and each.record.implementation == "eager"])
-    assert alone is not None and alone["shown"] == [0]
+    alone = drawn(*(each for each in results if each.name == "eager"))
+    assert alone["shown"] == [0]

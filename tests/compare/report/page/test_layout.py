@@ -27,7 +27,7 @@ MOST_BANDS, UNFOLDED = 20, 16  # of static/drawing-layout.js
 def script(browser: Any) -> Iterator[Any]:
     """A page with the scripts of the layout."""
     it = browser.new_page()
-    names = ("make.js", "drawing-data.js", "drawing-layout.js")
+    names = ("make.js", "drawing-layout.js")
     scripts = "".join(f"<script>{(STATIC / name).read_text()}</script>" for name in names)
     it.set_content(f"<!doctype html><script>window.xlafuse = {{}}</script>{scripts}")
     yield it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,27 @@ def column(page: Any, title: str) -> list[str]:
     )
 
 
+@pytest.fixture(scope="module")
+def opened(report: Path, visit: Any) -> Iterator[Any]:
+    with visit(report) as it:
+        yield it
+
+
+@pytest.fixture
+def page(opened: Any, show: Any) -> Any:
+    """The case, opened again."""
+    show(opened, CASE)
+    return opened
+
+
+@pytest.fixture
+def front(opened: Any) -> Any:
+    """The front page, with all rows of its matrix."""
+    opened.evaluate("location.hash = '#/'")
+    opened.locator("#matrix-filter").fill("")
+    return opened
+
+
 def test_the_front_page_has_findings_and_a_matrix(report: Path, visit: Any, ready: Any) -> None:
     with visit(report) as page:
         assert page.locator("h1:visible").inner_text() == "h200-small: fusion report"
@@ -34,17 +56,15 @@ def test_the_front_page_has_findings_and_a_matrix(report: Path, visit: Any, read
         assert page.locator("#case h1").inner_text().startswith("softmax")
 
 
-def test_the_summary_of_a_case(report: Path, visit: Any, ready: Any) -> None:
+def test_the_summary_of_a_case(page: Any) -> None:
     """It shows the fastest implementation, the kernels of XLA, and its largest array with its source line."""
-    with visit(report, CASE) as page:
-        ready(page)
-        lines = page.locator(".glance tbody tr").all_inner_texts()
-        assert lines[0].startswith("sdpa-cudnn")
-        heads = page.locator(".glance thead th").all_inner_texts()
-        xla = next(line for line in lines if line.split("\t")[0] == "xla").split("\t")
-        shown = dict(zip(heads, xla, strict=True))
-        assert shown["kernels"] == "4"
-        assert shown["largest array between kernels"] == "bf16[64,4096,4096], 2.15 GB (xlafuse/blocks/attention.py:19)"
+    lines = page.locator(".glance tbody tr").all_inner_texts()
+    assert lines[0].startswith("sdpa-cudnn")
+    heads = page.locator(".glance thead th").all_inner_texts()
+    xla = next(line for line in lines if line.split("\t")[0] == "xla").split("\t")
+    shown = dict(zip(heads, xla, strict=True))
+    assert shown["kernels"] == "4"
+    assert shown["largest array between kernels"] == "bf16[64,4096,4096], 2.15 GB (xlafuse/blocks/attention.py:19)"
 
 
 def test_narrow_tables_break_no_words(report: Path, visit: Any, ready: Any) -> None:
@@ -69,19 +89,17 @@ def test_narrow_tables_break_no_words(report: Path, visit: Any, ready: Any) -> N
         assert page.locator(".scroll:has(.glance)").evaluate("e => e.clientWidth") <= 500
 
 
-def test_a_case_has_its_charts(report: Path, visit: Any, ready: Any) -> None:
-    with visit(report, CASE) as page:
-        ready(page)
-        assert page.locator("figure.chart:not([aria-label])").count() == 0
-        assert page.locator("#case table:not(:has(thead th))").count() == 0
-        for name in ("times", "ratios", "kernels", "roofline", "traffic"):
-            assert page.locator(f'[data-chart="{name}"] svg').count() == 1, name
-        bar = page.locator('[data-chart="kernels"] [aria-label*="attention_forward_kernel"]').first
-        bar.hover()
-        tooltip = page.locator("#vg-tooltip-element.visible")
-        tooltip.wait_for()
-        words = tooltip.inner_text()
-        assert "kernel" in words and "reads" in words and "µs" in words
+def test_a_case_has_its_charts(page: Any) -> None:
+    assert page.locator("figure.chart:not([aria-label])").count() == 0
+    assert page.locator("#case table:not(:has(thead th))").count() == 0
+    for name in ("times", "ratios", "kernels", "roofline", "traffic"):
+        assert page.locator(f'[data-chart="{name}"] svg').count() == 1, name
+    bar = page.locator('[data-chart="kernels"] [aria-label*="attention_forward_kernel"]').first
+    bar.hover()
+    tooltip = page.locator("#vg-tooltip-element.visible")
+    tooltip.wait_for()
+    words = tooltip.inner_text()
+    assert "kernel" in words and "reads" in words and "µs" in words
 
 
 def test_a_bar_leads_to_its_table_row(report: Path, visit: Any, ready: Any) -> None:
@@ -94,48 +112,44 @@ def test_a_bar_leads_to_its_table_row(report: Path, visit: Any, ready: Any) -> N
         assert page.url.endswith(CASE)
 
 
-def test_the_table_of_kernels(report: Path, visit: Any, ready: Any) -> None:
+def test_the_table_of_kernels(page: Any) -> None:
     """It shows the data of the drawing, which test_page_numbers.py checks; each kernel leads to its source."""
-    with visit(report, CASE) as page:
-        ready(page)
-        fold = page.locator('details.kernels[data-implementation="xla"]')
-        assert fold.locator("table").count() == 0  # made when the fold opens
-        fold.locator("summary").click()
-        fold.locator("tbody tr").first.wait_for()
-        number = page.evaluate("xlafuse.load('settings').then((s) => s.cases.indexOf(location.hash.slice(7)))")
-        data = page.evaluate(
-            "async (n) => (await xlafuse.load('drawing', n)).columns.find(({name}) => name === 'xla')", number
-        )
-        heads = fold.locator("thead th").all_inner_texts()
-        fields = {"kernel": "name", "reads": "read", "writes": "written", "FLOPs": "flops", "µs": "time",
-                  "roofline µs": "roofline_time", "recoverable µs": "recoverable", "bound": "bound"}
-        rows = fold.locator("tbody tr")
-        assert rows.count() == len(data["kernels"]) > 1
-        for index, kernel in enumerate(data["kernels"]):
-            shown = dict(zip(heads, rows.nth(index).locator("td").all_inner_texts(), strict=True))
-            assert {head: shown[head] for head in fields} == {head: kernel[field] for head, field in fields.items()}
-            assert shown["source"] == ", ".join(kernel["lines"][:4])
-        rows.last.locator("a.kernel").click()
-        page.wait_for_function("document.activeElement.closest('#c-sources')")
+    fold = page.locator('details.kernels[data-implementation="xla"]')
+    assert fold.locator("table").count() == 0  # made when the fold opens
+    fold.locator("summary").click()
+    fold.locator("tbody tr").first.wait_for()
+    number = page.evaluate("xlafuse.load('settings').then((s) => s.cases.indexOf(location.hash.slice(7)))")
+    data = page.evaluate(
+        "async (n) => (await xlafuse.load('drawing', n)).columns.find(({name}) => name === 'xla')", number
+    )
+    heads = fold.locator("thead th").all_inner_texts()
+    fields = {"kernel": "name", "reads": "read", "writes": "written", "FLOPs": "flops", "µs": "time",
+              "roofline µs": "roofline_time", "recoverable µs": "recoverable", "bound": "bound"}
+    rows = fold.locator("tbody tr")
+    assert rows.count() == len(data["kernels"]) > 1
+    for index, kernel in enumerate(data["kernels"]):
+        shown = dict(zip(heads, rows.nth(index).locator("td").all_inner_texts(), strict=True))
+        assert {head: shown[head] for head in fields} == {head: kernel[field] for head, field in fields.items()}
+        assert shown["source"] == ", ".join(kernel["lines"][:4])
+    rows.last.locator("a.kernel").click()
+    page.wait_for_function("document.activeElement.closest('#c-sources')")
 
 
-def test_focus_follows_a_kernel(report: Path, visit: Any, ready: Any) -> None:
+def test_focus_follows_a_kernel(page: Any) -> None:
     """Focus moves from the link to the source, and from there to the box."""
-    with visit(report, CASE) as page:
-        ready(page)
-        link = page.locator('.glance a.kernel[data-implementation="xla"]').first
-        kernel = int(link.get_attribute("data-kernel"))
-        link.focus()
-        page.keyboard.press("Enter")
-        page.wait_for_function("document.activeElement.closest('#c-sources')")
-        page.locator(".so-chosen").first.wait_for()
-        button = page.locator(".so-jump", has_text="its box in the graph")
-        button.focus()
-        page.keyboard.press("Enter")
-        page.wait_for_function("document.activeElement.matches('.dr-box')")
-        own = page.evaluate("document.activeElement.getAttribute('aria-label')")
-        assert own.startswith(f"{kernel + 1}, ")
-        assert 0 < page.locator(".dr-box:focus").bounding_box()["y"] < 900
+    link = page.locator('.glance a.kernel[data-implementation="xla"]').first
+    kernel = int(link.get_attribute("data-kernel"))
+    link.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.activeElement.closest('#c-sources')")
+    page.locator(".so-chosen").first.wait_for()
+    button = page.locator(".so-jump", has_text="its box in the graph")
+    button.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("document.activeElement.matches('.dr-box')")
+    own = page.evaluate("document.activeElement.getAttribute('aria-label')")
+    assert own.startswith(f"{kernel + 1}, ")
+    assert 0 < page.locator(".dr-box:focus").bounding_box()["y"] < 900
 
 
 def test_records_sort_search_and_filter(report: Path, visit: Any, ready: Any) -> None:
@@ -156,48 +170,45 @@ def test_records_sort_search_and_filter(report: Path, visit: Any, ready: Any) ->
         assert page.locator("#case .glance").is_visible()
 
 
-def test_the_matrix_can_be_filtered(report: Path, visit: Any) -> None:
-    with visit(report) as page:
-        page.locator("#matrix-filter").fill("attention train")
-        shown = page.locator("#matrix tbody tr:visible").all_inner_texts()
-        assert shown and all("train" in line for line in shown)
-        assert "attention" in shown[0]
+def test_the_matrix_can_be_filtered(front: Any) -> None:
+    front.locator("#matrix-filter").fill("attention train")
+    shown = front.locator("#matrix tbody tr:visible").all_inner_texts()
+    assert shown and all("train" in line for line in shown)
+    assert "attention" in shown[0]
 
 
-def test_the_matrix_can_be_filtered_by_implementation(report: Path, visit: Any) -> None:
+def test_the_matrix_can_be_filtered_by_implementation(front: Any) -> None:
     """Only matching rows and columns remain; without a match, a message says so."""
-    with visit(report) as page:
-        heads = page.locator("#matrix thead th:visible")
-        every = heads.all_inner_texts()
-        assert not {"xla-unfused", "eager"} & set(every)
-        page.locator("#matrix-filter").fill("softmax")
-        assert "sdpa-cudnn" in every and "sdpa-cudnn" not in heads.all_inner_texts()
-        page.locator("#matrix-filter").fill("sdpa-cudnn fwd")
-        assert heads.all_inner_texts() == ["block", "case", "sdpa-cudnn"]
-        lines = page.locator("#matrix tbody tr:visible")
-        assert lines.count() and all("attention" in line and "fwd" in line for line in lines.all_inner_texts())
-        assert lines.locator("td.none:visible").count() == 0
-        page.locator("#matrix-filter").fill("triton attention")  # not triton-cudagraphs
-        assert heads.all_inner_texts() == ["block", "case", "triton"]
-        page.locator("#matrix-filter").fill("nonsense")
-        assert page.locator("#matrix").is_hidden()
-        assert "nonsense" in page.locator("#matrix-none").inner_text()
-        page.locator("#matrix-filter").fill("")
-        assert heads.all_inner_texts() == every and page.locator("#matrix-none").inner_text() == ""
+    heads = front.locator("#matrix thead th:visible")
+    every = heads.all_inner_texts()
+    assert not {"xla-unfused", "eager"} & set(every)
+    front.locator("#matrix-filter").fill("softmax")
+    assert "sdpa-cudnn" in every and "sdpa-cudnn" not in heads.all_inner_texts()
+    front.locator("#matrix-filter").fill("sdpa-cudnn fwd")
+    assert heads.all_inner_texts() == ["block", "case", "sdpa-cudnn"]
+    lines = front.locator("#matrix tbody tr:visible")
+    assert lines.count() and all("attention" in line and "fwd" in line for line in lines.all_inner_texts())
+    assert lines.locator("td.none:visible").count() == 0
+    front.locator("#matrix-filter").fill("triton attention")  # not triton-cudagraphs
+    assert heads.all_inner_texts() == ["block", "case", "triton"]
+    front.locator("#matrix-filter").fill("nonsense")
+    assert front.locator("#matrix").is_hidden()
+    assert "nonsense" in front.locator("#matrix-none").inner_text()
+    front.locator("#matrix-filter").fill("")
+    assert heads.all_inner_texts() == every and front.locator("#matrix-none").inner_text() == ""
 
 
-def test_implementations_without_fusion_are_folded(report: Path, visit: Any) -> None:
+def test_implementations_without_fusion_are_folded(front: Any) -> None:
     """A box or their name shows their columns, after all others."""
-    with visit(report) as page:
-        heads = page.locator("#matrix thead th:visible")
-        before = heads.all_inner_texts()
-        page.locator("#matrix-unfused").check()
-        shown = heads.all_inner_texts()
-        assert shown[: len(before)] == before and set(shown[len(before) :]) == {"xla-unfused", "eager"}
-        page.locator("#matrix-unfused").uncheck()
-        assert heads.all_inner_texts() == before
-        page.locator("#matrix-filter").fill("eager")
-        assert heads.all_inner_texts() == ["block", "case", "eager"]
+    heads = front.locator("#matrix thead th:visible")
+    before = heads.all_inner_texts()
+    front.locator("#matrix-unfused").check()
+    shown = heads.all_inner_texts()
+    assert shown[: len(before)] == before and set(shown[len(before) :]) == {"xla-unfused", "eager"}
+    front.locator("#matrix-unfused").uncheck()
+    assert heads.all_inner_texts() == before
+    front.locator("#matrix-filter").fill("eager")
+    assert heads.all_inner_texts() == ["block", "case", "eager"]
 
 
 @pytest.mark.parametrize("width", [1400, 390])
@@ -214,13 +225,11 @@ def test_heads_and_cases_stay_in_sight(report: Path, visit: Any, width: int) -> 
         assert box["x"] <= last["x"] < box["x"] + box["width"] / 2
 
 
-def test_a_case_opens_on_times_and_graphs(report: Path, visit: Any, ready: Any) -> None:
+def test_a_case_opens_on_times_and_graphs(page: Any) -> None:
     """The first screen says which implementation is fastest and draws the graphs; tables are further down."""
-    with visit(report, CASE) as page:
-        ready(page)
-        parts = ("ul.choices", "#c-time", "#c-graphs", "#c-summary")
-        places = [page.locator(part).bounding_box()["y"] for part in parts]
-        assert places == sorted(places) and places[2] < 900
+    parts = ("ul.choices", "#c-time", "#c-graphs", "#c-summary")
+    places = [page.locator(part).bounding_box()["y"] for part in parts]
+    assert places == sorted(places) and places[2] < 900
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -25,7 +25,7 @@ from xlafuse.compare.record.run_files import RunFile
 from xlafuse.compare.report.columns import percent
 from xlafuse.compare.report.page import page
 from xlafuse.compare.report.page.content import case as case_page
-from xlafuse.compare.sources.case_results import BASELINES
+from xlafuse.compare.sources.case_results import BASELINES, CaseResults
 from xlafuse.compare.sources.opening import open_source
 
 QUICK = PROJECT / "tests" / "data" / "runs" / "h200-small"
@@ -127,10 +127,6 @@ def measured(record: Record, way: str, *names: str) -> int | None:
     return None if parts is None else sum(part[name] for part in parts.values() for name in names)
 
 
-def us(value: float | None) -> str:
-    return number(value)
-
-
 def columns(table: list[list[str]], count: int) -> dict[str, dict[str, str]]:
     """Return the cells of each row by column header, by the row's first cell."""
     heads = table[0]
@@ -157,10 +153,10 @@ def test_summary(case: Any, records: dict[str, Record], ceilings: dict[str, Any]
     assert list(shown) == sorted(records, key=lambda name: time_of(records[name]))
     for name, record in records.items():
         row, time = shown[name], time_of(record)
-        assert row["time µs"] == " ".join([us(time), "±", number(spread(record)), *round_marks(record)])
+        assert row["time µs"] == " ".join([number(time), "±", number(spread(record)), *round_marks(record)])
         assert row["/ best"].split(" ")[0] == number(time / best)
-        assert row["recoverable µs"] == us(recoverable(record, ceilings))
-        assert row["roofline µs"] == us(sum(roofline_times(record, ceilings)))
+        assert row["recoverable µs"] == number(recoverable(record, ceilings))
+        assert row["roofline µs"] == number(sum(roofline_times(record, ceilings)))
         assert row["kernels"] == str(len(graph_of(record)["kernels"]))
         assert row["launches"] == str(sum(d["launches"] for d in record["measurement"]["phases"].values()))
         passed = [
@@ -174,17 +170,17 @@ def test_summary(case: Any, records: dict[str, Record], ceilings: dict[str, Any]
 
 
 def test_times(case: Any, records: dict[str, Record], ceilings: dict[str, Any]) -> None:
-    shown = columns(titled(case, "wall", "launch gap"), len(records))
+    shown = columns(titled(case, "wall µs", "launch gap"), len(records))
     for name, record in records.items():
         row, parts, time = shown[name], medians(record), time_of(record)
         data = record["measurement"]["phases"].values()
         busy = sum(statistics.median([s for r in counted(d["busy_time"]) for s in r]) for d in data) * 1e6
-        assert row["cold"] == " ".join([us(time), *round_marks(record)])
-        assert row["±"] == us(spread(record))
-        assert (row["forward"], row["backward"]) == (us(parts["forward"]), us(parts["backward"]))
-        assert row["wall"] == us(statistics.median(record["measurement"]["wall_time"]) * 1e6)
+        assert row["time µs"] == " ".join([number(time), *round_marks(record)])
+        assert row["±"] == number(spread(record))
+        assert (row["forward"], row["backward"]) == (number(parts["forward"]), number(parts["backward"]))
+        assert row["wall µs"] == number(statistics.median(record["measurement"]["wall_time"]) * 1e6)
         assert row["launch gap"] == percent(max(0.0, (time - busy) / time))
-        assert row["recoverable"] == us(recoverable(record, ceilings))
+        assert row["recoverable µs"] == number(recoverable(record, ceilings))
         assert row["of roofline"] == percent(sum(roofline_times(record, ceilings)) / time)
         assert row["compile s"] == number(record["compile_s"])
         peaks = record["measurement"]["peak_memory"].values()
@@ -207,16 +203,16 @@ def test_marks_are_explained_once(
     lines = map(json.loads, (QUICK / "records.jsonl").read_text().splitlines())
     mine = {r["implementation"]: r for r in lines if r["id"].rsplit("/", 1)[0] == address}
     html = embedded(report, "case", number_of(report, embedded, address))["html"]
-    heads = ("largest array between kernels", "wall")
+    heads = ("largest array between kernels", "wall µs")
     glance, times = (next(t for t in tables(html) if head in t[0]) for head in heads)
     first, second = columns(glance, len(mine)), columns(times, len(mine))
     said = {name: round_marks(record) for name, record in mine.items()}
     for name, marks in said.items():
         assert [word for word in first[name]["time µs"].split() if word in ("!", "~", "!~")] == marks
-        assert second[name]["cold"].split()[1:] == marks
+        assert second[name]["time µs"].split()[1:] == marks
     unknown = {name for name, row in first.items() if row["roofline µs"] == "?"}
     assert unknown == ({"flex"} if address.startswith("attention") else set())
-    assert unknown == {name for name, row in second.items() if row["recoverable"] == "?"}
+    assert unknown == {name for name, row in second.items() if row["recoverable µs"] == "?"}
     assert html.count("the bytes or FLOPs of some kernel are unknown.") == bool(unknown)
     for mark, words in {"!": "in some round the GPU", "~": "in some round the times still changed"}.items():
         assert html.count(words) == any(mark in "".join(marks) for marks in said.values())
@@ -279,21 +275,21 @@ def test_kernels(
         for index, (kernel, own) in enumerate(zip(graph_of(record)["kernels"], shown[name], strict=True)):
             assert own["read"] == formats.size(kernel["bytes_read"])
             assert own["written"] == formats.size(kernel["bytes_written"])
-            assert own["time"] == us(kernel["device_time_us"])
-            assert own["roofline_time"] == us(bounds[index])
-            assert own["recoverable"] == us(max(0.0, kernel["device_time_us"] - bounds[index]))
+            assert own["time"] == number(kernel["device_time_us"])
+            assert own["roofline_time"] == number(bounds[index])
+            assert own["recoverable"] == number(max(0.0, kernel["device_time_us"] - bounds[index]))
 
 
 def test_bytes(case: Any, records: dict[str, Record]) -> None:
-    shown = columns(titled(case, "compulsory / declared"), len(records))
+    shown = columns(titled(case, "efficiency"), len(records))
     for name, record in records.items():
         compulsory = sum(record["bytes_compulsory"].values())
         row = shown[name]
-        assert row["declared"] == number(declared(record) / 1e6)
-        assert row["compulsory / declared"] == percent(compulsory / declared(record))
+        assert row["declared MB"] == number(declared(record) / 1e6)
+        assert row["efficiency"] == percent(compulsory / declared(record))
         for head, way, names in (
-            ("measured in the call", "call", ("dram_read", "dram_written")),
-            ("measured, each alone", "alone", ("dram_read", "dram_written")), ("through L2", "alone", ("l2",)),
+            ("measured MB", "call", ("dram_read", "dram_written")),
+            ("DRAM, alone MB", "alone", ("dram_read", "dram_written")), ("L2 MB", "alone", ("l2",)),
         ):
             size = measured(record, way, *names)
             assert row[head] == ("" if size is None else number(size / 1e6))
@@ -312,7 +308,7 @@ def test_missed_fusions(case: Any, records: dict[str, Record], ceilings: dict[st
                 expected.append(((size / found["streams"]["1:1"] + found["launch"]["device_s"]) * 1e6, size, name))
     expected.sort(key=lambda one: -one[0])
     assert shown
-    assert [row[:2] for row in shown] == [[us(cost), formats.size(size)] for cost, size, _ in expected]
+    assert [row[:2] for row in shown] == [[number(cost), formats.size(size)] for cost, size, _ in expected]
     assert sorted(row[2] for row in shown) == sorted(name for _, _, name in expected)
 
 
@@ -325,10 +321,15 @@ def read_twice(graph: dict[str, Any], reason: dict[str, Any]) -> int:
     return sum(max(0, one[name] + other[name] - sizes[name]) for name in one.keys() & other.keys())
 
 
-def test_the_command_for_unlisted_fusions_works(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def shown() -> CaseResults:
+    (case,) = (case for case in open_source(QUICK).select({"block": ["softmax"]}).cases if case.id == CASE)
+    return case
+
+
+def test_the_command_for_unlisted_fusions_works(shown: CaseResults, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command on the page selects the case."""
     monkeypatch.setattr(case_page, "MOST_MISSED", 1)
-    (shown,) = (each for each in open_source(QUICK).select({"block": ["softmax"]}).cases if each.case.id == CASE)
     html = page.render("case.html", **case_page.values(shown), drawn_kernels=True)
     (command,) = (unescape(command) for command in re.findall("<code>(xlafuse .*?)</code>", html))
     done = CliRunner().invoke(main.cli, [str(QUICK) if word == "RUN" else word for word in shlex.split(command)[1:]])
@@ -336,8 +337,7 @@ def test_the_command_for_unlisted_fusions_works(monkeypatch: pytest.MonkeyPatch)
     assert CASE in done.output
 
 
-def test_prices_carry_their_measured_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    (shown,) = (each for each in open_source(QUICK).select({"block": ["softmax"]}).cases if each.case.id == CASE)
+def test_prices_carry_their_measured_error(shown: CaseResults, monkeypatch: pytest.MonkeyPatch) -> None:
     error = missed_fusions.PriceError(cases=20, low=0.61, high=1.13, median=0.92, gpu="H200")
     for found, times in ((error, 1), (None, 0)):
         monkeypatch.setattr(missed_fusions, "PRICE_ERROR", found)

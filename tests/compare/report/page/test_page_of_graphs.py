@@ -100,14 +100,6 @@ def test_a_graph_with_times_but_no_record(tmp_path: Path, visit: Any) -> None:
         assert "7.5" in it.locator("#c-kernels table").inner_text()
 
 
-@pytest.mark.parametrize("path", [HLO, INDUCTOR], ids=["file", "folder"])
-def test_tables_of_records_need_a_run(path: Path, tmp_path: Path) -> None:
-    for view in ("times", "matrix", "roofline", "traffic", "ranks", "peers", "authorship"):
-        done = report(path, "--view", view, "-o", tmp_path / "table.md")
-        assert done.exit_code == 2 and "no run" in done.stderr and "kernels" in done.stderr, view
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_selection_needs_records(tmp_path: Path) -> None:
     done = report(HLO, "-o", tmp_path / "a.html", "--block", "softmax")
     assert done.exit_code == 2 and "--block" in done.stderr and not list(tmp_path.iterdir())

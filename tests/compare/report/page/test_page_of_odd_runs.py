@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def test_hostile_text_is_escaped(text: str, tmp_path: Path, visit: Any, ready: A
     case = Case(f"block{text}", f"case{text}", {f"axis{text}": 1}, "bfloat16", "fwd")
     made = {"fast": graph(text, times=(5.0, 5.0)), "slow": graph(text, times=(40.0, 40.0))}
     records = [
-        timed(case, f"fast{text}", 10.0, made["fast"], graph="fast.json.gz"),
+        timed(case, f"fast{text}", 10.0, made["fast"], graph="fast.json.gz", dumps="dumps/a.zip"),
         timed(case, f"slow{text}", 80.0, made["slow"], graph="slow.json.gz"),
         made_record(case, f"bad{text}", "eager", "failed", detail=f"no memory {text}", segment="s1"),
     ]
@@ -96,6 +97,11 @@ def test_hostile_text_is_escaped(text: str, tmp_path: Path, visit: Any, ready: A
     environment = {"host": {text: text}, "workers": {text: {"device": text}}}
     segments = [{"id": "s1", "started": text, "environment": environment, "ceilings": CEILINGS}]
     folder = run_of(tmp_path / "run", records, graphs, command=text, segments=segments)
+    (folder / "dumps").mkdir()
+    with zipfile.ZipFile(folder / "dumps" / "a.zip", "w") as archive:
+        hlo = f"ENTRY %e () -> f32[] {{\n  %g = f32[] add(), {text}\n}}\n"
+        archive.writestr(f"forward/{text[:200]}/optimized.hlo.txt", hlo)
+        archive.writestr("forward/output_code.py", f"def call(args):\n    g({text}\n")
     file = written(folder, tmp_path)
     with visit(file) as it:
         it.locator("#matrix a").first.click()
@@ -105,6 +111,14 @@ def test_hostile_text_is_escaped(text: str, tmp_path: Path, visit: Any, ready: A
         it.locator('[data-chart="kernels"] .mark-rect path').first.hover()
         it.locator("#vg-tooltip-element.visible").wait_for()
         it.locator("a.kernel").first.click()
+        it.locator(".dr-box").first.click()
+        assert ("<script>" in it.locator(".dr-tip").inner_text()) == (text == SCRIPT)
+        it.keyboard.press("Escape")
+        it.locator(".dr-table summary").click()
+        it.locator(".so > .so-tabs .so-tab").first.click()
+        it.locator(".so-line").first.wait_for()
+        it.locator(".so-head .so-tab").nth(1).click()
+        assert it.locator("[data-view] :is(img, script)").count() == 0
         it.goto(f"file://{file}#/records")
         it.wait_for_selector("#records tbody tr")
         assert it.locator("#records tbody tr").count() == 3
@@ -211,8 +225,9 @@ def test_an_unmeasured_peak_is_planned_or_has_a_reason(
     measurement_of(blank).peak_memory = {"forward": PeakMemory(None, planned, "no room")}
     file = written(run_of(tmp_path / "run", [blank]), tmp_path)
     html = embedded(file, "case", 0)["html"]
-    heads, line = next(table for table in tables(html) if "memory MB" in table[0])
-    assert line[heads.index("memory MB")] == ("" if planned is None else "5.00 p")
+    heads, line = next(table for table in tables(html) if "wall µs" in table[0])
+    shown = dict(zip(heads, line, strict=True))
+    assert shown.get("memory MB") == (None if planned is None else "5.00 p")
     assert ("XLA's compiler planned" in html) == (planned is not None)
     assert ("xla: no peak memory: no room" in html) == (planned is None)
     records = embedded(file, "rows")

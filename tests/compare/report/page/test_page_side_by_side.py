@@ -51,6 +51,10 @@ def test_a_tpu_and_a_gpu_in_a_browser(runs: tuple[Path, Path], tmp_path: Path, v
         assert page.locator(".dr-box").count() >= len(XLA.kernels or ()) + len(TPU.kernels or ())
         assert "the data sheet of tpu-v5e and h200" in page.locator("#c-why").inner_text()
         assert page.locator("header.top .home").inner_text() == "v5e and gpu: fusion report"
+        page.locator('.dr-box[data-key="1.0"]').click()
+        page.locator(".dr-actions button").click()  # leads to the sources of the same column
+        page.wait_for_function("document.querySelector('.so-choose select').value === '0'")
+        assert page.locator('.so > .so-tabs [aria-pressed="true"]').inner_text() == "xla h200"
 
 
 def test_findings_over_two_devices_have_no_times(runs: tuple[Path, Path], tmp_path: Path, embedded: Any) -> None:

@@ -17,7 +17,7 @@ from xlafuse.compare.cli import main
 from xlafuse.compare.report import ranks
 from xlafuse.compare.report.columns import as_data
 from xlafuse.compare.report.page import page
-from xlafuse.compare.report.page.content import ranks as ranks_view
+from xlafuse.compare.report.page.content import kernels
 from xlafuse.compare.sources.case_results import CaseResults
 from xlafuse.compare.sources.opening import open_source
 
@@ -85,12 +85,12 @@ def test_all_ranks_are_drawn_on_one_scale(of_ranks: Path, visit: Any, ready: Any
 
 def test_the_kinds_are_those_of_the_measurement() -> None:
     """A copy counts by its name at run time, also where the graph names it after its operation or exchange."""
-    bars = ranks_view.calls(case_of(RUN, block="mlp_parallel", direction="fwd")).bars
+    bars = kernels.calls_of_ranks(case_of(RUN, block="mlp_parallel", direction="fwd")).bars
     copies = {(b["implementation"], b["kernel"], b["kind"]) for b in bars if "[memcpy" in b["kernel"]}
     assert ("triton", "aten.copy_.default: [memcpy]", "compute") in copies
     assert {kind for name, kernel, kind in copies if kernel.endswith("[memcpy peer]")} == {"communication"}
     assert ("inductor-async", "[memcpy]", "compute") in copies
-    bars = ranks_view.calls(case_of(RUN, block="moe_parallel", direction="fwd")).bars
+    bars = kernels.calls_of_ranks(case_of(RUN, block="moe_parallel", direction="fwd")).bars
     copies = {(b["implementation"], b["kernel"], b["kind"]) for b in bars if "[memcpy]" in b["kernel"]}
     assert ("xla", "copy.9: [memcpy]", "compute") in copies
     assert ("eager", "aten.sort.stable: [memcpy]", "compute") in copies

@@ -133,18 +133,18 @@ def of(name: str, line: str, **more: object) -> Kernel:
     "/etc/passwd", "../../etc/passwd", "xlafuse/../../../etc/passwd.py", "tests/conftest.py", "xlafuse", "",
 ])
 def test_only_source_files_of_the_project_are_read(name: str) -> None:
-    assert list(programs.of_kernels([of("k", f"{name}:1")], programs.Programs())) == []
+    assert list(programs.of_kernels([of("k", f"{name}:1")])) == []
 
 
 def test_changed_programs_are_noted_and_kernels_found_by_name() -> None:
     path = "triton_side/kernels/rmsnorm.py"
     kernel = of("rmsnorm_forward_kernel", f"{path}:1", facts={"language": "triton"})
-    ((name, listing, spans, note),) = programs.of_kernels([kernel], programs.Programs())
+    ((name, listing, spans, note),) = programs.of_kernels([kernel])
     (first, last), = spans[0]
     assert name == path and programs.BY_NAME in note
     assert any("def rmsnorm_forward_kernel(" in listing.lines[n] for n in range(first, last))
     declared = next(n for n, text in listing.lines.items() if "def rmsnorm_forward_kernel(" in text)
-    ((_, _, _, note),) = programs.of_kernels([of("rmsnorm_forward_kernel", f"{path}:{declared}")], programs.Programs())
+    ((_, _, _, note),) = programs.of_kernels([of("rmsnorm_forward_kernel", f"{path}:{declared}")])
     assert note == programs.INSTALLED
 
 
@@ -189,40 +189,27 @@ def test_equal_texts_are_embedded_once(kept: tuple[sources.Sources, Path]) -> No
     assert len(texts) == len(set(texts)) > 5
 
 
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [("folder", ["separate files"]), (None, ["are left out"]), ("in the way", ["left out", "cannot be written"])],
+)
 def test_texts_beyond_the_budget_go_to_files(
-    train: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: str | None, words: list[str], train: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Without a folder, or with one that cannot be made, they are left out, and a note says so."""
     monkeypatch.setattr(sources, "BUDGET", 6_000)
-    folder = tmp_path / "files"
+    folder = None if place is None else tmp_path / place
+    (tmp_path / "in the way").write_text("a file")
     records = {record["name"]: record for record in sources.of_cases({CASE: train}, folder).cases[CASE]["records"]}
     assert any("text" in document for document in records["xla"]["documents"])
     last = records["xla-remat"]
     assert not any("text" in document for document in last["documents"])
-    assert "separate files" in last["note"]
-    moved = next(file for file in last["files"] if file["title"].endswith("optimized.hlo.txt"))
-    assert "HloModule" in (folder / moved["href"].partition("/")[2]).read_text()
-
-
-def test_without_a_folder_texts_beyond_the_budget_are_left_out(
-    train: list[Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sources, "BUDGET", 6_000)
-    records = {record["name"]: record for record in sources.of_cases({CASE: train}, None).cases[CASE]["records"]}
-    assert not any(record["files"] for record in records.values())
-    assert "are left out" in records["xla-remat"]["note"]
-
-
-def test_files_that_cannot_be_written_leave_a_note(
-    train: list[Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sources, "BUDGET", 6_000)
-    (tmp_path / "files").write_text("in the way")
-    found = sources.of_cases({CASE: train}, tmp_path / "files").cases[CASE]
-    records = {record["name"]: record for record in found["records"]}
-    assert not any(record["files"] for record in records.values())
-    assert "cannot be written" in records["xla"]["note"]
-    note = records["xla-remat"]["note"]
-    assert "cannot be written" in note and "left out" in note
+    assert all(word in last["note"] for word in words)
+    assert any(record["files"] for record in records.values()) == (place == "folder")
+    assert ("cannot be written" in records["xla"]["note"]) == (place == "in the way")
+    if folder is not None and folder.is_dir():
+        moved = next(file for file in last["files"] if file["title"].endswith("optimized.hlo.txt"))
+        assert "HloModule" in (folder / moved["href"].partition("/")[2]).read_text()
 
 
 def test_a_broken_archive_leaves_a_note(train: list[Result], tmp_path: Path) -> None:

@@ -2,90 +2,53 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from graph_builder import graph, kernel
-from msgspec import structs
 
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.graph import formats
-from xlafuse.compare.graph.model import FusionGraph, Reason, SourceOp
 from xlafuse.compare.report.page import page as report_page
-from xlafuse.compare.report.page.drawing import drawing
-from xlafuse.compare.report.page.listings import sources
 from xlafuse.compare.sources.opening import open_source
-from xlafuse.compare.sources.result import Result
+from xlafuse.compare.sources.source import Source
 
-STATIC = PROJECT / "compare" / "report" / "page" / "static"
-VIEWS = ("make", "drawing", "kernels", "sources")
-NASTY = '<script>window.hurt=1</script><img src=x onerror="hurt=1">\'"&\u202e\n' + "long" * 2500
-PAGE = """<!doctype html><html data-theme="THEME"><meta charset="utf-8"><title>views</title><style>
-:root{--bg:#fff;--panel:#f4f4f4;--ink:#111;--muted:#555;--line:#ccc;--accent:#06c;--accent-soft:#def;--good:#171;--bad:#b22;
---warn:#960;--warn-soft:#ffd;--code:#f8f8f8;--mono:monospace;--sans:sans-serif;--kind-gemm:#47a;--kind-attention:#a7a;
---kind-reduction:#d80;--kind-elementwise:#5a4;--kind-copy:#888;--kind-other:#777}
-[data-theme=dark]{--bg:#111;--panel:#222;--ink:#eee;--muted:#aaa;--line:#444;--accent:#7af;--accent-soft:#235;--code:#181818}
-body{background:var(--bg);color:var(--ink)}
-STYLES</style><div id="graphs"></div><div id="sources"></div>
-<script>window.xlafuse={colour:()=>"#246",theme:()=>"light",load:async()=>(PROGRAMS)};window.picked=[];</script>
-<script>SCRIPTS</script><script>
-const D=DRAWING, S=SOURCES, [g,s]=["graphs","sources"].map((id)=>document.getElementById(id));
-const pick=(kernel)=>{picked.push(kernel);xlafuse.drawing.show(g,D,{kernel});
-xlafuse.sources.show(s,S,{kernel,focus:true});};
-xlafuse.drawing.show(g,D,{onKernel:pick});xlafuse.sources.show(s,S,{onKernel:pick,
-onBox:(kernel)=>xlafuse.drawing.show(g,D,{kernel,focus:true})});</script></html>"""
-
-
-def written(folder: Path, found: list[Result], theme: str = "light") -> Path:
-    kept = sources.of_cases({"case": found}, folder / "page-files")
-    (case,) = kept.cases.values()
-    values = {"DRAWING": drawing.of_case([f for f in found if f.read]), "SOURCES": case, "PROGRAMS": kept.programs}
-    page = PAGE.replace("THEME", theme).replace("STYLES", _joined(report_page.STYLES[1:]))
-    page = page.replace("SCRIPTS", _joined(name for name in report_page.SCRIPTS if name.startswith(VIEWS)))
-    for name, value in values.items():
-        page = page.replace(name, json.dumps(value).replace("<", "\\u003c"), 1)
-    path = folder / "page.html"
-    path.write_text(page)
-    return path
-
-
-def _joined(names: Iterable[str]) -> str:
-    return "\n".join((STATIC / name).read_text() for name in names)
-
-
-def opened(browser: Any, path: Path, **context: Any) -> Any:
-    page = browser.new_page(viewport={"width": 1400, "height": 1000}, **context)
-    page.problems = []
-    page.on("console", lambda message: page.problems.append(message.text))
-    page.on("pageerror", lambda error: page.problems.append(str(error)))
-    page.on("request", lambda request: request.url.startswith("file:") or page.problems.append(request.url))
-    page.goto(path.as_uri())
-    page.wait_for_selector(".dr-box")
-    return page
+CASE = {"block": ["rmsnorm"], "case": ["llama-8b"], "direction": ["train"]}
+ROUTE = "#/case/rmsnorm/llama-8b/bf16/train"
+# Keep the kernels for which sources are shown.
+LISTEN = """() => { window.picked = []; const show = xlafuse.sources.show;
+  xlafuse.sources.show = (element, data, options) => {
+    if (options.kernel && options.focus) picked.push(options.kernel);
+    return show(element, data, options);
+  }; }"""
 
 
 @pytest.fixture(scope="module")
-def train() -> list[Result]:
-    every = open_source(PROJECT / "tests" / "data" / "runs" / "h200-rmsnorm").results
-    return [each for each in every if each.record and each.record.case.id == "rmsnorm/llama-8b/bf16/train"]
+def run() -> Source:
+    return open_source(PROJECT / "tests" / "data" / "runs" / "h200-rmsnorm").select(CASE)
 
 
 @pytest.fixture(scope="module")
-def path(train: list[Result], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return written(tmp_path_factory.mktemp("views"), train)
+def path(run: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("views") / "page.html"
+    report_page.write(run, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def opened(visit: Any, path: Path) -> Iterator[Any]:
+    with visit(path) as it:
+        it.evaluate(LISTEN)
+        yield it
 
 
 @pytest.fixture
-def page(browser: Any, path: Path) -> Iterator[Any]:
-    shown = opened(browser, path)
-    yield shown
-    assert shown.problems == []
-    shown.close()
+def page(opened: Any, show: Any) -> Any:
+    """The case, opened again."""
+    opened.evaluate("picked.length = 0")
+    show(opened, ROUTE)
+    return opened
 
 
 def box(page: Any, implementation: str, index: int) -> Any:
@@ -114,8 +77,8 @@ def test_a_hand_written_kernel_has_the_colour_of_its_work(page: Any) -> None:
     assert box(page, "triton", 0).evaluate(colour) == reduction.evaluate(colour)
 
 
-def test_the_tip_has_bytes_flops_time_and_lines(page: Any, train: list[Result]) -> None:
-    xla = next(each for each in train if each.record and each.record.implementation == "xla")
+def test_the_tip_has_bytes_flops_time_and_lines(page: Any, run: Source) -> None:
+    xla = next(result for result in run.results if result.name == "xla")
     first = (xla.load().kernels or ())[0]
     box(page, "xla", 0).hover()
     tip = page.locator(".dr-tip")
@@ -163,7 +126,9 @@ def test_a_line_leads_to_its_kernel_and_box(page: Any) -> None:
     within.first.locator(".so-text").click()
     picked = page.evaluate("picked.at(-1)")
     number = int(within.first.get_attribute("data-line") or 0)
-    spans = page.evaluate("S.records[S.records.findIndex((r) => r.name === 'xla')].documents[0].kernels")
+    spans = page.evaluate(
+        "xlafuse.load('sources', 0).then(({records}) => records.find((r) => r.name === 'xla').documents[0].kernels)"
+    )
     assert any(first < number <= last for first, last in spans[str(picked["index"])])
     page.locator(".so-jump", has_text="its box in the graph").click()
     key = page.evaluate("document.activeElement.dataset.key")
@@ -172,8 +137,9 @@ def test_a_line_leads_to_its_kernel_and_box(page: Any) -> None:
 
 
 def test_a_line_of_several_kernels_lists_them(page: Any) -> None:
-    shared = page.evaluate("""() => {
-        for (const [r, record] of S.records.entries()) for (const [d, {kernels}] of record.documents.entries()) {
+    shared = page.evaluate("""async () => {
+        const {records} = await xlafuse.load("sources", 0);
+        for (const [r, record] of records.entries()) for (const [d, {kernels}] of record.documents.entries()) {
           const all = Object.entries(kernels).flatMap(([k, spans]) => spans.map(([a, b]) => [Number(k), a, b]));
           for (const [, a] of all) {
             const of = new Set(all.filter(([, c, e]) => c <= a && a <= e).map(([k]) => k));
@@ -270,40 +236,11 @@ def test_the_drawing_as_tables(page: Any) -> None:
     assert "saved" in tables.nth(1).inner_text()
 
 
-def test_dark_and_touch(browser: Any, train: list[Result], tmp_path: Path) -> None:
-    page = opened(browser, written(tmp_path, train, "dark"), has_touch=True)
-    dark = page.locator(".dr-head").first.evaluate("e => getComputedStyle(e).backgroundColor")
-    assert dark == "rgb(34, 34, 34)"
-    box(page, "inductor", 0).tap()
-    assert "FLOPs" in page.locator(".dr-tip").inner_text()
-    box(page, "inductor", 0).tap()
-    assert page.locator(".dr-tip").is_hidden()
-    assert page.problems == []
-    page.close()
-
-
-def test_hostile_text_is_escaped(browser: Any, train: list[Result], tmp_path: Path) -> None:
-    op = SourceOp(NASTY, NASTY, f"{NASTY}:1")
-    norm = dataclasses.replace(kernel(NASTY, "reduction", "", "x", "h"), source_ops=(op,))
-    gate = kernel("g", "gemm", "gate:dot@2", "h wg", "y")
-    bad: FusionGraph = graph(norm, gate)
-    bad = dataclasses.replace(bad, reasons=(Reason(NASTY, "g", "gemm", NASTY, NASTY),))
-    assert train[0].record is not None
-    record = structs.replace(train[0].record, implementation=NASTY, dumps="dumps/a.zip")
-    found = dataclasses.replace(train[0], record=record, path=tmp_path, read=lambda: bad)
-    (tmp_path / "dumps").mkdir()
-    with zipfile.ZipFile(tmp_path / "dumps" / "a.zip", "w") as archive:
-        hlo = f"ENTRY %e () -> f32[] {{\n  %g = f32[] add(), {NASTY}\n}}\n"
-        archive.writestr(f"forward/{NASTY[:200]}/optimized.hlo.txt", hlo)
-        archive.writestr("forward/output_code.py", f"def call(args):\n    g({NASTY}\n")
-    page = opened(browser, written(tmp_path, [found]))
-    page.locator(".dr-box").first.click()
-    assert "<script>" in page.locator(".dr-tip").inner_text()
-    page.keyboard.press("Escape")
-    page.locator(".dr-table summary").click()
-    page.locator(".so-line").first.wait_for()
-    page.locator(".so-head .so-tab").nth(1).click()
-    assert page.evaluate("window.hurt") is None
-    assert page.locator("img, #graphs script, #sources script").count() == 0
-    assert page.problems == []
-    page.close()
+def test_dark_and_touch(visit: Any, path: Path) -> None:
+    with visit(path, ROUTE, ready="article[data-shown]", color_scheme="dark", has_touch=True) as page:
+        dark = page.locator(".dr-head").first.evaluate("e => getComputedStyle(e).backgroundColor")
+        assert dark == "rgb(29, 33, 39)"
+        box(page, "inductor", 0).tap()
+        assert "FLOPs" in page.locator(".dr-tip").inner_text()
+        box(page, "inductor", 0).tap()
+        assert page.locator(".dr-tip").is_hidden()
