@@ -17,7 +17,7 @@ from typing import Any
 from xlafuse.compare import targets
 from xlafuse.compare.base import atomic_write
 from xlafuse.compare.base.usage import UsageError
-from xlafuse.compare.graph.analyse.fingerprint import fingerprint
+from xlafuse.compare.graph.analyse.summary import fingerprint
 from xlafuse.compare.plan.paired_rounds import device_time_us
 from xlafuse.compare.record import run_folder
 from xlafuse.compare.record.run_folder import RunFolderError

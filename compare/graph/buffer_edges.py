@@ -1,16 +1,17 @@
 """The edges of one buffer: from the kernels whose contents it has to each reader, or from and to the outside.
 
 And how many bytes pass along an edge. In a loop, a kernel may read what an earlier one wrote in the first iteration
-alone, because the loop overwrites it.
+alone, because the loop overwrites it. `connected` groups what edges of any kind connect.
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import TypeVar
 
 from .model import Access, Buffer, FusionGraph, Kernel
 
@@ -43,15 +44,10 @@ def _sources(graph: FusionGraph, buffer: Buffer, writers: Sequence[int]) -> Iter
         yield writer
         kernel = (graph.kernels or ())[writer]
         written = _accessed(kernel.outputs, buffer.name)
-        if written is None or written * max(1, launches(kernel)) >= buffer.bytes - buffer.padding:
+        if written is None or written * max(1, kernel.certain_launches) >= buffer.bytes - buffer.padding:
             return
     if not writers or buffer.role in ("input", "constant"):
         yield None
-
-
-def launches(kernel: Kernel) -> int:
-    """Return the launches of one call, the fewest where data decides."""
-    return kernel.least_launches if kernel.launches is None else kernel.launches
 
 
 def reads_of(graph: FusionGraph, name: str, writer: int, reader: int) -> int:
@@ -65,7 +61,7 @@ def reads_of(graph: FusionGraph, name: str, writer: int, reader: int) -> int:
     each = [iterations for depth, (_, iterations) in enumerate(around) if depth not in once]
     if once and None not in each:
         return math.prod(count for count in each if count is not None)
-    return launches(kernels[reader]) // math.prod(around[depth][1] or 1 for depth in once)
+    return kernels[reader].certain_launches // math.prod(around[depth][1] or 1 for depth in once)
 
 
 def bytes_passed(graph: FusionGraph, edge: BufferEdge, name: str) -> int | None:
@@ -100,7 +96,7 @@ def written_for(graph: FusionGraph, name: str, writer: int, readers: Collection[
     sizes = [access.bytes for access in kernel.outputs or () if access.buffer == name]
     if None in sizes or (kernel.launches is None and not kernel.least_launches):
         return None
-    total = sum(size for size in sizes if size is not None) * launches(kernel)
+    total = sum(size for size in sizes if size is not None) * kernel.certain_launches
     around = _around(kernel)
     shared = around[: max((_shared(kernel, kernels[reader]) for reader in readers if reader != writer), default=0)]
     if len(shared) == len(around) or any(iterations is None for _, iterations in shared):
@@ -167,3 +163,23 @@ def _users(graph: FusionGraph, name: str, writer: int) -> Iterator[int | None]:
             yield None
     if kernel.launches != 1 and not _around(kernel) and any(index <= writer for index in readers):
         yield None  # perhaps in a loop, which the graph does not show
+
+
+Node = TypeVar("Node", bound=Hashable)
+
+
+def connected(pairs: Iterable[tuple[Node, Node]]) -> list[set[Node]]:
+    """Return the groups of nodes that the pairs connect, in the order of their first nodes."""
+    neighbours: dict[Node, set[Node]] = {}
+    for one, other in pairs:
+        neighbours.setdefault(one, set()).add(other)
+        neighbours.setdefault(other, set()).add(one)
+    groups = []
+    while neighbours:
+        members: set[Node] = set()
+        waiting = {next(iter(neighbours))}
+        while waiting:
+            members.add(node := waiting.pop())
+            waiting |= neighbours.pop(node) - members
+        groups.append(members)
+    return groups

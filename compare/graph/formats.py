@@ -1,13 +1,17 @@
-"""Names and numbers as text. The results are safe to print, because names may come from files of any origin."""
+"""Names and numbers as text, and the kernels of a graph by these names.
+
+The text is safe to print, because names may come from files of any origin.
+"""
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from collections.abc import Iterable
 from functools import lru_cache
 
 from ..base.text import number, printable
-from .model import Buffer, FusionGraph, SourceOp
+from .model import Buffer, FusionGraph, Kernel, SourceOp
 
 UNKNOWN = "?"
 
@@ -15,22 +19,21 @@ UNKNOWN = "?"
 @lru_cache(maxsize=1 << 14)  # a page shows the same sizes many times
 def size(count: float | None) -> str:
     """Return bytes in decimal units with three digits: "16.8 MB"."""
-    if count is None:
-        return UNKNOWN
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        scaled = float(f"{count / scale:.3g}")
-        if scaled >= 1:
-            return f"{number(scaled)} {unit}"
-    return f"{count:.0f} B"
+    return UNKNOWN if count is None else _scaled(count, "B", "TGMk")
 
 
 def flops(count: float) -> str:
     """Return FLOPs in decimal units with three digits: "241 GFLOP"."""
-    for unit, scale in (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3)):
-        scaled = float(f"{count / scale:.3g}")
+    return _scaled(count, "FLOP", "PTGMk")
+
+
+def _scaled(count: float, unit: str, prefixes: str) -> str:
+    """Return the count in the largest unit that it has one of. prefixes: from the largest to kilo."""
+    for power, prefix in zip(range(len(prefixes), 0, -1), prefixes, strict=True):
+        scaled = float(f"{count / 1000.0**power:.3g}")
         if scaled >= 1:
-            return f"{number(scaled)} {unit}"
-    return f"{count:.0f} FLOP"
+            return f"{number(scaled)} {prefix}{unit}"
+    return f"{count:.0f} {unit}"
 
 
 def signed_size(count: float | None) -> str:
@@ -119,10 +122,13 @@ def place(line: str, width: int = 60) -> str:
     return f"…{kept[folder:] if 0 <= folder < width // 3 else kept}"
 
 
-def _printable(text: str, longest: int = 4000) -> str:
-    if len(text) > longest:
-        text = f"{text[: longest // 2]}…{text[-longest // 2 :]}"
-    return printable(text, longest + 1)
+_LONGEST = 4000  # characters of a name
+
+
+def _printable(text: str) -> str:
+    if len(text) > _LONGEST:
+        text = f"{text[: _LONGEST // 2]}…{text[-_LONGEST // 2 :]}"
+    return printable(text, _LONGEST + 1)
 
 
 def shape(buffer: Buffer) -> str:
@@ -147,3 +153,36 @@ def origin(graph: FusionGraph) -> str:
     target = f" for {printable(graph.target, 60)}" if graph.target else ""
     versions = "".join(f", {printable(f'{package} {version}', 40)}" for package, version in graph.versions.items())
     return printable(graph.compiler, 40) + target + versions
+
+
+def kernels_named(graph: FusionGraph, wanted: str) -> list[int]:
+    """Return kernels by number, else by the compiler's name, else by a profiler's, else by a pattern of any of these.
+
+    A profiler's name may be of several kernels: XLA runs equal ones under one name, and a library chooses one for many
+    calls. A "…", by which views shorten names, stands for any letters.
+    """
+    kernels = list(enumerate(graph.kernels or ()))
+    pattern = wanted.replace("…", "*")
+    return (
+        [i for i, _ in kernels if wanted == str(i + 1)]
+        or [i for i, kernel in kernels if wanted == kernel.name]
+        or [i for i, kernel in kernels if wanted in _profilers_names(kernel)]
+        or [
+            i for i, kernel in kernels
+            if any(fnmatch.fnmatchcase(name, pattern) for name in (kernel.name, *_profilers_names(kernel)))
+        ]
+    )
+
+
+def known_names(graph: FusionGraph) -> list[str]:
+    """Return each name that finds a kernel, the compilers' first."""
+    kernels = graph.kernels or ()
+    return list(dict.fromkeys((
+        *(kernel.name for kernel in kernels), *(name for kernel in kernels for name in _profilers_names(kernel)),
+    )))
+
+
+def _profilers_names(kernel: Kernel) -> list[str]:
+    ran_as = kernel.facts.get("ran_as", ())
+    names = [kernel.runtime_name or "", *(map(str, ran_as) if isinstance(ran_as, list | tuple) else ())]
+    return [shown for name in names if name for shown in (name, runtime(name, _LONGEST))]

@@ -143,6 +143,11 @@ class Kernel:
         return _total(self.outputs)
 
     @property
+    def certain_launches(self) -> int:
+        """The launches of one call; the fewest where data decides."""
+        return self.least_launches if self.launches is None else self.launches
+
+    @property
     def stages(self) -> tuple[str, ...]:
         """The stages of its operations, each once, in order of appearance."""
         return tuple(dict.fromkeys(op.stage for op in self.source_ops if op.stage))
@@ -231,6 +236,14 @@ class FusionGraph:
     @cached_property
     def buffer(self) -> Mapping[str, Buffer]:
         return {buffer.name: buffer for buffer in self.buffers}
+
+    @cached_property
+    def named(self) -> Mapping[str, tuple[int, ...]]:
+        """Kernel name -> launch indices; several kernels may share a name."""
+        indices: dict[str, tuple[int, ...]] = {}
+        for index, kernel in enumerate(self.kernels or ()):
+            indices[kernel.name] = (*indices.get(kernel.name, ()), index)
+        return indices
 
     @cached_property
     def producers(self) -> Mapping[str, tuple[int, ...]]:

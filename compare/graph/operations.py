@@ -1,11 +1,12 @@
-"""One name for each operation across frameworks, and the operations that only move data."""
+"""One name for each operation across frameworks, the operations that only move data, and those behind a buffer."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from functools import cache
 
-from .model import Kernel
+from .model import FusionGraph, Kernel
 
 _PREFIXES = ("aten.", "prims.", "prim.", "stablehlo.", "mhlo.", "chlo.", "hlo.")
 
@@ -26,11 +27,7 @@ _NAMES = {
         "exp": "exponential",
         "log": "ln",
         "pow": "power integer_pow",
-        "square": "",
-        "tanh": "",
         "sigmoid": "logistic",
-        "rsqrt": "",
-        "sqrt": "",
         "max": "maximum",
         "min": "minimum",
         "where": "select_n",
@@ -44,7 +41,6 @@ _NAMES = {
         "amin": "reduce_min",
         "argmax": "arg_max",
         "softmax": "safe_softmax",
-        "cumsum": "",
         "convert": "convert_element_type to_copy to type_as astype",
         "broadcast": "broadcast_in_dim expand broadcast_to",
         "reshape": "view unsafe_view bitcast flatten squeeze unsqueeze unsafe_reshape expand_dims",
@@ -174,3 +170,40 @@ def hides_flops(kernel: Kernel) -> bool:
 def may_multiply(kernel: Kernel) -> bool:
     """Return whether the kernel computes a product or an attention, or may do so without saying it."""
     return is_product(kernel) or kernel.kind in ("attention", "library", "custom")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """The place of the operation whose result the buffer is.
+
+    line: "file:line"; "" where it is unknown or ambiguous.
+    stages: the operation's stage. A kernel that writes several buffers does not say which operation wrote which; then
+        these are all stages of the kernel.
+    """
+
+    line: str = ""
+    stages: tuple[str, ...] = ()
+
+
+def cause(graph: FusionGraph, buffer: str) -> Cause:
+    """Return the place of the last computing operation in the kernel that writes the buffer last.
+
+    A kernel without a computing operation gives its last data movement. Both fields are empty for an input, and where
+    the kernel's operations have no place.
+    """
+    writers = graph.producers.get(buffer, ())
+    if graph.kernels is None or not writers:
+        return Cause()
+    kernel = graph.kernels[writers[-1]]
+    if len({access.buffer for access in kernel.outputs or ()}) > 1:
+        return Cause(kernel.lines[0] if len(kernel.lines) == 1 else "", kernel.stages)
+    placed = [op for op in kernel.source_ops if op.stage or op.line]
+    computing = [op for op in placed if token(op.op) not in MOVEMENT]
+    op = next(reversed(computing or placed), None)
+    return Cause() if op is None else Cause(op.line, (op.stage,) if op.stage else ())
+
+
+def cause_text(graph: FusionGraph, buffer: str) -> str:
+    """Return the operation's line, else its stages ("by norm, act"); "" where neither is known."""
+    found = cause(graph, buffer)
+    return found.line or (f"by {', '.join(found.stages)}" if found.stages else "")

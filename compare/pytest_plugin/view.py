@@ -10,10 +10,10 @@ from typing import Any
 
 from ..base.text import printable
 from ..graph import formats
-from ..graph.analyse.causes import cause
 from ..graph.analyse.missed_fusions import missed
 from ..graph.analyse.totals import declared_bytes, tally, totals
 from ..graph.model import Buffer, FusionGraph, Kernel, Phase
+from ..graph.operations import cause
 
 _MOST = 3  # stages of a kernel named in a message
 __tracebackhide__ = True  # pytest: a failing test ends at its own line

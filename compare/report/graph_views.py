@@ -186,7 +186,7 @@ def _require_graphs(source: Source) -> None:
 def _kernels_named(source: Source, wanted: str, shown: Shown) -> Outline:
     """Show one kernel: its operations and buffers, and their other users."""
     from ..graph import store
-    from ..graph.kernel_names import kernels_named, known_names
+    from ..graph.formats import kernels_named, known_names
     from ..graph.render import text_view
 
     graphs = [(result, named_graph(result)) for result in with_graphs(source)]
@@ -264,7 +264,7 @@ def why(source: Source, shown: Shown) -> Outline:
         for graph, ceilings, whose in priced:
             yield missed_view.tree(graph, ceilings, whose, every=shown.every)
         has_prices = any(ceilings and missed_fusions.ranked(graph, ceilings) for graph, ceilings, _ in priced)
-        if has_prices and missed_fusions.PRICE_ERROR is not None:
+        if has_prices:
             yield text_view.plain(f"times: {missed_fusions.PRICE_ERROR}")
 
     return Outline(

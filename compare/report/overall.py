@@ -10,9 +10,8 @@ from typing import Any
 from ..base.text import number
 from ..graph import formats
 from ..graph.analyse.totals import tally
-from ..graph.findings.phrases import series
-from ..graph.findings.ranking import NEVER_LEADING
-from ..graph.findings.view import display_name
+from ..graph.findings.finding import NEVER_LEADING
+from ..graph.findings.view import display_name, series
 from ..plan.speedup import TIE
 from ..sources.case_results import BASELINES, CaseResults
 from ..sources.result import Result

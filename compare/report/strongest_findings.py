@@ -12,12 +12,11 @@ from functools import cached_property
 from .. import targets
 from ..base.text import printable
 from ..graph import formats
-from ..graph.analyse.causes import cause
-from ..graph.analyse.split_k import passed_on
-from ..graph.findings.finding import FACTS, Finding
-from ..graph.findings.ranking import rank
+from ..graph.analyse.products import passed_on
+from ..graph.findings.finding import FACTS, Finding, rank
 from ..graph.findings.view import display_name
 from ..graph.model import Buffer, FusionGraph
+from ..graph.operations import cause
 from ..plan import paired_rounds
 from ..sources.case_results import CaseResults
 from ..sources.result import Result

@@ -15,7 +15,7 @@ from msgspec import convert
 from .. import targets
 from ..backends import BACKENDS, Backend
 from ..graph import store
-from ..graph.analyse.fingerprint import fingerprint
+from ..graph.analyse.summary import fingerprint
 from ..graph.model import FusionGraph
 from ..plan.plan import Plan
 from ..record.record import Record

@@ -169,8 +169,7 @@ def _from_artifacts(name: str, artifacts: Artifacts) -> FusionGraph:
 
     from ..graph.build import xla_reasons
     from ..graph.build.epilogues import with_epilogues
-    from ..graph.build.from_hlo import from_hlo
-    from ..graph.build.xla_thunks import with_thunks
+    from ..graph.build.from_hlo import from_hlo, with_thunks
 
     file = artifacts.find("hlo") or artifacts.find("hlo_proto")
     if file is None:

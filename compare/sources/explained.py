@@ -126,8 +126,8 @@ class Explained:
         times = {name: self.times[name]} if name in self.times else {}
         return Explained({name: self.graphs[name]}, self.notes, times=times)
 
-    def views(self, width: int = 80) -> Iterator[RenderableType]:
-        """Yield views: the graph, or several by stages with findings; then the notes."""
+    def views(self, width: int = 80, *, every: bool = False) -> Iterator[RenderableType]:
+        """Yield views: the graph, or several by stages with findings; then the notes. every: as in `overview`."""
         from ..graph.render import align_view, text_view
 
         first, *others = self.graphs.values()
@@ -143,7 +143,7 @@ class Explained:
             ceilings, _ = own_ceilings(first)
             notes, remarks = text_view.totals_lines(first, ceilings), text_view.finding_lines(first, ceilings)
             notes += filter(None, [provenance.sentence(first)])
-            yield text_view.overview(first, width=width, notes=notes, remarks=remarks)
+            yield text_view.overview(first, width=width, every=every, notes=notes, remarks=remarks)
         if self.agreement:
             yield text_view.plain("")
             yield text_view.plain("\n".join(map(str, self.agreement)))
@@ -177,14 +177,13 @@ class Explained:
         return f"<Explained: {', '.join(self.graphs)}>"
 
     def _repr_html_(self) -> str:
-        from html import escape
+        from ..graph.render import notebook, text_view
 
-        from ..graph.render import align_html
-        from ..graph.render.notebook import html
-
-        findings = map(str, self.findings()[:MOST_FINDINGS])
-        notes = (f"note: {note}" for note in self.notes)
-        lines = [*map(str, self.agreement), *findings, *self._configurations(), *notes]
-        graphs = [html(graph, findings=False) for graph in self.graphs.values()]
-        aligned = [align_html.html(list(self.graphs), self.align())] if len(self.graphs) > 1 else []
-        return "".join([*aligned, *graphs, *(f"<p>{escape(line)}</p>" for line in lines)])
+        few = all(len(graph.kernels or ()) <= notebook.MOST_KERNELS for graph in self.graphs.values())
+        views = list(self.views(every=few))
+        if len(self.graphs) > 1:
+            views += [
+                text_view.overview(graph, every=few, notes=text_view.totals_lines(graph))
+                for graph in self.graphs.values()
+            ]
+        return f'<div class="xlafuse">{"".join(map(notebook.html, views))}</div>'

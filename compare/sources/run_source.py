@@ -71,10 +71,10 @@ def _reader(folder: Path, record: Record) -> Callable[[], FusionGraph] | None:
 
     def read() -> FusionGraph:
         from ..graph import store
-        from ..graph.render import measured_bytes
+        from ..graph.join.measured import with_measured_bytes
 
         graph = store.load(recorded_file(folder, record, name))
-        return measured_bytes.with_measured_bytes(graph, record.traffic or {})
+        return with_measured_bytes(graph, record.traffic or {})
 
     return read
 

@@ -1,6 +1,6 @@
 """Times that a target's GPU took for the cases of a run, each with the fingerprint of the code that it ran.
 
-A compile without that GPU shows such a time where it gives the same code (compare.graph.analyse.fingerprint).
+A compile without that GPU shows such a time where it gives the same code (compare.graph.analyse.summary).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base.usage import UsageError, join_some, one_of, write_file
-from ..graph.kernel_names import kernels_named, known_names
+from ..graph.formats import kernels_named, known_names
 from ..record.run_files import recorded_file
 from ..sources.opening import open_source
 from ..sources.profile_source import has_profile

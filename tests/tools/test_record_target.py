@@ -12,7 +12,7 @@ from made_records import made_record, with_fields
 from tools import record_target
 from xlafuse.compare import targets
 from xlafuse.compare.graph import store
-from xlafuse.compare.graph.analyse.fingerprint import fingerprint
+from xlafuse.compare.graph.analyse.summary import fingerprint
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
 from xlafuse.compare.record import run_folder
 from xlafuse.compare.run import for_target

@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 
+from ..buffer_edges import connected
 from ..model import FusionGraph, Kernel, Phase, SourceOp
 from ..operations import token
 from .align import phase_of
-from .totals import Tally, declared_bytes, tally
+from .totals import Tally, declared_bytes, difference, tally
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,12 @@ class Region:
     @property
     def bytes_saved(self) -> float | None:
         """Bytes that fusion saves; None where a kernel's bytes are unknown."""
-        return _difference(self.unfused.declared, self.fused.declared)
+        return difference(self.unfused.declared, self.fused.declared)
 
     @property
     def time_saved_us(self) -> float | None:
         """Time that fusion saves; None unless all kernels of both graphs were measured."""
-        return _difference(self.unfused.device_time_us, self.fused.device_time_us)
+        return difference(self.unfused.device_time_us, self.fused.device_time_us)
 
 
 @dataclass(frozen=True)
@@ -87,53 +88,34 @@ def ablation(fused: FusionGraph, unfused: FusionGraph) -> Ablation:
     )
 
 
-_Identity = Callable[[Kernel, SourceOp], Hashable | None]
-
-
-def _by_site(kernel: Kernel, op: SourceOp) -> Hashable | None:
-    return (phase_of(kernel, op), op.site) if op.site else None
-
-
-def _by_line(kernel: Kernel, op: SourceOp) -> Hashable | None:
-    return (phase_of(kernel, op), op.line, token(op.op)) if op.line else None
-
-
-def _by_stage(kernel: Kernel, op: SourceOp) -> Hashable | None:
-    return (phase_of(kernel, op), op.stage) if op.stage else None
+# What identifies an operation within its phase, the strongest first; "" where that is unknown.
+_IDENTITIES: tuple[Callable[[SourceOp], Hashable], ...] = (
+    lambda op: op.site, lambda op: op.line and (op.line, token(op.op)), lambda op: op.stage,
+)
 
 
 def _groups(left: Iterable[Kernel], right: Iterable[Kernel]) -> list[tuple[set[int], set[int]]]:
     """Return the connected components of kernels of both graphs that hold a common operation."""
     sides = list(left), list(right)
     edges: set[tuple[int, int]] = set()
-    for identity in (_by_site, _by_line, _by_stage):
+    for identity in _IDENTITIES:
         found = _edges(sides, identity)
         linked = {a for a, _ in edges}, {b for _, b in edges}
         # A weaker identity only matches kernels that no stronger one matched.
         edges |= {(a, b) for a, b in found if a not in linked[0] or b not in linked[1]}
-    parent: dict[tuple[int, int], tuple[int, int]] = {}
-
-    def root(node: tuple[int, int]) -> tuple[int, int]:
-        while parent.setdefault(node, node) != node:
-            parent[node] = parent[parent[node]]
-            node = parent[node]
-        return node
-
-    for a, b in sorted(edges):
-        parent[root((1, b))] = root((0, a))
-    groups: dict[tuple[int, int], tuple[set[int], set[int]]] = defaultdict(lambda: (set(), set()))
-    for node in list(parent):
-        groups[root(node)][node[0]].add(node[1])
-    return list(groups.values())
+    groups = connected(((0, a), (1, b)) for a, b in sorted(edges))
+    return [({i for side, i in group if side == 0}, {i for side, i in group if side == 1}) for group in groups]
 
 
-def _edges(sides: tuple[list[Kernel], list[Kernel]], identity: _Identity) -> set[tuple[int, int]]:
+def _edges(
+    sides: tuple[list[Kernel], list[Kernel]], identity: Callable[[SourceOp], Hashable]
+) -> set[tuple[int, int]]:
     holders: dict[Hashable, tuple[set[int], set[int]]] = defaultdict(lambda: (set(), set()))
     for side, kernels in enumerate(sides):
         for index, kernel in enumerate(kernels):
             for op in kernel.source_ops:
-                if (key := identity(kernel, op)) is not None:
-                    holders[key][side].add(index)
+                if key := identity(op):
+                    holders[phase_of(kernel, op), key][side].add(index)
     return {(a, b) for left, right in holders.values() for a in left for b in right}
 
 
@@ -155,9 +137,3 @@ def _kernel_group(graph: FusionGraph, indices: tuple[int, ...]) -> KernelGroup:
         tally(map(declared_bytes, kernels)),
         tally(times) if measured else None,
     )
-
-
-def _difference(more: Tally | None, less: Tally | None) -> float | None:
-    if more is None or less is None or more.exact is None or less.exact is None:
-        return None
-    return more.exact - less.exact

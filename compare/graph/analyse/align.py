@@ -15,7 +15,7 @@ from typing import Literal
 
 from ..model import PHASES, FusionGraph, Kernel, Phase, SourceOp
 from ..operations import ANCHORS, MOVEMENT, token, tokens
-from .totals import recomputed
+from .totals import repeated
 
 Relation = Literal[
     "absent", "not named", "names no stages", "recomputed", "split", "merged", "joined", "parted", "regrouped",
@@ -102,7 +102,8 @@ def align(graphs: Sequence[FusionGraph]) -> Alignment:
         inferred = True
     # Aligned by operation, all graphs have the same rows, in the order of the first graph.
     keys = list(held[0]) if inferred else _merged_order([list(stages) for stages in held])
-    again = [_recomputing(graph) for graph in graphs]
+    # In eager graphs nothing repeats, because a library may use several kernels to compute one operation once.
+    again = [set() if graph.compiler == "eager" else repeated(graph) for graph in graphs]
     regions = [_Regions(stages) for stages in held]
     rows = [
         Row(key[1], key[0], tuple(_cells(key, graphs, regions, again)), inferred)
@@ -191,16 +192,6 @@ def _merged_order(orders: Iterable[Sequence[Key]]) -> list[Key]:
     return merged
 
 
-def _recomputing(graph: FusionGraph) -> set[_Computed]:
-    """Return (launch index, site, backward) of every operation that an earlier kernel already computed.
-
-    Eager graphs have none, because a library may use several kernels to compute one operation once.
-    """
-    if graph.compiler == "eager":
-        return set()
-    return {(index, found.op.site, found.op.backward) for found in recomputed(graph) for index in found.kernels[1:]}
-
-
 def _cells(
     key: Key, graphs: Sequence[FusionGraph], regions: Sequence[_Regions], again: Sequence[set[_Computed]]
 ) -> Iterable[Cell]:
@@ -212,15 +203,15 @@ def _cells(
         if graph.kernels is None:
             yield Cell(None)
             continue
-        repeated: list[Relation] = []
+        repeats: list[Relation] = []
         if any(_repeats(index, op, again[i]) for index, ops in own.held[key].items() for op in ops):
-            repeated.append("recomputed")
+            repeats.append("recomputed")
         compared: list[Relation] = []
         if i != first and graphs[first].kernels is not None:
             compared.append(_region_relation(key, regions[first], own))
-            if repeated and compared == ["same region"]:
+            if repeats and compared == ["same region"]:
                 compared = []
-        yield Cell(tuple(own.held[key]), (*repeated, *compared))
+        yield Cell(tuple(own.held[key]), (*repeats, *compared))
 
 
 def _repeats(index: int, op: SourceOp, again: set[_Computed]) -> bool:
@@ -275,15 +266,18 @@ class _Regions:
 # Alignment by operation.
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Step:
-    """One operation of the program and all kernels that compute it. layer: as returned by `_layers`."""
+    """One operation of the program and all kernels that compute it. layer: as returned by `_layers`.
+
+    Equal operations are different steps.
+    """
 
     op: SourceOp
     token: str
     phase: Phase
     layer: int
-    kernels: tuple[int, ...]
+    kernels: list[int]
 
 
 def _by_operation(graphs: Sequence[FusionGraph]) -> tuple[list[Held], list[tuple[SourceOp, ...]]]:
@@ -291,25 +285,22 @@ def _by_operation(graphs: Sequence[FusionGraph]) -> tuple[list[Held], list[tuple
     matched: list[list[_Step | None]] = [list(steps[0])]
     # Each graph is matched with the first graph, not with its neighbour, so errors do not add up along the list.
     for other in steps[1:]:
-        partner = {id(a): b for a, b in _match(steps[0], other)}
-        matched.append([partner.get(id(step)) for step in steps[0]])
+        partner = dict(_match(steps[0], other))
+        matched.append([partner.get(step) for step in steps[0]])
     held: list[Held] = [{} for _ in graphs]
-    aligned: list[set[int]] = [set() for _ in graphs]
+    aligned: list[set[_Step]] = [set() for _ in graphs]
     ordinals: Counter[tuple[Phase, str]] = Counter()
     for row in zip(*matched, strict=True):
-        if any(step is None for step in row):
-            continue
         present = [step for step in row if step is not None]
+        if len(present) < len(row):
+            continue
         name = present[0].token
         ordinals[present[0].phase, name] += 1
         key = (present[0].phase, f"{name} {ordinals[present[0].phase, name]}")
         for i, step in enumerate(present):
             held[i][key] = {index: [step.op] for index in step.kernels}
-            aligned[i].add(id(step))
-    left = [
-        tuple(step.op for step in own if id(step) not in aligned[i]) for i, own in enumerate(steps)
-    ]
-    return held, left
+            aligned[i].add(step)
+    return held, [tuple(step.op for step in own if step not in aligned[i]) for i, own in enumerate(steps)]
 
 
 def _steps(graph: FusionGraph) -> list[_Step]:
@@ -318,18 +309,16 @@ def _steps(graph: FusionGraph) -> list[_Step]:
     if graph.kernels is None:
         names = [token(op.op) for op in graph.operations]
     layers = _layers(graph)
-    found: dict[object, tuple[SourceOp, str, Phase, int, list[int]]] = {}
+    steps: dict[object, _Step] = {}
     for position, (index, phase, op) in enumerate(_held_operations(graph)):
         name = names[position]
         if name in MOVEMENT:
             continue
         identity: object = (phase, op.site) if op.site else position
-        if identity in found:
-            if index is not None and index not in found[identity][4]:
-                found[identity][4].append(index)
-            continue
-        found[identity] = (op, name, phase, layers[position], [] if index is None else [index])
-    return [_Step(op, name, phase, layer, tuple(kernels)) for op, name, phase, layer, kernels in found.values()]
+        step = steps.setdefault(identity, _Step(op, name, phase, layers[position], []))
+        if index is not None and index not in step.kernels:
+            step.kernels.append(index)
+    return list(steps.values())
 
 
 def _layers(graph: FusionGraph) -> list[int]:
@@ -376,8 +365,8 @@ def _match(left: Sequence[_Step], right: Sequence[_Step]) -> list[tuple[_Step, _
         segments_a, segments_b = _segments(a, anchors_a, breaks), _segments(b, anchors_b, breaks)
         for number, steps in segments_a.items():
             pairs += _common_subsequence(steps, segments_b.get(number, []))
-    order = {id(step): position for position, step in enumerate(left)}
-    return sorted(pairs, key=lambda pair: order[id(pair[0])])
+    order = {step: position for position, step in enumerate(left)}
+    return sorted(pairs, key=lambda pair: order[pair[0]])
 
 
 def _anchors(steps: Sequence[_Step]) -> list[_Step]:

@@ -12,10 +12,11 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from ..buffer_edges import connected
 from ..model import Access, Buffer, FusionGraph, Kernel, Reason, SourceOp
 from ..operations import token
 from .missed_fusions import missed
-from .totals import declared_bytes, tally
+from .totals import declared_bytes, difference, tally
 
 ChangeKind = Literal["split", "merged", "regrouped", "appeared", "vanished", "bytes", "kind", "operations", "code"]
 
@@ -110,7 +111,7 @@ class _Matching:
     """The kernels that both graphs have, and the groups of kernels that changed."""
 
     def __init__(self, a: FusionGraph, b: FusionGraph) -> None:
-        self.sides = _kernels(a), _kernels(b)
+        self.sides = kernels_of(a), kernels_of(b)
         self._graphs = a, b
         self.same = self._ends()
         left, right = (
@@ -133,8 +134,8 @@ class _Matching:
         return KernelChange(
             _kind(old, new), before, after,
             tuple(dict.fromkeys(stage for kernel in (*old, *new) for stage in kernel.stages)),
-            _more(map(declared_bytes, old), map(declared_bytes, new)),
-            _more((kernel.device_time_us for kernel in old), (kernel.device_time_us for kernel in new)),
+            difference(*(tally(map(declared_bytes, kernels)) for kernels in (new, old))),
+            difference(*(tally(kernel.device_time_us for kernel in kernels) for kernels in (new, old))),
         )
 
     def _ends(self) -> list[tuple[int, int]]:
@@ -175,24 +176,16 @@ class _Matching:
         self, left: Sequence[int], right: Sequence[int]
     ) -> Iterable[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Yield groups of the unmatched kernels that common operations connect."""
-        pending = {(0, index) for index in left} | {(1, index) for index in right}
-        holders: dict[Hashable, set[tuple[int, int]]] = defaultdict(set)
-        for node in pending:
+        nodes = [(0, index) for index in left] + [(1, index) for index in right]
+        holders: dict[Hashable, tuple[list[tuple[int, int]], ...]] = defaultdict(lambda: ([], []))
+        for node in nodes:
             for key in self._keys(node):
-                holders[key].add(node)
-        for start in sorted(pending):
-            if start not in pending:
-                continue
-            group, frontier = set(), [start]
-            pending.discard(start)
-            while frontier:
-                node = frontier.pop()
-                group.add(node)
-                for key in self._keys(node):
-                    for other in holders[key]:
-                        if other[0] != node[0] and other in pending:
-                            pending.discard(other)
-                            frontier.append(other)
+                holders[key][node[0]].append(node)
+        pairs = [(node, node) for node in nodes]  # a kernel without a counterpart is a group, too
+        for a, b in holders.values():
+            if a and b:
+                pairs += [(a[0], node) for node in (*a[1:], *b)]
+        for group in connected(pairs):
             yield tuple(sorted(i for side, i in group if side == 0)), tuple(sorted(i for side, i in group if side == 1))
 
     def _keys(self, node: tuple[int, int]) -> set[Hashable]:
@@ -204,7 +197,8 @@ def _code(kernel: Kernel) -> tuple[str, ...]:
     return tuple(str(kernel.facts.get(name) or "") for name in _CODE)
 
 
-def _kernels(graph: FusionGraph) -> tuple[Kernel, ...]:
+def kernels_of(graph: FusionGraph) -> tuple[Kernel, ...]:
+    """Return the kernels; of a graph of operations only, each operation as a kernel."""
     if graph.kernels is not None:
         return graph.kernels
     return tuple(Kernel(op.op, "elementwise", source_ops=(op,)) for op in graph.operations)
@@ -243,11 +237,6 @@ def _kind(old: Sequence[Kernel], new: Sequence[Kernel]) -> ChangeKind:
     if held[0] != held[1]:
         return "operations"
     return "bytes" if _code(old[0]) == _code(new[0]) else "code"
-
-
-def _more(before: Iterable[float | None], after: Iterable[float | None]) -> float | None:
-    old, new = tally(before).exact, tally(after).exact
-    return None if old is None or new is None else new - old
 
 
 def _buffers(a: FusionGraph, b: FusionGraph) -> tuple[BufferChange, ...]:
@@ -298,12 +287,9 @@ _End = frozenset[int] | None
 
 def _paired_reasons(graph: FusionGraph, numbers: Mapping[int, int]) -> dict[tuple[_End, _End], list[Reason]]:
     """Return the reasons of kernels that have a counterpart, by pair of kernels."""
-    named: dict[str, list[int]] = defaultdict(list)
-    for index, kernel in enumerate(graph.kernels or ()):
-        named[kernel.name].append(index)
     by_pair: dict[tuple[_End, _End], list[Reason]] = defaultdict(list)
     for reason in missed(graph):
-        ends = [named.get(name, []) for name in (reason.producer, reason.consumer)]
+        ends = [graph.named.get(name, ()) for name in (reason.producer, reason.consumer)]
         if all(index in numbers for end in ends for index in end):
             producer, consumer = (frozenset(numbers[index] for index in end) if end else None for end in ends)
             by_pair[producer, consumer].append(reason)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..model import FusionGraph, Kernel
 from ..operations import ANCHORS, is_product, token, tokens
 from .roofline import Ceilings, product_time_us
-from .totals import recomputed, tally
+from .totals import repeated, tally
 
 _CLEARLY = 1.2  # times; a smaller ratio may be padding, or arithmetic that only one compiler counts with its products
 _EQUAL = 1.05  # times the fewest FLOPs
@@ -58,15 +58,15 @@ def excesses(graphs: Sequence[FusionGraph], ceilings: Ceilings | None = None) ->
             if known and flops >= _CLEARLY * known and not _slower(times[other], times[index])
             and _phases(graph) == _phases(graphs[other])
         }
-        repeated = _repeated(graph, work) if fewer else 0.0
-        fewer = {other: known for other, known in fewer.items() if flops - repeated >= _CLEARLY * known}
+        again = _repeated(graph, work) if fewer else 0.0
+        fewer = {other: known for other, known in fewer.items() if flops - again >= _CLEARLY * known}
         if fewer:
             least = min(fewer.values())
             references = sorted((other for other in fewer if fewer[other] <= _EQUAL * least), key=fewer.__getitem__)
             heaviest = (graph.kernels or ())[max(work, key=work.__getitem__)]
-            us = product_time_us(graph, heaviest, flops - repeated - least, ceilings)
+            us = product_time_us(graph, heaviest, flops - again - least, ceilings)
             kernels = tuple(i for i in work if work[i] >= _SMALL * flops)
-            found.append(Excess(index, tuple(references), flops, repeated, least, us, kernels))
+            found.append(Excess(index, tuple(references), flops, again, least, us, kernels))
     return found
 
 
@@ -102,13 +102,10 @@ def _repeated(graph: FusionGraph, work: Mapping[int, float]) -> float:
 
     The products of one kernel share its FLOPs equally.
     """
-    repeated = {
-        (index, found.op.site, found.op.backward) for found in recomputed(graph) for index in found.kernels[1:]
-    }
-    total = 0.0
+    repeats, total = repeated(graph), 0.0
     for index, flops in work.items():
         products = [op for op in (graph.kernels or ())[index].source_ops if token(op.op) in ANCHORS]
-        again = [op for op in products if op.rematerialized or (index, op.site, op.backward) in repeated]
+        again = [op for op in products if op.rematerialized or (index, op.site, op.backward) in repeats]
         total += flops * len(again) / max(len(products), 1)
     return total
 

@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..buffer_edges import BufferEdge, buffer_edges, bytes_passed, launches, reads_of, written_for
+from ..buffer_edges import BufferEdge, buffer_edges, bytes_passed, connected, reads_of, written_for
 from ..model import FusionGraph, Reason
+from .products import split_products
 from .roofline import Ceilings
-from .split_k import split_products
 
-
-@dataclass(frozen=True)
-class PriceError:
-    """Realised over predicted savings of forced missed fusions: the middle 80% of the cases lie between low and high.
-
-    gpu: the GPU that measured them.
-    """
-
-    cases: int
-    low: float
-    high: float
-    median: float
-    gpu: str
-
-    def __str__(self) -> str:
-        return (
-            f"realised / predicted was {self.low:.2g} to {self.high:.2g} (10% to 90%), median {self.median:.2g}, in "
-            f"{self.cases} forced cases on {self.gpu}: docs/fusion-graph.md"
-        )
-
-
-# From the summary of `python -m tools.benchmarks.missed_fusions`: one of its 20 cases does not count.
-PRICE_ERROR: PriceError | None = PriceError(cases=19, low=0.82, high=1.42, median=1.03, gpu="NVIDIA H200")
+# How far a price is from what forcing the fusion saved: the middle 80% of the cases lie between the first two numbers.
+# From the summary of `python -m tools.benchmarks.missed_fusions`, rounded: 0.82, 1.42, and a median of 1.03. One of its
+# 20 cases does not count.
+PRICE_ERROR = (
+    "realised / predicted was 0.82 to 1.4 (10% to 90%), median 1, in 19 forced cases on NVIDIA H200: "
+    "docs/fusion-graph.md"
+)
 
 
 @dataclass(frozen=True)
@@ -96,26 +80,9 @@ def together(graph: FusionGraph, ceilings: Ceilings | None) -> Price:
     """
     pricing = _Pricing(graph, ceilings)
     pairs = (pricing.kernels_of(one.reason) for one in ranked(graph, ceilings))
-    prices = [pricing.fused(group) for group in _connected(pair for pair in pairs if pair is not None)]
+    prices = [pricing.fused(group) for group in connected(pair for pair in pairs if pair is not None)]
     buffers = tuple(dict.fromkeys(name for price in prices for name in price.buffers))
     return pricing.price(sum(price.bytes for price in prices), buffers, sum(price.launches for price in prices))
-
-
-def _connected(pairs: Iterable[tuple[int, int]]) -> list[frozenset[int]]:
-    """Return the groups of kernels that the pairs connect."""
-    neighbours: dict[int, set[int]] = {}
-    for one, other in pairs:
-        neighbours.setdefault(one, set()).add(other)
-        neighbours.setdefault(other, set()).add(one)
-    groups = []
-    while neighbours:
-        members: set[int] = set()
-        waiting = {next(iter(neighbours))}
-        while waiting:
-            members.add(index := waiting.pop())
-            waiting |= neighbours.pop(index) - members
-        groups.append(frozenset(members))
-    return groups
 
 
 @dataclass(frozen=True)
@@ -130,7 +97,7 @@ class _Pricing:
     def of(self, reason: Reason) -> Price:
         """Return the price of one fusion; that of its `bytes_saved` where its names lead to no two kernels."""
         pair = self.kernels_of(reason)
-        return self.price(reason.bytes_saved or 0, (), 0) if pair is None else self.fused(frozenset(pair))
+        return self.price(reason.bytes_saved or 0, (), 0) if pair is None else self.fused(set(pair))
 
     def price(self, size: int, buffers: tuple[str, ...], launches: int) -> Price:
         if self.ceilings is None:
@@ -140,14 +107,8 @@ class _Pricing:
 
     def kernels_of(self, reason: Reason) -> tuple[int, int] | None:
         """Return the launch indices of the two kernels; None where a name has no kernel, or several."""
-        first, second = self._indices.get(reason.producer), self._indices.get(reason.consumer)
-        return None if first is None or second is None or first == second else (first, second)
-
-    @cached_property
-    def _indices(self) -> Mapping[str, int]:
-        kernels = self.graph.kernels or ()
-        uses = Counter(kernel.name for kernel in kernels)
-        return {kernel.name: index for index, kernel in enumerate(kernels) if uses[kernel.name] == 1}
+        first, second = (self.graph.named.get(name, ()) for name in (reason.producer, reason.consumer))
+        return (first[0], second[0]) if len(first) == len(second) == 1 and first != second else None
 
     @cached_property
     def _sources(self) -> Mapping[tuple[str, int], frozenset[int | None]]:
@@ -159,7 +120,7 @@ class _Pricing:
                     found.setdefault((buffer.name, edge.reader), set()).add(edge.writer)
         return {read: frozenset(writers) for read, writers in found.items()}
 
-    def fused(self, members: frozenset[int]) -> Price:
+    def fused(self, members: set[int]) -> Price:
         """Return the price of fusing these kernels into one."""
         kernels = self.graph.kernels or ()
         # By version of a buffer. If members wrote it, only the reads of a loop's later iterations are here.
@@ -168,7 +129,7 @@ class _Pricing:
         inner: dict[tuple[str, int], None] = {}  # buffers and their writers
         for index in sorted(members):
             for access in kernels[index].inputs or ():
-                name, count = access.buffer, launches(kernels[index])
+                name, count = access.buffer, kernels[index].certain_launches
                 if access.bytes is None or (name, index) not in self._sources:
                     continue
                 sources = self._sources[name, index]
@@ -185,7 +146,7 @@ class _Pricing:
         for name, writer in inner:
             readers = members.intersection(self.graph.consumers[name])
             saved[name] += written_for(self.graph, name, writer, readers) or 0
-        counts = [launches(kernels[index]) for index in members]
+        counts = [kernels[index].certain_launches for index in members]
         buffers = tuple(name for name, size in saved.most_common() if size)
         return self.price(saved.total(), buffers, sum(counts) - max(counts))
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..model import PHASES, Access, FusionGraph, Kernel, Phase, SourceOp
+from ..model import PHASES, FusionGraph, Kernel, Phase, SourceOp
 from ..operations import MOVEMENT, PRODUCTS, REDUCTIONS, is_product, may_multiply, token, tokens
 from .roofline import Ceilings, product_rate, recoverable_us, roofline_time_us
 
@@ -127,16 +127,12 @@ def declared_bytes(kernel: Kernel) -> int | None:
 
 def known_declared_bytes(kernel: Kernel) -> int:
     """Return the known part of the declared bytes, at the fewest launches where their number depends on data."""
-    return _known_bytes(kernel) * _known_launches(kernel)
+    return _known_bytes(kernel) * kernel.certain_launches
 
 
 def _known_bytes(kernel: Kernel) -> int:
     """Return the known bytes that one launch reads and writes."""
     return sum(access.bytes or 0 for access in (*(kernel.inputs or ()), *(kernel.outputs or ())))
-
-
-def _known_launches(kernel: Kernel) -> int:
-    return kernel.least_launches if kernel.launches is None else kernel.launches
 
 
 def fewest(amounts: Iterable[tuple[Kernel, int]]) -> int:
@@ -147,7 +143,7 @@ def fewest(amounts: Iterable[tuple[Kernel, int]]) -> int:
     sums: Counter[tuple[Any, ...]] = Counter()  # by the branches around the kernels
     for kernel, amount in amounts:
         around = tuple(((kernel.phase, name), index, of) for name, index, of in kernel.facts.get("branches", ()))
-        sums[around] += amount * (kernel.facts.get("launches_if_taken", 0) if around else _known_launches(kernel))
+        sums[around] += amount * (kernel.facts.get("launches_if_taken", 0) if around else kernel.certain_launches)
     for depth in range(max(map(len, sums), default=0), 0, -1):
         costs: dict[tuple[Any, ...], list[int]] = defaultdict(list)
         for around in [around for around in sums if len(around) == depth]:
@@ -216,6 +212,11 @@ def recomputed(graph: FusionGraph) -> tuple[Recomputed, ...]:
     return tuple(found)
 
 
+def repeated(graph: FusionGraph) -> set[tuple[int, str, bool]]:
+    """Return (launch index, site, backward) of every operation that an earlier kernel already computed."""
+    return {(index, again.op.site, again.op.backward) for again in recomputed(graph) for index in again.kernels[1:]}
+
+
 def _finishes(graph: FusionGraph, earlier: int, later: int, op: SourceOp) -> bool:
     """Return whether kernel `later` continues from the result of `earlier` instead of computing `op` again."""
     assert graph.kernels is not None
@@ -239,6 +240,13 @@ def tally(terms: Iterable[float | None], unknown: int = 0) -> Tally:
     return Tally(sum(known), unknown + len(listed) - len(known))
 
 
+def difference(more: Tally | None, less: Tally | None) -> float | None:
+    """Return by how much one sum is more than another; None where a term is missing."""
+    if more is None or less is None or more.exact is None or less.exact is None:
+        return None
+    return more.exact - less.exact
+
+
 _CLEARLY = 0.95  # of the roofline time; a smaller distance may be the spread of the measurements
 
 
@@ -254,19 +262,13 @@ def _chained(kernel: Kernel) -> bool:
     )
 
 
-def _accesses(graph: FusionGraph, indices: Iterable[int], side: str) -> Iterator[tuple[Kernel, Access]]:
-    for index in indices:
-        kernel = (graph.kernels or ())[index]
-        for access in getattr(kernel, side) or ():
-            yield kernel, access
-
-
 def _accessed(graph: FusionGraph, indices: Iterable[int], side: str) -> dict[str, int]:
     """Return, by buffer, the bytes that these kernels touch, at most all of the buffer."""
     touched: dict[str, list[tuple[Kernel, int]]] = defaultdict(list)
-    for kernel, access in _accesses(graph, indices, side):
-        size = _elements(graph, access.buffer) if access.bytes is None else access.bytes
-        touched[access.buffer].append((kernel, size))
+    for kernel in ((graph.kernels or ())[index] for index in indices):
+        for access in getattr(kernel, side) or ():
+            size = _elements(graph, access.buffer) if access.bytes is None else access.bytes
+            touched[access.buffer].append((kernel, size))
     return {name: min(_elements(graph, name), fewest(amounts)) for name, amounts in touched.items()}
 
 
@@ -315,7 +317,7 @@ def _barrier_bytes(graph: FusionGraph) -> int:
             phases = _phases_that_need(graph, index, access.buffer)
             whole = _elements(graph, access.buffer)
             touched = whole if access.bytes is None else access.bytes
-            size = min(whole, touched * _known_launches(kernel))
+            size = min(whole, touched * kernel.certain_launches)
             total += size * (len(phases) + (1 if phases and buffer.role != "output" else 0))
     return total
 

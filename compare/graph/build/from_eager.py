@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 from ..join.kernel_records import AFTER, BEFORE, MEMSET, Record, duration_us
-from ..join.launches import measured
+from ..join.measured import measured
 from ..model import Access, FusionGraph, Kernel, Launch, Phase, SourceOp
 from .from_launches import Buffers, Sites, short, source_op
 

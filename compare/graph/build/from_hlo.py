@@ -1,19 +1,23 @@
-"""The fusion graph of an optimized HLO module."""
+"""The fusion graph of an optimized HLO module, and the launches that XLA's runtime makes of it."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xlafuse.hlo import gpu_program, tpu_estimate
 from xlafuse.hlo.gc_pause import collector_paused
 
+from ..join.measured import agreed
 from ..model import Access, Buffer, FusionGraph, Kernel, Launch, Phase, SourceOp
-from .xla_thunks import UNKNOWN
 
+if TYPE_CHECKING:
+    from xlafuse.dumps.thunks import Thunk
+
+_UNKNOWN = "unknown"
 _MAX_TEXT = 1000  # characters of an unparsed line, enough to find it
 _UNSCHEDULED = "the module has no schedule: XLA had not finished with it, and its kernels may still change"
 _ON_TPU = (
@@ -44,7 +48,7 @@ def from_hlo(
       iterations of one entry (None if data decides);
     - "split_k": of a product, the partial sums of each element of its result, which all its readers add up;
     - "estimated_cycles": the cycles of a launch on a TPU, as XLA's cost model estimates them;
-    - "sort_launches": "unknown" for a sort on a GPU (see `xla_thunks`). It is one kernel here, with the bytes of one
+    - "sort_launches": "unknown" for a sort on a GPU (see `with_thunks`). It is one kernel here, with the bytes of one
       pass, and becomes several launches. So `launches` is None.
     - "branches": of the conditionals around it, outermost first: each conditional's name, the branch's index, and the
       number of branches; "launches_if_taken": the fewest launches if these branches are taken.
@@ -132,7 +136,7 @@ def _kernel(
     }
     launches = kernel.launches
     if on_gpu and "sort" in (instruction.opcode, *kernel.opcodes):
-        facts["sort_launches"] = UNKNOWN
+        facts["sort_launches"] = _UNKNOWN
         launches = None
     if kernel.branches:
         facts |= {"branches": list(map(list, kernel.branches)), "launches_if_taken": kernel.least_launches}
@@ -154,3 +158,31 @@ def _kernel(
         launch=Launch(config=launch.config or None),
         facts={name: value for name, value in facts.items() if value},
     )
+
+
+def with_thunks(graph: FusionGraph, thunks: Mapping[str, Sequence[Thunk]]) -> FusionGraph:
+    """Return the graph with what a dump says of its launches. thunks: `xlafuse.dumps.thunks.read`.
+
+    A thunk is a launch that XLA's runtime makes of an instruction: one of its kernel, or a step of a sort. A sort
+    becomes a copy of its operands and several kernels.
+    """
+    sites = Counter(kernel.name for kernel in graph.kernels or ())
+
+    def told(kernel: Kernel) -> Kernel:
+        found = thunks.get(kernel.name, ())
+        own = [thunk for thunk in found if thunk.kernel is not None]
+        first = [thunk for thunk in own if thunk.kernel == own[0].kernel]  # later ones are a sort's further steps
+        if first:
+            stated = agreed({
+                name: [getattr(thunk, name) for thunk in first] for name in ("grid", "block", "shared_bytes")
+            })
+            kernel = replace(kernel, launch=replace(stated, config=kernel.launch.config))
+        if kernel.facts.get("sort_launches") != _UNKNOWN or not found or sites[kernel.name] > 1:
+            return kernel
+        once = len(found) == 1 and kernel.least_launches == 1
+        return replace(
+            kernel, launches=1 if once else None, least_launches=0 if once else kernel.least_launches,
+            facts={**kernel.facts, "sort_launches": dict(Counter(thunk.kind for thunk in found))},
+        )
+
+    return graph if graph.kernels is None else replace(graph, kernels=tuple(map(told, graph.kernels)))

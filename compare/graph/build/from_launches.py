@@ -22,7 +22,6 @@ from ..model import Access, Buffer, FusionGraph, Kernel, Launch, Phase, Role, So
 
 if TYPE_CHECKING:
     from xlafuse.triton_side.calls.dispatch import Operation, Recorded
-    from xlafuse.triton_side.calls.launches import Launch as Event
     from xlafuse.triton_side.calls.launches import TensorArgument
 
 _SHORT_NAMES = {name: short for short, name in LONG_NAMES.items()}
@@ -41,17 +40,12 @@ def from_launches(
     for phase, events in recorded.parts.items():
         for event in events:
             kernels.append(
-                _of_operation(event, cast(Phase, phase), buffers, sites) if is_operation(event)
+                _of_operation(event, cast(Phase, phase), buffers, sites) if hasattr(event, "op")  # of ATen
                 else _of_launch(event, cast(Phase, phase), buffers, sites)
             )
     return FusionGraph(
         name, compiler, tuple(kernels), buffers.all(), versions=dict(versions or {}), target=target
     )
-
-
-def is_operation(event: Event | Operation) -> bool:
-    """Return whether the event is an ATen operation rather than a launch."""
-    return hasattr(event, "op")
 
 
 class Buffers:
@@ -131,17 +125,16 @@ def _saved(recorded: Recorded) -> set[int]:
     """Return the storages that forward touches and backward reads, without the gradients of the outputs."""
     forward, backward = (recorded.parts.get(phase, ()) for phase in ("forward", "backward"))
     known = {tensor.storage for event in forward for tensor in (*event.reads, *event.writes)}
-    known -= {tensor.storage for name, tensor in recorded.inputs.items() if _is_cotangent(name, recorded)}
+    known -= {
+        tensor.storage for name, tensor in recorded.inputs.items()
+        if name.startswith("d") and name[1:] in recorded.outputs  # a gradient of an output
+    }
     written: set[int] = set()
     saved: set[int] = set()
     for event in backward:
         saved |= {tensor.storage for tensor in event.reads} & known - written
         written |= {tensor.storage for tensor in event.writes}
     return saved
-
-
-def _is_cotangent(name: str, recorded: Recorded) -> bool:
-    return name.startswith("d") and name[1:] in recorded.outputs
 
 
 class Sites:

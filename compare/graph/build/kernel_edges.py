@@ -48,7 +48,8 @@ def bytes_saved(graph: FusionGraph, edge: KernelEdge) -> int | None:
 
 def barrier(graph: FusionGraph, edge: KernelEdge) -> Reason | None:
     """Return a reason if one side of the edge is a product or library call, the producer first; else None."""
-    producer, consumer = _ends(graph, edge)
+    kernels = graph.kernels or ()
+    producer, consumer = kernels[edge.producer], kernels[edge.consumer]
     for kernel in (producer, consumer):
         if (code := barrier_code(kernel)) is not None:
             what = "a matrix product" if code == "gemm" else "a library call"
@@ -63,8 +64,3 @@ def barrier_code(kernel: Kernel) -> str | None:
         return "gemm"
     called = kernel.kind == "scatter" and kernel.facts.get("extern")
     return "library" if called or kernel.kind in ("attention", "library", "collective") else None
-
-
-def _ends(graph: FusionGraph, edge: KernelEdge) -> tuple[Kernel, Kernel]:
-    assert graph.kernels is not None
-    return graph.kernels[edge.producer], graph.kernels[edge.consumer]

@@ -11,16 +11,12 @@ from .. import formats
 from ..analyse.align import common_depth
 from ..analyse.roofline import Ceilings
 from ..model import FusionGraph
-from .above_roofline import above_roofline, dense_ragged, more_flops
-from .copies import copies
-from .finding import Finding
-from .memory import intermediates, kept_on_chip, largest, saved
-from .missed import missed
-from .phrases import count
-from .products import inside_products
-from .ranking import NEVER_LEADING
+from .finding import NEVER_LEADING, Finding
+from .kernels import above_roofline, copies
+from .memory import intermediates, kept_on_chip, largest, missed, saved
+from .products import dense_ragged, inside_products, more_flops
 from .repeated import duplicates, recomputations
-from .view import View
+from .view import View, count
 
 LONGEST = 1000  # characters of one finding; names come from files of any origin
 

@@ -1,4 +1,4 @@
-"""Findings about arrays that pass through memory between kernels, and from forward to backward."""
+"""Findings about arrays that pass through memory: between kernels, also unfused ones, and from forward to backward."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from .. import formats
-from ..analyse.split_k import passed_on
-from ..model import PHASES, Buffer, Phase
+from ..analyse.missed_fusions import ranked
+from ..analyse.products import passed_on
+from ..model import PHASES, REASONS, Buffer, Phase, Reason
 from ..operations import is_product, may_multiply
 from .finding import Finding, FindingKind
-from .phrases import count, verb
-from .view import View
+from .view import View, count, verb
 
 
 def kept_on_chip(views: Sequence[View]) -> Iterator[Finding]:
@@ -80,6 +80,38 @@ def largest(view: View) -> Iterator[Finding]:
     )
     kernels = {view.key: (*view.graph.producers[buffer.name], *readers)}
     yield Finding("largest", text, (view.key,), size, None, kernels, frozenset({(view.key, buffer.name)}))
+
+
+def missed(view: View) -> Iterator[Finding]:
+    """Yield the missed fusion with the largest saving."""
+    named = view.graph.named
+    priced = [
+        one for one in ranked(view.graph, None) if one.reason.producer in named and one.reason.consumer in named
+    ]
+    if not priced:
+        return
+    best, size = priced[0].reason, priced[0].price.bytes
+    if not view.is_significant(size):
+        return
+    indices = [named[name] for name in (best.producer, best.consumer)]
+    ends = list(map(view.kernel_kind, indices))
+    if ends[0] == ends[1]:  # one kind and one place, so only the operations tell the two apart
+        ends = [f"the kernel of {view.work(end)}" for end in indices]
+    text = (
+        f"{view.name} does not fuse {ends[0]} with {ends[1]}: {_because(view, best)}. "
+        f"Fusing them would save at most {formats.size(size)}."
+    )
+    kernels = {view.key: (*named[best.producer], *named[best.consumer])}
+    # The buffer with most of the saving decides whether another finding has covered it.
+    buffers = frozenset((view.key, name) for name in priced[0].price.buffers[:1])
+    yield Finding("missed", text, (view.key,), size, None, kernels, buffers)
+
+
+def _because(view: View, reason: Reason) -> str:
+    if view.key == "xla-unfused":
+        return "its fusion passes are off"
+    words = reason.text if reason.code == "other" else REASONS[reason.code]
+    return words.rstrip(".") or "it gives no reason"
 
 
 def saved(views: Sequence[View]) -> Iterator[Finding]:

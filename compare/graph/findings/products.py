@@ -1,4 +1,4 @@
-"""Findings about elementwise work inside the kernels of products."""
+"""Findings about products: elementwise work in their kernels, and FLOPs that they need not compute."""
 
 from __future__ import annotations
 
@@ -6,12 +6,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ...base.text import number
 from .. import formats
+from ..analyse.excess import excesses
+from ..analyse.products import dense_ragged_products
+from ..analyse.roofline import Ceilings, product_time_us
 from ..model import Phase
-from ..operations import ANCHORS, MOVEMENT, REDUCTIONS, is_product, summarized, tokens
+from ..operations import ANCHORS, MOVEMENT, REDUCTIONS, is_product, summarized, token, tokens
 from .finding import Finding
-from .phrases import count, named, series, verb
-from .view import View
+from .view import View, count, named, series, verb
+
+# Compilers count fewer FLOPs for masked attention than its tiles compute, so small excesses mean nothing.
+_SIGNIFICANT = 0.05  # of a graph's time
 
 
 @dataclass(frozen=True)
@@ -99,3 +105,37 @@ def _operand(view: View, index: int) -> int:
 
 def _apart(view: View, phase: Phase, stages: set[str]) -> bool:
     return any(not is_product(view.kernels[i]) for stage in stages for i in view.holders.get((phase, stage), ()))
+
+
+def dense_ragged(view: View, ceilings: Ceilings | None) -> Iterator[Finding]:
+    """Yield the ragged products that the compiler computes densely."""
+    places: dict[tuple[str, int | None], list[int]] = defaultdict(list)
+    for index, groups in dense_ragged_products(view.graph).items():
+        places[view.place([index]), groups].append(index)
+    for (place, groups), indices in places.items():
+        text = f"{view.name} computes the ragged product of {place} densely, each row with every group"
+        flops = sum((view.kernels[index].flops or 0.0) * (view.kernels[index].launches or 1) for index in indices)
+        us = None
+        if groups and flops:
+            text += f": {formats.flops(flops)}, {groups:,} times as many as it needs"
+            us = product_time_us(view.graph, view.kernels[indices[0]], flops * (1 - 1 / groups), ceilings)
+        yield Finding("dense ragged product", f"{text}.", (view.key,), 0, us, {view.key: tuple(indices)})
+
+
+def more_flops(views: Sequence[View], ceilings: Ceilings | None) -> Iterator[Finding]:
+    """Yield the graphs whose products compute more than the other graphs need, where that costs a measurable time."""
+    for excess in excesses([view.graph for view in views], ceilings):
+        view, others = views[excess.graph], [views[index] for index in excess.references]
+        whole = view.time(range(len(view.kernels)))
+        if ceilings is not None and (excess.us is None or excess.us < _SIGNIFICANT * (whole or 0.0)):
+            continue
+        products = [op for i in excess.kernels for op in view.kernels[i].source_ops if token(op.op) in ANCHORS]
+        place = series([view.stage(op) or formats.place(op.line) for op in products]) or view.place(excess.kernels)
+        repeated = f" ({formats.flops(excess.repeated)} of them repeated)" if excess.repeated else ""
+        text = (
+            f"{view.name} computes {formats.flops(excess.flops)} in the products of {place}{repeated}, "
+            f"{number(excess.flops / excess.needed, 2)} times as many as {series([other.name for other in others])} "
+            f"({formats.flops(excess.needed)})."
+        )
+        keys = tuple(other.key for other in (view, *others))
+        yield Finding("more FLOPs", text, keys, 0, excess.us, {view.key: excess.kernels})

@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 
 from .. import formats
 from ..analyse.align import phase_of
-from ..analyse.split_k import split_products
+from ..analyse.products import split_products
 from ..model import PHASES, Phase, SourceOp
 from ..operations import MASKING, MOVEMENT, is_product, summarized, token
 from .finding import Finding
-from .phrases import count, how_often, named, series, verb
-from .view import View
+from .view import View, count, how_often, named, series, verb
 
 
 def duplicates(view: View) -> Iterator[Finding]:

@@ -1,4 +1,4 @@
-"""A graph and the words that findings use for its parts."""
+"""The words of findings: for a graph and its parts, for lists and for numbers."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Literal
 
 from .. import formats
 from ..analyse.align import phase_of
-from ..analyse.causes import cause
 from ..analyse.totals import Recomputed, declared_bytes, recomputed, tally
 from ..model import PHASES, Buffer, FusionGraph, Phase, SourceOp
-from ..operations import is_product, summarized, token
-from .phrases import series
+from ..operations import cause, is_product, summarized, token
 
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+_LISTED = 8
 _DISPLAY_NAMES = {
     "xla": "XLA", "inductor": "Inductor", "triton": "Triton", "cuda": "CUDA", "eager": "Eager PyTorch",
     "library": "PyTorch's library call",
@@ -23,6 +23,35 @@ _DISPLAY_NAMES = {
 _SIGNIFICANT = 0.01  # of a graph's traffic; less makes no finding
 # "inputs__gate_weight__.1" is how XLA writes inputs['gate_weight'].
 _PARAMETER = re.compile(r"[A-Za-z]\w*?__([A-Za-z]\w*?)__(?:\.\d+)?$")
+
+
+def count(number: int) -> str:
+    return _NUMBERS[number] if number < len(_NUMBERS) else str(number)
+
+
+def how_often(number: int) -> str:
+    return "twice" if number == 2 else f"{count(number)} times"
+
+
+def named(place: str, ops: Iterable[str]) -> str:
+    """Return `place (operations)`."""
+    listed = ", ".join(ops)
+    return f"{place} ({listed})" if place else listed
+
+
+def series(words: Iterable[str]) -> str:
+    """Return `a, b and c`, each word once; a long list ends in "3 more"."""
+    listed = list(dict.fromkeys(word for word in words if word))
+    if len(listed) > _LISTED:
+        listed[_LISTED - 1 :] = [f"{len(listed) - _LISTED + 1} more"]
+    if len(listed) < 2:
+        return "".join(listed)
+    return f"{', '.join(listed[:-1])} and {listed[-1]}"
+
+
+def verb(names: list[str], stem: str) -> str:
+    """Return the names and the verb: "XLA computes", "XLA and Triton compute"."""
+    return f"{series(names)} {stem}{'s' if len(names) == 1 else ''}"
 
 
 def display_name(name: str) -> str:

@@ -25,7 +25,7 @@ from typing import NamedTuple, Protocol
 from ...backends import worker_of
 from ...base.exchange_kernels import PEER_COPY, moves_between_gpus
 from ..model import FusionGraph, Kernel
-from .launches import measured
+from .measured import measured
 from .sequence_alignment import Fit, Slot, align_sequences
 
 MEMSET, MEMCPY = "[memset]", "[memcpy]"
@@ -78,7 +78,11 @@ def join(graph: FusionGraph, records: Mapping[str, Sequence[Record]]) -> tuple[F
     kernels of each operation instead).
     """
     joined, leftover = assign(graph, records)
-    return _with_records(graph, joined), leftover
+    kernels = tuple(
+        _with_time(kernel, joined[index]) if index in joined else kernel
+        for index, kernel in enumerate(graph.kernels or ())
+    )
+    return replace(graph, kernels=kernels), leftover
 
 
 def assign(
@@ -303,8 +307,10 @@ class _Fits:
             return self._library(kernel, key)
         if name == kernel.runtime_name:
             return 0.0 if _same_grid(kernel, key) else None
-        if (name == MEMCPY and _copies(kernel)) or (name == MEMSET and kernel.kind == "memset"):
-            return 1.0
+        # XLA copies slices of loops asynchronously, in a "fusion-start" that only computes indices.
+        copies = kernel.kind == "copy" or kernel.facts.get("opcode") == "fusion-start"
+        if (name == MEMCPY and copies) or (name == MEMSET and kernel.kind == "memset"):
+            return 1.0  # the driver may run it
         if not self._xla:
             return None
         if name in self._named:
@@ -320,7 +326,7 @@ class _Fits:
             moves = key.bytes in (None, kernel.bytes_written) if name == PEER_COPY else moves_between_gpus(name)
             return 0.0 if moves else None
         if name in (MEMCPY, MEMSET):
-            return 0.0 if _moves(kernel) else None
+            return 0.0 if kernel.kind in ("copy", "memset", "scatter") else None
         if AFTER.search(name) or BEFORE.search(name):
             return None
         if kernel.kind == "gemm":
@@ -345,19 +351,6 @@ def _helps_a_sort(kernel: Kernel, name: str) -> bool:
     return name == MEMCPY or (own == kernel.runtime_name and stage.isdigit())
 
 
-def _copies(kernel: Kernel) -> bool:
-    """Return whether a compiled kernel may run as a copy by the driver.
-
-    XLA copies slices of loops asynchronously, in a "fusion-start" that only computes indices.
-    """
-    return kernel.kind == "copy" or kernel.facts.get("opcode") == "fusion-start"
-
-
-def _moves(kernel: Kernel) -> bool:
-    """Return whether a library call may run only a copy or memset."""
-    return kernel.kind in ("copy", "memset", "scatter")
-
-
 def _profile(kernel: Kernel) -> _Profile:
     return kernel.bytes_read, kernel.bytes_written, kernel.kind
 
@@ -366,29 +359,20 @@ def _may_be_equal(one: _Profile, other: _Profile) -> bool:
     return all(a == b or a is None or b is None for a, b in zip(one, other, strict=True))
 
 
-def _with_records(graph: FusionGraph, joined: Mapping[int, Sequence[Record]]) -> FusionGraph:
-    kernels = []
-    for index, kernel in enumerate(graph.kernels or ()):
-        records = joined.get(index, ())
-        kernels.append(_with_time(kernel, records) if records else kernel)
-    return replace(graph, kernels=tuple(kernels))
-
-
 def _with_time(kernel: Kernel, records: Sequence[Record]) -> Kernel:
     names = list(dict.fromkeys(record.name for record in records))
-    time = sum(map(duration_us, records))
-    if kernel.runtime_name is not None:
+    if kernel.runtime_name is None:
+        main = main_name(names)
+        helpers = Counter(record.name for record in records if record.name != main)
+    else:
+        main = kernel.runtime_name
         helpers = Counter(record.name for record in records if _helps_a_sort(kernel, record.name))
-        facts = {**kernel.facts, "with": dict(helpers)} if helpers else kernel.facts
-        others = set(facts.get("with", {})) - {kernel.runtime_name}
-        if not {kernel.runtime_name, *others}.issuperset(names):
-            facts = {**facts, "ran_as": names}
-        launch = measured(kernel.launch, [record for record in records if record.name not in others])
-        return replace(kernel, device_time_us=time, launch=launch, facts=facts)
-    main = main_name(names)
-    helpers = Counter(record.name for record in records if record.name != main)
     facts = {**kernel.facts, "with": dict(helpers)} if helpers else kernel.facts
-    launch = measured(kernel.launch, [record for record in records if record.name == main])
+    others = set(facts.get("with", {})) - {main}
+    if not {main, *others}.issuperset(names):
+        facts = {**facts, "ran_as": names}
+    launch = measured(kernel.launch, [record for record in records if record.name not in others])
+    time = sum(map(duration_us, records))
     return replace(kernel, device_time_us=time, runtime_name=main, launch=launch, facts=facts)
 
 

@@ -12,7 +12,7 @@ from ..analyse.ablation import Ablation, Region
 from ..analyse.align import Alignment, Cell
 from ..analyse.totals import declared_bytes
 from ..model import FusionGraph
-from .text_view import MOST_KERNELS, columns, plain
+from .text_view import MOST_KERNELS, add_some, in_columns, numbers, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -44,7 +44,7 @@ def table(names: Sequence[str], graphs: Sequence[FusionGraph], alignment: Alignm
         sections.append(_legend(name, graph))
         if kernels:
             words = "without a matched operation" if inferred else "in no stage"
-            sections.append(plain(f"{words}: {_numbers(kernels, MOST_KERNELS)}"))
+            sections.append(plain(f"{words}: {numbers(kernels, MOST_KERNELS)}"))
         if loose:
             sections.append(plain(f"unaligned: {formats.words(formats.operation(op) for op in loose[:MOST_KERNELS])}"))
     return Group(*sections)
@@ -69,31 +69,26 @@ def _occurs(word: str, alignment: Alignment) -> bool:
 
 
 def kernels_in(cell: Cell) -> str:
-    held = "kernels unknown" if cell.kernels is None else _numbers(cell.kernels, _MOST_NUMBERS)
+    held = "kernels unknown" if cell.kernels is None else numbers(cell.kernels, _MOST_NUMBERS)
     relations = ", ".join(relation for relation in cell.relations if relation != "same region")
     return ": ".join(filter(None, (held, relations)))
-
-
-def _numbers(indices: Sequence[int], most: int) -> str:
-    more = f", … ({len(indices)})" if len(indices) > most else ""
-    return ", ".join(str(index + 1) for index in indices[:most]) + more
 
 
 def _legend(name: str, graph: FusionGraph) -> Tree:
     from rich.tree import Tree
 
     tree = Tree(plain(formats.name(name, 76), "bold"), guide_style="dim")
-    for index, kernel in enumerate((graph.kernels or ())[:MOST_KERNELS]):
-        row = columns(None, 12, 8, 10, right=(2, 3), gap=1)
-        time = "" if kernel.device_time_us is None else formats.microseconds(kernel.device_time_us)
-        row.add_row(
-            plain(f"{index + 1}. {formats.name(kernel.name, 40)}"), plain(formats.name(kernel.kind, 12)),
-            plain(formats.size(declared_bytes(kernel))), plain(time),
+    kernels = graph.kernels or ()
+    rows = [
+        in_columns(
+            (f"{number}. {formats.name(kernel.name, 40)}", formats.name(kernel.kind, 12),
+             formats.size(declared_bytes(kernel)),
+             "" if kernel.device_time_us is None else formats.microseconds(kernel.device_time_us)),
+            (None, 12, 8, 10), right=(2, 3),
         )
-        tree.add(row)
-    hidden = len(graph.kernels or ()) - MOST_KERNELS
-    if hidden > 0:
-        tree.add(plain(f"… and {formats.count(hidden, 'more kernel')}"))
+        for number, kernel in enumerate(kernels[:MOST_KERNELS], 1)
+    ]
+    add_some(tree, rows, len(kernels) - MOST_KERNELS)
     return tree
 
 
@@ -113,7 +108,7 @@ def ablation(fused: str, unfused: str, found: Ablation) -> RenderableType:
         tree.add(plain(f"{formats.count(same, 'more region')} with as many kernels and about the same bytes"))
     for name, only in ((fused, found.only_fused), (unfused, found.only_unfused)):
         if only:
-            tree.add(plain(f"only in {formats.name(name, 30)}: {_numbers(only, MOST_KERNELS)}"))
+            tree.add(plain(f"only in {formats.name(name, 30)}: {numbers(only, MOST_KERNELS)}"))
     return tree
 
 
@@ -132,14 +127,12 @@ def _matters(region: Region, total: Region) -> bool:
 
 
 def _region(label: str, region: Region) -> RenderableType:
-    row = columns(None, 15, 22, right=(1, 2), gap=1)
     before, after = len(region.unfused.kernels), len(region.fused.kernels)
     kernels = f"{before} → {after} {'kernel' if before == after == 1 else 'kernels'}"
     saved = formats.signed_size(None if region.bytes_saved is None else -region.bytes_saved)
     if region.time_saved_us is not None:
         saved += f", {-region.time_saved_us:+.1f} µs"
-    row.add_row(plain(formats.name(label, 40)), plain(kernels), plain(saved))
-    return row
+    return in_columns((formats.name(label, 40), kernels, saved), (None, 15, 22), right=(1, 2))
 
 
 def to_json(names: Sequence[str], alignment: Alignment) -> dict[str, Any]:

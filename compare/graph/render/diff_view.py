@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from ...base.text import printable
 from .. import formats
-from ..analyse import causes
-from ..analyse.diff import GraphDiff, KernelChange, ReasonChange
+from ..analyse.diff import GraphDiff, KernelChange, ReasonChange, kernels_of
 from ..analyse.totals import declared_bytes, totals
 from ..model import FusionGraph, Kernel, SourceOp
-from .text_view import MOST_KERNELS, add_rows, columns, plain
+from .text_view import MOST_KERNELS, add_buffers, add_some, in_columns, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
     from rich.tree import Tree
 
 _WORDS = {
@@ -34,31 +34,24 @@ def tree(title: str, change: GraphDiff, a: FusionGraph, b: FusionGraph) -> Rende
     root.add(plain("no difference" if change.empty else _totals(a, b)))
     for number, each in enumerate(change.kernels):
         if number == MOST_KERNELS:
-            root.add(plain(f"… and {formats.count(len(change.kernels) - number, 'more change')} of kernels"))
+            add_some(root, (), len(change.kernels) - number, "more among the kernels")
             break
         if a.kernels is None or b.kernels is None:
             _add_operations(root, each, a.operations, b.operations)
         else:
             _add_kernels(root, each, a.kernels, b.kernels)
-    for materialized, label in ((True, "written to memory now"), (False, "no longer written to memory")):
-        buffers = [each for each in change.buffers if each.materialized == materialized]
-        if buffers:
-            size = formats.size(sum(each.buffer.bytes for each in buffers))
-            branch = root.add(plain(f"{label}: {formats.count(len(buffers), 'buffer')}, {size}", "bold"))
-            holder = b if materialized else a
-            rows = [
-                (each.buffer, formats.signed_size(each.bytes), causes.cause_text(holder, each.buffer.name))
-                for each in buffers[:MOST_KERNELS]
-            ]
-            add_rows(branch, rows)
-            if len(buffers) > MOST_KERNELS:
-                branch.add(plain(f"… and {len(buffers) - MOST_KERNELS} more"))
+    new = [buffer.buffer for buffer in change.buffers if buffer.materialized]
+    gone = [buffer.buffer for buffer in change.buffers if not buffer.materialized]
+    if new:
+        add_buffers(root, "written to memory now", new, b, most=MOST_KERNELS, size=formats.signed_size)
+    if gone:
+        add_buffers(
+            root, "no longer written to memory", gone, a, most=MOST_KERNELS,
+            size=lambda freed: formats.signed_size(-freed),
+        )
     if change.reasons:
         branch = root.add(plain("changed reasons for not fusing", "bold"))
-        for reason in change.reasons[:MOST_KERNELS]:
-            branch.add(plain(_reason(reason)))
-        if len(change.reasons) > MOST_KERNELS:
-            branch.add(plain(f"… and {len(change.reasons) - MOST_KERNELS} more"))
+        add_some(branch, map(_reason, change.reasons[:MOST_KERNELS]), len(change.reasons) - MOST_KERNELS)
     return root
 
 
@@ -90,12 +83,9 @@ def _add_kernels(root: Tree, change: KernelChange, before: tuple[Kernel, ...], a
     cost = formats.signed_size(change.bytes)
     if change.time_us is not None:
         cost += f", {change.time_us:+.1f} µs"
-    head = columns(None, 20, right=(1,), gap=1)
-    head.add_row(plain(label, "bold"), plain(cost))
-    branch = root.add(head)
+    branch = root.add(in_columns((label, cost), (None, 20), right=(1,), style="bold"))
     for sign, kernels, indices in (("-", before, change.before), ("+", after, change.after)):
-        for index in indices:
-            branch.add(_kernel(sign, index, kernels[index]))
+        add_some(branch, [_kernel(sign, index, kernels[index]) for index in indices])
     if change.kind == "code":
         branch.add(plain(f"from {_code(before[change.before[0]])} to {_code(after[change.after[0]])}"))
     if change.kind == "operations":
@@ -119,11 +109,10 @@ def _exchanged(old: Iterable[SourceOp], new: Iterable[SourceOp]) -> Iterator[tup
             yield label, formats.words(f"{op} ({place})" if place else op for op, place in more.elements())
 
 
-def _kernel(sign: str, index: int, kernel: Kernel) -> RenderableType:
-    row = columns(None, 12, 8, right=(2,), gap=1)
+def _kernel(sign: str, index: int, kernel: Kernel) -> Table:
     name = f"{sign} {index + 1}. {formats.name(kernel.name, 42)}"
-    row.add_row(plain(name), plain(formats.name(kernel.kind, 12)), plain(formats.size(declared_bytes(kernel))))
-    return row
+    cells = name, formats.name(kernel.kind, 12), formats.size(declared_bytes(kernel))
+    return in_columns(cells, (None, 12, 8), right=(2,))
 
 
 def _reason(change: ReasonChange) -> str:
@@ -134,13 +123,13 @@ def _reason(change: ReasonChange) -> str:
 
 def to_json(change: GraphDiff, a: FusionGraph, b: FusionGraph) -> dict[str, Any]:
     """Return the lists of `GraphDiff`; kernels have their names and launch indices."""
-    def names(graph: FusionGraph, indices: tuple[int, ...]) -> list[str]:
-        held = graph.operations if graph.kernels is None else graph.kernels
-        return [held[i].op if graph.kernels is None else held[i].name for i in indices]  # type: ignore[union-attr]
-
+    old, new = kernels_of(a), kernels_of(b)
     kernels = [
-        {**asdict(each), "before_names": names(a, each.before), "after_names": names(b, each.after)}
-        for each in change.kernels
+        {
+            **asdict(kernel), "before_names": [old[index].name for index in kernel.before],
+            "after_names": [new[index].name for index in kernel.after],
+        }
+        for kernel in change.kernels
     ]
     buffers = [{**asdict(each), "bytes": each.bytes} for each in change.buffers]
     return {"kernels": kernels, "buffers": buffers, "reasons": [asdict(each) for each in change.reasons]}

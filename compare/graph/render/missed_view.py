@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...base.text import printable
 from .. import formats
-from ..analyse.missed_fusions import Price, missed, ranked, together
+from ..analyse.missed_fusions import MissedFusion, Price, missed, ranked, together
 from ..analyse.roofline import Ceilings
 from ..model import REASONS, FusionGraph, Reason
-from .text_view import plain
+from .text_view import add_some, plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,9 +27,7 @@ def tree(graph: FusionGraph, ceilings: Ceilings | None, whose: str, *, every: bo
     """
     from rich.tree import Tree
 
-    priced = ranked(graph, ceilings)
-    known = {id(one.reason) for one in priced}
-    rest = [reason for reason in missed(graph) if id(reason) not in known]
+    priced, rest = _priced(graph, ceilings)
     root = Tree(plain(formats.name(graph.name, 76), "bold"), guide_style="dim")
     root.add(plain(formats.origin(graph)))
     if not graph.reasons:
@@ -46,19 +44,23 @@ def tree(graph: FusionGraph, ceilings: Ceilings | None, whose: str, *, every: bo
     }
     for number, one in enumerate(shown, 1):
         _add(root, number, one.reason, one.price, places)
-    if len(shown) < len(priced):
-        root.add(plain(f"… and {len(priced) - len(shown):,} with smaller savings; --all shows them"))
+    add_some(root, (), len(priced) - len(shown), "with smaller savings; --all shows them")
     if rest:
         branch = root.add(plain(f"{formats.count(len(rest), 'more reason')} with no saving, or an unknown one", "bold"))
-        for reason in rest if every else rest[:MOST_SHOWN]:
-            branch.add(plain(f"{_pair(reason)}: {reason.code}: {printable(reason.text, 120)}"))
-        if not every and len(rest) > MOST_SHOWN:
-            branch.add(plain(f"… and {len(rest) - MOST_SHOWN} more; --all shows them"))
+        listed = rest if every else rest[:MOST_SHOWN]
+        lines = [f"{_pair(reason)}: {reason.code}: {printable(reason.text, 120)}" for reason in listed]
+        add_some(branch, lines, len(rest) - len(listed), "more; --all shows them")
     codes = dict.fromkeys(reason.code for reason in (*(one.reason for one in shown), *rest) if reason.code != "other")
-    branch = root.add(plain("reason codes", "bold")) if codes else root
-    for code in codes:
-        branch.add(plain(f"{code}: {REASONS[code]}"))
+    if codes:
+        add_some(root.add(plain("reason codes", "bold")), [f"{code}: {REASONS[code]}" for code in codes])
     return root
+
+
+def _priced(graph: FusionGraph, ceilings: Ceilings | None) -> tuple[list[MissedFusion], list[Reason]]:
+    """Return the missed fusions with a known saving, and the other reasons."""
+    priced = ranked(graph, ceilings)
+    known = {id(one.reason) for one in priced}
+    return priced, [reason for reason in missed(graph) if id(reason) not in known]
 
 
 def _why_none(graph: FusionGraph) -> str:
@@ -106,14 +108,13 @@ def to_json(graph: FusionGraph, ceilings: Ceilings | None, whose: str) -> dict[s
 
     `missed`: ranked. `together`: all of them at once. `others`: reasons without a known saving.
     """
-    priced = ranked(graph, ceilings)
-    known = {id(one.reason) for one in priced}
+    priced, rest = _priced(graph, ceilings)
     return {
         "graph": graph.name, "bandwidth": None if ceilings is None else ceilings.bandwidth(1, 1),
         "launch_us": None if ceilings is None else ceilings.launch_us, "bandwidth_of": whose,
         "missed": [{**asdict(one.reason), **_fields(one.price)} for one in priced],
         "together": _fields(together(graph, ceilings)),
-        "others": [asdict(reason) for reason in missed(graph) if id(reason) not in known],
+        "others": [asdict(reason) for reason in rest],
     }
 
 

@@ -8,7 +8,7 @@ were not fused for it.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ...base.text import printable
@@ -61,9 +61,13 @@ def _kernel(index: int, kernel: Kernel, graph: FusionGraph) -> Json:
         {"id": str(place), "attrs": _attributes(_of_buffer(graph.buffer[access.buffer], access.bytes))}
         for place, access in enumerate(kernel.outputs or ())
     ]
+    return _node(f"k{index}", formats.name(kernel.name, 80), _layer(kernel), _attributes(details), outputs)
+
+
+def _node(id: str, label: str, layer: str, attributes: list[Json], outputs: Sequence[Json] = ()) -> Json:
     return {
-        "id": f"k{index}", "label": formats.name(kernel.name, 80), "namespace": _layer(kernel),
-        "attrs": _attributes(details), "incomingEdges": [], "outputsMetadata": outputs,
+        "id": id, "label": label, "namespace": layer, "attrs": attributes, "incomingEdges": [],
+        "outputsMetadata": list(outputs),
     }
 
 
@@ -95,29 +99,20 @@ def _add_edges(nodes: list[Json], number: int, buffer: Buffer, graph: FusionGrap
 
 def _outside(id: str, layer: str, buffer: Buffer) -> Json:
     about = _attributes(_of_buffer(buffer, buffer.bytes))
-    return {
-        "id": id, "label": formats.name(buffer.name, 80), "namespace": layer, "attrs": about, "incomingEdges": [],
-        "outputsMetadata": [{"id": "0", "attrs": about}],
-    }
+    return _node(id, formats.name(buffer.name, 80), layer, about, [{"id": "0", "attrs": about}])
 
 
 def _operation(number: int, graph: FusionGraph) -> Json:
     op = graph.operations[number]
     layer = "/".join(filter(None, ["backward" if op.backward else "forward", *map(_text, op.stage.split("/"))]))
-    return {
-        "id": f"o{number}", "label": formats.operation(op), "namespace": layer,
-        "attrs": _attributes({"line": op.line, "stage": op.stage}), "incomingEdges": [], "outputsMetadata": [],
-    }
+    return _node(f"o{number}", formats.operation(op), layer, _attributes({"line": op.line, "stage": op.stage}))
 
 
 def _reasons(graph: FusionGraph) -> Iterator[Json]:
     """Yield an overlay for each code; a reason whose names match no kernel, or several, is left out."""
-    places: dict[str, list[int]] = {}
-    for index, kernel in enumerate(graph.kernels or ()):
-        places.setdefault(kernel.name, []).append(index)
     by_code: dict[str, list[Json]] = {}
     for reason in missed(graph):
-        ends = [places.get(name, []) for name in (reason.producer, reason.consumer)]
+        ends = [graph.named.get(name, ()) for name in (reason.producer, reason.consumer)]
         if all(len(end) == 1 for end in ends):
             saved = "" if reason.bytes_saved is None else f": {formats.size(reason.bytes_saved)}"
             pair = {"sourceNodeId": f"k{ends[0][0]}", "targetNodeId": f"k{ends[1][0]}"}

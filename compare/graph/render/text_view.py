@@ -6,19 +6,21 @@ Colour never carries information alone. No text of a file reaches the terminal a
 from __future__ import annotations
 
 import io
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ...base.text import printable
 from .. import formats
-from ..analyse import causes, dense_ragged, split_k
+from ..analyse import products
 from ..analyse.missed_fusions import missed
 from ..analyse.roofline import roofline_time_us
 from ..analyse.totals import declared_bytes, known_declared_bytes, tally, totals
 from ..join.kernel_records import SPLIT_K
+from ..join.measured import COUNTED
 from ..model import PHASES, Access, Buffer, FusionGraph, Kernel, Launch, Reason, SourceOp
-from . import measured_bytes
+from ..operations import cause_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -61,23 +63,25 @@ def overview(
     notes: lines below the title.
     remarks: lines at the end.
     """
+    from rich.console import Group
+
     tree = titled(title or graph.name, [formats.origin(graph), *graph.notes, *notes])
     if graph.kernels is None:
-        _add_operations(tree, graph.operations)
+        unknown = f"{formats.count(len(graph.operations), 'operation')}; only a GPU tells which kernels they become"
+        tree.add(Group(plain(unknown), *_operations(graph.operations)))
     else:
         shown = range(len(graph.kernels)) if every else costliest(graph, MOST_KERNELS)
         _add_phases(tree, graph, set(shown), width)
         if not graph.kernels:
             tree.add(plain("no kernels"))
     for label, buffers in buffer_lists(graph):
-        _add_buffers(tree, label, buffers, graph, width)
+        add_buffers(tree, label, buffers, graph, width=width)
     if graph.unparsed:
         branch = tree.add(plain(f"{formats.count(len(graph.unparsed), 'thing')} could not be read"))
-        _add_some(branch, graph.unparsed, MOST_BUFFERS)
+        unread = [printable(line, 200) for line in graph.unparsed[:MOST_BUFFERS]]
+        add_some(branch, unread, len(graph.unparsed) - MOST_BUFFERS)
     if remarks:
-        branch = tree.add(plain("what stands out", "bold"))
-        for remark in remarks:
-            branch.add(plain(printable(remark, MOST_WORDS)))
+        add_some(tree.add(plain("what stands out", "bold")), [printable(remark, MOST_WORDS) for remark in remarks])
     return tree
 
 
@@ -93,8 +97,7 @@ def stage(
     tree = titled(graph.name, [formats.origin(graph), f"{held}, {size}"])
     shown = indices if every else costliest(graph, MOST_KERNELS, indices)
     _add_phases(tree, graph, set(shown), width, others=False)
-    if len(shown) < len(indices):
-        tree.add(plain(f"… and {len(indices) - len(shown):,} cheaper ones; --all shows them"))
+    add_some(tree, (), len(indices) - len(shown), "cheaper ones; --all shows them")
     return tree
 
 
@@ -110,14 +113,13 @@ def titled(title: str, lines: Iterable[str]) -> Tree:
     from rich.tree import Tree
 
     tree = Tree(plain(formats.name(title, 76), "bold"), guide_style="dim")
-    for line in lines:
-        tree.add(plain(printable(line, MOST_WORDS)))
+    add_some(tree, [printable(line, MOST_WORDS) for line in lines])
     return tree
 
 
 def buffer_lists(graph: FusionGraph) -> list[tuple[str, list[Buffer]]]:
     """Return titled lists of the buffers that kernels write for other kernels, largest first, without empty lists."""
-    sums = split_k.partial_sums(graph)
+    sums = products.partial_sums(graph)
     between = [buffer for buffer in graph.materialized if buffer.role != "saved" and buffer.name not in sums]
     unread = [buffer for buffer in between if not graph.consumers.get(buffer.name)]
     saved = sorted(graph.saved, key=lambda buffer: -buffer.bytes)
@@ -170,22 +172,26 @@ def totals_lines(
         span = formats.microseconds(call_us)
         lines.append(f"a call takes {span} on the device, from the first kernel to the last of each phase")
     if found.below_roofline:
-        numbers = ", ".join(str(index + 1) for index in found.below_roofline[:8])
-        more = f" and {len(found.below_roofline) - 8} more" if len(found.below_roofline) > 8 else ""
-        if len(found.below_roofline) == 1:
-            lines.append(f"kernel {numbers} is faster than its roofline time: {_BELOW}")
-        else:
-            lines.append(f"kernels {numbers}{more} are faster than their roofline times: {_BELOW}")
+        faster = "kernel {} is faster than its roofline time" if len(found.below_roofline) == 1 else (
+            "kernels {} are faster than their roofline times"
+        )
+        lines.append(f"{faster.format(numbers(found.below_roofline, 8))}: {_BELOW}")
     if found.block_roofline_time_us is not None:
         whole = formats.microseconds(found.block_roofline_time_us)
         lines.append(f"roofline time of the whole function: {whole}{rates}")
     return lines
 
 
+def numbers(indices: Sequence[int], most: int) -> str:
+    """Return kernels by the numbers that views show: "1, 2, … (9)"."""
+    more = f", … ({len(indices)})" if len(indices) > most else ""
+    return ", ".join(str(index + 1) for index in indices[:most]) + more
+
+
 def _estimated_cycles(kernel: Kernel) -> int:
     """Return the cycles of all launches of a call, as the compiler estimates them; 0 where it gives no estimate."""
     cycles = kernel.facts.get(_CYCLES)
-    return cycles * (kernel.launches or kernel.least_launches) if isinstance(cycles, int) else 0
+    return cycles * kernel.certain_launches if isinstance(cycles, int) else 0
 
 
 def costliest(graph: FusionGraph, most: int, among: Collection[int] | None = None) -> list[int]:
@@ -206,6 +212,23 @@ def plain(words: str, style: str = "") -> Text:
     from rich.text import Text
 
     return Text(words, style=style, overflow="fold")
+
+
+def add_some(branch: Tree, lines: Iterable[str | Table], hidden: int = 0, more: str = "more") -> None:
+    """Add lines, and the number of those that are hidden."""
+    for line in lines:
+        branch.add(plain(line) if isinstance(line, str) else line)
+    if hidden > 0:
+        branch.add(plain(f"… and {hidden:,} {more}"))
+
+
+def in_columns(
+    cells: Sequence[str], widths: Sequence[int | None], right: Sequence[int] = (), style: str = ""
+) -> Table:
+    """Return one line of cells in the columns of `columns`. style: of the first cell."""
+    grid = columns(*widths, right=right, gap=1)
+    grid.add_row(plain(cells[0], style), *map(plain, cells[1:]))
+    return grid
 
 
 def columns(*widths: int | None, right: Sequence[int] = (), gap: int = 2) -> Table:
@@ -229,23 +252,22 @@ def _add_phases(tree: Tree, graph: FusionGraph, shown: set[int], width: int, *, 
         tally(kernel.device_time_us for kernel in kernels).exact,
         _widths((op for kernel in kernels for op in kernel.source_ops), width), width,
     )
-    products = described_products(graph)
+    described = products.described(graph)
     for phase in PHASES:
         indices = [index for index, kernel in enumerate(kernels) if kernel.phase == phase]
         if not indices or not (others or shown.intersection(indices)):
             continue
         title = f"{phase}: {formats.count(len(indices), 'kernel')}"
         branch = tree.add(_row(title, "bytes", "share", "µs" if timed else "", "share" if timed else "", style="bold"))
-        skipped: list[Kernel] = []
-        for index in indices:
-            if index not in shown:
-                skipped.append(kernels[index])
-                continue
-            if others:
-                _add_skipped(branch, skipped, whole)
-            _add_kernel(branch, index, kernels[index], whole, products.get(index))
-        if others:
-            _add_skipped(branch, skipped, whole)
+        for are_shown, adjacent in groupby(indices, key=shown.__contains__):
+            if are_shown:
+                for index in adjacent:
+                    _add_kernel(branch, index, kernels[index], whole, described.get(index))
+            elif others:
+                skipped = [kernels[index] for index in adjacent]
+                size = tally(map(declared_bytes, skipped)).exact
+                title = f"… {formats.count(len(skipped), 'cheaper kernel')}; --all shows them"
+                branch.add(_row(title, formats.size(size), formats.share(size, whole.traffic), "", ""))
 
 
 @dataclass(frozen=True)
@@ -256,14 +278,6 @@ class _Whole:
     time_us: float | None
     widths: tuple[int, int]
     width: int
-
-
-def _add_skipped(branch: Tree, skipped: list[Kernel], whole: _Whole) -> None:
-    if skipped:
-        size = tally(map(declared_bytes, skipped)).exact
-        title = f"… {formats.count(len(skipped), 'cheaper kernel')}; --all shows them"
-        branch.add(_row(title, formats.size(size), formats.share(size, whole.traffic), "", ""))
-        skipped.clear()
 
 
 def _add_kernel(branch: Tree, index: int, kernel: Kernel, whole: _Whole, product: str | None) -> None:
@@ -281,18 +295,11 @@ def _add_kernel(branch: Tree, index: int, kernel: Kernel, whole: _Whole, product
 
 def _row(title: str, size: str, of_bytes: str, us: str, of_time: str, style: str = "") -> Table:
     # "1.23 MB", "100%", "12345"
-    grid = columns(None, 7, 5, 7, 5, right=(1, 2, 3, 4), gap=1)
-    grid.add_row(plain(title, style), *(plain(cell) for cell in (size, of_bytes, us, of_time)))
-    return grid
-
-
-def described_products(graph: FusionGraph) -> dict[int, str]:
-    """Return, by launch index, the words for products that a compiler does not compute in the plain way."""
-    return split_k.described(graph) | dense_ragged.described(graph)
+    return in_columns((title, size, of_bytes, us, of_time), (None, 7, 5, 7, 5), (1, 2, 3, 4), style)
 
 
 def facts(kernel: Kernel, product: str | None = None) -> list[str]:
-    """Return a kernel's properties besides its name, cost and operations. product: from `described_products`."""
+    """Return a kernel's properties besides its name, cost and operations. product: from `products.described`."""
     found = [
         printable(kernel.kind, 20), *remarks(kernel, product),
         f"reads {formats.size(kernel.bytes_read)}, writes {formats.size(kernel.bytes_written)}",
@@ -308,7 +315,11 @@ def facts(kernel: Kernel, product: str | None = None) -> list[str]:
         found.append(printable(kernel.provenance, 40))
     if kernel.runtime_name and kernel.name.startswith("aten."):  # tells several kernels of one operation apart
         found.append(formats.runtime(kernel.runtime_name))
-    return [*found, *measured_bytes.lines(kernel)]
+    return found + [
+        f"measured {'alone' if method == 'alone' else 'in the call'}: reads {formats.size(counts['dram_read'])}, "
+        f"writes {formats.size(counts['dram_written'])}, {formats.size(counts['l2'])} through L2"
+        for method, counts in kernel.facts.get(COUNTED, {}).items()
+    ]
 
 
 # The keys in Kernel.facts.
@@ -382,35 +393,32 @@ def _widths(ops: Iterable[SourceOp], width: int = 80) -> tuple[int, int]:
     return min(width // 4, max(map(len, stages), default=0)), min(width * 3 // 8, max(map(len, lines), default=0))
 
 
-def _add_operations(tree: Tree, ops: Sequence[SourceOp]) -> None:
-    from rich.console import Group
-
-    title = f"{formats.count(len(ops), 'operation')}; only a GPU tells which kernels they become"
-    tree.add(Group(plain(title), *_operations(ops)))
-
-
-def _add_buffers(tree: Tree, title: str, buffers: Sequence[Buffer], graph: FusionGraph, width: int) -> None:
-    size = formats.size(sum(buffer.bytes for buffer in buffers))
-    branch = tree.add(plain(f"{title}: {formats.count(len(buffers), 'buffer')}, {size}", "bold"))
-    rows = [(b, formats.size(b.bytes), causes.cause_text(graph, b.name)) for b in buffers[:MOST_BUFFERS]]
-    add_rows(branch, rows, width)
-    if len(buffers) > MOST_BUFFERS:
-        branch.add(plain(f"… and {len(buffers) - MOST_BUFFERS} more"))
+def add_buffers(
+    tree: Tree, title: str, buffers: Sequence[Buffer], graph: FusionGraph, *, most: int = MOST_BUFFERS,
+    size: Callable[[int], str] = formats.size, width: int = 80,
+) -> None:
+    """Add a branch of buffers with their sizes and the operations that they come from."""
+    total = formats.size(sum(buffer.bytes for buffer in buffers))
+    branch = tree.add(plain(f"{title}: {formats.count(len(buffers), 'buffer')}, {total}", "bold"))
+    rows = [(buffer, size(buffer.bytes), cause_text(graph, buffer.name)) for buffer in buffers[:most]]
+    add_some(branch, _buffer_rows(rows, width), len(buffers) - most)
 
 
-def add_rows(branch: Tree, rows: Sequence[tuple[Buffer, str, str]], width: int = 80) -> None:
-    """Add buffers with their shapes, a size, and one more text such as a place."""
+def _buffer_rows(rows: Sequence[tuple[Buffer, str, str]], width: int) -> list[str | Table]:
+    """Return buffers with their shapes, a size, and one more text such as a place."""
     shapes = [formats.shape(buffer) for buffer, _, _ in rows]
     of_shape = min(max(map(len, shapes)), width // 4)
     left = max(16, width - 8 - of_shape - 8 - 3)  # two levels of the tree, a size, three gaps
     names = max(len(buffer.name) for buffer, _, _ in rows)
     of_rest = min(max(len(rest) for _, _, rest in rows), max(left - names, left // 2)) or 1
     of_name = min(names, left - of_rest)
-    for shape, (buffer, size, rest) in zip(shapes, rows, strict=True):
-        grid = columns(None, of_shape, 8, of_rest, right=(2,), gap=1)
-        cells = formats.name(buffer.name, of_name), formats.name(shape, of_shape), size, formats.place(rest, of_rest)
-        grid.add_row(*map(plain, cells))
-        branch.add(grid)
+    return [
+        in_columns(
+            (formats.name(buffer.name, of_name), formats.name(shape, of_shape), size, formats.place(rest, of_rest)),
+            (None, of_shape, 8, of_rest), right=(2,),
+        )
+        for shape, (buffer, size, rest) in zip(shapes, rows, strict=True)
+    ]
 
 
 def kernel(
@@ -424,7 +432,7 @@ def kernel(
 
     shown = (graph.kernels or ())[index]
     tree = Tree(plain(f"{index + 1}. {printable(shown.name)}", "bold"), guide_style="dim")
-    known = [*facts(shown, described_products(graph).get(index)), printable(shown.phase)]
+    known = [*facts(shown, products.described(graph).get(index)), printable(shown.phase)]
     if shown.device_time_us is not None:
         known.append(formats.microseconds(shown.device_time_us))
     if shown.flops is not None:
@@ -443,7 +451,7 @@ def kernel(
     if words := launch_words(shown.launch):
         tree.add(plain(printable(f"launched with {'; '.join(words)}")))
     for name, value in shown.facts.items():
-        if name in (measured_bytes.FACT, _OTHER_MEMORY, _SORT, _CYCLES, _BRANCHES, _IF_TAKEN, "split_k"):
+        if name in (COUNTED, _OTHER_MEMORY, _SORT, _CYCLES, _BRANCHES, _IF_TAKEN, "split_k"):
             continue  # `facts` shows them in words
         if name == "config" and shown.launch.config:
             continue
@@ -457,9 +465,7 @@ def kernel(
     _add_accesses(tree, "writes", shown.outputs, graph, width)
     reasons = [reason for reason in missed(graph) if shown.name in (reason.producer, reason.consumer)]
     if reasons:
-        branch = tree.add(plain("not fused with", "bold"))
-        for reason in reasons:
-            branch.add(plain(_other_side(reason, shown.name)))
+        add_some(tree.add(plain("not fused with", "bold")), [_other_side(reason, shown.name) for reason in reasons])
     return tree
 
 
@@ -499,18 +505,11 @@ def _add_accesses(
     for access in accesses:
         buffer = graph.buffer[access.buffer]
         relation = str(buffer.role)
-        if users := ", ".join(str(index + 1) for index in others.get(access.buffer, ())[:8]):
-            relation += f", {'from' if title == 'reads' else 'to'} {users}"
+        if users := others.get(access.buffer, ()):
+            relation += f", {'from' if title == 'reads' else 'to'} {numbers(users, 8)}"
         if buffer.decides:
             relation += f", decides {printable(buffer.decides, 60)}"
         if access.bytes not in (None, buffer.bytes):
             relation += f", of {formats.size(buffer.bytes)}"
         rows.append((buffer, formats.size(access.bytes), relation))
-    add_rows(tree.add(plain(title, "bold")), rows, width)
-
-
-def _add_some(branch: Tree, lines: Sequence[str], most: int) -> None:
-    for line in lines[:most]:
-        branch.add(plain(printable(line, 200)))
-    if len(lines) > most:
-        branch.add(plain(f"… and {len(lines) - most:,} more"))
+    add_some(tree.add(plain(title, "bold")), _buffer_rows(rows, width))

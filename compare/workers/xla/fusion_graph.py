@@ -14,10 +14,9 @@ from xlafuse.hlo import gpu_program
 from xlafuse.reasons.fusion_decisions import read_decisions
 
 from ...graph.build.epilogues import with_epilogues
-from ...graph.build.from_hlo import from_program
+from ...graph.build.from_hlo import from_program, with_thunks
 from ...graph.build.phases import join_phases
 from ...graph.build.xla_reasons import reasons
-from ...graph.build.xla_thunks import with_thunks
 from ...graph.model import FusionGraph, Phase
 
 

@@ -1,13 +1,14 @@
-"""One name for each operation across frameworks."""
+"""One name for each operation across frameworks, and the operation that a buffer comes from."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from graph_builder import graph, kernel
 
 from xlafuse.compare.graph.model import Kernel, SourceOp
-from xlafuse.compare.graph.operations import kind_by_operations, summarized, tokens
+from xlafuse.compare.graph.operations import Cause, cause, cause_text, kind_by_operations, summarized, tokens
 
 FUSION = {"opcode": "fusion", "opcodes": ["broadcast", "dot"]}
 TRANSPOSING = {"opcode": "fusion", "opcodes": ["transpose", "dot"]}
@@ -66,3 +67,21 @@ def test_the_work_of_a_hand_written_kernel_is_that_of_its_operations(named: str,
 )
 def test_a_sentence_names_a_softmax_and_no_mask(names: str, expected: str) -> None:
     assert summarized(names.split()) == expected.split()
+
+
+def test_the_last_operation_that_computes_something() -> None:
+    moved = graph(kernel("k", "elementwise", "norm:mul@1 act:exp@2 view:reshape@3", "x", "y"))
+    assert cause(moved, "y") == Cause("model.py:2", ("act",))
+    assert cause_text(moved, "y") == "model.py:2"
+    assert cause_text(graph(kernel("k", "copy", "view:transpose@3", "x", "y")), "y") == "model.py:3"
+
+
+def test_of_several_results_only_the_kernels_stages_are_known() -> None:
+    both = graph(kernel("k", "elementwise", "norm:mul@1 act:exp@2", "x", "y z"))
+    assert cause(both, "y") == Cause("", ("norm", "act")) and cause_text(both, "y") == "by norm, act"
+    assert cause_text(graph(kernel("k", "elementwise", "norm:mul@1 norm:exp@1", "x", "y z")), "y") == "model.py:1"
+
+
+def test_inputs_and_operations_without_a_place_have_none() -> None:
+    bare = graph(kernel("k", "elementwise", ":mul", "x", "y"))
+    assert cause_text(bare, "x") == cause_text(bare, "y") == ""

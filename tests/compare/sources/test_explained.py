@@ -111,13 +111,11 @@ def test_one_of_several_keeps_its_times():
 
 
 def test_a_notebook_shows_each_finding_once():
-    pytest.importorskip("jinja2")
     page = Explained({"f": graph("f", "tanh", "exp")})._repr_html_()
     assert page.count("largest intermediate") == 1
 
 
 def test_markup_in_names_and_notes_is_escaped():
-    pytest.importorskip("jinja2")
     page = Explained({"<f>": graph("<f>", "tanh")}, ("<b>",))._repr_html_()
     assert "<f>" not in page and "<b>" not in page and "&lt;b&gt;" in page
 

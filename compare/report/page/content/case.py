@@ -9,7 +9,7 @@ from typing import Any
 from ....base.text import printable
 from ....graph import formats
 from ....graph.analyse import missed_fusions
-from ....graph.findings.remedies import REMEDIES
+from ....graph.findings.finding import REMEDIES
 from ....graph.model import REASONS
 from ....plan.paired_rounds import Comparison
 from ....sources.case_results import BASELINES, CaseResults
@@ -55,7 +55,7 @@ def values(case: CaseResults) -> dict[str, Any]:
         "timed_kernels": any(line.kernel.device_time_us is not None for line in kernel_lines),
         "recorded": case.case is not None, "recorded_on": recorded_on(case.results), "findings": _findings(case),
         "missed": missed, "missed_unlisted": unlisted,
-        "price_error": str(missed_fusions.PRICE_ERROR) if missed and priced_by and missed_fusions.PRICE_ERROR else "",
+        "price_error": missed_fusions.PRICE_ERROR if missed and priced_by else "",
         "reasons": {code: REASONS[code] for one in missed if (code := one["code"]) in REASONS and code != "other"},
         "numerics": [line for result in case.ranked for line in _numerics(result)],
         "notes": [note for result in case.ranked for note in _notes(result)],

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ....base.text import number, printable
 from ....graph import formats
-from ....graph.analyse.causes import cause_text
-from ....graph.analyse.split_k import passed_on
+from ....graph.analyse.products import passed_on
 from ....graph.findings.view import display_name
+from ....graph.operations import cause_text
 from ....plan import paired_rounds
 from ....sources.case_results import BASELINES, CaseResults
 from ....sources.result import Result

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from ....base.text import number, printable
 from ....graph import formats
-from ....graph.findings.ranking import NEVER_LEADING
+from ....graph.findings.finding import NEVER_LEADING
 from ....plan import paired_rounds
 from ....plan.speedup import DEPENDS
 from ....sources.case_results import BASELINES, CaseResults

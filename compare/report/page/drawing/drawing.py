@@ -14,10 +14,10 @@ from ....base.usage import UsageError
 from ....graph import formats
 from ....graph.analyse.align import Alignment, align
 from ....graph.analyse.missed_fusions import missed
+from ....graph.analyse.products import described
 from ....graph.analyse.totals import declared_bytes, tally
 from ....graph.buffer_edges import buffer_edges
 from ....graph.model import FusionGraph
-from ....graph.render import text_view
 from ....sources.case_results import BASELINES
 from ....sources.result import Result
 from ....spec.block import MAIN_IMPLEMENTATIONS
@@ -106,7 +106,7 @@ def _column(
     order = {buffer.name: i for i, buffer in enumerate(graph.buffers)}
     declared = tally(map(declared_bytes, kernels)).exact
     time = tally(kernel.device_time_us for kernel in kernels).exact
-    products = text_view.described_products(graph)
+    products = described(graph)
     limits, _ = source.priced_for(None)
     boxes = [
         {

@@ -38,39 +38,37 @@ def test_launch_order_may_differ() -> None:
     assert cells(found, "up") == [((2,), ()), ((1,), ("same region",))]
 
 
-def test_a_stage_in_more_kernels_is_split() -> None:
-    first = kernel("a1", "elementwise", "act:exp@4", "g", "e")
-    second = kernel("a2", "elementwise", "act:mul@4", "e u", "y")
-    found = align([graph(NORM, GATE, UP, ACT), graph(NORM, GATE, UP, first, second)])
-    assert cells(found, "act") == [((3,), ()), ((3, 4), ("split",))]
-    back = align([graph(NORM, GATE, UP, first, second), graph(NORM, GATE, UP, ACT)])
-    assert cells(back, "act")[1] == ((3,), ("merged",))
+EXP, MUL = kernel("a1", "elementwise", "act:exp@4", "g", "e"), kernel("a2", "elementwise", "act:mul@4", "e u", "y")
+BOTH = kernel("gu", "gemm", "gate:dot@2 up:dot@3", "h wg wu", "g u")
+NEIGHBOURS = (
+    graph(kernel("1", "elementwise", "a:mul b:mul", "x", "p"), kernel("2", "elementwise", "c:mul", "p", "y")),
+    graph(kernel("1", "elementwise", "a:mul", "x", "p"), kernel("2", "elementwise", "b:mul c:mul", "p", "y")),
+)
+# The number of kernels decides before their neighbours.
+SEVERAL = graph(
+    kernel("1", "reduction", "norm:sum other:add", "x", "m"), kernel("2", "elementwise", "norm:mul", "m", "h"),
+    kernel("3", "elementwise", "other:sub", "h", "y"),
+)
+ONCE = graph(kernel("1", "reduction", "norm:sum norm:mul", "x", "h"), kernel("2", "elementwise", "other:add", "h", "y"))
 
 
-def test_stages_that_share_a_kernel_are_joined_and_separate_ones_parted() -> None:
-    both = kernel("gu", "gemm", "gate:dot@2 up:dot@3", "h wg wu", "g u")
-    apart, together = graph(NORM, GATE, UP, ACT), graph(NORM, both, ACT)
-    assert cells(align([apart, together]), "gate") == [((1,), ()), ((1,), ("joined",))]
-    assert cells(align([together, apart]), "up") == [((1,), ()), ((2,), ("parted",))]
-    assert cells(align([together, apart]), "act")[1][1] == ("same region",)
-
-
-def test_a_stage_that_moved_to_another_neighbour_is_regrouped() -> None:
-    left = graph(kernel("1", "elementwise", "a:mul b:mul", "x", "p"), kernel("2", "elementwise", "c:mul", "p", "y"))
-    right = graph(kernel("1", "elementwise", "a:mul", "x", "p"), kernel("2", "elementwise", "b:mul c:mul", "p", "y"))
-    assert cells(align([left, right]), "b")[1][1] == ("regrouped",)
-
-
-def test_the_number_of_kernels_decides_before_their_neighbours() -> None:
-    several = graph(
-        kernel("1", "reduction", "norm:sum other:add", "x", "m"), kernel("2", "elementwise", "norm:mul", "m", "h"),
-        kernel("3", "elementwise", "other:sub", "h", "y"),
-    )
-    once = graph(
-        kernel("1", "reduction", "norm:sum norm:mul", "x", "h"), kernel("2", "elementwise", "other:add", "h", "y")
-    )
-    assert cells(align([several, once]), "norm")[1][1] == ("merged",)
-    assert cells(align([once, several]), "norm")[1][1] == ("split",)
+@pytest.mark.parametrize(
+    ("first", "second", "stage", "kernels", "relation"),
+    [
+        (graph(NORM, GATE, UP, ACT), graph(NORM, GATE, UP, EXP, MUL), "act", (3, 4), "split"),
+        (graph(NORM, GATE, UP, EXP, MUL), graph(NORM, GATE, UP, ACT), "act", (3,), "merged"),
+        (ONCE, SEVERAL, "norm", (0, 1), "split"),
+        (SEVERAL, ONCE, "norm", (0,), "merged"),
+        (graph(NORM, GATE, UP, ACT), graph(NORM, BOTH, ACT), "gate", (1,), "joined"),
+        (graph(NORM, BOTH, ACT), graph(NORM, GATE, UP, ACT), "up", (2,), "parted"),
+        (graph(NORM, BOTH, ACT), graph(NORM, GATE, UP, ACT), "act", (3,), "same region"),
+        (*NEIGHBOURS, "b", (1,), "regrouped"),
+    ],
+)
+def test_a_stage_is_compared_with_the_first_graph(
+    first: FusionGraph, second: FusionGraph, stage: str, kernels: tuple[int, ...], relation: str
+) -> None:
+    assert cells(align([first, second]), stage)[1] == (kernels, (relation,))
 
 
 def test_equal_sites_in_two_kernels_are_recomputed() -> None:
@@ -99,16 +97,17 @@ def test_helpers_of_one_library_call_recompute_nothing() -> None:
     assert cells(align([graph(product, helper)]), "gate") == [((0, 1), ("recomputed",))]
 
 
-def test_kernels_without_a_stage_may_hold_an_unnamed_one() -> None:
-    nameless = kernel("f", "gemm", ":dot", "h wu", "u")
-    assert cells(align([graph(NORM, GATE, UP), graph(NORM, GATE, nameless)]), "up")[1] == ((), ("not named",))
-    epilogue = kernel("g", "gemm", "gate:dot@2 :add", "h wg", "g")
-    assert cells(align([graph(NORM, GATE, UP), graph(NORM, epilogue)]), "up")[1] == ((), ("not named",))
-    merged = kernel("c", "copy", ":concatenate", "wg wu", "w"), kernel("g", "gemm", "gate:dot@2", "h w", "g")
-    assert cells(align([graph(NORM, GATE, UP), graph(NORM, *merged)]), "up")[1] == ((), ("not named",))
-    padded = kernel("g", "gemm", "gate:dot@2 :pad", "h wg", "g")
-    copy = kernel("c", "copy", "", "x", "xt")
-    assert cells(align([graph(NORM, GATE, UP), graph(NORM, padded, copy)]), "up")[1] == ((), ("absent",))
+@pytest.mark.parametrize(
+    ("kernels", "relation"),
+    [
+        ([GATE, kernel("f", "gemm", ":dot", "h wu", "u")], "not named"),
+        ([kernel("g", "gemm", "gate:dot@2 :add", "h wg", "g")], "not named"),
+        ([kernel("c", "copy", ":concatenate", "wg wu", "w"), GATE], "not named"),
+        ([kernel("g", "gemm", "gate:dot@2 :pad", "h wg", "g"), kernel("c", "copy", "", "x", "xt")], "absent"),
+    ],
+)
+def test_kernels_without_a_stage_may_hold_an_unnamed_one(kernels: list[Kernel], relation: str) -> None:
+    assert cells(align([graph(NORM, GATE, UP), graph(NORM, *kernels)]), "up")[1] == ((), (relation,))
 
 
 def test_one_graph_without_stages_leaves_the_others_aligned() -> None:

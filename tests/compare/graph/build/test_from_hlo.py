@@ -148,22 +148,21 @@ ENTRY %main (x: f32[8], i: s32[]) -> f32[8] {
 """
 
 
-def _at_least(work: str) -> float:
-    found = totals(from_hlo(gpu_program.parse(BRANCHES.replace("WORK", work))))
-    assert found.declared.exact is None
-    return found.declared.value
-
-
-def test_at_least_the_cheapest_branch_of_a_conditional() -> None:
-    branches = "branch_computations={%dear, %cheap}"
-    assert _at_least(f"ROOT %y = f32[8]{{0}} conditional(%i, %x, %x), {branches}") == 2 * 32
-
-
 _CONDITIONAL = "f32[8]{0} conditional(%i, %x, %x), branch_computations={%dear, %cheap}"
+_LOOP = "ROOT %y = f32[8]{0} while(%x), condition=%ends, body=%dear"
 
 
 def _branched(work: str) -> FusionGraph:
     return from_hlo(gpu_program.parse(BRANCHES.replace("WORK", work)))
+
+
+@pytest.mark.parametrize(
+    ("work", "least"), [(f"ROOT %y = {_CONDITIONAL}", 2 * 32), (_LOOP, 32 + 1)],
+    ids=["the cheapest branch", "no trip of a loop and one look at its condition"],
+)
+def test_work_that_depends_on_data_declares_its_least_bytes(work: str, least: int) -> None:
+    declared = totals(_branched(work)).declared
+    assert declared.exact is None and declared.value == least
 
 
 def test_kernels_of_a_branch_may_not_run_and_totals_are_bounds() -> None:
@@ -196,7 +195,7 @@ def test_what_the_branches_have_in_common_must_move() -> None:
 
 def test_conditionals_and_loops_read_what_decides_them() -> None:
     decided = "%j = s32[] negate(%i)\n  ROOT %y = " + _CONDITIONAL.replace("%i", "%j")
-    for work, name in ((decided, "j"), ("ROOT %y = f32[8]{0} while(%x), condition=%ends, body=%dear", "t")):
+    for work, name in ((decided, "j"), (_LOOP, "t")):
         graph = _branched(work)
         opcode = "conditional" if name == "j" else "while"
         assert graph.buffer[name].decides == f"{opcode} y" and not graph.consumers.get(name)
@@ -207,21 +206,13 @@ def test_conditionals_and_loops_read_what_decides_them() -> None:
 
 
 def test_a_loop_of_unknown_length_bounds_the_compulsory_bytes() -> None:
-    assert totals(_branched("ROOT %y = f32[8]{0} while(%x), condition=%ends, body=%dear")).open_ended
-    known = 'ROOT %y = f32[8]{0} while(%x), condition=%ends, body=%dear, backend_config={"known_trip_count":{"n":"3"}}'
-    assert not totals(_branched(known)).open_ended
-
-
-def test_at_least_no_trip_of_a_loop_and_one_look_at_its_condition() -> None:
-    loop = "ROOT %y = f32[8]{0} while(%x), condition=%ends, body=%dear"
-    assert _at_least(loop) == 32 + 1
+    assert totals(_branched(_LOOP)).open_ended
+    assert not totals(_branched(f'{_LOOP}, backend_config={{"known_trip_count":{{"n":"3"}}}}')).open_ended
 
 
 @pytest.mark.parametrize("config", ['{"known_trip_count":{"n":"3"}}', '"{\\"known_trip_count\\":{\\"n\\":\\"3\\"}}"'])
 def test_known_trips_count(config: str) -> None:
-    loop = f"ROOT %y = f32[8]{{0}} while(%x), condition=%ends, body=%dear, backend_config={config}"
-    found = totals(from_hlo(gpu_program.parse(BRANCHES.replace("WORK", loop))))
-    assert found.declared.exact == 3 * 4 * 32
+    assert totals(_branched(f"{_LOOP}, backend_config={config}")).declared.exact == 3 * 4 * 32
 
 
 OFFLOADED = """HloModule offloaded, is_scheduled=true

@@ -1,4 +1,4 @@
-"""The launch of a kernel from the records of what a GPU ran."""
+"""Facts of kernels from what a GPU ran: the launch that records tell, and the bytes that ncu counts."""
 
 from __future__ import annotations
 
@@ -6,8 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..model import Launch
+from ...record.record_fields import Traffic
+from ..model import FusionGraph, Launch
 
+# The key in Kernel.facts. The value is {"alone": counts, "call": counts}, the bytes of all launches of the kernel.
+COUNTED = "counted"
+_COUNTS = ("dram_read", "dram_written", "l2")
 _RECORDED = ("grid", "block", "registers", "shared_bytes", "local_bytes")
 
 
@@ -37,3 +41,19 @@ def agreed(values: Mapping[str, Iterable[Any]]) -> Launch:
     return Launch(
         **{name: found[0] for name, found in once.items() if len(found) == 1}, differing=differing or None
     )
+
+
+def with_measured_bytes(graph: FusionGraph, traffic: Mapping[str, Traffic]) -> FusionGraph:
+    """Return the graph with the counts in its kernels' facts. traffic: of its record."""
+    found: dict[int, dict[str, Any]] = {}
+    for method, measured in traffic.items():
+        for phase in (measured.phases or {}).values():
+            for counted in phase.kernels:
+                found.setdefault(counted.kernel, {})[method] = {count: getattr(counted, count) for count in _COUNTS}
+    if graph.kernels is None or not found:
+        return graph
+    kernels = (
+        replace(kernel, facts={**kernel.facts, COUNTED: found[index]}) if index in found else kernel
+        for index, kernel in enumerate(graph.kernels)
+    )
+    return replace(graph, kernels=tuple(kernels))

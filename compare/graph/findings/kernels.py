@@ -1,4 +1,4 @@
-"""Findings about kernels that only move data."""
+"""Findings about single kernels: those slower than their roofline time, and those that only move data."""
 
 from __future__ import annotations
 
@@ -7,11 +7,35 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
 from .. import formats
+from ..analyse.roofline import Ceilings, roofline_point
 from ..model import Access, Buffer
 from ..operations import is_product, tokens
-from .finding import Finding
-from .phrases import count, series
-from .view import View
+from .finding import Finding, rank
+from .view import View, count, series
+
+_SLOW = 0.1  # of a graph's time
+
+
+def above_roofline(views: Sequence[View], ceilings: Ceilings) -> Iterator[Finding]:
+    """Yield the kernel that loses most time against its roofline time."""
+    found: list[Finding] = []
+    for view in views:
+        whole = sum(kernel.device_time_us or 0.0 for kernel in view.kernels)
+        for index, kernel in enumerate(view.kernels):
+            point, time = roofline_point(view.graph, kernel, ceilings), kernel.device_time_us
+            if point is None or time is None or (lost := time - point.roofline_time_us) < _SLOW * whole:
+                continue
+            size = view.declared_bytes([index])
+            if point.memory_us >= point.compute_us:
+                work = f"moving its {formats.size(size)}"
+            else:
+                work = f"computing its {formats.flops((kernel.flops or 0) * (kernel.launches or 1))}"
+            text = (
+                f"{view.kernel_label(index)} takes {formats.microseconds(time)}; "
+                f"{work} needs {formats.microseconds(point.roofline_time_us)}."
+            )
+            found.append(Finding("above roofline", text, (view.key,), size, lost, {view.key: (index,)}))
+    yield from rank(found, lambda one: one.graphs[0], lambda one: one.us or 0.0)[:1]
 
 
 def copies(view: View) -> Iterator[Finding]:

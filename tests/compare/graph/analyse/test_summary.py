@@ -1,4 +1,4 @@
-"""A fingerprint tells kernels apart by their work and configuration, not by their names."""
+"""The summary of a graph in its record, and its fingerprint: work and configuration of kernels, not their names."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from graph_builder import graph as made
+from graph_builder import kernel
 
-from xlafuse.compare.graph.analyse.fingerprint import fingerprint
+from xlafuse.compare.graph.analyse.summary import fingerprint, summary
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, Launch, SourceOp
 
 OPS = (SourceOp("mul", "scale", "a.py:1"), SourceOp("add", "shift", "a.py:2"))
@@ -63,3 +65,23 @@ def test_a_configuration_that_a_gpu_would_choose_gives_no_fingerprint() -> None:
     same = [fingerprint(graph(replace(KERNEL, provenance=p, facts=known))) for p in ("not autotuned", "device")]
     assert same[0] is not None and same[0] == same[1]
     assert fingerprint(graph(replace(KERNEL, facts={"config": "XBLOCK: 32"}))) != same[0]
+
+
+WRITTEN_BY_HAND = (
+    kernel("aten.mm.default", "gemm", "qkv:aten.mm", "x w", "qkv"),
+    kernel("aten.addmm.default", "gemm", "up:aten.addmm", "h v b", "pre"),
+    kernel("attend", "custom", "scores:dot softmax:exp values:dot", "qkv", "out", facts={"language": "triton"}),
+    kernel("sum", "custom", "norm:reduce_sum", "out", "s", facts={"language": "triton"}),
+    kernel("dw", "custom", "qkv:dot", "out x", "dw", phase="backward", facts={"language": "cuda"}),
+)
+
+
+def test_a_record_says_who_computes_the_products_of_which_stages() -> None:
+    found = summary(made(*WRITTEN_BY_HAND, compiler="triton"), ("forward", "backward"))
+    assert found["forward"].products == {"cuBLAS": ["qkv", "up"], "triton": ["scores", "values"]}
+    assert found["backward"].products == {"cuda": ["qkv"]}
+
+
+def test_where_nobody_chose_or_there_is_none_nothing_is_said() -> None:
+    assert not summary(made(*WRITTEN_BY_HAND), ["forward"])["forward"].products
+    assert not summary(made(WRITTEN_BY_HAND[3], compiler="triton"), ["forward"])["forward"].products

@@ -1,4 +1,4 @@
-"""Launches of kernels from a GPU's records, and from a compiler where no record tells."""
+"""Launches of kernels from a GPU's records, and from a compiler where no record tells; the bytes that ncu counts."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from made_records import append_malformed, made_record
+from msgspec import convert
 from recording import record
 
+from xlafuse.compare.cli import main
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.join.kernel_records import join
+from xlafuse.compare.graph.join.measured import with_measured_bytes
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, Launch
 from xlafuse.compare.graph.render import text_view
 from xlafuse.compare.measure.clock import DeviceRecord
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record_fields import Traffic
+from xlafuse.compare.spec.case import Case
 
 STATED = Launch((4, 1, 1), (128, 1, 1), 30, 1024, 0, config={"num_warps": 4})
-RUNS = Path(__file__).parents[3] / "data" / "runs"
 
 
 def ran(name: str = "k", at: float = 0.0, **more: Any) -> DeviceRecord:
@@ -126,3 +133,57 @@ def test_one_line_tells_a_launch() -> None:
         assert words in line, line
     assert "differ in registers: 40, 42" in line
     assert "launched with" not in text_view.render(text_view.kernel(graph(kernel()), 0))
+
+
+ADDITIONS = FusionGraph(
+    "add", "triton",
+    tuple(
+        Kernel(name, "elementwise", inputs=(Access("x", 8_000_000),), outputs=(Access("y", 4_000_000),))
+        for name in ("one", "two")
+    ),
+    buffers=(
+        Buffer("x", (2_000_000,), "f32", 8_000_000, "input"), Buffer("y", (1_000_000,), "f32", 4_000_000, "output"),
+    ),
+)
+COUNTS = {"dram_read": 8_100_000, "dram_written": 4_000_000, "l2": None}
+
+
+def traffic(way: str = "alone") -> dict[str, Any]:
+    kernels = [{"kernel": 1, "launches": 1, **COUNTS}]
+    return {way: {"cache_control": "all", "phases": {"forward": {"launches": 1, **COUNTS, "kernels": kernels}}}}
+
+
+def read(counts: dict[str, Any]) -> dict[str, Traffic]:
+    return convert(counts, dict[str, Traffic])
+
+
+def test_counts_go_to_the_kernel_that_was_launched() -> None:
+    found = with_measured_bytes(ADDITIONS, read({**traffic(), "call": {"unavailable": "the worker died"}}))
+    assert found.kernels and not any(fact.startswith("measured") for fact in text_view.facts(found.kernels[0]))
+    assert text_view.facts(found.kernels[1])[-1] == "measured alone: reads 8.10 MB, writes 4.00 MB, ? through L2"
+    in_the_call = with_measured_bytes(ADDITIONS, read(traffic("call")))
+    assert in_the_call.kernels and text_view.facts(in_the_call.kernels[1])[-1].startswith("measured in the call: ")
+    assert with_measured_bytes(ADDITIONS, read({"alone": {"unavailable": "no"}})) is ADDITIONS
+
+
+@pytest.mark.parametrize("arguments", [[], ["--kernel", "two"]], ids=["overview", "kernel"])
+def test_inspect_shows_them(tmp_path: Path, arguments: list[str]) -> None:
+    run_folder.create(tmp_path, {"segments": []})
+    case = Case("vector_add", "large", {"elements": 2_000_000}, "float32", "fwd")
+    store.save(ADDITIONS, tmp_path / "graphs" / "g.json.gz")
+    run_folder.append(tmp_path, made_record(case, "triton", graph="graphs/g.json.gz", traffic=traffic()))
+    result = CliRunner().invoke(main.cli, ["inspect", str(tmp_path), *arguments], env={"COLUMNS": "200"})
+    assert result.exit_code == 0, result.output
+    assert result.output.count("measured alone: reads 8.10 MB, writes 4.00 MB") == 1
+
+
+def test_a_record_with_other_traffic_costs_itself(tmp_path: Path) -> None:
+    run_folder.create(tmp_path, {"segments": []})
+    case = Case("vector_add", "large", {"elements": 2_000_000}, "float32", "fwd")
+    store.save(ADDITIONS, tmp_path / "graphs" / "g.json.gz")
+    broken = {"alone": {"phases": {"forward": {}}}}
+    append_malformed(tmp_path, made_record(case, "triton", graph="graphs/g.json.gz"), traffic=broken)
+    run_folder.append(tmp_path, made_record(case, "cuda", graph="graphs/g.json.gz"))
+    result = CliRunner().invoke(main.cli, ["inspect", str(tmp_path), "--json"])
+    assert result.exit_code == 0 and "$.traffic" in result.output
+    assert json.loads(result.stdout)["records"][0]["graph"]["kernels"]
