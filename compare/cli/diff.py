@@ -113,7 +113,7 @@ def parse_tolerance(text: str) -> float:
 
 def _profiles(a: Source, b: Source, tolerance: float, *, every: bool) -> tuple[Outline, bool]:
     """Return what changed between two profiles, and whether the kernels of a step take longer."""
-    from ..report.diff import profiles, profiles_view
+    from ..report.diff import profiles
     from ..report.profile_view import ProfileView
 
     def view(source: Source) -> ProfileView:
@@ -123,7 +123,7 @@ def _profiles(a: Source, b: Source, tolerance: float, *, every: bool) -> tuple[O
         return ProfileView(source.profile, source.profile.ceilings(None))
 
     change = profiles.compare(view(a), view(b), tolerance)
-    tree = profiles_view.tree(change, f"{a.path} → {b.path}", every=every)
+    tree = profiles.tree(change, f"{a.path} → {b.path}", every=every)
     return Outline(change.to_json, lambda: [tree]), change.regressed
 
 
@@ -131,9 +131,8 @@ def _runs(
     a: Source, b: Source, tolerance: float, fail_on: list[str], filters: Mapping[str, list[str]], *, every: bool
 ) -> tuple[Outline, bool, Callable[[], str]]:
     """Return what changed between two runs, whether something regressed, and a function that returns its page."""
-    from ..report.diff import page, runs
+    from ..report.diff import runs
     from ..report.diff import show as runs_view
-    from ..report.diff.as_json import to_json
 
     for kind in fail_on:
         one_of("regression", kind, list(runs.REGRESSIONS), where="for --fail-on")
@@ -144,8 +143,8 @@ def _runs(
         cards = printable(", ".join(change.other_cards))
         raise UsageError(f"--fail-on goes only with two runs of one GPU; these are of different ones: {cards}")
     warn(change.warnings)
-    outline = Outline(lambda: to_json(change), lambda: runs_view.views(change, every=every))
-    return outline, bool(change.regressed), lambda: page.html(change)
+    outline = Outline(change.to_json, lambda: runs_view.views(change, every=every))
+    return outline, bool(change.regressed), lambda: runs_view.html(change)
 
 
 def _write(outline: Outline, page: Callable[[], str] | None, out: Path, title: str) -> None:

@@ -12,7 +12,7 @@ from xlafuse.hlo.gc_pause import collector_paused
 
 from ..base.usage import UsageError, write_file
 from ..graph import formats
-from ..report.views import WITHOUT_GRAPHS, outline
+from ..report.views import WITHOUT_GRAPHS, outline, rows_of
 from .selection import Selection, ViewChoice, selection_options, view_options
 from .terminal import warn
 
@@ -113,7 +113,6 @@ def _page(source: Source, out: Path, choice: ViewChoice, files: bool) -> str:
 
 def _picture(source: Source, out: Path, choice: ViewChoice) -> str:
     from ..report import picture
-    from ..report.table_views import rows_of
 
     if choice.view_of(source, default="times") not in ("times", "roofline"):
         raise UsageError(f"{out}: a picture draws times, or with --view roofline the roofline")

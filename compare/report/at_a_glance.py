@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 
 from ..base.text import number, printable
 from ..sources.row import Row
 from .columns import marks, marks_explained
-from .matrix import counts, is_fastest, outcome
+from .matrix import Members, counts, grid, is_fastest, outcome
 
 MOST_IMPLEMENTATIONS = 4
 OTHER_KERNELS = "-"
@@ -26,43 +27,27 @@ def fits(rows: Sequence[Row]) -> bool:
 def render(rows: Sequence[Row], device: str | None) -> str:
     """Return both tables and their legend. device: the GPU of the times; None for a target without recorded times."""
     timed = any(row.device_time_us is not None for row in rows)
-    parts = [
-        _table(title, [row for row in rows if (row.direction == "fwd") == inference], timed)
-        for title, inference in (("inference", True), ("training", False))
-    ]
+    parts = []
+    for title, inference in (("inference", True), ("training", False)):
+        if members := [row for row in rows if (row.direction == "fwd") == inference]:
+            parts.append(grid(members, title, _label, partial(_cell, timed=timed)))
     if not timed and device is None:
         untimed = f"Each cell: kernels, declared bytes / compulsory bytes. {OTHER_KERNELS}: nothing is timed."
-        return "\n\n".join([*(part for part in parts if part), untimed])
+        return "\n\n".join([*parts, untimed])
     time = "device time in µs" if timed else f"device time in µs, recorded on an {device}"
     legend = [f"Each cell: kernels, declared bytes / compulsory bytes, {time}."]
     if timed:
         legend += ["*: smallest median of its row. A lead within the spread may be noise.", *marks_explained(rows)]
     else:
         legend.append(_recorded(rows))
-    return "\n\n".join([*(part for part in parts if part), "\n".join(legend)])
+    return "\n\n".join([*parts, "\n".join(legend)])
 
 
-def _table(title: str, rows: Sequence[Row], timed: bool) -> str:
-    from tabulate import tabulate
-
-    names = list(dict.fromkeys(str(row.implementation) for row in rows))
-    lines: dict[str, dict[str, Row]] = {}
-    for row in rows:
-        label = row.block if row.direction != "joint" else f"{row.block}, joint"
-        lines.setdefault(printable(label, 40), {})[str(row.implementation)] = row
-    if not lines:
-        return ""
-    body = [
-        [label, *(_cell(members[name], members, timed) if name in members else "" for name in names)]
-        for label, members in lines.items()
-    ]
-    return tabulate(
-        body, headers=[title, *(printable(name, 40) for name in names)], tablefmt="simple", disable_numparse=True,
-        colalign=["left", *("right" for _ in names)],
-    )
+def _label(row: Row) -> str:
+    return printable(row.block if row.direction != "joint" else f"{row.block}, joint", 40)
 
 
-def _cell(row: Row, members: dict[str, Row], timed: bool) -> str:
+def _cell(row: Row, members: Members, timed: bool) -> str:
     if not counts(row) and not (timed and row.device_time_us is not None):
         return outcome(row)
     declared, compulsory = row.bytes_declared, row.bytes_compulsory
@@ -71,7 +56,7 @@ def _cell(row: Row, members: dict[str, Row], timed: bool) -> str:
     return f"{kernels:>2} {factor:>6} {_time(row, members, timed):>8}"
 
 
-def _time(row: Row, members: dict[str, Row], timed: bool) -> str:
+def _time(row: Row, members: Members, timed: bool) -> str:
     if not timed:
         recorded = row.recorded_time_us
         return OTHER_KERNELS if recorded is None else number(recorded)

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from ..base.text import number, printable
 from ..sources.row import Row
 from ..spec.blocks import BLOCKS
 from .columns import BASELINE, Column
-from .kernel_lines import Lines, lines_of
-from .table import escaped, explained, table
+from .kernel_lines import lines_of
+from .table import grouped
 
 LEGEND = (
     "kernel lines: code that runs on the GPU (Triton functions, CUDA files). other lines: the Python code around it,",
@@ -55,27 +56,16 @@ def of(rows: Iterable[Row]) -> list[Authorship]:
     return [_of(block, name, members) for (block, name), members in groups.items()]
 
 
-def render(found: Sequence[Authorship], *, markdown: bool = False) -> str:
-    sections = []
-    for block in dict.fromkeys(line.block for line in found):
-        title = f"## {escaped(printable(block))}\n" if markdown else printable(block)
-        members = [line for line in found if line.block == block]
-        sections.append(f"{title}\n{table(members, COLUMNS[1:], markdown)}")
-    return "\n\n".join([*sections, *explained(LEGEND, markdown)]) if sections else "no records"
+render = partial(grouped, columns=COLUMNS[1:], legend=LEGEND, heading=lambda line: printable(line.block))
 
 
 def _of(block: str, implementation: str, rows: list[Row]) -> Authorship:
     ratios = [ratio for row in rows if (ratio := row.time_vs_xla)]
-    lines = _lines(block, implementation)
-    return Authorship(
-        block, implementation, None if lines is None else lines.kernel, None if lines is None else lines.other,
-        len(ratios),
-        math.exp(-sum(map(math.log, ratios)) / len(ratios)) if ratios else None,
-    )
-
-
-def _lines(block: str, implementation: str) -> Lines | None:
+    speedup = math.exp(-sum(map(math.log, ratios)) / len(ratios)) if ratios else None
+    kernel = other = None
     try:
-        return lines_of(BLOCKS[block].implementation(implementation))
+        lines = lines_of(BLOCKS[block].implementation(implementation))
+        kernel, other = lines.kernel, lines.other
     except LookupError:
-        return None  # a run of another release, or an installation without the source
+        pass  # a run of another release, or an installation without the source
+    return Authorship(block, implementation, kernel, other, len(ratios), speedup)

@@ -143,9 +143,7 @@ def exposed_us(rank: RankFields) -> float | None:
 IDENTITY = (
     Column("block", "", "the computation", "block"),
     Column("case", "", "the name of its sizes", "case", lambda row: row.case_name),
-    Column(
-        "direction", "", "fwd: inference. train: forward and backward. joint: both in one program", "direction",
-    ),
+    Column("direction", "", "fwd: inference. train: forward and backward. joint: both in one program", "direction"),
     Column("dtype", "", "type of the inputs", "dtype"),
     Column("precision", "", "precision of float32 products"),
     Column("implementation", "", "whose code", "implementation"),
@@ -180,9 +178,7 @@ COLUMNS = (
         "stretch of the run with one environment and its own ceilings; times of two segments are never compared",
         "segment",
     ),
-    Column(
-        "timer", "", "clock of the device times: cupti or cuda-events",
-    ),
+    Column("timer", "", "clock of the device times: cupti or cuda-events"),
     Column(
         "kernels", "launches", "kernels, copies and memsets of one call; as the compiler lists them where nothing ran",
         "kernels",
@@ -194,8 +190,7 @@ COLUMNS = (
     Column(
         "device_time_us", "µs",
         "device time of a call from a cold L2: median over all rounds, without the first call of each; of train, "
-        "forward plus backward",
-        "time µs", cell=_time,
+        "forward plus backward", "time µs", cell=_time,
     ),
     Column(
         "device_time_us_spread", "µs",
@@ -208,17 +203,11 @@ COLUMNS = (
         "device time that the target's GPU took for the same kernels, of a run that is recorded in its target pack",
         "recorded µs",
     ),
-    Column(
-        "recorded_time_reason", "", "why a compile for a target shows no recorded time",
-    ),
+    Column("recorded_time_reason", "", "why a compile for a target shows no recorded time"),
     Column("forward_us", "µs", "median device time of forward", "forward", lambda row: row.phase_us("forward")),
     Column("backward_us", "µs", "median device time of backward", "backward", lambda row: row.phase_us("backward")),
-    Column(
-        "busy_time_us", "µs", "median time in which some kernel ran; empty where CUDA events took the times",
-    ),
-    Column(
-        "wall_time_us", "µs", "host time of a call without the timer, median over rounds", "wall µs",
-    ),
+    Column("busy_time_us", "µs", "median time in which some kernel ran; empty where CUDA events took the times"),
+    Column("wall_time_us", "µs", "host time of a call without the timer, median over rounds", "wall µs"),
     Column(
         "time_vs_xla", "ratio",
         f"device_time_us over that of {BASELINE} on the same case, in the same segment, by the same timer; empty where "
@@ -260,9 +249,7 @@ COLUMNS = (
                 f"ratio_to_best_{kind}_low", "ratio", "lower end of its 95% interval from paired rounds", "",
                 _interval(kind, "low"),
             ),
-            Column(
-                f"ratio_to_best_{kind}_high", "ratio", "upper end of that interval", "", _interval(kind, "high"),
-            ),
+            Column(f"ratio_to_best_{kind}_high", "ratio", "upper end of that interval", "", _interval(kind, "high")),
             Column(
                 f"best_{kind}_by_kernels", "", f"the fastest {which}, by busy_time_us", "",
                 partial(Row.best_peer, kind=kind, suffix="_by_kernels"),
@@ -280,9 +267,7 @@ COLUMNS = (
         )
         for mode, doc in _MODE_DOCS.items()
     ),
-    Column(
-        "modes_unavailable", "", "why a timing mode that the run asked for has no times",
-    ),
+    Column("modes_unavailable", "", "why a timing mode that the run asked for has no times"),
     Column(
         "command_buffer_launches", "launches",
         "launches that XLA by default, or -cudagraphs, replays from CUDA graphs; empty for other implementations",
@@ -292,26 +277,19 @@ COLUMNS = (
         "inputs that the CUDA graphs of -cudagraphs read in place (static) and those that each call copies into them "
         "(copied); d_y is the gradient of output y",
     ),
-    Column(
-        "launch_gap", "share", "share of device_time_us in which nothing ran", "launch gap", cell=_gap,
-    ),
+    Column("launch_gap", "share", "share of device_time_us in which nothing ran", "launch gap", cell=_gap),
     Column(
         "throttled_rounds", "rounds", "rounds after which the GPU reported throttling; empty where it did not answer",
     ),
-    Column(
-        "unsettled_rounds", "rounds", "rounds whose times still changed when the warm-up ended",
-    ),
-    Column(
-        "processes", "processes", "fresh processes that took the rounds, one after the other",
-    ),
+    Column("unsettled_rounds", "rounds", "rounds whose times still changed when the warm-up ended"),
+    Column("processes", "processes", "fresh processes that took the rounds, one after the other"),
     *(
         column
         for timer, timer_name in TIMER_NAMES.items()
         for column in (
             Column(
-                f"{column_prefix(timer)}_vs_xla", "ratio",
-                f"ratio of paired rounds by {timer_name}; below 1 is faster", "/ xla" if timer == MAIN else "",
-                _speedup(timer, "ratio"),
+                f"{column_prefix(timer)}_vs_xla", "ratio", f"ratio of paired rounds by {timer_name}; below 1 is faster",
+                "/ xla" if timer == MAIN else "", _speedup(timer, "ratio"),
             ),
             Column(
                 f"{column_prefix(timer)}_vs_xla_word", "",
@@ -327,17 +305,13 @@ COLUMNS = (
     Column(
         "share_of_ceiling", "share",
         "rate over the ceiling measured in the segment: a stream of the same mix of reads and writes, or a product in "
-        "the same dtype and precision",
-        "of peak",
+        "the same dtype and precision", "of peak",
     ),
-    Column(
-        "compile_s", "s", "compile time", "compile s", cell=lambda row: number(row.compile_s, 2),
-    ),
+    Column("compile_s", "s", "compile time", "compile s", cell=lambda row: number(row.compile_s, 2)),
     Column(
         "max_error", "1",
         "error of the output or gradient furthest beyond its tolerance, or nearest to it; relative to the reference's "
-        "root mean square",
-        "error", cell=_error,
+        "root mean square", "error", cell=_error,
     ),
     Column("tolerance", "1", "tolerance of that error"),
     Column(
@@ -349,9 +323,7 @@ COLUMNS = (
         "bytes that the kernels declare to read and write in one call; empty where one kernel's are not known",
         "declared MB",
     ),
-    Column(
-        "fusion_efficiency", "share", "bytes_compulsory over bytes_declared", "efficiency",
-    ),
+    Column("fusion_efficiency", "share", "bytes_compulsory over bytes_declared", "efficiency"),
     Column(
         "dram_bytes", "bytes",
         "bytes over the memory bus by ncu, each kernel from an empty L2; without copies and memsets", "DRAM, alone MB",
@@ -363,29 +335,17 @@ COLUMNS = (
         "l2_bytes", "bytes", "bytes through the L2 by ncu, each kernel from an empty L2", "L2 MB",
         lambda row: row.traffic("alone", "l2"),
     ),
-    Column(
-        "traffic_unavailable", "", "why ncu's counts are missing, where the run asked for them",
-    ),
-    Column(
-        "intensity_flop_per_byte", "FLOP/byte", "model FLOPs over bytes_declared", "FLOP/B",
-    ),
-    Column(
-        "intensity_measured", "FLOP/byte", "model FLOPs over dram_bytes_call", "measured FLOP/B",
-    ),
+    Column("traffic_unavailable", "", "why ncu's counts are missing, where the run asked for them"),
+    Column("intensity_flop_per_byte", "FLOP/byte", "model FLOPs over bytes_declared", "FLOP/B"),
+    Column("intensity_measured", "FLOP/byte", "model FLOPs over dram_bytes_call", "measured FLOP/B"),
     Column(
         "roofline_time_us", "µs",
         "sum over the kernels of max(bytes / bandwidth, FLOPs / product rate), at the segment's or target's ceilings",
         "roofline µs",
     ),
-    Column(
-        "share_of_roofline", "share", "roofline_time_us over device_time_us", "of roofline",
-    ),
-    Column(
-        "gflop_per_s", "GFLOP/s", "model FLOPs over device_time_us", "GFLOP/s",
-    ),
-    Column(
-        "roofline_gflop_per_s", "GFLOP/s", "model FLOPs over roofline_time_us", "roofline GFLOP/s",
-    ),
+    Column("share_of_roofline", "share", "roofline_time_us over device_time_us", "of roofline"),
+    Column("gflop_per_s", "GFLOP/s", "model FLOPs over device_time_us", "GFLOP/s"),
+    Column("roofline_gflop_per_s", "GFLOP/s", "model FLOPs over roofline_time_us", "roofline GFLOP/s"),
     Column(
         "recoverable_us", "µs",
         "time of the kernels above their roofline times; zero for a kernel below its own, as one that read from L2",
@@ -394,8 +354,7 @@ COLUMNS = (
     Column(
         "bound", "",
         "limit of the kernels that take most of the time: memory, compute, or launch, which includes gaps between "
-        "kernels; empty where it is not known",
-        "bound",
+        "kernels; empty where it is not known", "bound",
     ),
     Column(
         "peak_memory_bytes", "bytes",
@@ -420,9 +379,7 @@ COLUMNS = (
         "peak_memory_planned_bytes", "bytes",
         "without a measured peak: the same, with the peak that XLA's compiler planned for each phase without one",
     ),
-    Column(
-        "trace", "", "file of the timeline, loose or in timelines.zip",
-    ),
+    Column("trace", "", "file of the timeline, loose or in timelines.zip"),
     Column(
         "provenance", "", "basis of the kernels' configurations, with counts where they differ", "provenance",
         cell=_provenance,
@@ -435,13 +392,10 @@ COLUMNS = (
 BY_NAME = {column.name: column for column in COLUMNS}
 
 FINDING_COLUMNS = (
-    Column("at_stake_us", "µs", "time that the finding is about", value=lambda finding: finding.at_stake_us),
+    Column("at_stake_us", "µs", "time that the finding is about"),
     Column("finding", "", "the finding in words", value=lambda finding: finding.headline),
-    Column("case", "", "its case", value=lambda finding: finding.case),
-    Column(
-        "kind", "", "kept on chip, saved, intermediates, above roofline, more FLOPs, recomputed, ...",
-        value=lambda finding: finding.kind,
-    ),
+    Column("case", "", "its case"),
+    Column("kind", "", "kept on chip, saved, intermediates, above roofline, more FLOPs, recomputed, ..."),
 )
 
 

@@ -14,7 +14,8 @@ from ..plan import paired_rounds
 from ..sources.case_results import CaseResults
 from ..sources.result import Result, reading_errors_as_usage
 from ..sources.source import SHOWN_AT_ONCE, Source
-from . import aligned, run_graphs
+from ..spec.blocks import UNFUSED
+from . import aligned
 from .outline import Outline
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 MOST_TREES = 12  # a run with more records is listed, one line each, unless the user selected records
 MOST_LISTED = 50
 MOST_NAMED = 12
+MOST_FINDINGS = 8
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,9 @@ def kernels(source: Source, shown: Shown) -> Outline:
     if source.run is not None:
         return Outline(
             lambda: {"schema": "xlafuse.records/1", "records": [_record_json(result) for result in source.results]},
-            lambda: [run_graphs.table(source.results)] if listed and source.kind == "run" else _records(source, shown),
+            lambda: (
+                _list_of_records(source.results) if listed and source.kind == "run" else _records(source, shown)
+            ),
         )
     if listed and source.kind == "dump":
         return _modules(source, shown)
@@ -87,12 +91,10 @@ def _modules(source: Source, shown: Shown) -> Outline:
     def views() -> Iterator[RenderableType]:
         of_xla = any(result.order for result in results)  # folders of graphs or of archives have no numbers of XLA's
         grid = text_view.columns(6, None, *([9] if of_xla else []), 12, right=(0, 2, 3))
-        grid.add_row(*map(text_view.plain, ("number", "module", *(["XLA's id"] if of_xla else []), "size")))
         kept = results if shown.every else results[:MOST_LISTED]
-        for result in kept:
-            order = [str(result.order)] if of_xla else []
-            cells = (str(result.number), formats.name(result.id), *order, formats.size(result.cost))
-            grid.add_row(*map(text_view.plain, cells))
+        lines = [(str(r.number), formats.name(r.id), str(r.order), formats.size(r.cost)) for r in kept]
+        for number, module, order, size in [("number", "module", "XLA's id", "size"), *lines]:
+            grid.add_row(*map(text_view.plain, (number, module, *([order] if of_xla else []), size)))
         yield grid
         if len(kept) < len(results):
             yield text_view.plain(f"… and {len(results) - len(kept):,} more; --all lists them")
@@ -117,6 +119,41 @@ def _record_json(result: Result) -> dict[str, Any]:
         "detail": record.detail, "segment": record.segment, "target": record.target, "dumps": record.dumps,
         "kernels": to_builtins(record.kernels), "graph": None if result.graph is None else store.to_json(result.graph),
     }
+
+
+def _list_of_records(results: Sequence[Result]) -> Iterator[RenderableType]:
+    """Yield the kernels, declared bytes, fusion efficiency and time of each record's graph, below its case."""
+    from ..graph.render import text_view
+
+    grid = text_view.columns(None, 8, 9, 11, 9, right=(1, 2, 3, 4), gap=1)
+    grid.add_row(*map(text_view.plain, ("", "kernels", "declared", "efficiency", "µs")))
+    case = ""
+    for result in results:
+        assert result.record is not None
+        if result.record.case.id != case:
+            case = result.record.case.id
+            grid.add_row(text_view.plain(printable(case), "bold"))
+        cells = (f"  {printable(result.record.implementation, 30)}", *_totals_cells(result))
+        grid.add_row(*map(text_view.plain, cells))
+    yield grid
+    yield text_view.plain(
+        "\ndeclared: bytes that the kernels read and write. efficiency: compulsory bytes over those.\n"
+        "--block, --case, --direction and -i select records and show their kernels; --all shows the kernels of all."
+    )
+
+
+def _totals_cells(result: Result) -> tuple[str, str, str, str]:
+    from ..graph import formats
+    from ..graph.analyse.totals import totals
+
+    graph, record = result.graph, result.record
+    assert record is not None
+    if graph is None:
+        return "no graph", "", "", printable(record.status, 9)
+    sums = totals(graph, bytes_compulsory=record.bytes_compulsory or None)
+    kernels = formats.UNKNOWN if sums.kernels is None else str(sums.kernels)
+    time = "" if sums.device_time_us is None else formats.number_of_us(sums.device_time_us.exact)
+    return kernels, formats.size(sums.declared.exact), formats.share(sums.fusion_efficiency, 1), time
 
 
 def _records(source: Source, shown: Shown) -> Iterator[RenderableType]:
@@ -184,68 +221,45 @@ def _require_graphs(source: Source) -> None:
 
 
 def _kernels_named(source: Source, wanted: str, shown: Shown) -> Outline:
-    """Show one kernel: its operations and buffers, and their other users."""
+    """Show one kernel, with its operations and buffers and their other users; or the kernels of a stage."""
     from ..graph import store
     from ..graph.formats import kernels_named, known_names
     from ..graph.render import text_view
 
     graphs = [(result, named_graph(result)) for result in with_graphs(source)]
     named = [(result, graph, index) for result, graph in graphs for index in kernels_named(graph, wanted)]
-    if not named and (of_stage := _kernels_of_stage([graph for _, graph in graphs], wanted)):
-        if shown.price_as is not None:
-            raise UsageError(f"--price-as has no prices for the kernels of a stage, {printable(wanted, 60)}")
-        return _stage(of_stage, wanted, shown)
-    if not named:
+    of_stage = [] if named else [
+        (graph, indices) for _, graph in graphs if (indices := [
+            index for index, kernel in enumerate(graph.kernels or ())
+            if any(in_stage(stage, wanted) for stage in kernel.stages)
+        ])
+    ]
+    if of_stage and shown.price_as is not None:
+        raise UsageError(f"--price-as has no prices for the kernels of a stage, {printable(wanted, 60)}")
+    if not named and not of_stage:
         kernels = [kernel for _, graph in graphs for kernel in graph.kernels or ()]
         known = [name for _, graph in graphs for name in known_names(graph)]
         stages = dict.fromkeys(stage for kernel in kernels for stage in kernel.stages)
         names = dict.fromkeys(kernel.name for kernel in kernels)
         one_of("kernel", wanted, [*known, *stages], names, most=MOST_NAMED)
-    return Outline(
-        lambda: {
-            "schema": "xlafuse.kernels/1",
-            "kernels": [{"graph": g.name, **store.to_json(g)["kernels"][index]} for _, g, index in named],
-        },
-        lambda: (
-            text_view.kernel(graph, index, width=shown.width, ceilings=result.priced_for(shown.price_as)[0])
-            for result, graph, index in named
-        ),
-    )
 
+    def document() -> dict[str, Any]:
+        places = [*((graph, [index]) for _, graph, index in named), *of_stage]
+        entries = [(graph.name, store.to_json(graph)["kernels"][i]) for graph, indices in places for i in indices]
+        return {"schema": "xlafuse.kernels/1", "kernels": [{"graph": name, **kernel} for name, kernel in entries]}
 
-def _kernels_of_stage(graphs: Sequence[FusionGraph], wanted: str) -> list[tuple[FusionGraph, list[int]]]:
-    """Return the graphs that have kernels with operations of a stage, and the places of these kernels."""
-    places = [
-        (graph, [
-            index for index, kernel in enumerate(graph.kernels or ())
-            if any(in_stage(stage, wanted) for stage in kernel.stages)
-        ])
-        for graph in graphs
-    ]
-    return [(graph, indices) for graph, indices in places if indices]
+    def trees() -> Iterator[RenderableType]:
+        for result, graph, index in named:
+            yield text_view.kernel(graph, index, width=shown.width, ceilings=result.priced_for(shown.price_as)[0])
+        for graph, indices in of_stage:
+            yield text_view.stage(graph, wanted, indices, width=shown.width, every=shown.every)
+
+    return Outline(document, trees)
 
 
 def in_stage(stage: str, wanted: str) -> bool:
     """Return True where `wanted` is a run of whole scopes in the stage's path: "norm" in "layer/norm/scale"."""
     return f"/{wanted.strip('/')}/" in f"/{stage}/"
-
-
-def _stage(places: Sequence[tuple[FusionGraph, list[int]]], wanted: str, shown: Shown) -> Outline:
-    from ..graph import store
-    from ..graph.render import text_view
-
-    return Outline(
-        lambda: {
-            "schema": "xlafuse.kernels/1",
-            "kernels": [
-                {"graph": graph.name, **store.to_json(graph)["kernels"][index]}
-                for graph, indices in places for index in indices
-            ],
-        },
-        lambda: (
-            text_view.stage(graph, wanted, indices, width=shown.width, every=shown.every) for graph, indices in places
-        ),
-    )
 
 
 def named_graph(result: Result) -> FusionGraph:
@@ -274,31 +288,66 @@ def why(source: Source, shown: Shown) -> Outline:
 
 def stages(source: Source, shown: Shown) -> Outline:
     """Graphs side by side by the stages of the program."""
-    from ..graph.render import text_view
+    from ..graph.analyse.align import align
+    from ..graph.render import align_view, text_view
 
     cases = _cases_side_by_side(source)
+
+    def document() -> dict[str, Any]:
+        entries = [(case.id, _graphs_of(case)) for case in cases]
+        return {"schema": "xlafuse.stages/1", "cases": [
+            {"case": id, **align_view.to_json(list(graphs), align(list(graphs.values())))} for id, graphs in entries
+        ]}
 
     def trees() -> Iterator[RenderableType]:
         for case in cases:
             if source.run is not None or len(cases) > 1:
                 yield text_view.plain(printable(case.id), "bold")
-            yield from aligned.views(case, target=shown.price_as, every=shown.every)
+            yield from _side_by_side(case, shown)
             if len(cases) > 1:
                 yield text_view.plain("")
 
-    return Outline(
-        lambda: {
-            "schema": "xlafuse.stages/1", "cases": [{"case": case.id, **aligned.to_json(case)} for case in cases],
-        },
-        trees,
-    )
+    return Outline(document, trees)
 
 
 def _cases_side_by_side(source: Source) -> list[CaseResults]:
+    """Return the cases that have several graphs. Raises UsageError where none has."""
     if source.kind == "dump" and 1 < len(source.results) <= SHOWN_AT_ONCE:  # chosen by --module
         alone = [replace(source, results=(result,)) for result in source.results]
         return list(aligned.side_by_side(alone).cases)
-    return aligned.with_several_graphs(source)
+    cases = [case for case in source.cases if len(_graphs_of(case)) > 1]
+    if not cases:
+        raise UsageError(f"{source.path}: no case has several graphs to show side by side{source.unreadable_example}")
+    return cases
+
+
+def _graphs_of(case: CaseResults) -> dict[str, FusionGraph]:
+    return {result.name: result.graph for result in case.results if result.graph is not None}
+
+
+def _side_by_side(case: CaseResults, shown: Shown) -> Iterator[RenderableType]:
+    """Yield the table of stages, the gain of fusion in a run's case, and the findings.
+
+    Without --price-as, graphs for different targets have no prices.
+    """
+    from ..graph.analyse.ablation import ablation
+    from ..graph.analyse.align import align
+    from ..graph.findings.collect import findings
+    from ..graph.render import align_view, text_view
+
+    graphs = _graphs_of(case)
+    yield align_view.table(list(graphs), list(graphs.values()), align(list(graphs.values())))
+    for fused, unfused in UNFUSED.items():
+        pair = [graphs[name] for name in (fused, unfused) if name in graphs]
+        if len(pair) == 2 and all(graph.kernels is not None for graph in pair):
+            yield text_view.plain("")
+            yield align_view.ablation(fused, unfused, ablation(*pair))
+    one_device = shown.price_as is not None or len({graph.target for graph in graphs.values()}) == 1
+    first = next(result for result in case.results if result.graph is not None)
+    ceilings = first.priced_for(shown.price_as)[0] if one_device else None
+    if sentences := findings(graphs, ceilings):
+        yield text_view.plain("")
+        yield text_view.titled("what stands out", map(str, sentences if shown.every else sentences[:MOST_FINDINGS]))
 
 
 def passes(source: Source, shown: Shown) -> Outline:

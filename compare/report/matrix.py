@@ -5,7 +5,7 @@ A cell holds the device time, or the number of compiled kernels in a run for a G
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..base.text import number, printable
 from ..sources.row import Row
@@ -16,35 +16,48 @@ TIMES = "*: smallest median of its line and segment. A lead within the spread (s
 KERNELS = "Nothing ran on a GPU. checked: nothing to compile for the target; its numbers are right on the CPU."
 _VALID = ("ok", "compiled")
 
+Members = Mapping[str, Row]  # the rows of a line by implementation
+
 
 def render(rows: Sequence[Row], *, markdown: bool = False) -> str:
     """Return the matrix. A cell without a number has the record's status; without a record it is empty."""
-    from tabulate import tabulate
-
     if not rows:
         return "no records"
-    names = list(dict.fromkeys(str(row.implementation) for row in rows))
-    lines: dict[str, dict[str, Row]] = {}
-    for row in rows:
-        lines.setdefault(title(row), {})[str(row.implementation)] = row
-    timed = any(row.device_time_us is not None for row in rows)
-    cell: Callable[[Row, dict[str, Row]], str] = _time if timed else _kernels
-    body = [
-        [label, *(cell(members[name], members) if name in members else "" for name in names)]
-        for label, members in lines.items()
-    ]
-    headers = ["device time, µs" if timed else "kernels", *(printable(name, 40) for name in names)]
-    if markdown:
-        headers, body = [escaped(h) for h in headers], [[escaped(cell) for cell in line] for line in body]
-    table = tabulate(
-        body, headers=headers, tablefmt="github" if markdown else "simple", disable_numparse=True,
-        colalign=["left"] + ["right"] * len(names),
-    )
-    legend = [TIMES, *marks_explained(rows)] if timed else [KERNELS]
+    if any(row.device_time_us is not None for row in rows):
+        table = grid(rows, "device time, µs", title, _time, markdown)
+        legend = [TIMES, *marks_explained(rows)]
+    else:
+        table = grid(rows, "kernels", title, _kernels, markdown)
+        legend = [KERNELS]
     return "\n\n".join([table, *explained(legend, markdown)])
 
 
-def _kernels(row: Row, members: dict[str, Row]) -> str:
+def grid(
+    rows: Sequence[Row], corner: str, label: Callable[[Row], str], cell: Callable[[Row, Members], str],
+    markdown: bool = False,
+) -> str:
+    """Return a line for each label and a column for each implementation.
+
+    cell: returns the text of a row, given all rows of its line by implementation.
+    """
+    from tabulate import tabulate
+
+    names = list(dict.fromkeys(str(row.implementation) for row in rows))
+    lines: dict[str, dict[str, Row]] = {}
+    for row in rows:
+        lines.setdefault(label(row), {})[str(row.implementation)] = row
+    texts = [[corner, *(printable(name, 40) for name in names)]]
+    for start, members in lines.items():
+        texts.append([start, *(cell(members[name], members) if name in members else "" for name in names)])
+    if markdown:
+        texts = [[escaped(text) for text in line] for line in texts]
+    return tabulate(
+        texts[1:], headers=texts[0], tablefmt="github" if markdown else "simple", disable_numparse=True,
+        colalign=["left"] + ["right"] * len(names),
+    )
+
+
+def _kernels(row: Row, members: Members) -> str:
     return str(row.kernels) if counts(row) else outcome(row)
 
 
@@ -59,7 +72,7 @@ def outcome(row: Row) -> str:
     return "checked" if right else printable(str(row.status), 20)
 
 
-def _time(row: Row, members: dict[str, Row]) -> str:
+def _time(row: Row, members: Members) -> str:
     time = row.device_time_us
     if time is None:
         return printable(str(row.status), 20)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import json
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import data
-
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+SCHEMA = "xlafuse.rows/3"  # of a flat table (docs/report-data.md)
 WIDTH = 100  # columns of text in a file
 _PAGE = "<!doctype html>\n<meta charset=utf-8>\n<title>{title}</title>\n<h1>{title}</h1>\n<pre>{text}</pre>\n"
+_FORMULA = re.compile(r"[=+\-@\t\n＝＋－＠]")  # the last four are the full-width forms of the first four
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -52,12 +56,48 @@ class Outline:
         return json.dumps(self.document(), indent=1)
 
     def csv(self) -> str | None:
-        """Return CSV; None where the view is no flat table."""
-        return None if self.rows is None else data.as_csv(self.rows())
+        """Return a line of names, then a line a row; None where the view is no flat table.
+
+        Values that are not known or not finite are empty. Text is kept, quoted where CSV needs it, except for the
+        characters that no CSV can hold: NUL and carriage return. Text that a spreadsheet would run as a formula begins
+        with an apostrophe.
+        """
+        if self.rows is None:
+            return None
+        rows = self.rows()
+        stream = io.StringIO()
+        writer = csv.DictWriter(stream, fieldnames=list(rows[0]) if rows else [], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: _cell(_finite(value)) for name, value in row.items()} for row in rows)
+        return stream.getvalue()
 
 
 def of_rows(view: str, rows: Callable[[], Rows], text: Callable[[bool], str]) -> Outline:
-    """Return the outline of a flat table, whose JSON is {"schema", "view", "rows"}."""
-    return Outline(
-        lambda: {"schema": data.SCHEMA, "view": view, "rows": data.finite(rows())}, text=text, rows=rows
-    )
+    """Return the outline of a flat table, whose JSON is {"schema", "view", "rows"}.
+
+    In JSON, a number that is not finite becomes null; the row's detail has it.
+    """
+
+    def document() -> dict[str, Any]:
+        finite = [{name: _finite(value) for name, value in row.items()} for row in rows()]
+        return {"schema": SCHEMA, "view": view, "rows": finite}
+
+    return Outline(document, text=text, rows=rows)
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _cell(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    text = value.replace("\0", "").replace("\r", "")
+    return f"'{text}" if _FORMULA.match(text) and not _is_number(text) else text
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False

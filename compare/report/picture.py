@@ -59,7 +59,7 @@ def times(rows: Sequence[Row], colours: Mapping[str, str]) -> Spec:
     Raises UsageError where no row has a time, and for too many cases.
     """
     groups = _cases(rows, "device_time_us")
-    colour = _colour(groups, colours, legend=False)
+    colour = {**_colour(groups, colours), "legend": None}
     return _stacked([_times(label, group, colour) for label, group in groups.items()])
 
 
@@ -70,7 +70,7 @@ def roofline(rows: Sequence[Row], ceilings: Mapping[str, Ceilings], colours: Map
     """
     known = [row for row in rows if row.intensity_flop_per_byte and row.segment in ceilings]
     groups = _cases(known, "gflop_per_s")
-    colour = _colour(groups, colours, legend=True)
+    colour = _colour(groups, colours)
     return _stacked([_roofline(label, group, ceilings, colour) for label, group in groups.items()])
 
 
@@ -81,7 +81,7 @@ def colours(rows: Iterable[Row]) -> dict[str, str]:
 
 
 def _cases(rows: Iterable[Row], needed: str) -> dict[str, list[Row]]:
-    """Rows that have the needed number, by title."""
+    """Return the rows that have the needed number, by title."""
     groups: dict[str, list[Row]] = {}
     for row in rows:
         if getattr(row, needed):
@@ -105,15 +105,14 @@ def _name(row: Row) -> str:
 
 
 def _times(label: str, rows: list[Row], colour: Spec) -> Spec:
-    ordered = sorted(rows, key=lambda row: (row.device_time_us, _name(row)))
     values = []
-    for row in ordered:
+    for row in sorted(rows, key=lambda row: (row.device_time_us, _name(row))):
         time, spread = row.device_time_us or 0.0, row.spread_us or 0.0
         values.append({
             "implementation": _name(row), "time": time, "low": max(0.0, time - spread), "high": time + spread,
             "label": " ".join(filter(None, [number(time), "µs", marks(row)])),
         })
-    names = [_name(row) for row in ordered]
+    names = [str(value["implementation"]) for value in values]
     x: Spec = {"type": "quantitative", "axis": {"title": _TIME, "format": ".6~g"}}
     return {
         "title": {"text": label, "subtitle": marks_explained(rows)},
@@ -128,25 +127,18 @@ def _roofline(label: str, rows: list[Row], ceilings: Mapping[str, Ceilings], col
         for row in rows
         for rate, kind in ((row.gflop_per_s, "reached"), (row.roofline_gflop_per_s, "roofline")) if rate
     ]
-    first_rows = {row.segment or "": row for row in reversed(rows)}
-    roofs = [
-        {"roof": segment, **corner}
-        for segment, row in first_rows.items()
-        for corner in charts.roof(ceilings[segment], _product_rate(row, ceilings[segment]), points)
-    ]
+    roofs = []
+    for segment, row in {row.segment or "": row for row in reversed(rows)}.items():
+        rate = product_rate(row.block, row.dtype, row.precision, ceilings[segment])
+        roofs += [{"roof": segment, **corner} for corner in charts.roof(ceilings[segment], rate, points)]
     shapes = {"reached": "circle", "roofline": "stroke"}
     mark, intensity = {"size": 80, "opacity": 1}, "FLOP per declared byte"
     layers = charts.roofline_layers(points, roofs, shapes, colour, mark, intensity, grid=False)
     return {"title": label, "width": _WIDTH, "height": 260, "layer": layers}
 
 
-def _product_rate(row: Row, ceilings: Ceilings) -> float | None:
-    return product_rate(row.block, row.dtype, row.precision, ceilings)
-
-
-def _colour(groups: Mapping[str, list[Row]], colours: Mapping[str, str], *, legend: bool) -> Spec:
-    """One scale for all charts of the picture."""
+def _colour(groups: Mapping[str, list[Row]], colours: Mapping[str, str]) -> Spec:
+    """Return one scale for all charts of the picture."""
     shown = {_name(row) for rows in groups.values() for row in rows}
-    names = [name for name in colours if name in shown]
-    colour = charts.colour("implementation", {name: colours[name] for name in names}, symbolType="circle")
-    return colour if legend else {**colour, "legend": None}
+    palette = {name: colour for name, colour in colours.items() if name in shown}
+    return charts.colour("implementation", palette, symbolType="circle")

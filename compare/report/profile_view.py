@@ -35,25 +35,24 @@ class ProfileView:
         self.steps = opened.steps
         self.kernels = kernel_times(opened.steps, opened.joined, ceilings)
         self._gaps = [gaps(step.events) for step in opened.steps]
-        self.device_us = Times.of([device_seconds(step.events) * 1e6 for step in opened.steps])
-        self.busy_us = Times.of([
-            (device_seconds(step.events) - sum(gap.seconds for gap in found)) * 1e6
-            for step, found in zip(opened.steps, self._gaps, strict=True)
-        ])
-        self.idle_us = Times.of([sum(gap.seconds for gap in found) * 1e6 for found in self._gaps])
+        device = [device_seconds(step.events) for step in opened.steps]
+        idle = [sum(gap.seconds for gap in found) for found in self._gaps]
+        self._by_step = [(seconds * 1e6, gap * 1e6) for seconds, gap in zip(device, idle, strict=True)]  # device, idle
+        self.device_us, self.idle_us = (Times.of(samples) for samples in zip(*self._by_step, strict=True))
+        self.busy_us = Times.of([(seconds - gap) * 1e6 for seconds, gap in zip(device, idle, strict=True)])
 
     def operator_shares(self) -> dict[str, float]:
         """Return the shares of kernels that are in no graph, by the operation of PyTorch, most time first.
 
         The name "" stands for kernels of an unknown operation.
         """
-        total = sum(each.step.total for each in self.kernels) or 1.0  # kernels that take no time have no share
-        found: dict[str, float] = {}
-        for each in self.kernels:
-            if not each.graph:
-                name = ", ".join(each.host_ops)
-                found[name] = found.get(name, 0.0) + each.step.total / total
-        return dict(sorted(found.items(), key=lambda item: -item[1]))
+        total = sum(kernel.step.total for kernel in self.kernels) or 1.0  # kernels that take no time have no share
+        shares: dict[str, float] = {}
+        for kernel in self.kernels:
+            if not kernel.graph:
+                name = ", ".join(kernel.host_ops)
+                shares[name] = shares.get(name, 0.0) + kernel.step.total / total
+        return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
     @property
     def host_late_us(self) -> float | None:
@@ -103,9 +102,8 @@ class ProfileView:
         versions = "".join(f", {package} {version}" for package, version in profile.versions.items())
         found.append(f"{profile.tool} on {profile.device}{versions}: {profile.source}")
         named = [step.name for step in self.steps if step.name]
-        whole = "no steps announced, so all is one step"
-        if named:
-            whole = f"{formats.count(len(named), 'step')} ({join_some(named, MOST_STEPS)})"
+        steps = f"{formats.count(len(named), 'step')} ({join_some(named, MOST_STEPS)})"
+        whole = steps if named else "no steps announced, so all is one step"
         busy = formats.share(self.busy_us.median, self.device_us.median)
         found.append(f"{whole}; a step takes {time_range(self.device_us)} on the device; kernels run in {busy} of it")
         if self.idle_us.median:
@@ -131,10 +129,8 @@ class ProfileView:
         shares = self.operator_shares()
         other = shares.pop("", 0.0)
         named = [f"{formats.name(name, 40)} {formats.share(share, 1)}" for name, share in shares.items()]
-        found = ""
-        if named:
-            share = formats.share(sum(shares.values()), 1)
-            found = f"; {share} to operators of PyTorch: {join_some(named, MOST_STAGES)}"
+        share = formats.share(sum(shares.values()), 1)
+        found = f"; {share} to operators of PyTorch: {join_some(named, MOST_STAGES)}" if named else ""
         return found + (f"; {formats.share(other, 1)} to none" if other else "")
 
     def _row(self, title: str, launches: str, us: str, share: str, above: str, style: str = "") -> Any:
@@ -189,14 +185,14 @@ class ProfileView:
         return [] if graph is None else [(graph.kernels or ())[index] for index in each.kernels]
 
     def _remarks(self) -> list[str]:
-        worth: list[tuple[float, str]] = []
-        for each in self.kernels:
-            if each.above_roofline_us:
-                worth.append((each.above_roofline_us, (
-                    f"{formats.runtime(each.name, 50)} ({each.launches} a step) takes "
-                    f"{formats.microseconds(each.step.median)}, "
-                    f"{formats.microseconds(each.above_roofline_us)} above its roofline time"
-                )))
+        worth = [
+            (kernel.above_roofline_us, (
+                f"{formats.runtime(kernel.name, 50)} ({kernel.launches} a step) takes "
+                f"{formats.microseconds(kernel.step.median)}, "
+                f"{formats.microseconds(kernel.above_roofline_us)} above its roofline time"
+            ))
+            for kernel in self.kernels if kernel.above_roofline_us
+        ]
         for before, after, us, late in self.gap_pairs()[:MOST_REMARKS]:
             cause = {True: ": the host launches late", False: ": launched in time", None: ""}[late]
             worth.append((us, (
@@ -215,9 +211,8 @@ class ProfileView:
             "same_kernels": list(self.opened.alike), "other_kernels": list(self.opened.unlike),
             "notes": list(self.opened.notes),
             "steps": [
-                {"name": step.name, "kernels": len(step.events), "device_us": device_seconds(step.events) * 1e6,
-                 "idle_us": sum(gap.seconds for gap in found) * 1e6}
-                for step, found in zip(self.steps, self._gaps, strict=True)
+                {"name": step.name, "kernels": len(step.events), "device_us": device, "idle_us": idle}
+                for step, (device, idle) in zip(self.steps, self._by_step, strict=True)
             ],
             "device_us": self.device_us.to_json(), "idle_us": self.idle_us.to_json(),
             "host_late_us": self.host_late_us, "joined_share": self.opened.joined_share,

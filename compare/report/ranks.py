@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 from ..record.record_fields import RankFields
 from ..sources.result import Result
@@ -78,8 +79,8 @@ COLUMNS = (
     ),
 )
 
-
 SHOWN = tuple(column for column in COLUMNS if column.name == "implementation" or column not in COLUMNS[: len(IDENTITY)])
+render = partial(grouped, columns=SHOWN, legend=LEGEND)
 
 
 def of(results: Iterable[Result]) -> list[Rank]:
@@ -89,11 +90,6 @@ def of(results: Iterable[Result]) -> list[Rank]:
         for result in results if result.record is not None and result.record.parallel is not None
         for number, fields in enumerate(result.record.parallel.ranks)
     ]
-
-
-def render(ranks: Sequence[Rank], *, markdown: bool = False) -> str:
-    """Return a table of each case and direction."""
-    return grouped(ranks, lambda ranks: SHOWN, LEGEND, markdown=markdown)
 
 
 def link_gb_per_s(fields: RankFields) -> float | None:

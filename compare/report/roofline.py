@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from ..base.text import number
 from ..graph import formats
@@ -69,8 +69,8 @@ class KernelOnRoofline:
         return recoverable_us(self.kernel.device_time_us, self.roofline_time_us)
 
 
-_RECORD_COLUMNS = tuple(map(of_row, (*IDENTITY, BY_NAME["segment"])))
-_GRAPH_COLUMNS = (
+KERNEL_COLUMNS = (
+    *map(of_row, (*IDENTITY, BY_NAME["segment"])),
     Column("index", "1", "number of the launch, from 0"),
     Column("phase", "", "forward or backward", "", lambda k: k.kernel.phase),
     Column(
@@ -99,18 +99,13 @@ _GRAPH_COLUMNS = (
         lambda k: intensity(k.flops, k.dram_bytes_call),
     ),
     Column("bound", "", "memory, compute or launch", "bound", lambda k: None if k.point is None else k.point.bound),
-    Column(
-        "roofline_time_us", "µs", "max(bytes / bandwidth, FLOPs / product rate)", "roofline µs",
-    ),
+    Column("roofline_time_us", "µs", "max(bytes / bandwidth, FLOPs / product rate)", "roofline µs"),
     Column(
         "share_of_roofline", "share", "roofline_time_us over device_time_us", "of roofline",
         lambda k: ratio(k.roofline_time_us, k.kernel.device_time_us),
     ),
-    Column(
-        "recoverable_us", "µs", "device_time_us above roofline_time_us", "recoverable µs",
-    ),
+    Column("recoverable_us", "µs", "device_time_us above roofline_time_us", "recoverable µs"),
 )
-KERNEL_COLUMNS = (*_RECORD_COLUMNS, *_GRAPH_COLUMNS)
 _KERNEL_NAMES = (
     "implementation", "kernel", "launches", "bytes_declared", "dram_bytes_call", "intensity_flop_per_byte",
     "intensity_measured", "bound", "device_time_us", "roofline_time_us", "share_of_roofline", "recoverable_us",
@@ -118,12 +113,8 @@ _KERNEL_NAMES = (
 _SHOWN_OF_KERNELS = tuple({column.name: column for column in KERNEL_COLUMNS}[name] for name in _KERNEL_NAMES)
 
 
-def render(rows: Sequence[Row], *, markdown: bool = False) -> str:
-    return grouped(rows, lambda rows: _SHOWN, LEGEND, markdown=markdown)
-
-
-def render_kernels(kernels: Sequence[KernelOnRoofline], *, markdown: bool = False) -> str:
-    return grouped(kernels, lambda kernels: _SHOWN_OF_KERNELS, KERNEL_LEGEND, markdown=markdown)
+render = partial(grouped, columns=_SHOWN, legend=LEGEND)
+render_kernels = partial(grouped, columns=_SHOWN_OF_KERNELS, legend=KERNEL_LEGEND)
 
 
 def kernels(result: Result) -> list[KernelOnRoofline]:

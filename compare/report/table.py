@@ -51,43 +51,53 @@ def render(rows: Sequence[Row], *, markdown: bool = False, every: bool = False) 
         legend = [*LEGEND, more, *marks_explained(rows)]
         if any(row.peak_memory_reason for row in rows):
             legend.append(NO_MEMORY)
+    statuses = Counter(row.status for row in rows)
+    summary = f"{len(rows)} records: " + ", ".join(f"{count} {status}" for status, count in statuses.items())
     return grouped(
-        rows, lambda members: _columns(members, every), legend, markdown=markdown, summary=_summary(rows), notes=_notes
+        rows, columns=lambda members: _columns(members, every), legend=legend, markdown=markdown, summary=summary,
+        notes=_notes,
     )
 
 
-def grouped(
-    lines: Sequence[Any], columns: Callable[[list[Any]], Sequence[Column]], legend: Sequence[str], *, markdown: bool,
-    summary: str = "", notes: Callable[[list[Any], bool], list[str]] = lambda lines, markdown: [],
-) -> str:
-    """Return a table for each case and direction, with its notes, and the legend below all of them.
-
-    lines: rows, or parts of a record that have its row as `row`, such as its kernels.
-    """
-    if not lines:
-        return "no records"
-    groups: dict[str, list[Any]] = {}
-    for line in lines:
-        groups.setdefault(title(line if isinstance(line, Row) else line.row), []).append(line)
-    sections = [summary] if summary else []
-    for label, members in groups.items():
-        heading = f"## {escaped(label)}\n" if markdown else label
-        sections.append("\n".join([heading, table(members, columns(members), markdown), *notes(members, markdown)]))
-    sections += explained(legend, markdown)
-    return "\n\n".join(sections)
-
-
-def explained(legend: Sequence[str], markdown: bool) -> list[str]:
-    """Return the legend as one section, or nothing."""
-    return ["\n".join(f"- {escaped(line)}" if markdown else line for line in legend)] if legend else []
-
-
-def title(row: Row) -> str:
+def title(line: Any) -> str:
+    """Return the case and direction of a Row, or of a line that has its row as `row`."""
+    row: Row = line if isinstance(line, Row) else line.row
     if row.case is None:
         return printable(row.block)
     dtype = DTYPES[row.dtype].short
     precision = "" if row.precision == "ieee" else f" {row.precision}"
     return printable(f"{row.block} / {row.case_name} / {dtype}{precision} / {row.direction}")
+
+
+def grouped(
+    lines: Sequence[Any], *, columns: Sequence[Column] | Callable[[list[Any]], Sequence[Column]],
+    legend: Sequence[str], markdown: bool = False, heading: Callable[[Any], str] = title, summary: str = "",
+    notes: Callable[[Any], Iterable[str | None]] = lambda row: (),
+) -> str:
+    """Return a table for each heading, with its notes, and the legend below all of them.
+
+    lines: rows, or parts of a record that have its row as `row`, such as its kernels. columns: of all tables, or a
+    function of a table's lines. notes: those of a row, some empty; each is a line below the table.
+    """
+    if not lines:
+        return "no records"
+    groups: dict[str, list[Any]] = {}
+    for line in lines:
+        groups.setdefault(heading(line), []).append(line)
+    sections = [summary] if summary else []
+    for label, members in groups.items():
+        shown = columns(members) if callable(columns) else columns
+        remarks = [printable(f"{row.implementation}: {note}") for row in members for note in notes(row) if note]
+        section = [f"## {escaped(label)}\n" if markdown else label, table(members, shown, markdown)]
+        section += [""] if markdown and remarks else []
+        section += [f"- {escaped(remark)}" if markdown else f"  {remark}" for remark in remarks]
+        sections.append("\n".join(section))
+    return "\n\n".join([*sections, *explained(legend, markdown)])
+
+
+def explained(legend: Sequence[str], markdown: bool) -> list[str]:
+    """Return the legend as one section, or nothing."""
+    return ["\n".join(f"- {escaped(line)}" if markdown else line for line in legend)] if legend else []
 
 
 def table(rows: Sequence[Any], columns: Sequence[Column], markdown: bool) -> str:
@@ -106,11 +116,6 @@ def table(rows: Sequence[Any], columns: Sequence[Column], markdown: bool) -> str
     )
 
 
-def _summary(rows: Sequence[Row]) -> str:
-    statuses = Counter(row.status for row in rows)
-    return f"{len(rows)} records: " + ", ".join(f"{count} {status}" for status, count in statuses.items())
-
-
 def _columns(rows: list[Row], every: bool) -> list[Column]:
     timed = any(row.device_time_us is not None for row in rows)
     hidden = set() if every or not timed else set(_DETAILS)
@@ -121,24 +126,11 @@ def _columns(rows: list[Row], every: bool) -> list[Column]:
     return [BY_NAME[name] for name in _NAMES if name not in hidden]
 
 
-def _notes(rows: list[Row], markdown: bool) -> list[str]:
-    notes = (
-        (row, note) for row in rows for note in (
-            row.detail and f"{row.status}: {row.detail}", row.modes_unavailable,
-            row.graph_inputs and f"inputs of its CUDA graphs: {row.graph_inputs}",
-        )
+def _notes(row: Row) -> tuple[str | None, ...]:
+    return (
+        row.detail and f"{row.status}: {row.detail}", row.modes_unavailable,
+        row.graph_inputs and f"inputs of its CUDA graphs: {row.graph_inputs}",
     )
-    return noted(notes, markdown)
-
-
-def noted(notes: Iterable[tuple[Row, str | None]], markdown: bool) -> list[str]:
-    """Return lines below a table, each with the implementation's name; empty notes are left out."""
-    lines = []
-    for row, note in notes:
-        if note:
-            line = printable(f"{row.implementation}: {note}")
-            lines.append(f"- {escaped(line)}" if markdown else f"  {line}")
-    return ["", *lines] if markdown and lines else lines
 
 
 def escaped(text: str) -> str:

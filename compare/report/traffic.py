@@ -1,12 +1,12 @@
-"""Compulsory, declared and measured bytes of each implementation, next to each other."""
+"""Compulsory, declared and measured bytes of each implementation, next to each other, and why there is no count."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
-from ..sources.row import Row, ratio
-from .columns import BY_NAME, Column, percent
-from .table import grouped, noted
+from ..sources.row import ratio
+from .columns import BY_NAME, Column
+from .table import grouped
 
 LEGEND = (
     "compulsory: every used input read once, every output written once. declared: what the kernels read and write.",
@@ -21,19 +21,11 @@ _COLUMNS = (
     *(BY_NAME[name] for name in _NAMES),
     Column(
         "call_vs_declared", "share", "dram_bytes_call over bytes_declared", "measured / declared",
-        cell=lambda row: percent(ratio(row.dram_bytes_call, row.bytes_declared)),
+        lambda row: ratio(row.dram_bytes_call, row.bytes_declared),
     ),
     Column(
         "call_vs_compulsory", "share", "dram_bytes_call over bytes_compulsory", "measured / compulsory",
-        cell=lambda row: percent(ratio(row.dram_bytes_call, row.bytes_compulsory)),
+        lambda row: ratio(row.dram_bytes_call, row.bytes_compulsory),
     ),
 )
-
-
-def render(rows: Sequence[Row], *, markdown: bool = False) -> str:
-    """Return a table of each case, and why an implementation has no count."""
-    return grouped(rows, lambda rows: _COLUMNS, LEGEND, markdown=markdown, notes=_notes)
-
-
-def _notes(rows: Sequence[Row], markdown: bool) -> list[str]:
-    return noted(((row, row.traffic_unavailable) for row in rows), markdown)
+render = partial(grouped, columns=_COLUMNS, legend=LEGEND, notes=lambda row: [row.traffic_unavailable])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from ...graph.analyse.diff import diff as differences
 from ...graph.render import diff_view, text_view
 from ...sources.result import Result
 from ...sources.source import Source
+from ..aligned import unique
 from ..outline import Outline
 
 if TYPE_CHECKING:
@@ -28,11 +28,12 @@ def compare(a: Source, b: Source) -> tuple[Outline, bool]:
 
     Raises UsageError where no graph is on both sides.
     """
-    pairs = match(a, b)
-    comparable = [pair for pair in pairs if _recorded(pair)]
-    if not comparable:
+    answers = [
+        _compare(*pair) for pair in match(a, b)
+        if all(result is None or result.read is not None for result in pair[1:])
+    ]
+    if not answers:
         raise UsageError(f"{a.path} and {b.path}: no graph is recorded on both sides")
-    answers = [_compare(pair) for pair in comparable]
     changed = [view for data, view in answers if data["differs"]]
 
     def trees() -> Iterator[RenderableType]:
@@ -64,22 +65,12 @@ def _label(result: Result) -> str:
 
 def _by_name(results: Iterable[Result]) -> dict[str, Result]:
     """Return the results by name. Several of one name are numbered in the order in which they were compiled."""
-    seen: Counter[str] = Counter()
-    named = {}
-    for result in sorted(results, key=lambda result: result.order):
-        seen[result.id] += 1
-        named[result.id if seen[result.id] == 1 else f"{result.id} #{seen[result.id]}"] = result
-    return named
+    ordered = sorted(results, key=lambda result: result.order)
+    return dict(zip(unique(result.id for result in ordered), ordered, strict=True))
 
 
-def _recorded(pair: Pair) -> bool:
-    _, a, b = pair
-    return all(result is None or result.read is not None for result in (a, b))
-
-
-def _compare(pair: Pair) -> tuple[dict[str, Any], RenderableType]:
+def _compare(name: str, a: Result | None, b: Result | None) -> tuple[dict[str, Any], RenderableType]:
     """Return the difference as JSON and as a view."""
-    name, a, b = pair
     if a is None or b is None:
         side = a or b
         assert side is not None

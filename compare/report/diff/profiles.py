@@ -1,4 +1,4 @@
-"""The kernels of two profiles: new, gone, slower and faster per step.
+"""The kernels of two profiles: new, gone, slower and faster per step, as data and as text.
 
 Two profiles share no step, so no noise cancels between them. A time counts as changed only if the ranges of the steps
 are apart and the medians differ by more than a tolerance.
@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
+from ...base.text import printable
+from ...graph import formats
+from ...graph.render import text_view
 from ...profiles.kernel_times import KernelTimes, Times
-from ..profile_view import ProfileView
+from ..profile_view import ProfileView, time_range
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 SCHEMA = "xlafuse.profile-diff/1"
+MOST_ROWS = 12  # of one word
+MOST_OPERATIONS = 3
 
 Word = Literal["new", "gone", "slower", "faster", "same"]
 WORDS: tuple[Word, ...] = ("slower", "faster", "new", "gone")
@@ -32,8 +40,8 @@ class Change:
     word: Word
     before: Times | None
     after: Times | None
-    launches: tuple[int, int]
-    operations: tuple[str, ...]
+    launches: tuple[int, int] = (1, 1)
+    operations: tuple[str, ...] = ()
     was: str = ""
 
     @property
@@ -80,12 +88,11 @@ class ProfileDiff:
 
 def compare(before: ProfileView, after: ProfileView, tolerance: float) -> ProfileDiff:
     """Compare the median steps of two profiles. tolerance: the share by which a median may differ."""
-    pairs = _pairs(_Kernel.all_of(before), _Kernel.all_of(after))
-    kernels = [_change(old, new, tolerance) for old, new in pairs]
+    kernels = [_change(old, new, tolerance) for old, new in _pairs(_kernels(before), _kernels(after))]
     return ProfileDiff(
-        _of_times("step", before.device_us, after.device_us, tolerance),
-        _of_times("busy", before.busy_us, after.busy_us, tolerance),
-        tuple(sorted(kernels, key=lambda each: -abs(each.lost_us))), tuple(_notes(before, after)),
+        Change("step", _word(before.device_us, after.device_us, tolerance), before.device_us, after.device_us),
+        Change("busy", _word(before.busy_us, after.busy_us, tolerance), before.busy_us, after.busy_us),
+        tuple(sorted(kernels, key=lambda change: -abs(change.lost_us))), tuple(_notes(before, after)),
         _other_card(before, after),
     )
 
@@ -95,41 +102,36 @@ class _Kernel:
     """Lines of a profile with one name, grid and work. operations: with their stages, without a layer's number."""
 
     name: str
-    grid: tuple[int, ...] | None
     operations: tuple[str, ...]
     step: Times
     launches: int
 
-    @classmethod
-    def all_of(cls, view: ProfileView) -> list[_Kernel]:
-        alike: dict[object, list[KernelTimes]] = {}
-        for each in view.kernels:
-            alike.setdefault((each.name, each.grid, view.operations(each)), []).append(each)
-        return [
-            cls(lines[0].name, lines[0].grid, view.operations(lines[0]), Times.sum(line.step for line in lines),
-                sum(line.launches for line in lines))
-            for lines in alike.values()
-        ]
+
+def _kernels(view: ProfileView) -> dict[object, _Kernel]:
+    """Return the kernels by name, grid and work."""
+    alike: dict[tuple[str, object, tuple[str, ...]], list[KernelTimes]] = {}
+    for line in view.kernels:
+        alike.setdefault((line.name, line.grid, view.operations(line)), []).append(line)
+    return {
+        key: _Kernel(key[0], key[2], Times.sum(line.step for line in lines), sum(line.launches for line in lines))
+        for key, lines in alike.items()
+    }
 
 
 Pair = tuple[_Kernel | None, _Kernel | None]
 
 
-def _pairs(old: Sequence[_Kernel], new: Sequence[_Kernel]) -> list[Pair]:
+def _pairs(old: Mapping[object, _Kernel], new: Mapping[object, _Kernel]) -> list[Pair]:
     """Pair kernels by name, grid and work. Kernels that are left are paired by their work, if it is unlike others'."""
-    found: list[Pair] = []
-    for key in (lambda kernel: (kernel.name, kernel.grid, kernel.operations), lambda kernel: kernel.operations):
-        pairs = _unique_pairs(old, new, key)
-        found += pairs
-        old = [each for each in old if all(each is not before for before, _ in pairs)]
-        new = [each for each in new if all(each is not after for _, after in pairs)]
-    return [*found, *((each, None) for each in old), *((None, each) for each in new)]
-
-
-def _unique_pairs(old: Sequence[_Kernel], new: Sequence[_Kernel], key: Callable[[_Kernel], Any]) -> list[Pair]:
-    counts = [Counter(map(key, kernels)) for kernels in (old, new)]
-    by_key = {key(each): each for each in new}
-    return [(each, by_key[k]) for each in old if (k := key(each)) and counts[0][k] == counts[1][k] == 1]
+    found: list[Pair] = [(kernel, new[key]) for key, kernel in old.items() if key in new]
+    gone = [kernel for key, kernel in old.items() if key not in new]
+    come = [kernel for key, kernel in new.items() if key not in old]
+    counts = [Counter(kernel.operations for kernel in kernels) for kernels in (gone, come)]
+    by_work = {
+        work: kernel for kernel in come if (work := kernel.operations) and counts[0][work] == counts[1][work] == 1
+    }
+    found += [(kernel, by_work.get(kernel.operations)) for kernel in gone]
+    return found + [(None, kernel) for kernel in come if kernel.operations not in by_work]
 
 
 def _change(old: _Kernel | None, new: _Kernel | None, tolerance: float) -> Change:
@@ -139,10 +141,6 @@ def _change(old: _Kernel | None, new: _Kernel | None, tolerance: float) -> Chang
     launches = (old.launches if old else 0, new.launches if new else 0)
     was = old.name if old and old.name != kernel.name else ""
     return Change(kernel.name, _word(before, after, tolerance), before, after, launches, kernel.operations, was)
-
-
-def _of_times(name: str, before: Times, after: Times, tolerance: float) -> Change:
-    return Change(name, _word(before, after, tolerance), before, after, (1, 1), ())
 
 
 def _word(before: Times | None, after: Times | None, tolerance: float) -> Word:
@@ -169,13 +167,52 @@ def _notes(before: ProfileView, after: ProfileView) -> Iterable[str]:
         yield f"device: {old.device} → {new.device}"
     if old.tool != new.tool:
         yield f"profiler: {old.tool} → {new.tool}"
-    yield from _versions(old.versions, new.versions)
+    for package in {**old.versions, **new.versions}:
+        versions = [side.versions.get(package, "unknown") for side in (old, new)]
+        if versions[0] != versions[1]:
+            yield f"{package}: {versions[0]} → {versions[1]}"
     for words, view in (("before", before), ("after", after)):
         if len(view.steps) == 1:
             yield f"{words}: one step, so its times have no spread"
 
 
-def _versions(old: Mapping[str, str], new: Mapping[str, str]) -> Iterable[str]:
-    for package in {**old, **new}:
-        if old.get(package) != new.get(package):
-            yield f"{package}: {old.get(package, 'unknown')} → {new.get(package, 'unknown')}"
+def tree(found: ProfileDiff, title: str, *, every: bool = False) -> RenderableType:
+    """Return the changes, those of most time first. every: all of them."""
+    lines = [_line("a step on the device", found.step), _line("kernels in a step", found.busy), *found.notes]
+    root = text_view.titled(title, lines)
+    for word in WORDS:
+        changes = found.of(word)
+        if not changes:
+            continue
+        branch = root.add(text_view.plain(f"{formats.count(len(changes), 'kernel')} {word}", "bold"))
+        shown = changes if every else changes[:MOST_ROWS]
+        for each in shown:
+            branch.add(_kernel(each))
+        if len(shown) < len(changes):
+            rest = sum(each.lost_us for each in changes[len(shown):])
+            branch.add(text_view.plain(f"… {len(changes) - len(shown)} more: {_signed(rest)}; --all shows them"))
+    if same := len(found.of("same")):
+        root.add(text_view.plain(f"{formats.count(same, 'kernel')} within the steps' spread or the tolerance", "dim"))
+    return root
+
+
+def _line(what: str, change: Change) -> str:
+    verdict = "no change beyond the steps' spread and the tolerance" if change.word == "same" else change.word
+    return f"{what}: {_times(change)}: {verdict}"
+
+
+def _kernel(change: Change) -> Any:
+    name = formats.runtime(change.name, 50) + (f" (was {formats.runtime(change.was, 40)})" if change.was else "")
+    operations = ", ".join(dict.fromkeys(change.operations[:MOST_OPERATIONS]))
+    launches = " → ".join(map(str, dict.fromkeys(change.launches)))
+    facts = [f"{_signed(change.lost_us)} a step: {_times(change)}", f"launches: {launches}"]
+    return text_view.plain(" · ".join([name, *facts, *([printable(operations, 80)] if operations else [])]))
+
+
+def _signed(us: float) -> str:
+    return ("+" if us >= 0 else "-") + formats.microseconds(abs(us))
+
+
+def _times(change: Change) -> str:
+    known = [time_range(times) for times in (change.before, change.after) if times is not None]
+    return " → ".join(known)

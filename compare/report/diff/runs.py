@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,11 +12,14 @@ from ... import targets
 from ...base.usage import UsageError
 from ...graph.analyse.diff import GraphDiff
 from ...graph.analyse.diff import diff as graph_differences
+from ...graph.model import FusionGraph
+from ...graph.render import diff_view
 from ...record.record import Record
 from ...sources.result import Result
 from ...sources.source import Source, only
 from . import environment, times
 
+SCHEMA = "xlafuse.run-diff/1"
 GOOD = ("ok", "compiled")
 # Kinds of regression, as `--fail-on` names them.
 REGRESSIONS = {
@@ -53,6 +56,12 @@ class RecordChange:
         """The keys of `worse`; none between different GPUs, because nothing needs to have become worse there."""
         return () if self.other_card else self.worse
 
+    @property
+    def graphs(self) -> tuple[FusionGraph, FusionGraph]:
+        """Both graphs, where `graph` is not None."""
+        assert self.before and self.after and self.before.graph and self.after.graph
+        return self.before.graph, self.after.graph
+
     def pair(self, name: str) -> tuple[Any, Any]:
         """Return a value of Row before and after; None for a missing record or value."""
         before, after = self.before, self.after
@@ -78,6 +87,18 @@ class RecordChange:
         fused = self.graph is not None and not self.graph.empty
         missing = None in (self.before, self.after)
         return fused or self.status_changed or missing or word not in (None, "tie", "unresolved")
+
+    def to_json(self) -> dict[str, Any]:
+        only = {(True, False): "before", (False, True): "after"}.get((bool(self.before), bool(self.after)))
+        compared = ("status", "kernels", "bytes_declared", "provenance")
+        return {
+            "id": self.id, "only_in": only, "differs": self.differs, "regressions": list(self.regressions),
+            "other_card": self.other_card or None,
+            **{name: dict(zip(("before", "after"), self.pair(name), strict=True)) for name in compared},
+            "times": None if self.times is None else self.times.to_json(),
+            "fusion": None if self.graph is None else diff_view.to_json(self.graph, *self.graphs),
+            "notes": list(self.notes),
+        }
 
 
 @dataclass(frozen=True)
@@ -137,6 +158,15 @@ class RunDiff:
         pairs = [(change, change.pair("provenance")) for change in self.changes]
         return [change for change, (before, after) in pairs if None not in (before, after) and before != after]
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the comparison as JSON values; docs/diff.md lists the fields."""
+        return {
+            "schema": SCHEMA, "before": str(self.before), "after": str(self.after), "tolerance": self.tolerance,
+            "fail_on": list(self.fail_on), "regressed": [change.id for change in self.regressed],
+            "environment": [asdict(difference) for difference in self.environment],
+            "records": [change.to_json() for change in self.changes], "warnings": self.warnings,
+        }
+
 
 def compare(
     a: Source, b: Source, *, tolerance: float, fail_on: Collection[str], wanted: Mapping[str, list[str]]
@@ -179,11 +209,10 @@ def _change(id: str, a: Result | None, b: Result | None, segments: Segments, tol
     if sizes[0] != sizes[1]:
         note = f"not compared: the sizes differ, {sizes[0]} before, {sizes[1]} after"
         return RecordChange(id, a, b, notes=(note,))
-    notes: list[str] = []
-    difference = _graph_difference(a, b, notes)
+    difference, notes = _graph_difference(a, b)
     where = segments[0].get(records[0].segment or "", {}), segments[1].get(records[1].segment or "", {})
     timing = times.compare_times(*records, where, tolerance)
-    change = RecordChange(id, a, b, timing, difference, tuple(notes))
+    change = RecordChange(id, a, b, timing, difference, notes)
     return replace(change, worse=tuple(_worse(change, tolerance)))
 
 
@@ -208,21 +237,18 @@ def _record(result: Result) -> Record:
     return result.record
 
 
-def _graph_difference(a: Result, b: Result, notes: list[str]) -> GraphDiff | None:
+def _graph_difference(a: Result, b: Result) -> tuple[GraphDiff | None, tuple[str, ...]]:
     """Return the difference of the graphs; None if a graph was not recorded, with a note where only one is there."""
-    for result in (a, b):
-        if result.unreadable:
-            notes.append(f"graph not compared: {result.unreadable}")
-            return None
+    if unreadable := a.unreadable or b.unreadable:
+        return None, (f"graph not compared: {unreadable}",)
+    if a.graph is b.graph is None:
+        return None, ()
     if a.graph is None or b.graph is None:
-        if a.graph is not b.graph:
-            notes.append(f"graphs not compared: none was recorded {'before' if a.graph is None else 'after'}")
-        return None
+        return None, (f"graphs not compared: none was recorded {'before' if a.graph is None else 'after'}",)
     try:
-        return graph_differences(a.graph, b.graph)
+        return graph_differences(a.graph, b.graph), ()
     except ValueError as problem:
-        notes.append(f"graphs not compared: {problem}")
-        return None
+        return None, (f"graphs not compared: {problem}",)
 
 
 def _worse(change: RecordChange, tolerance: float) -> Iterable[str]:

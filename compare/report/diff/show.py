@@ -1,15 +1,17 @@
-"""A comparison of two runs in a terminal: environment, changes of each record, then changes of the kernels."""
+"""A comparison of two runs in a terminal and as a page: environment, changes of each record, then of the kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from importlib import resources
 from statistics import geometric_mean
 from typing import TYPE_CHECKING
 
 from ...base.text import number, printable
 from ...graph import formats
 from ...graph.render import diff_view
-from ...graph.render.text_view import columns, plain, titled
+from ...graph.render.text_view import columns, plain, render, titled
+from ...plan.speedup import Speedup
 from .runs import REGRESSIONS, RecordChange, RunDiff
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 MOST = 12  # records of a section, or trees of kernels, without --all
 LEAST_FOR_MEAN = 5  # records of an implementation, or of all, for a mean ratio
+PAGE_WIDTH = 120  # characters of a tree on the page
 
 # Sections of records whose times changed: the words of times.py, and the title.
 TIMED = (
@@ -34,22 +37,42 @@ def views(diff: RunDiff, *, every: bool = False) -> Iterable[RenderableType]:
         yield from _section(title, [_timed(diff, change) for change in diff.timed(*words)], every)
     for title, lines in listed(diff):
         yield from _section(title, lines, every)
-    yield from _fused(diff, every)
+    yield from map(fusion, diff.fused if every else diff.fused[:MOST])
+    if not every and len(diff.fused) > MOST:
+        yield plain(f"… and {len(diff.fused) - MOST} more fused differently; --all shows them")
     yield plain("\n".join(summary(diff)))
+
+
+def html(diff: RunDiff) -> str:
+    """Return an HTML document without scripts, links or requests; all text is escaped."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined)
+    environment.filters |= {"clean": lambda text: printable(str(text), 600), "number": number, "interval": interval}
+    template = resources.files(__package__).joinpath("page.html.jinja").read_text(encoding="utf-8")
+    return environment.from_string(template).render(
+        diff=diff, summary=summary(diff), timed=[(title, diff.timed(*words)) for words, title in TIMED],
+        listed=listed(diff), fused=[(change.id, render(fusion(change), PAGE_WIDTH)) for change in diff.fused],
+    )
 
 
 def listed(diff: RunDiff) -> list[tuple[str, list[list[str]]]]:
     """Return the sections other than times and kernels: a title, and for each record a line and further details."""
+    changes = diff.changes
     return [
-        ("status changed", _statuses(diff)),
+        ("status changed", [_status(change) for change in changes if change.status_changed]),
         ("more kernels, or more bytes", [
-            _kernels_and_bytes(each) for each in diff.changes if {"kernels", "bytes"} & set(each.worse)
+            _kernels_and_bytes(change) for change in changes if {"kernels", "bytes"} & set(change.worse)
         ]),
-        ("times not compared", _refused(diff)),
-        ("kernel configurations of other provenance", _configurations(diff)),
-        (f"only in {diff.before}", _only(diff, after=False)),
-        (f"only in {diff.after}", _only(diff, after=True)),
-        ("not compared", [[f"{each.id}: {note}" for note in each.notes] for each in diff.changes if each.notes]),
+        ("times not compared", [
+            [f"{change.id}: {change.times.refused}"] for change in changes if change.times and change.times.refused
+        ]),
+        ("kernel configurations of other provenance", [
+            ["{}: {} → {}".format(change.id, *change.pair("provenance"))] for change in diff.reconfigured
+        ]),
+        (f"only in {diff.before}", [[change.id] for change in changes if change.after is None]),
+        (f"only in {diff.after}", [[change.id] for change in changes if change.before is None]),
+        ("not compared", [[f"{change.id}: {note}" for note in change.notes] for change in changes if change.notes]),
     ]
 
 
@@ -67,12 +90,14 @@ def summary(diff: RunDiff) -> list[str]:
     same = sum(change.graph is not None and change.graph.empty for change in shared)
     lines = [
         f"{formats.count(len(shared), 'record')} in both runs; {formats.count(len(judged), 'time')} compared"
-        + (f": {told}" if told else "") + f" (tolerance {percent(diff.tolerance)})"
+        + (f": {told}" if told else "") + f" (tolerance {100 * diff.tolerance:g}%)"
         + (f"; {formats.count(refused, 'time')} could not be compared" if refused else ""),
         *_mean_ratios(judged),
         f"{formats.count(len(diff.fused), 'record')} fused differently, {same} fused the same",
     ]
-    lines += other_cards(diff)
+    # What differs between two cards is no regression.
+    said = "no change between them counts as a regression"
+    lines += [f"another card: {printable(pair)}; {said}" for pair in diff.other_cards]
     if diff.regressed:
         kinds = {kind: sum(kind in change.regressions for change in diff.regressed) for kind in diff.fail_on}
         told = ", ".join(f"{many} {kind} ({REGRESSIONS[kind]})" for kind, many in kinds.items() if many)
@@ -80,12 +105,6 @@ def summary(diff: RunDiff) -> list[str]:
     elif diff.judged:
         lines.append(f"no regression; checked: {', '.join(diff.fail_on)}")
     return lines
-
-
-def other_cards(diff: RunDiff) -> list[str]:
-    """Return a line for each pair of different GPUs: what differs between them is no regression."""
-    said = "no change between them counts as a regression"
-    return [f"another card: {printable(pair)}; {said}" for pair in diff.other_cards]
 
 
 def _mean_ratios(judged: Iterable[RecordChange]) -> list[str]:
@@ -106,23 +125,19 @@ def _mean_ratios(judged: Iterable[RecordChange]) -> list[str]:
     ]
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:g}%"
-
-
 def fusion(change: RecordChange) -> RenderableType:
     """Return the differences between the two graphs of a record."""
-    before, after = change.before, change.after
-    assert before and after and before.graph and after.graph and change.graph
-    return diff_view.tree(change.id, change.graph, before.graph, after.graph)
+    assert change.graph is not None
+    return diff_view.tree(change.id, change.graph, *change.graphs)
 
 
 def _environment(diff: RunDiff) -> RenderableType:
     said = "environment" if diff.environment else "same packages, same kind of machine"
     tree = titled(f"{diff.before} → {diff.after}", [said])
-    for each in diff.environment:
+    for difference in diff.environment:
         grid = columns(30, None, gap=1)
-        grid.add_row(plain(printable(each.name, 60)), plain(f"{printable(each.before)} → {printable(each.after)}"))
+        values = f"{printable(difference.before)} → {printable(difference.after)}"
+        grid.add_row(plain(printable(difference.name, 60)), plain(values))
         tree.add(grid)
     for note in diff.shared_notes:
         tree.add(plain(f"all compared times: {printable(note)}"))
@@ -143,55 +158,29 @@ def _section(title: str, lines: Sequence[Sequence[str]], every: bool) -> Iterabl
     yield tree
 
 
-def _statuses(diff: RunDiff) -> list[list[str]]:
-    found = []
-    for change in diff.changes:
-        if change.status_changed:
-            before, after = change.pair("status")
-            detail = change.pair("detail")[1]
-            found.append([f"{change.id}: {before} → {after}", *([str(detail)] if detail else [])])
-    return found
+def _status(change: RecordChange) -> list[str]:
+    line, detail = "{}: {} → {}".format(change.id, *change.pair("status")), change.pair("detail")[1]
+    return [line, str(detail)] if detail else [line]
 
 
 def _timed(diff: RunDiff, change: RecordChange) -> list[str]:
     times = change.times
     assert times is not None and times.main is not None
-    effect = "call time unresolved" if times.main.word == "unresolved" else times.main.effect
-    busy = times.busy
-    ratio = interval(times.main.low, times.main.high)
-    lines = [f"{change.id}: {number(times.before_us)} → {number(times.after_us)} µs, {effect}, {ratio}"]
-    if busy is not None and (busy.word != times.main.word or times.word != times.main.word):
-        lines.append(f"kernel time: {busy.word}, {interval(busy.low, busy.high)}")
+    main, busy = times.main, times.busy
+    effect = "call time unresolved" if main.word == "unresolved" else main.effect
+    pair = f"{number(times.before_us)} → {number(times.after_us)} µs"
+    lines = [f"{change.id}: {pair}, {effect}, ratio {interval(main)}"]
+    if busy is not None and (busy.word != main.word or times.word != main.word):
+        lines.append(f"kernel time: {busy.word}, ratio {interval(busy)}")
     return [*lines, *diff.notes_of(times)]
 
 
-def interval(low: float, high: float) -> str:
-    """Return the 95% interval of the time after over the time before, in words."""
-    return f"ratio {low:.3f} to {high:.3f}"
+def interval(speedup: Speedup) -> str:
+    """Return the 95% interval of the time after over the time before."""
+    return f"{speedup.low:.3f} to {speedup.high:.3f}"
 
 
 def _kernels_and_bytes(change: RecordChange) -> list[str]:
-    kernels, declared = change.pair("kernels"), change.pair("bytes_declared")
-    sizes = " → ".join(map(formats.size, declared))
+    kernels = change.pair("kernels")
+    sizes = " → ".join(map(formats.size, change.pair("bytes_declared")))
     return [f"{change.id}: {kernels[0]} → {kernels[1]} kernels, declared bytes {sizes}"]
-
-
-def _refused(diff: RunDiff) -> list[list[str]]:
-    found = [(change.id, change.times.refused) for change in diff.changes if change.times and change.times.refused]
-    return [[f"{id}: {reason}"] for id, reason in found]
-
-
-def _configurations(diff: RunDiff) -> list[list[str]]:
-    return [["{}: {} → {}".format(change.id, *change.pair("provenance"))] for change in diff.reconfigured]
-
-
-def _only(diff: RunDiff, *, after: bool) -> list[list[str]]:
-    """Return the ids that only one run has."""
-    return [[change.id] for change in diff.changes if (change.before if after else change.after) is None]
-
-
-def _fused(diff: RunDiff, every: bool) -> Iterable[RenderableType]:
-    found = diff.fused
-    yield from map(fusion, found if every else found[:MOST])
-    if not every and len(found) > MOST:
-        yield plain(f"… and {len(found) - MOST} more fused differently; --all shows them")

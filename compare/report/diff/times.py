@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from ...backends import worker_of
@@ -13,7 +13,6 @@ from ...plan.paired_rounds import device_time_us, measured_phases, round_medians
 from ...plan.speedup import LEAST_ROUNDS, Sample, Speedup, compare_runs
 from ...plan.timing_modes import MAIN
 from ...record.record import Record
-from ...record.record_fields import Condition
 from .environment import NOTABLE, ceiling_difference, devices
 
 Word = Literal["faster", "slower", "shorter launch gaps", "longer launch gaps", "tie", "unresolved"]
@@ -45,6 +44,13 @@ class TimeChange:
     def busy(self) -> Speedup | None:
         """The comparison by the time in which a kernel ran."""
         return (self.speedups or {}).get(BUSY)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "before_us": self.before_us, "after_us": self.after_us, "word": self.word,
+            "refused": self.refused or None, "notes": list(self.notes),
+            "ratios": {timer: asdict(speedup) for timer, speedup in (self.speedups or {}).items()},
+        }
 
     @property
     def lost_us(self) -> float:
@@ -83,11 +89,8 @@ def _word(call: Speedup, busy: Speedup | None) -> Word:
         return call.word
     if busy.word in ("faster", "slower") and call.word in (busy.word, "unresolved"):
         return busy.word
-    if call.word == "faster":
-        return "shorter launch gaps"
-    if call.word == "slower":
-        return "longer launch gaps"
-    return call.word
+    gaps: dict[str, Word] = {"faster": "shorter launch gaps", "slower": "longer launch gaps"}
+    return gaps.get(call.word, call.word)
 
 
 def _timers_differ(a: Record, b: Record, segments: tuple[Mapping[str, Any], Mapping[str, Any]]) -> str:
@@ -105,10 +108,9 @@ def _timers_differ(a: Record, b: Record, segments: tuple[Mapping[str, Any], Mapp
 
 def _clocks(segment: Mapping[str, Any], record: Record) -> list[float]:
     """Return the time of the calibration kernel in each worker of the record's backend, in seconds."""
-    role = worker_of(record.compiler)
-    clocks = segment.get("clocks")
-    found = clocks.items() if isinstance(clocks, dict) else ()
-    return [s for name, s in found if name.split(" ")[0] == role and isinstance(s, int | float) and s > 0]
+    role, clocks = worker_of(record.compiler), segment.get("clocks")
+    timed = clocks.items() if isinstance(clocks, dict) else ()
+    return [s for name, s in timed if name.split(" ")[0] == role and isinstance(s, int | float) and s > 0]
 
 
 def _samples(record: Record) -> dict[str, Sample]:
@@ -135,26 +137,16 @@ def _notes(a: Record, b: Record, segments: tuple[Mapping[str, Any], Mapping[str,
         notes.append(f"ceilings differ by up to {apart:.0%}")
     if not all(_clocks(segment, record) for segment, record in zip(segments, (a, b), strict=True)):
         notes.append("the clocks were not compared")
-    before, after = _median_clock(a), _median_clock(b)
-    if before is None or after is None:
+    conditions = [
+        [condition for condition in (record.measurement.conditions if record.measurement else []) if condition]
+        for record in (a, b)
+    ]
+    rates = [[condition.sm_mhz for condition in rounds if condition.sm_mhz] for rounds in conditions]
+    if not all(rates):
         notes.append("not both runs recorded clock rates")
-    elif abs(after / before - 1) > NOTABLE:
+    elif abs((after := statistics.median(rates[1])) / (before := statistics.median(rates[0])) - 1) > NOTABLE:
         notes.append(f"SM clock: {before:.0f} → {after:.0f} MHz")
-    throttled = [_throttled(record) for record in (a, b)]
-    if any(throttled) and throttled[0] != throttled[1]:
+    throttled = [sum(bool(condition.throttled) for condition in rounds) for rounds in conditions]
+    if throttled[0] != throttled[1]:
         notes.append(f"throttled rounds: {throttled[0]} → {throttled[1]}")
     return tuple(notes)
-
-
-def _conditions(record: Record) -> list[Condition]:
-    found = record.measurement.conditions if record.measurement else []
-    return [condition for condition in found if condition is not None]
-
-
-def _median_clock(record: Record) -> float | None:
-    rates = [found.sm_mhz for found in _conditions(record) if found.sm_mhz]
-    return float(statistics.median(rates)) if rates else None
-
-
-def _throttled(record: Record) -> int:
-    return sum(bool(found.throttled) for found in _conditions(record))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from made_records import made_record
+from made_records import made_record, without_kernel_times
+from made_rows import rows_of, timed_record
 
 from xlafuse.compare.record.record import Record
 from xlafuse.compare.report import at_a_glance
 from xlafuse.compare.sources.row import Row
-from xlafuse.compare.sources.run_source import results_of
 from xlafuse.compare.spec.blocks import BLOCKS
 
 
@@ -21,10 +21,6 @@ def made(block: str, direction: str, implementation: str, **fields: Any) -> Reco
     }
     fields = {"status": "compiled", "target": "h200", "bytes_compulsory": compulsory, "kernels": kernels} | fields
     return made_record(case, implementation, implementation, **fields)
-
-
-def rows_of(*records: Record) -> list[Row]:
-    return [result.row for result in results_of(records, {}, {})]
 
 
 def shown(*records: Record) -> tuple[str, list[Row]]:
@@ -51,27 +47,19 @@ def test_a_compiled_block_shows_recorded_times_of_the_same_kernels() -> None:
 
 
 def test_a_timed_block_shows_its_own_times() -> None:
-    def timed(implementation: str, seconds: float) -> Record:
-        rounds = [[seconds] * 5]
-        times = {"forward": {"device_time": rounds, "busy_time": rounds, "launches": 1, "records": []}}
-        return made(
-            "gelu", "fwd", implementation, status="ok", target=None, segment="s1",
-            measurement={"timer": "cupti", "phases": times},
-        )
+    def timed(implementation: str, us: float) -> Record:
+        compiled = made("gelu", "fwd", implementation)
+        return timed_record(compiled.case, implementation, us, kernels=compiled.kernels)
 
-    text, _ = shown(timed("xla", 9e-5), timed("triton", 5e-5))
+    text, _ = shown(timed("xla", 90.0), timed("triton", 50.0))
     assert line(text, "gelu")[1:] == ["1", "2.0x", "90.0", "1", "2.0x", "50.0*"]
     assert "recorded" not in text
 
 
 def test_a_time_without_known_kernels_is_shown() -> None:
     """CUDA events time eager PyTorch and see no kernel."""
-    rounds = [[7e-5] * 5]
-    times = {"forward": {"device_time": rounds, "busy_time": None, "launches": None, "records": None}}
-    eager = made(
-        "gelu", "fwd", "eager", status="ok", target=None, segment="s1", kernels={},
-        measurement={"timer": "cuda-events", "phases": times},
-    )
+    eager = timed_record(made("gelu", "fwd", "eager").case, "eager", 70.0, measured={"timer": "cuda-events"})
+    without_kernel_times(eager)
     text, _ = shown(eager)
     assert line(text, "gelu")[1:] == ["?", "?", "70.0"]
 

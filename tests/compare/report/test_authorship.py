@@ -5,17 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from made_records import made_record
+from made_rows import rows_of, timed_record
 
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.report import authorship as view
 from xlafuse.compare.report import kernel_lines
 from xlafuse.compare.report.kernel_lines import Lines, lines_of
-from xlafuse.compare.sources.row import Row
-from xlafuse.compare.sources.run_source import results_of
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.spec.implementation import Implementation
 
@@ -151,20 +148,18 @@ def test_a_gluon_kernel_counts(written: str, tmp_path: Path) -> None:
     assert of("written.kernels.hopper:apply") == Lines(2, 2)
 
 
-def test_kernels_count_with_their_helpers_and_without_comments(written: str) -> None:
-    kernel = 6  # def, value, three lines of text, return
-    helpers = 2 + 2
-    host = 4 + 3  # class Function; apply without its docstring
-    assert of(f"{written}:apply") == Lines(kernel + helpers, host)
-
-
-def test_a_pallas_kernel_counts_with_the_functions_that_it_calls(written: str) -> None:
-    host = 2 * 5  # launch, operation, forward, backward, apply
-    assert of("written.kernels.pallas:apply") == Lines(2 + 2, host)
-
-
-def test_a_cuda_file_counts_with_what_it_includes(written: str) -> None:
-    assert of(f"{written}:with_cuda") == Lines(2 + 3 + 1, 2)
+@pytest.mark.parametrize(
+    ("target", "lines"),
+    [
+        # The kernel: def, value, three lines of text, return. Two helpers. class Function; apply without its docstring.
+        ("block:apply", Lines(6 + 2 + 2, 4 + 3)),
+        # The kernel and the function that it calls. launch, operation, forward, backward, apply.
+        ("pallas:apply", Lines(2 + 2, 2 * 5)),
+        ("block:with_cuda", Lines(2 + 3 + 1, 2)),  # the file, and what it includes
+    ],
+)
+def test_kernels_count_with_what_they_use_and_without_comments(written: str, target: str, lines: Lines) -> None:
+    assert of(f"written.kernels.{target}") == lines
 
 
 def test_missing_source_is_an_error(written: str) -> None:
@@ -204,26 +199,18 @@ def test_counting_imports_no_framework() -> None:
     assert done.stdout.strip() == "set()"
 
 
-def rows_of(times: dict[tuple[str, str], list[float | None]]) -> list[Row]:
-    """Return a row of each case of a block; times: by block and implementation, in microseconds."""
-    records = []
-    for (block, implementation), of_cases in times.items():
-        cases = (case for case in BLOCKS[block].cases("full") if case.direction == "fwd")
-        for us, case in zip(of_cases, cases, strict=False):
-            samples = [[(us or 1.0) * 1e-6] * 5] * 5
-            part = {"device_time": samples, "busy_time": samples, "launches": 1}
-            measurement: Any = {"timer": "cupti", "phases": {"forward": part}}
-            records.append(made_record(
-                case, implementation, implementation, "ok" if us else "failed", segment="s1", measurement=measurement,
-            ))
-    return [result.row for result in results_of(records, {}, {})]
-
-
 def test_the_speedup_is_the_geometric_mean_over_common_cases() -> None:
-    rows = rows_of({
+    times: dict[tuple[str, str], list[float | None]] = {
         ("gelu", "xla"): [10.0, 10.0, 10.0], ("gelu", "triton"): [5.0, 20.0, None], ("gelu", "gone"): [5.0],
         ("softmax", "xla"): [8.0], ("softmax", "triton"): [2.0],
-    })
+    }
+    records = []
+    for (block, name), of_cases in times.items():
+        cases = (case for case in BLOCKS[block].cases("full") if case.direction == "fwd")
+        for us, case in zip(of_cases, cases, strict=False):
+            status = {} if us else {"status": "failed", "detail": "why"}
+            records.append(timed_record(case, name, us or 1.0, compiler=name, **status))
+    rows = rows_of(*records)
     lines = {(line.block, line.implementation): line for line in view.of(rows)}
     gelu, softmax = lines["gelu", "triton"], lines["softmax", "triton"]
     assert (gelu.speedup_vs_xla, gelu.cases) == (pytest.approx(1.0), 2)

@@ -14,18 +14,17 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from click.testing import CliRunner, Result
 from made_records import made_record
+from made_rows import rows_shown, written, xlafuse
 
 from tools import tables
 from xlafuse.compare.base.paths import PROJECT
-from xlafuse.compare.cli.main import cli
 from xlafuse.compare.record import run_folder
-from xlafuse.compare.report import data, picture
+from xlafuse.compare.report import picture
 from xlafuse.compare.report.charts import PALETTE
 from xlafuse.compare.report.columns import COLUMNS, as_data
 from xlafuse.compare.report.outline import of_rows
-from xlafuse.compare.report.table_views import rows_of
+from xlafuse.compare.report.views import rows_of
 from xlafuse.compare.sources.opening import open_source
 from xlafuse.compare.sources.row import Row
 from xlafuse.compare.sources.source import Source
@@ -37,26 +36,9 @@ HOSTILE = "<script>alert('1')</script>\"&\r\n\0,=1+1|" + "x" * 10_000
 CASE = next(case for case in BLOCKS["softmax"].cases("quick") if case.direction == "fwd")
 
 
-def report(*words: object) -> Result:
-    return CliRunner().invoke(cli, ["report", *map(str, words)])
-
-
-def rows_in(path: Path, view: str, *words: object) -> list[dict[str, Any]]:
-    """Return the rows of the view's JSON."""
-    result = CliRunner().invoke(cli, ["inspect", *map(str, (path, "--view", view, "--json", *words))])
-    assert result.exit_code == 0, result.output
-    data = json.loads(result.stdout)
-    assert (data["schema"], data["view"]) == ("xlafuse.rows/3", view)
-    rows: list[dict[str, Any]] = data["rows"]
-    return rows
-
-
-def csv_of(path: Path, folder: Path, *words: object) -> str:
+def csv_of(path: Path, folder: Path, *words: object) -> io.StringIO:
     """Return the CSV of the times that `report` writes into the folder."""
-    out = folder / "times.csv"
-    result = report(path, "--view", "times", "-o", out, *words)
-    assert result.exit_code == 0, result.output
-    return out.read_text()
+    return io.StringIO(written(path, folder / "times.csv", "--view", "times", *words))
 
 
 def test_the_document_is_generated_from_the_columns() -> None:
@@ -69,7 +51,7 @@ def test_the_document_is_generated_from_the_columns() -> None:
     [("records", "times"), ("kernels", "kernel-roofline"), ("authorship", "authorship"), ("findings", "findings")],
 )
 def test_json_has_the_columns_of_the_table(table: str, view: str) -> None:
-    first, *_ = rows_in(RUN, view, "--block", "softmax")
+    first, *_ = rows_shown(RUN, view, "--block", "softmax")
     assert list(first) == [column.name for column in tables.COLUMNS[table]]
 
 
@@ -83,8 +65,8 @@ def test_units_are_those_of_the_names() -> None:
 
 def test_csv_and_json_have_the_values_of_the_rows(tmp_path: Path) -> None:
     rows = as_data(rows_of(open_source(RUN).select({"block": ["softmax"]})))
-    as_json = rows_in(RUN, "times", "--block", "softmax")
-    as_csv = list(csv.DictReader(io.StringIO(csv_of(RUN, tmp_path, "--block", "softmax"))))
+    as_json = rows_shown(RUN, "times", "--block", "softmax")
+    as_csv = list(csv.DictReader(csv_of(RUN, tmp_path, "--block", "softmax")))
     assert len(rows) == len(as_json) == len(as_csv) > 20
     for row, entry, line in zip(rows, as_json, as_csv, strict=True):
         assert list(entry) == list(line)
@@ -99,7 +81,7 @@ def test_csv_and_json_have_the_values_of_the_rows(tmp_path: Path) -> None:
 
 def test_pandas_reads_both_as_one_table(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
-    frames = [pandas.DataFrame(rows_in(RUN, "times")), pandas.read_csv(io.StringIO(csv_of(RUN, tmp_path)))]
+    frames = [pandas.DataFrame(rows_shown(RUN, "times")), pandas.read_csv(csv_of(RUN, tmp_path))]
     assert frames[0].shape == frames[1].shape == (75, len(COLUMNS))
     for frame in frames:
         assert frame["device_time_us"].dtype == "float64" and frame["kernels"].sum() > 75
@@ -120,10 +102,10 @@ def hostile_run(folder: Path) -> Path:
 
 def test_hostile_text_is_one_cell(tmp_path: Path) -> None:
     folder = hostile_run(tmp_path / "run")
-    found = list(csv.DictReader(io.StringIO(csv_of(folder, tmp_path))))
+    found = list(csv.DictReader(csv_of(folder, tmp_path)))
     assert [row["implementation"] for row in found] == [HOSTILE.replace("\0", "").replace("\r", ""), "xla"]
     assert found[0]["wall_time_us"] == "" and found[1]["case"].endswith("x" * 10_000)
-    assert rows_in(folder, "times")[0]["detail"] == HOSTILE
+    assert rows_shown(folder, "times")[0]["detail"] == HOSTILE
 
 
 @pytest.mark.parametrize(
@@ -145,19 +127,19 @@ def test_refusals(tmp_path: Path, words: list[str], message: str, monkeypatch: p
     monkeypatch.chdir(tmp_path)
     if "{tmp}" in str(words):
         pytest.importorskip("vl_convert")
-    result = report(RUN, *(word.format(tmp=tmp_path) for word in words))
+    result = xlafuse("report", RUN, *(word.format(tmp=tmp_path) for word in words))
     assert result.exit_code == 2 and message in result.stderr, result.output
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_run_without_times_cannot_be_drawn() -> None:
-    result = report(PROJECT / "tests" / "data" / "runs" / "jax-0.11", "-o", "x.svg")
+    result = xlafuse("report", PROJECT / "tests" / "data" / "runs" / "jax-0.11", "-o", "x.svg")
     assert result.exit_code == 2 and "no row here has device_time_us" in result.stderr
 
 
 def test_a_missing_package_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(picture.importlib.util, "find_spec", lambda name: None)
-    result = report(RUN, "--block", "softmax", "-o", "x.svg")
+    result = xlafuse("report", RUN, "--block", "softmax", "-o", "x.svg")
     assert result.exit_code == 2 and "pip install 'xlafuse[html]'" in result.stderr
 
 
@@ -168,17 +150,15 @@ def words_of(svg: str) -> list[str]:
 def test_bars_have_the_rows_times(tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     file = tmp_path / "times.svg"
-    words = (RUN, "--block", "attention", "--case", "llama-8b", "--direction", "train")
-    result = report(*words, "-o", file)
-    assert result.exit_code == 0, result.output
-    text = file.read_text()
+    words = ("--block", "attention", "--case", "llama-8b", "--direction", "train")
+    text = written(RUN, file, *words)
     told = words_of(text)
     for word in ("attention / llama-8b / bf16 / train", "sdpa-cudnn", "1915 µs !", "2542 µs", "61413 µs"):
         assert word in told, word
     assert any(word.startswith("!: in some round") for word in told)
     assert told.index("sdpa-cudnn") < told.index("triton") < told.index("eager")  # fastest first
     assert "<script" not in text and "href=\"http" not in text
-    again = [sys.executable, "-m", "xlafuse", "report", *map(str, words), "-o", str(tmp_path / "again.svg")]
+    again = [sys.executable, "-m", "xlafuse", "report", str(RUN), *words, "-o", str(tmp_path / "again.svg")]
     subprocess.run(again, check=True, cwd=PROJECT, capture_output=True, timeout=60)
     assert (tmp_path / "again.svg").read_text() == text
 
@@ -186,12 +166,11 @@ def test_bars_have_the_rows_times(tmp_path: Path) -> None:
 def test_the_roofline_as_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
     file = tmp_path / "roof.png"
-    words = (RUN, "--block", "softmax", "--case", "gpt2-scores", "--view", "roofline", "-o")
-    result = report(*words, file)
+    words = ("--block", "softmax", "--case", "gpt2-scores", "--view", "roofline")
+    result = xlafuse("report", RUN, *words, "-o", file)
     assert result.exit_code == 0, result.output
     assert file.read_bytes().startswith(b"\x89PNG")
-    assert report(*words, file.with_suffix(".svg")).exit_code == 0
-    told = words_of(file.with_suffix(".svg").read_text())
+    told = words_of(written(RUN, file.with_suffix(".svg"), *words))
     assert {"reached", "roofline", "triton", "GFLOP/s", "FLOP per declared byte"} <= set(told)
 
 
@@ -246,10 +225,7 @@ def test_pictures_can_be_read_on_light_and_dark(ground: str) -> None:
 
 def test_hostile_names_are_text_in_a_picture(tmp_path: Path) -> None:
     pytest.importorskip("vl_convert")
-    file = tmp_path / "x.svg"
-    result = report(hostile_run(tmp_path / "run"), "-o", file)
-    assert result.exit_code == 0, result.output
-    text = file.read_text()
+    text = written(hostile_run(tmp_path / "run"), tmp_path / "x.svg")
     ElementTree.fromstring(text)
     assert "<script" not in text and len(text) < 100_000
 
@@ -257,8 +233,9 @@ def test_hostile_names_are_text_in_a_picture(tmp_path: Path) -> None:
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\t", "\r=", "\n=", "\0@", "＝"])
 def test_csv_has_no_formulas(start: str) -> None:
     text = f"{start}HYPERLINK(1)"
-    (line,) = csv.DictReader(io.StringIO(data.as_csv([{"detail": text, "ratio": -1.5, "note": "-1.5", "of": "a=b"}])))
+    rows = [{"detail": text, "ratio": -1.5, "note": "-1.5", "of": "a=b"}]
+    outline = of_rows("times", lambda: rows, lambda markdown: "")
+    (line,) = csv.DictReader(io.StringIO(outline.csv()))
     assert line["detail"].startswith("'") and line["detail"].endswith("HYPERLINK(1)")
     assert (line["ratio"], line["note"], line["of"]) == ("-1.5", "-1.5", "a=b")
-    outline = of_rows("times", lambda: [{"detail": text}], lambda markdown: "")
-    assert json.loads(outline.json())["rows"] == [{"detail": text}]
+    assert json.loads(outline.json())["rows"] == rows

@@ -8,40 +8,42 @@ import pytest
 
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.graph import formats
-from xlafuse.compare.report.overall import Lead, leads, overall
+from xlafuse.compare.report.overall import Costs, Lead, leads, overall
 from xlafuse.compare.sources.opening import open_source
 from xlafuse.compare.sources.source import Source
 
-
-def test_geometric_means_over_the_cases_that_both_ran() -> None:
-    costs = [
-        {"triton": ("s1", 1.0), "xla": ("s1", 2.0)}, {"triton": ("s1", 1.0), "xla": ("s1", 8.0)},
-        {"triton": ("s1", 5.0)},
-    ]
-    (lead,) = leads(costs)
-    assert (lead.winner, lead.other, lead.cases) == ("triton", "xla", 2) and lead.ratio == pytest.approx(4.0)
+FAST = {"eager": ("s1", 1.0), "xla-unfused": ("s1", 1.0), "cuda": ("s1", 1.0)}
+OTHER_SEGMENT = {"triton": ("s1", 1.0), "xla": ("s2", 100.0)}
 
 
-def test_other_segments_and_clocks_are_not_compared() -> None:
-    costs = [{"triton": ("s1", 1.0), "xla": ("s2", 100.0)}, {"triton": ("s1", 2.0), "xla": ("s1", 1.0)}]
-    assert [(lead.winner, lead.cases, lead.ratio) for lead in leads(costs)] == [("xla", 1, 2.0)]
-    assert leads(costs[:1]) == []
-
-
-def test_candidates_are_what_a_user_would_choose() -> None:
-    fast = {"eager": ("s1", 1.0), "xla-unfused": ("s1", 1.0), "cuda": ("s1", 1.0)}
-    costs = [{**fast, "xla": ("s1", 4.0), "inductor": ("s1", 2.0)}, {"xla": ("s1", 4.0), "inductor": ("s1", 2.0)}]
-    assert leads(costs) == [Lead("inductor", "xla", pytest.approx(2.0), 2)]
-
-
-def test_a_rare_implementation_does_not_win() -> None:
-    costs = [{"xla": ("s1", 2.0), "inductor": ("s1", 4.0)}] * 3 + [{"fa4": ("s1", 1.0), "xla": ("s1", 9.0)}]
-    assert {lead.winner for lead in leads(costs)} == {"xla"}
-
-
-def test_no_winner_where_each_loses_to_another() -> None:
-    ring = [{"a": (1, 1.0), "b": (1, 2.0)}, {"b": (1, 1.0), "c": (1, 2.0)}, {"c": (1, 1.0), "a": (1, 2.0)}]
-    assert leads(ring) == []
+@pytest.mark.parametrize(
+    ("costs", "expected"),
+    [
+        (
+            [
+                {"triton": ("s1", 1.0), "xla": ("s1", 2.0)}, {"triton": ("s1", 1.0), "xla": ("s1", 8.0)},
+                {"triton": ("s1", 5.0)},
+            ],
+            [("triton", "xla", 4.0, 2)],  # a geometric mean over the cases that both ran
+        ),
+        ([OTHER_SEGMENT, {"triton": ("s1", 2.0), "xla": ("s1", 1.0)}], [("xla", "triton", 2.0, 1)]),
+        ([OTHER_SEGMENT], []),
+        # A candidate is what a user would choose.
+        (
+            [{**FAST, "xla": ("s1", 4.0), "inductor": ("s1", 2.0)}, {"xla": ("s1", 4.0), "inductor": ("s1", 2.0)}],
+            [("inductor", "xla", 2.0, 2)],
+        ),
+        (  # a rare implementation does not win
+            [{"xla": ("s1", 2.0), "inductor": ("s1", 4.0)}] * 3 + [{"fa4": ("s1", 1.0), "xla": ("s1", 9.0)}],
+            [("xla", "inductor", 2.0, 3)],
+        ),
+        # Each loses to another.
+        ([{"a": (1, 1.0), "b": (1, 2.0)}, {"b": (1, 1.0), "c": (1, 2.0)}, {"c": (1, 1.0), "a": (1, 2.0)}], []),
+    ],
+)
+def test_leads(costs: Costs, expected: list[tuple[str, str, float, int]]) -> None:
+    found = [Lead(winner, other, pytest.approx(ratio), cases) for winner, other, ratio, cases in expected]
+    assert leads(costs) == found
 
 
 def test_a_committed_run(committed_run: Source) -> None:

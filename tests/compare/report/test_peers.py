@@ -7,16 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from made_records import made_record
+from made_rows import rows_of, timed_record
 
 from xlafuse.compare.plan import peers as plan
 from xlafuse.compare.record.record import Record
 from xlafuse.compare.report import peers
 from xlafuse.compare.report.columns import as_data
 from xlafuse.compare.report.peers import Standing
-from xlafuse.compare.report.table_views import rows_of as rows_of_run
-from xlafuse.compare.sources.row import Row
-from xlafuse.compare.sources.run_source import results_of
+from xlafuse.compare.report.views import rows_of as rows_of_run
 from xlafuse.compare.sources.source import Source
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.spec.case import Case
@@ -33,24 +31,15 @@ def record(
     case: Case, implementation: str, microseconds: float, *, busy: float | None = None, segment: str = "s1",
     status: str = "ok",
 ) -> Record:
-    def rounds(middle: float) -> list[list[float]]:
-        return [[middle * 1e-6 * (1 + 0.001 * number)] * 3 for number in (-2, -1, 0, 1, 2)]
-
-    part = {"device_time": rounds(microseconds), "busy_time": rounds(busy or microseconds), "launches": 1}
-    return made_record(
-        case=case, implementation=implementation, status=status, segment=segment,
-        compiler=BLOCKS[case.block].implementation(implementation).backend_name,
-        measurement={"timer": "cupti", "phases": {"forward": part}},
+    return timed_record(
+        case, implementation, microseconds, busy=busy, rounds=(0.998, 0.999, 1.0, 1.001, 1.002), status=status,
+        segment=segment, compiler=BLOCKS[case.block].implementation(implementation).backend_name,
     )
 
 
-def rows_of(*records: Record, uncalibrated: dict[str, str] | None = None) -> list[Row]:
-    return [result.row for result in results_of(records, {}, uncalibrated or {})]
-
-
-def values(*records: Record, uncalibrated: dict[str, str] | None = None) -> dict[str, dict[str, Any]]:
+def values(*records: Record, **more: Any) -> dict[str, dict[str, Any]]:
     """Return the values of each record by column, by implementation."""
-    return {row["implementation"]: row for row in as_data(rows_of(*records, uncalibrated=uncalibrated))}
+    return {row["implementation"]: row for row in as_data(rows_of(*records, **more))}
 
 
 SOFTMAX = case_of("softmax", "gpt2-scores")

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 from made_records import made_record, measurement_of
+from made_rows import rows_of, timed_record
 
 from xlafuse.compare.base.text import number, printable
 from xlafuse.compare.record.record import Record
 from xlafuse.compare.report import matrix, table
-from xlafuse.compare.sources.row import Row
-from xlafuse.compare.sources.run_source import ceilings_of, results_of
+from xlafuse.compare.sources.run_source import ceilings_of
 from xlafuse.compare.spec.blocks import BLOCKS
 
 CASE = next(c for c in BLOCKS["gelu"].cases("quick") if c.direction == "fwd")
@@ -18,32 +18,18 @@ TRAIN = next(c for c in BLOCKS["gelu"].cases("quick") if c.direction == "train")
 CEILINGS = ceilings_of({"segments": [{"id": "s1", "ceilings": {"streams": {"1:1": 4e12}}}]})
 
 
-def ok(case: Any, implementation: str, seconds: float) -> Record:
-    phases = {
-        phase: {"device_time": [[seconds]] * 5, "busy_time": [[seconds]] * 5, "launches": 1, "records": []}
-        for phase in case.phases
-    }
-    return made_record(
-        case=case, implementation=implementation, compiler="xla", status="ok", segment="s1", compile_s=1.5,
-        checked={"device": "NVIDIA H200", "backend": "cuda", "dtype": case.dtype, "case": case.name},
-        errors=[{"name": "y", "error": 0.25, "tolerance": 0.5}], bytes_compulsory=BLOCKS["gelu"].bytes_compulsory(case),
-        measurement={
-            "timer": "cupti", "phases": phases, "wall_time": [seconds],
-            "peak_memory": dict.fromkeys(case.phases, {"bytes": 10**6}),
-        },
-    )
-
-
-def rows_of(*records: Record) -> list[Row]:
-    return [result.row for result in results_of(records, CEILINGS, {})]
+def ok(case: Any, implementation: str, us: float) -> Record:
+    errors = [{"name": "y", "error": 0.25, "tolerance": 0.5}]
+    peaks = {"peak_memory": dict.fromkeys(case.phases, {"bytes": 10**6})}
+    return timed_record(case, implementation, us, measured=peaks, errors=errors, compile_s=1.5)
 
 
 def rendered(*records: Record, markdown: bool = False, every: bool = False) -> str:
-    return table.render(rows_of(*records), markdown=markdown, every=every)
+    return table.render(rows_of(*records, ceilings=CEILINGS), markdown=markdown, every=every)
 
 
 def test_numbers_appear_with_their_units() -> None:
-    records = ok(CASE, "xla", 100e-6), ok(CASE, "triton", 80e-6)
+    records = ok(CASE, "xla", 100.0), ok(CASE, "triton", 80.0)
     text = rendered(*records, every=True)
     header = next(line for line in text.splitlines() if line.startswith("implementation"))
     for name in ("time µs", "±", "compared with xla", "rate", "of peak", "wall µs", "memory MB", "compile s", "error"):
@@ -61,31 +47,31 @@ def test_numbers_appear_with_their_units() -> None:
 
 
 def test_train_shows_its_parts() -> None:
-    text = rendered(ok(TRAIN, "xla", 100e-6), ok(CASE, "xla", 100e-6))
+    text = rendered(ok(TRAIN, "xla", 100.0), ok(CASE, "xla", 100.0))
     fwd, train = (text.index(f"gelu / llama-8b / bf16 / {d}") for d in ("fwd", "train"))
     assert "backward" in text[train:fwd]
     assert "backward" not in text[fwd:]
 
 
-def test_a_skipped_record_has_a_reason_and_no_time() -> None:
-    text = rendered(made_record(CASE, "cuda", "cuda", "skipped", detail="needs a GPU"))
-    assert "cuda: skipped: needs a GPU" in text
-    assert "time" not in text and "compared with xla" not in text
-
-
-def test_the_device_and_dtype_of_the_check_are_shown() -> None:
-    checked = {"device": "cpu", "backend": "interpreter", "dtype": "float16", "case": "odd"}
-    text = rendered(made_record(CASE, "triton", "triton", "compiled", checked=checked, target="h200"))
-    assert "cpu (interpreter, fp16)" in text
-
-
-def test_infinite_errors_are_shown() -> None:
-    bad = made_record(CASE, "xla", "xla", "wrong", errors=[{"name": "y", "error": math.inf, "tolerance": 1.0}])
-    assert "inf" in rendered(bad)
+@pytest.mark.parametrize(
+    ("status", "fields", "part"),
+    [
+        ("skipped", {"detail": "needs a GPU"}, "cuda: skipped: needs a GPU"),
+        (
+            "compiled",
+            {"checked": {"device": "cpu", "backend": "interpreter", "dtype": "float16", "case": "odd"}},
+            "cpu (interpreter, fp16)",
+        ),
+        ("wrong", {"errors": [{"name": "y", "error": math.inf, "tolerance": 1.0}]}, "inf"),
+    ],
+)
+def test_a_record_without_times(status: str, fields: dict[str, Any], part: str) -> None:
+    text = rendered(made_record(CASE, "cuda", "cuda", status, **fields))
+    assert part in text and "time" not in text and "compared with xla" not in text
 
 
 def test_no_records() -> None:
-    assert table.render([]) == "no records"
+    assert table.render([]) == matrix.render([]) == "no records"
 
 
 HOSTILE = "a\x1b[2J\r\nb\u202e | c [red]x[/red] <script> *y* `z`" + "w" * 5000
@@ -105,7 +91,7 @@ def test_hostile_text_stays_text(markdown: bool) -> None:
 
 
 def test_markdown_is_a_table() -> None:
-    lines = rendered(ok(CASE, "xla", 1e-4), markdown=True).splitlines()
+    lines = rendered(ok(CASE, "xla", 100.0), markdown=True).splitlines()
     assert lines[2] == "## gelu / llama-8b / bf16 / fwd"
     assert lines[4].startswith("| implementation")
     assert set(lines[5]) <= set("|-: ")
@@ -127,18 +113,17 @@ def test_printable_keeps_one_line_and_names_the_full_length() -> None:
 
 
 def test_the_matrix_marks_the_fastest_of_one_clock() -> None:
-    other_clock, other_segment = ok(CASE, "eager", 3e-6), ok(CASE, "library", 2e-6)
+    other_clock, other_segment = ok(CASE, "eager", 3.0), ok(CASE, "library", 2.0)
     measurement_of(other_clock).timer = "cuda-events"
     other_segment.segment = "s2"
     rows = rows_of(
-        ok(CASE, "xla", 12e-6), ok(CASE, "triton", 8e-6), made_record(CASE, "cuda", "cuda", "skipped"), other_clock,
+        ok(CASE, "xla", 12.0), ok(CASE, "triton", 8.0), made_record(CASE, "cuda", "cuda", "skipped"), other_clock,
         other_segment,
     )
     text = matrix.render(rows)
     assert "8.00 *" in text and "12.0 *" not in text and "skipped" in text
     assert "3.00 *" not in text and "2.00 *" not in text  # alone on their clock or in their segment
     assert matrix.render(rows, markdown=True).startswith("| ")
-    assert matrix.render([]) == "no records"
 
 
 def test_the_matrix_counts_kernels_where_nothing_was_timed() -> None:

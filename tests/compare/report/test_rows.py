@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from made_records import append_malformed, made_record, measurement_of, without_kernel_times
+from made_rows import rows_of, timed_record
 
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.plan import paired_rounds
@@ -49,24 +50,14 @@ def timed(seconds: list[list[float]], launches: int = 1) -> TimesOfPhase:
 
 
 def measured(case: Case, implementation: str = "xla", microseconds: float = 100.0, **fields: Any) -> Record:
-    """An `ok` record with the given device time in every phase."""
-    block = BLOCKS[case.block]
-    phases = {phase: timed([[microseconds * 1e-6] * 5] * 2) for phase in case.phases}
-    defaults: dict[str, Any] = {
-        "status": "ok", "compiler": "xla", "segment": "s1", "flops": block.phase_flops(case),
-        "bytes_compulsory": block.bytes_compulsory(case),
-        "errors": [{"name": "y", "error": 0.01, "tolerance": 0.02}],
-        "measurement": {
-            "timer": "cupti", "phases": phases, "wall_time": [2e-4, 1e-4, 3e-4],
-            "peak_memory": dict.fromkeys(case.phases, {"bytes": 1000}),
-        },
-    }
-    return made_record(case=case, implementation=implementation, **(defaults | fields))
+    """An `ok` record with the given device time in every phase, in two rounds."""
+    more = {"wall_time": [2e-4, 1e-4, 3e-4], "peak_memory": dict.fromkeys(case.phases, {"bytes": 1000})}
+    return timed_record(case, implementation, microseconds, rounds=(1.0, 1.0), measured=more, **fields)
 
 
 def values(records: list[Record], uncalibrated: dict[str, str] | None = None) -> list[dict[str, Any]]:
     """Return the values of each record by column."""
-    return as_data(result.row for result in results_of(records, SEGMENTS, uncalibrated or {}))
+    return as_data(rows_of(*records, ceilings=SEGMENTS, uncalibrated=uncalibrated or {}))
 
 
 def row_of(record: Record) -> dict[str, Any]:
@@ -140,7 +131,7 @@ def test_an_unmeasured_peak_has_a_reason_and_the_planned_peak() -> None:
     assert (row["peak_memory_bytes"], row["peak_memory_reason"]) == (None, "no room")
     assert row["peak_memory_planned_bytes"] == 1000 and row["trace"] is None  # of the phase that was measured
     backward(planned=2_500_000)
-    assert "2.50 p" in table.render([results_of([subject], SEGMENTS, {})[0].row])
+    assert "2.50 p" in table.render([*rows_of(subject)])
     backward(planned=None)  # PyTorch's
     assert row_of(subject)["peak_memory_planned_bytes"] is None
 

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_records import made_record, with_fields
+from made_records import with_fields
+from made_rows import timed_record
 
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
 from xlafuse.compare.record import run_folder
-from xlafuse.compare.record.record import Record
 from xlafuse.compare.report import strongest_findings
 from xlafuse.compare.sources.opening import open_source
 from xlafuse.compare.sources.source import Source
@@ -45,20 +45,13 @@ TOGETHER = FusionGraph("one", "triton", (kernel("x", "y", 20.0, "scores", "softm
 DOT = SourceOp("dot", "experts", "model.py:7", site="dot")
 
 
-def member(name: str, us: float) -> Record:
-    samples = [[us * 1e-6] * 5] * 5
-    part = {"device_time": samples, "busy_time": samples, "launches": 1, "records": []}
-    measurement = {"timer": "cupti", "phases": {"forward": part}, "wall_time": [us * 1e-6] * 5}
-    return made_record(CASE, name, "xla", "ok", segment="s1", graph=f"{name}.json", measurement=measurement)
-
-
 def chosen(
     folder: Path, times: dict[str, float | None], graphs: dict[str, FusionGraph]
 ) -> list[strongest_findings.StrongFinding]:
     run_folder.create(folder, {"segments": [{"id": "s1", "environment": {}, "ceilings": CEILINGS}]})
     for name, us in times.items():
         store.save(graphs[name], folder / f"{name}.json")
-        each = member(name, us or 1.0)
+        each = timed_record(CASE, name, us or 1.0, graph=f"{name}.json")
         if us is None:
             each = with_fields(each, status="compiled", measurement=None, target="h200")
         run_folder.append(folder, each)
@@ -103,9 +96,8 @@ def test_time_in_which_nothing_runs(tmp_path: Path) -> None:
     run_folder.create(tmp_path, {"segments": [{"id": "s1", "environment": {}, "ceilings": CEILINGS}]})
     for name, busy in (("xla", 80.0), ("triton", 60.0), ("triton-cudagraphs", 64.0)):
         store.save(APART, tmp_path / f"{name}.json")
-        each = member(name, 90.0 if name == "triton" else busy)
-        each.times["forward"].busy_time = [[busy * 1e-6] * 5] * 5
-        run_folder.append(tmp_path, each)
+        us = 90.0 if name == "triton" else busy
+        run_folder.append(tmp_path, timed_record(CASE, name, us, busy=busy, graph=f"{name}.json"))
     (found,) = [f for f in strongest_findings.strongest(open_source(tmp_path)) if f.kind == "launch gaps"]
     assert found.implementation == "triton" and found.at_stake_us == pytest.approx(30.0)
     assert found.headline == "Triton waits for launches in 30.0 µs of 90.0 µs; triton-cudagraphs takes 64.0 µs."

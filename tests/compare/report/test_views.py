@@ -8,46 +8,28 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
-from made_records import made_record
+from click.testing import Result
+from made_rows import rows_shown, written, xlafuse
+from made_rows import timed_record as measured
 
 from xlafuse.compare.base.paths import PROJECT
-from xlafuse.compare.cli import main
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel
 from xlafuse.compare.record import run_folder
 from xlafuse.compare.record.record import Record
 from xlafuse.compare.report import roofline, table, traffic
 from xlafuse.compare.report.columns import as_data
-from xlafuse.compare.report.table_views import rows_of
+from xlafuse.compare.report.views import rows_of
 from xlafuse.compare.sources.row import Row
 from xlafuse.compare.sources.run_source import ceilings_of, open_run, results_of
 from xlafuse.compare.sources.source import Source
 from xlafuse.compare.spec.blocks import BLOCKS
-from xlafuse.compare.spec.case import Case
 
 CASE = next(case for case in BLOCKS["vector_add"].cases("quick") if case.name == "64Mi")
 MOVED = 3 * 2 * CASE.sizes["elements"]
 CEILINGS = {"streams": {"1:1": 4.0e12, "2:1": 4.2e12}, "products": {"bfloat16": 8e14}, "launch": {"device_s": 1e-6}}
 LEAST = MOVED / CEILINGS["streams"]["2:1"] * 1e6  # microseconds, at the bandwidth of two reads a write
 SEGMENTS = ceilings_of({"segments": [{"id": "s1", "ceilings": CEILINGS}]})
-
-
-def xlafuse(*words: object) -> Result:
-    return CliRunner().invoke(main.cli, [str(word) for word in words])
-
-
-def measured(case: Case, implementation: str = "xla", **fields: Any) -> Record:
-    """An `ok` record that took 100 µs."""
-    samples = [[100e-6] * 5] * 2
-    parts = {part: {"device_time": samples, "busy_time": samples, "launches": 1, "records": []} for part in case.phases}
-    block = BLOCKS[case.block]
-    defaults: dict[str, Any] = {
-        "status": "ok", "compiler": "xla", "segment": "s1", "flops": block.phase_flops(case),
-        "bytes_compulsory": block.bytes_compulsory(case),
-        "measurement": {"timer": "cupti", "phases": parts, "wall_time": [2e-4]},
-    }
-    return made_record(case=case, implementation=implementation, **(defaults | fields))
 
 
 def counted(read: int, written: int) -> dict[str, Any]:
@@ -160,23 +142,9 @@ def view(folder: Path, name: str, *words: object) -> Result:
     return xlafuse("inspect", folder, "--view", name, *words)
 
 
-def rows_in(result: Result) -> list[dict[str, Any]]:
-    assert result.exit_code == 0, result.output
-    data: list[dict[str, Any]] = json.loads(result.stdout)["rows"]
-    return data
-
-
-def file_of(folder: Path, name: str, ending: str, *words: object) -> str:
-    """Return the text that `report` writes into a file."""
-    out = folder.parent / f"{name}{ending}"
-    result = xlafuse("report", folder, "--view", name, "-o", out, *words)
-    assert result.exit_code == 0, result.output
-    return out.read_text()
-
-
 @pytest.mark.parametrize("name", ["roofline", "times"])
 def test_rooflines_come_from_the_graphs(folder: Path, name: str) -> None:
-    rows = {row["implementation"]: row for row in rows_in(view(folder, name, "--json"))}
+    rows = {row["implementation"]: row for row in rows_shown(folder, name)}
     for implementation in ("cuda", "triton"):
         assert rows[implementation]["roofline_time_us"] == pytest.approx(LEAST)
         assert rows[implementation]["recoverable_us"] == pytest.approx(100 - LEAST)
@@ -187,13 +155,13 @@ def test_an_unreadable_graph_leaves_no_roofline_and_a_warning(folder: Path) -> N
     (folder / "graphs" / "add.json.gz").write_bytes(b"{")
     result = view(folder, "times", "--json")
     assert result.stderr.count("warning: ") == result.stderr.count("add.json.gz") == 2
-    assert [row["roofline_time_us"] for row in rows_in(result)] == [None, None, None]
+    assert [row["roofline_time_us"] for row in json.loads(result.stdout)["rows"]] == [None, None, None]
 
 
 def test_tables(folder: Path) -> None:
     text = view(folder, "roofline").output
     assert "recoverable µs" in text and "0.167" in text and "memory" in text and "96%" in text
-    assert "## vector\\_add / 64Mi / bf16 / fwd" in file_of(folder, "roofline", ".md")
+    assert "## vector\\_add / 64Mi / bf16 / fwd" in written(folder, folder.parent / "roofline.md", "--view", "roofline")
     text = view(folder, "traffic").output
     assert "DRAM, alone MB" in text and "declared MB" in text
     text = view(folder, "authorship").output
@@ -201,7 +169,7 @@ def test_tables(folder: Path) -> None:
 
 
 def test_kernels_each_have_a_row(folder: Path) -> None:
-    rows = rows_in(view(folder, "kernel-roofline", "--json"))
+    rows = rows_shown(folder, "kernel-roofline")
     assert [(row["implementation"], row["kernel"], row["index"]) for row in rows] == [
         ("triton", "add_kernel", 0), ("cuda", "add_kernel", 0),
     ]
@@ -270,18 +238,17 @@ def test_views_without_records() -> None:
 def test_findings_are_the_same_in_every_form(tmp_path: Path) -> None:
     folder = PROJECT / "tests" / "data" / "runs" / "h200-small"
     wanted = ("--block", "rmsnorm", "--block", "softmax")
-    rows = rows_in(view(folder, "findings", *wanted, "--json"))
+    rows = rows_shown(folder, "findings", *wanted)
     assert 2 <= len(rows) <= 5 and [f["at_stake_us"] for f in rows] == sorted(f["at_stake_us"] for f in rows)[::-1]
     assert {f["case"].split()[0] for f in rows} == {"rmsnorm", "softmax"}
     lines = view(folder, "findings", *wanted).output.splitlines()
     for number, (line, row) in enumerate(zip(lines, rows, strict=True), 1):
         assert line.startswith(f"{number}. {row['finding']} ({row['case']}: ")
-    copy = tmp_path / "run"
-    copy.symlink_to(folder)
-    assert file_of(copy, "findings", ".csv", *wanted).startswith("at_stake_us,finding,case,kind\n")
-    every = rows_in(view(folder, "findings", "--all", "--json"))
+    as_csv = written(folder, tmp_path / "findings.csv", "--view", "findings", *wanted)
+    assert as_csv.startswith("at_stake_us,finding,case,kind\n")
+    every = rows_shown(folder, "findings", "--all")
     assert len(every) > 5 and all(row in every for row in rows)
-    markdown = file_of(copy, "findings", ".md", *wanted)
+    markdown = written(folder, tmp_path / "findings.md", "--view", "findings", *wanted)
     assert "mean\\_square" in markdown and "mean_square" not in markdown
 
 
