@@ -10,7 +10,7 @@ import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -30,10 +30,11 @@ _BINDERS = {"globals", "locals", "vars", "exec", "setattr", "__getattr__", "__di
 
 def is_users(module: ModuleType) -> bool:
     """Return whether a module belongs to no installed package, nor to this project or Python."""
-    files = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+    folders = getattr(module, "__path__", ())
+    files = [getattr(module, "__file__", None), *(folders if isinstance(folders, Iterable) else ())]
     return any(
-        file and not of_packages(file) and not file.startswith(PROJECT_FOLDERS)
-        and not Path(file).is_relative_to(_LIBRARY) for file in files
+        Path(file).is_absolute() and not of_packages(file) and not file.startswith(PROJECT_FOLDERS)
+        and not Path(file).is_relative_to(_LIBRARY) for file in files if file  # torch.classes makes up a file
     )
 
 
