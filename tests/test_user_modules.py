@@ -57,6 +57,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Run:
     return run
 
 
+@pytest.mark.parametrize("run", ["package"], indirect=True)
 def test_commands_without_a_framework(run: Run) -> None:
     assert "gelu" in run("-m", "xlafuse", "list")
     assert "kernel" in run("-m", "xlafuse", "inspect", str(ROOT / "tests" / "data" / "xla" / "softmax.hlo.txt"))

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from xlafuse.triton_side.blocks import attention, attention_packed
 from xlafuse.triton_side.calls import dispatch
 from xlafuse.triton_side.library import layernorm, linear_cross_entropy, rmsnorm, softmax
 
@@ -154,24 +155,6 @@ def library(name: str) -> Any:
     return importlib.import_module(f"xlafuse.triton_side.library.{name}")
 
 
-def attention(inputs: Mapping[str, Tensor], causal: int = 1, window: int = 0) -> dict[str, Tensor]:
-    q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    seen = torch.ones(q.shape[2], q.shape[2]).bool()
-    seen = seen.tril() if causal else seen
-    seen = seen.triu(1 - window) if window else seen
-    return {"out": F.scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True)}
-
-
-def attention_packed(inputs: Mapping[str, Tensor], longest: int) -> dict[str, Tensor]:
-    """Attend for each sequence separately."""
-    bounds = inputs["cu_seqlens"].tolist()
-    outs = []
-    for first, end in zip(bounds, bounds[1:], strict=False):
-        own = {name: inputs[name][first:end].transpose(0, 1)[None] for name in "qkv"}
-        outs.append(attention(own)["out"][0].transpose(0, 1))
-    return {"out": torch.cat(outs)}
-
-
 def inputs_of(row: str) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(1)
     shapes: dict[str, tuple[int, ...]] = {"x": (ROWS, COLUMNS), "weight": (COLUMNS,), "bias": (COLUMNS,)}
@@ -198,9 +181,9 @@ def applied(package: str, row: str) -> Any:
 ROWS_OF_QUACK = [("rmsnorm", rmsnorm.apply, {"eps": EPS}), ("layernorm", layernorm.apply, {"eps": EPS}),
                  ("softmax", softmax.apply, {})]
 CASES = [*(("quack", row, plain, attributes) for row, plain, attributes in ROWS_OF_QUACK),
-         *(("flash_attention_4", "attention", attention, mask)
+         *(("flash_attention_4", "attention", attention.apply, mask)
            for mask in ({}, {"causal": 0}, {"causal": 1, "window": 3})),
-         ("flash_attention_4", "attention_packed", attention_packed, {"longest": 4})]
+         ("flash_attention_4", "attention_packed", attention_packed.apply, {"longest": 4})]
 LIGER = ("liger", "linear_cross_entropy", linear_cross_entropy.apply, {"smoothing": 0.1, "z_loss": 0.01})
 IDS = [f"{package}-{row}-{attributes}" for package, row, _, attributes in CASES]
 

@@ -63,11 +63,6 @@ def test_writes_into_given_memory_or_in_place() -> None:
     assert torch.equal(given["mu"], expected[1])
 
 
-def test_non_contiguous_and_empty() -> None:
-    assert not problem(elements=30, gradient=random(60)[::2], mu=random(60, seed=2)[::2])
-    assert [x.shape for x in adamw.adamw(**operands(0), **SETTINGS)] == [(0,)] * 3
-
-
 def test_several_parameters_in_one_call_get_what_each_gets_alone() -> None:
     # More than one launch takes, with sizes around a block's and a program's, one in place, one empty and one strided.
     sizes = [1, 511, 512, 513, 0, 4096, 4097, 9000, *range(3, 33)]
@@ -116,25 +111,15 @@ def test_rejects_a_parameter_unlike_the_first() -> None:
     adamw.update_all([], step, **SETTINGS)
 
 
-def test_rejects() -> None:
-    given = operands(4)
-    with pytest.raises(ValueError, match=r"param's shape \(4,\), got mu \(1,\)"):
-        adamw.adamw(**given | {"mu": given["mu"][:1]}, **SETTINGS)
-    with pytest.raises(TypeError, match=r"mu and nu must be float32, got torch.float16"):
-        adamw.adamw(**given | {"mu": given["mu"].half(), "nu": given["nu"].half()}, **SETTINGS)
-    with pytest.raises(TypeError, match=r"param in torch.float32 and gradient in torch.float16"):
-        adamw.adamw(**given | {"gradient": given["gradient"].half()}, **SETTINGS)
-    with pytest.raises(ValueError, match="step must be one integer"):
-        adamw.adamw(**given | {"step": torch.ones(2, device=DEVICE)}, **SETTINGS)
-    with pytest.raises(ValueError, match="between 0 and 1, got 1.0"):
-        adamw.adamw(**given, **SETTINGS | {"beta1": 1.0})
-    with pytest.raises(ValueError, match="out must be contiguous"):
-        adamw.adamw(**given, **SETTINGS, out=tuple(random(8)[::2] for _ in range(3)))
-    with pytest.raises(TypeError, match="out of mu and nu must be float32"):
-        adamw.adamw(**given, **SETTINGS, out=(random(4), random(4).half(), random(4).half()))
-
-
 @pytest.mark.gpu
 def test_rejects_cpu_tensors() -> None:
     with pytest.raises(ValueError, match="must be on a GPU"):
         adamw.adamw(**{name: x.cpu() for name, x in operands(4).items()}, **SETTINGS)
+
+
+def test_rejects_memory_that_results_do_not_fit() -> None:
+    given = operands(4)
+    with pytest.raises(ValueError, match="out must be contiguous"):
+        adamw.adamw(**given, **SETTINGS, out=tuple(random(8)[::2] for _ in range(3)))
+    with pytest.raises(TypeError, match="out of mu and nu must be float32"):
+        adamw.adamw(**given, **SETTINGS, out=(random(4), random(4).half(), random(4).half()))

@@ -1,8 +1,10 @@
+from types import FunctionType
+
 import pytest
 import torch
 from kernel_properties import attention as problem
 from kernel_properties import training
-from row_kernel_checks import DEVICE, DTYPES, random, with_gradients
+from row_kernel_checks import DTYPES, random, with_gradients
 from test_attention import DK_DV, DQ, FORWARD, configured
 
 from xlafuse.triton_side.kernels import attention
@@ -43,13 +45,6 @@ def test_a_query_without_keys_gives_zeros_and_no_gradient() -> None:
     assert all(x.isfinite().all() for x in (out, dq, dk, dv, dbias))
 
 
-def test_strides() -> None:
-    q, k, v, dout, bias = tensors(2, 2, 33, 16)
-    assert not of(attention_bias, q, k, v, dout, bias.mT.contiguous().mT), "queries side by side"
-    one_for_all = random(1, 33, 35, seed=9)[..., 2:].expand(2, -1, -1)
-    assert not of(attention_bias, q, k, v, dout, one_for_all), "misaligned rows, one head repeated"
-
-
 def test_a_bias_without_gradient_launches_no_dbias_kernel(monkeypatch) -> None:
     q, k, v, dout, bias = tensors(1, 2, 17, 16)
     monkeypatch.setattr(attention, "launch_dbias", None)
@@ -57,31 +52,6 @@ def test_a_bias_without_gradient_launches_no_dbias_kernel(monkeypatch) -> None:
     assert torch.autograd.grad(out, q, dout)[0].any()
     with torch.no_grad():
         assert attention_bias(q, k, v, bias.requires_grad_()).grad_fn is None
-
-
-def test_empty() -> None:
-    q, k, v = (torch.zeros(0, 2, 5, 16, device=DEVICE, requires_grad=True) for _ in range(3))
-    bias = torch.ones(2, 5, 5, device=DEVICE, requires_grad=True)
-    attention_bias(q, k, v, bias).sum().backward()
-    assert q.grad.shape == (0, 2, 5, 16) and not bias.grad.any()
-
-
-def test_rejects() -> None:
-    q, k, v, _, bias = tensors(1, 2, 8, 16)
-    with pytest.raises(ValueError, match=r"bias \[heads, sequence, sequence\], got .* and \(1, 8, 8\)"):
-        attention_bias(q, k, v, bias[:1])
-    with pytest.raises(ValueError, match=r"got .*\(1, 1, 8, 16\), \(1, 1, 8, 16\) and"):
-        attention_bias(q, k[:, :1], v[:, :1], bias)
-    with pytest.raises(TypeError, match="one dtype"):
-        attention_bias(q, k, v, bias.half())
-
-
-def filled_with_nan(make):
-    def made(*shape, **options):
-        tensor = make(*shape, **options)
-        return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
-
-    return made
 
 
 @pytest.mark.parametrize("block", [16, 32])
@@ -110,4 +80,4 @@ def program_number(program: int, programs: int, *arguments: int) -> int:
             return -(-a // b)
 
     function = attention_tiles.program_number.fn
-    return type(test_rejects)(function.__code__, {"tl": Language})("a bias", *arguments)
+    return FunctionType(function.__code__, {"tl": Language})("a bias", *arguments)

@@ -91,15 +91,6 @@ def test_more_chunks_than_one_step_combines() -> None:
         assert not properties.decode_attention(configured(CONFIGS[0], page_size), q, k, v, lengths)
 
 
-def test_strides() -> None:
-    lengths = draw_lengths(40, 9)
-    q, (k, v) = random(2, 32, 4).transpose(1, 2)[..., ::2], caches(lengths, 2, 40, 16)
-    k, v = k.transpose(1, 2).contiguous().transpose(1, 2), v.mT.contiguous().mT
-    assert not properties.decode_attention(public, q, k, v, lengths)
-    assert not properties.decode_attention(public, q, k, v, draw_lengths(40, 0, 9, 0)[::2])
-    assert not properties.decode_attention(public_paged, q, k, v, draw_lengths(40, 0, 9, 0)[::2])
-
-
 def test_large_scores_stay_finite() -> None:
     lengths = draw_lengths(40)
     q, (k, v) = 1e4 * random(1, 2, 16), caches(lengths, 2, 40, 16)
@@ -147,29 +138,3 @@ def test_chunks_fill_an_h200(capacity: int, programs: int, splits: int) -> None:
     chunk = decode_attention.split_keys(capacity, programs, 132, 64)
     assert chunk % 64 == 0 and 64 <= chunk <= decode_attention.LONGEST_CHUNK
     assert -(-capacity // chunk) == splits
-
-
-def test_rejects() -> None:
-    lengths = draw_lengths(4, 5)
-    q, (k, v) = random(2, 4, 16), caches(lengths, 2, 8, 16)
-    pages, table = in_pages(k, 4)
-    with pytest.raises(ValueError, match=r"a multiple of the cache's 2, got \(2, 3, 16\)"):
-        decode_attention.decode_attention(q[:, :3], k, v, lengths)
-    with pytest.raises(ValueError, match=r"got \(2, 4, 1, 16\); drop the axis of the one token"):
-        decode_attention.decode_attention(q[:, :, None], k, v, lengths)
-    with pytest.raises(ValueError, match=r"got \(1, 2, 8, 16\) and \(1, 2, 8, 16\) for q \(2, 4, 16\)"):
-        decode_attention.decode_attention(q, k[:1], v[:1], lengths)
-    with pytest.raises(ValueError, match="head_dim must be one of .* got 8; pad"):
-        decode_attention.decode_attention(q[..., :8], k[..., :8], v[..., :8], lengths)
-    with pytest.raises(TypeError, match=r"lengths must be int32, got torch.int64; cast"):
-        decode_attention.decode_attention(q, k, v, lengths.long())
-    with pytest.raises(ValueError, match=r"lengths must be on \w+(:0)? as q is, got meta"):
-        decode_attention.decode_attention(q, k, v, lengths.to("meta"))
-    with pytest.raises(ValueError, match=r"lengths must be \[batch\] for q of batch 2, got shape \(1,\)"):
-        decode_attention.decode_attention(q, k, v, lengths[:1])
-    with pytest.raises(TypeError, match="one dtype"):
-        decode_attention.decode_attention(q, k.half(), v, lengths)
-    with pytest.raises(ValueError, match=r"page_table must be \[batch, pages_per_sequence\] .* got shape \(4,\)"):
-        decode_attention_paged.decode_attention_paged(q, pages, pages, table.view(-1), lengths)
-    with pytest.raises(ValueError, match=r"k_pages and v_pages must be \[pages, page_size, kv_heads, head_dim\]"):
-        decode_attention_paged.decode_attention_paged(q, pages, pages[:1], table, lengths)

@@ -96,12 +96,6 @@ def test_backward_draws_the_mask_of_forward() -> None:
         assert torch.equal(h != 0, kept(9, 203, seed=seed))
 
 
-def test_non_contiguous() -> None:
-    wide, tall, stepped = random(10, 50)[:, 3:23], random(20, 10).t(), random(10, 40)[:, ::2]
-    vector, repeated = random(40)[::2], random(20).expand(10, 20)
-    assert not problem(inputs=(wide, vector, tall, vector, vector, repeated, stepped))
-
-
 @pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
 def test_empty(shape: tuple[int, int]) -> None:
     y, h, dx, dbias, dresidual, dweight, dshift = training()(*operands(*shape))
@@ -118,40 +112,6 @@ def test_one_output_alone_has_gradients() -> None:
         gradients = torch.autograd.grad(made, leaves, output)
         expected = training()(*inputs, *cotangents)[2:]
         assert all(torch.equal(a, b) for a, b in zip(gradients, expected, strict=True))
-
-
-def test_only_training_saves_statistics() -> None:
-    *inputs, _, _ = operands(3, 50)
-    y, _ = dropout_residual_norm.dropout_residual_norm(*inputs, SEED, p=P, eps=EPS)
-    assert y.grad_fn is None
-    inputs[1].requires_grad_()
-    y, _ = dropout_residual_norm.dropout_residual_norm(*inputs, SEED, p=P, eps=EPS)
-    assert [tuple(saved.shape) for saved in y.grad_fn.saved_tensors] == [(3, 50), (50,), (2,), (3,), (3,)]
-
-
-def test_gradients_repeat_bit_for_bit() -> None:
-    first, second = (training()(*operands(20, 203)) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
-def rejected(error: type[Exception], message: str, p: float = P, seed: torch.Tensor = SEED, **changed) -> None:
-    names = ("x", "bias", "residual", "weight", "shift")
-    inputs = dict(zip(names, operands(2, 3), strict=False)) | changed
-    with pytest.raises(error, match=message):
-        dropout_residual_norm.dropout_residual_norm(**inputs, seed=seed, p=p, eps=EPS)
-
-
-def test_rejects() -> None:
-    rejected(ValueError, r"x must be \[rows, columns\], got shape \(3,\)", x=random(3))
-    rejected(ValueError, r"residual must be of x's shape \(2, 3\), got \(3, 2\)", residual=random(3, 2))
-    rejected(ValueError, r"shift must be \[columns\] = \[3\] for x of shape \(2, 3\), got \(2,\)", shift=random(2))
-    rejected(TypeError, "weight in torch.float16", weight=random(3).half())
-    rejected(TypeError, "seed must be int32, got torch.int64", seed=SEED.long())
-    rejected(ValueError, r"seed must be two words on .*, got shape \(3,\)", seed=seed_of(1, 2, 3))
-    for p in (-0.1, 1.0, 1 - 2**-17, float("inf")):
-        rejected(ValueError, "p must be at least 0", p=p)
-    wide, row = torch.zeros(1, 16385, device=DEVICE), torch.zeros(16385, device=DEVICE)
-    rejected(ValueError, "at most 16384 columns, .*got 16385", x=wide, residual=wide, bias=row, weight=row, shift=row)
 
 
 @pytest.mark.parametrize("configure", [

@@ -60,38 +60,3 @@ def test_tokens_of_a_row_are_summed_in_float32() -> None:
     ids, dy = torch.ones(131, dtype=torch.int32, device=DEVICE), torch.ones(131, 3, dtype=torch.float16, device=DEVICE)
     dy[0] = 2048
     assert embedding.backward(ids, dy, rows=3).tolist() == [[0.0] * 3, [2178.0] * 3, [0.0] * 3]
-
-
-def test_any_strides() -> None:
-    table, ids = random(20, 30).t(), draw_ids(30, 40)[::2]
-    assert not properties.embedding(trained, table, ids, random(20, 1, seed=1).expand(20, 20))
-
-
-def test_empty() -> None:
-    for rows, columns, tokens in ((3, 4, 0), (3, 0, 2), (0, 4, 0)):
-        table = random(rows, columns).requires_grad_()
-        y = embedding.embedding(table, torch.zeros(tokens, dtype=torch.int32, device=DEVICE))
-        y.sum().backward()
-        assert y.shape == (tokens, columns) and table.grad.shape == table.shape and not table.grad.any()
-
-
-def test_saves_only_ids() -> None:
-    table, ids = random(4, 3), draw_ids(4, 5)
-    assert embedding.embedding(table, ids).grad_fn is None
-    y = embedding.embedding(table.requires_grad_(), ids)  # torch 2.11 frees the graph with it
-    (saved,) = y.grad_fn.saved_tensors
-    assert saved.data_ptr() == ids.data_ptr()
-
-
-def test_rejects() -> None:
-    table, ids = random(4, 3), draw_ids(4, 5)
-    with pytest.raises(TypeError, match=r"ids must be int32 or int64, got torch.int16; cast"):
-        embedding.embedding(table, ids.short())
-    with pytest.raises(ValueError, match=r"ids must be \[tokens\], got shape \(1, 5\)"):
-        embedding.embedding(table, ids[None])
-    with pytest.raises(ValueError, match=r"table must be \[rows, columns\]"):
-        embedding.embedding(table[0], ids)
-    with pytest.raises(TypeError, match=r"table must be bfloat16, float16 or float32, got torch.float64"):
-        embedding.embedding(table.double(), ids)
-    with pytest.raises(ValueError, match=r"ids must be on \w+(:0)? as the table is, got meta"):
-        embedding.embedding(table, ids.to("meta"))

@@ -9,7 +9,7 @@ from xlafuse.triton_side.kernels.shared.launch import RowConfig
 EPS = 1e-6
 
 # Tiles of several rows, persistent programs with a prefetch, the looped kernels, and two programs that share a row in
-# the backward pass; none covers 37 x 203 exactly.
+# the backward pass; none covers 13 x 203 exactly.
 CONFIGS = [
     RowConfig(block_rows=1, block_columns=256, num_warps=1, num_stages=1, programs=37),
     RowConfig(block_rows=4, block_columns=256, num_warps=4, num_stages=1, programs=10),
@@ -59,8 +59,8 @@ def default(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.
 
 @pytest.mark.parametrize("config", [CONFIGS[1], *CONFIGS[4:]], ids=str)
 def test_another_gradient_of_x_is_added_before_the_rounding(config: RowConfig) -> None:
-    x, weight, bias, dy = operands(37, 203)
-    dsum = random(37, 203, seed=9)
+    x, weight, bias, dy = operands(13, 203)
+    dsum = random(13, 203, seed=9)
     _, mean, rstd = layernorm.forward(x, weight, bias, EPS, save=True, config=config)
     dx, *sums = layernorm.backward(x, weight, mean, rstd, dy, config, dsum=dsum)
     alone, *sums_alone = layernorm.backward(x, weight, mean, rstd, dy, config)
@@ -95,7 +95,7 @@ def test_rows_too_long_for_registers(columns: int) -> None:
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
 def test_any_configuration_agrees(config: RowConfig) -> None:
-    assert agrees(configured(config), *operands(37, 203))
+    assert agrees(configured(config), *operands(13, 203))
 
 
 @pytest.mark.parametrize("config", [CONFIGS[1], *CONFIGS[4:]], ids=str)
@@ -118,13 +118,6 @@ def test_variance_of_rows_far_from_zero(config: RowConfig) -> None:
     assert torch.allclose(rstd.double(), expected, rtol=1e-2)
 
 
-def test_non_contiguous() -> None:
-    _, weight, bias, _ = operands(1, 40)
-    dy = random(1, 20, seed=1).expand(30, 20)
-    for x in (random(30, 50)[:, 3:23], random(20, 30).t(), random(30, 40)[:, ::2]):
-        assert agrees(default, x, weight[::2], bias[::2], dy)
-
-
 @pytest.mark.parametrize("scale", [1e-30, 1e4, 1e15])
 def test_small_and_large_values(scale: float) -> None:
     x, weight, bias, dy = operands(5, 200)
@@ -136,51 +129,9 @@ def test_rows_too_large_for_their_squares_give_the_bias() -> None:
     assert torch.equal(default(x, torch.ones_like(x[0]), torch.ones_like(x[0])), torch.ones_like(x))
 
 
-@pytest.mark.parametrize("shape", [(0, 5), (5, 0)])
-def test_empty(shape: tuple[int, int]) -> None:
-    x, weight, bias = (random(*size).requires_grad_() for size in (shape, shape[1:], shape[1:]))
-    y = default(x, weight, bias)
-    y.sum().backward()
-    assert y.shape == x.grad.shape == shape
-    for parameter in (weight, bias):
-        assert torch.equal(parameter.grad, torch.zeros_like(parameter))
-
-
-def test_only_training_saves_mean_and_rstd() -> None:
-    x, weight, bias, _ = operands(3, 50)
-    _, *statistics = layernorm.forward(x, weight, bias, EPS, save=False)
-    assert statistics == [None, None]
-    assert default(x, weight, bias).grad_fn is None
-    bias.requires_grad_()
-    with torch.no_grad():
-        assert default(x, weight, bias).grad_fn is None
-    y = default(x, weight, bias)  # torch 2.11 frees the graph with it
-    saved = y.grad_fn.saved_tensors
-    assert [tuple(tensor.shape) for tensor in saved] == [(3, 50), (50,), (3,), (3,)]
-    assert saved[2].dtype == saved[3].dtype == torch.float32
-
-
-def test_gradients_repeat_bit_for_bit() -> None:
-    *inputs, dy = operands(33, 67)
-    first, second = (with_gradients(default, *inputs, dy=dy) for _ in range(2))
-    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
-
-
 def test_agrees_with_torch() -> None:
     x, weight, bias, _ = operands(7, 127)
     assert torch.allclose(default(x, weight, bias), F.layer_norm(x, (127,), weight, bias, EPS), atol=1e-5)
-
-
-def test_rejects() -> None:
-    x, weight, bias, _ = operands(2, 3)
-    with pytest.raises(ValueError, match=r"x must be \[rows, columns\], got shape \(3,\)"):
-        default(x[0], weight, bias)
-    with pytest.raises(ValueError, match=r"weight must be \[columns\] = \[3\] for x of shape \(2, 3\), got \(2,\)"):
-        default(x, weight[:2], bias)
-    with pytest.raises(ValueError, match=r"bias must be \[columns\] = \[3\] for x of shape \(2, 3\), got \(1, 3\)"):
-        default(x, weight, bias[None])
-    with pytest.raises(TypeError, match="bias in torch.float16"):
-        default(x, weight, bias.half())
 
 
 @pytest.mark.parametrize("columns", [1, 100, 4096, 8193, 16384, 16385, 131072])

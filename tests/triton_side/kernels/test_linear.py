@@ -43,29 +43,6 @@ def test_agrees_through_descriptors(monkeypatch: pytest.MonkeyPatch) -> None:
     assert agrees(applied, *inputs, dy=dy)
 
 
-def test_strides() -> None:
-    x, weight, bias, dy = tensors(72, 24, 136)
-    transposed = [tensor.T.contiguous().T for tensor in (x, weight)]
-    assert agrees(applied, *transposed, random(272, seed=2)[::2], dy=dy.T.contiguous().T)
-    assert agrees(applied, x, weight, bias, dy=random(72, 150, seed=6)[:, 3:139])
-    assert agrees(applied, x, weight, bias, dy=random(1, 136, seed=6).expand(72, 136))
-
-
-def test_training_saves_only_the_inputs() -> None:
-    *inputs, _ = tensors(5, 8, 12)
-    inputs[2].requires_grad_()
-    y = applied(*inputs)  # torch 2.11 frees the graph with it
-    assert [tuple(x.shape) for x in y.grad_fn.saved_tensors] == [(5, 8), (8, 12)]
-
-
-@pytest.mark.parametrize("shape", [(0, 8, 12), (5, 0, 12), (5, 8, 0)])
-def test_empty(shape: tuple[int, int, int]) -> None:
-    *inputs, dy = tensors(*shape)
-    expected = with_gradients(plain, *inputs, dy=dy)
-    for got, reference in zip(with_gradients(applied, *inputs, dy=dy), expected, strict=True):
-        torch.testing.assert_close(got, reference)
-
-
 @pytest.mark.parametrize("shape", [(1, 1), (67, 3), (2000, 67), (40, 1030)])
 def test_partial_sums_by_several_programs_of_several_tiles(shape: tuple[int, int]) -> None:
     x = random(*shape).round()  # sums of small integers are exact
@@ -90,13 +67,3 @@ def test_the_residual_has_the_output_s_gradient() -> None:
     expected = with_gradients(plain, x, weight, residual, dy=dy)
     for ours, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(ours, theirs)
-
-
-def test_rejects() -> None:
-    x, weight, bias, _ = tensors(4, 8, 12)
-    with pytest.raises(ValueError, match=r"must fit, got x \[4, 8\], weight \[12, 8\], bias \[12\]; .*Linear"):
-        linear.linear(x, weight.T, bias)
-    with pytest.raises(ValueError, match=r"bias \[11\]"):
-        linear.linear(x, weight, bias[:11])
-    with pytest.raises(TypeError, match="one dtype"):
-        linear.linear(x, weight, bias.half())

@@ -23,6 +23,23 @@ _CONFIGURATIONS = (
     '{"a":{"b":["1"]},"s":"} {"}', r'"{\"n\": \"12\"}"', '"opaque"', "{}", '{"brackets": )([ , it\'s: {"no": "JSON"}}',
     '{"url": "https://a/*", k: // kept\n 1}', '{\n  "lines": {\n    "n": "12"\n  }\n}',
 )
+_MATRIX: Shape = ("f32", (4, 8))
+_WINDOW = [",", "window=", "{", "size=2x3 stride=2x1 pad=0_0x1_1", "}"]
+# Operation, shape, operands (m, o: matrices, s: a scalar, p: a predicate), attributes.
+_PLAIN: tuple[tuple[str, Shape, str, tuple[str, ...]], ...] = (
+    ("compare", ("pred", (4, 8)), "mo", (",", "direction=", "LT")),
+    ("select", _MATRIX, "pmo", ()),
+    ("broadcast", _MATRIX, "s", (",", "dimensions=", "{", "}")),
+    ("reshape", ("f32", (8, 2, 2)), "m", ()),
+    ("transpose", ("f32", (8, 4)), "m", (",", "dimensions=", "{", "1", ",", "0", "}")),
+    ("slice", ("f32", (2, 7)), "m", (",", "slice=", "{", "[0:4:2]", ",", "[1:8]", "}")),
+    ("concatenate", ("f32", (8, 8)), "mo", (",", "dimensions=", "{", "0", "}")),
+    ("pad", ("f32", (8, 7)), "ms", (",", "padding=", "1_0_1x0_-1")),
+    ("dot", ("f32", (4, 4)), "mo", (",", "lhs_contracting_dims=", "{1}", ",", "rhs_contracting_dims=", "{1}")),
+    ("clamp", _MATRIX, "sms", ()),
+    ("convert", ("bf16", (4, 8)), "m", ()),
+    ("exponential", _MATRIX, "m", (",", "result_accuracy=", "{", "mode=", "highest", "}")),
+)
 _TIGHT = set(",(){}[]")  # no space is needed next to these
 
 
@@ -47,8 +64,7 @@ class Grammar:
             self._put("HloModule", self._name("module"))
             self._header()
         fills = {
-            "add": self._combiner, "block": self._block, "step": self._step, "less": self._less,
-            "condition": self._condition,
+            "add": self._combiner, "block": self._block, "less": self._less, "condition": self._condition,
         }
         for stem, fill in fills.items():
             count = self.random.randrange(1, 3)
@@ -155,12 +171,6 @@ class Grammar:
         value = self._parameter(("f32", (4, 8)), 0)
         return [value], self._written("constant", ("pred", ()), "constant", ["false"], [], is_last=True)
 
-    def _step(self) -> tuple[list[_Value], _Value]:
-        row: Shape = ("f32", (8,))
-        values = [self._parameter(row, at) for at in range(2)]
-        total = self._statement("add", row, values)
-        return values, self._statement("tuple", ("tuple", (row, row)), [total, values[1]], is_last=True)
-
     def _less(self) -> tuple[list[_Value], _Value]:
         values = [self._parameter(("f32", ()), at) for at in range(4)]
         direction = [",", "direction=", "LT"]
@@ -257,100 +267,54 @@ class Grammar:
         return self.random.choice(_STRINGS)
 
     def _random_statement(self, values: list[_Value]) -> _Value:
-        matrix = self.random.choice([v for v in values if v.shape == ("f32", (4, 8))])
-        other = self.random.choice([v for v in values if v.shape == ("f32", (4, 8))])
+        matrices = [v for v in values if v.shape == _MATRIX]
+        matrix, other = self.random.choice(matrices), self.random.choice(matrices)
         scalar = self.random.choice([v for v in values if v.shape == ("f32", ())])
         predicate = next(v for v in values if v.shape == ("pred", ()))
-        both: Shape = ("tuple", (matrix.shape, scalar.shape))
-        match self.random.randrange(34):
-            case 0:
-                return self._statement(self.random.choice(_UNARY), matrix.shape, [matrix])
-            case 1:
-                return self._statement(self.random.choice(_BINARY), matrix.shape, [matrix, other])
-            case 2:
-                direction = self.random.choice(("LT", "GE", "EQ"))
-                return self._statement("compare", ("pred", (4, 8)), [matrix, other], [",", "direction=", direction])
-            case 3:
-                return self._statement("select", matrix.shape, [predicate, matrix, other])
-            case 4:
-                attribute = [",", "dimensions=", "{", "}"]
-                return self._statement("broadcast", matrix.shape, [scalar], attribute)
-            case 5:
-                return self._statement("reshape", ("f32", (8, 2, 2)), [matrix])
-            case 6:
-                attribute = [",", "dimensions=", "{", "1", ",", "0", "}"]
-                return self._statement("transpose", ("f32", (8, 4)), [matrix], attribute)
-            case 7:
-                attribute = [",", "slice=", "{", "[0:4:2]", ",", "[1:8]", "}"]
-                return self._statement("slice", ("f32", (2, 7)), [matrix], attribute)
-            case 8:
-                attribute = [",", "dimensions=", "{", "0", "}"]
-                return self._statement("concatenate", ("f32", (8, 8)), [matrix, other], attribute)
-            case 9:
-                return self._statement("pad", ("f32", (8, 7)), [matrix, scalar], [",", "padding=", "1_0_1x0_-1"])
-            case 10:
-                attribute = [",", "lhs_contracting_dims=", "{1}", ",", "rhs_contracting_dims=", "{1}"]
-                return self._statement("dot", ("f32", (4, 4)), [matrix, other], attribute)
-            case 11:
-                return self._with_computation("reduce", ("f32", (4,)), [matrix, scalar], "{1}")
-            case 12:
-                window = [",", "window=", "{", "size=2x3 stride=2x1 pad=0_0x1_1", "}"]
-                return self._with_computation("reduce-window", ("f32", (2, 8)), [matrix, scalar], "", window)
-            case 13:
-                return self._constant()
-            case 14:
-                value = self._statement("tuple", both, [matrix, scalar])
-                return self._statement("get-tuple-element", scalar.shape, [value], [",", "index=", "1"])
-            case 15:
-                return self._fusion(matrix)
-            case 16:
-                return self._conditional(predicate, matrix, other)
-            case 17:
-                return self._loop(matrix)
-            case 18:
-                return self._call(matrix)
-            case 19:
-                target = [",", "custom_call_target=", self.random.choice(('"f"', '"__cublas$gemm"', r'"a\"b"'))]
-                target += [",", "operand_layout_constraints=", "{", "f32[4,8]{1,0}", "}"] if self._maybe() else []
-                return self._statement("custom-call", both, [matrix], target)
-            case 20:
-                return self._written("iota", ("s32", (4, 8)), "iota", [], [",", "iota_dimension=", "1"])
-            case 21:
-                attribute = [",", "control-predecessors=", "{", matrix.name, "}"]
-                return self._statement("negate", other.shape, [other], attribute)
-            case 22:
-                index = self._written("constant", ("s32", ()), "constant", ["0"], [])
-                sizes = [",", "dynamic_slice_sizes=", "{", "2", ",", "8", "}"]
-                return self._statement("dynamic-slice", ("f32", (2, 8)), [matrix, index, index], sizes)
-            case 23:
-                wide: Shape = ("pred", (4, 8))
-                chosen = self._statement("compare", wide, [other, matrix], [",", "direction=", "GT"])
-                return self._statement("select", matrix.shape, [chosen, matrix, other])
-            case 24 | 25:
-                narrow = self._statement("convert", ("bf16", (4, 8)), [matrix])
-                return self._statement(*self._mixed(narrow, other))
-            case 26:
-                return self._statement("clamp", matrix.shape, [scalar, matrix, scalar])
-            case 27:
-                return self._ragged(matrix, scalar)
-            case 28:
-                return self._scan(matrix, scalar)
-            case 29:
-                called = self._called("to_apply=", "block")
-                target = [",", "custom_call_target=", '"f"', ",", *called]
-                return self._statement("custom-call", both, [matrix], target)
-            case 30:
-                return self._asynchronous(matrix)
-            case 31:
-                return self._sort(matrix, other)
-            case 32:
-                attribute = [",", "result_accuracy=", "{", "mode=", "highest", "}"]
-                return self._statement("exponential", matrix.shape, [matrix], attribute)
-            case _:
-                value = self.random.choice(values)
-                if value.shape[0] == "f32":
-                    return self._statement("abs", value.shape, [value])
-                return self._statement("opt-barrier", value.shape, [value])
+        forms = (
+            lambda: self._plain(matrix, other, scalar, predicate),
+            lambda: self._plain(matrix, other, scalar, predicate),
+            lambda: self._statement(self.random.choice(_UNARY), _MATRIX, [matrix]),
+            lambda: self._statement(self.random.choice(_BINARY), _MATRIX, [matrix, other]),
+            lambda: self._with_computation("reduce", ("f32", (4,)), [matrix, scalar], "{1}"),
+            lambda: self._with_computation("reduce-window", ("f32", (2, 8)), [matrix, scalar], "", _WINDOW),
+            self._constant,
+            lambda: self._element(matrix, scalar),
+            lambda: self._fusion(matrix),
+            lambda: self._conditional(predicate, matrix, other),
+            lambda: self._loop(matrix),
+            lambda: self._call(matrix),
+            lambda: self._custom_call(matrix, scalar),
+            lambda: self._written("iota", ("s32", (4, 8)), "iota", [], [",", "iota_dimension=", "1"]),
+            lambda: self._after(matrix, other),
+            lambda: self._asynchronous(matrix),
+            lambda: self._sort(matrix, other),
+            lambda: self._barrier(self.random.choice(values)),
+        )
+        return self.random.choice(forms)()
+
+    def _plain(self, matrix: _Value, other: _Value, scalar: _Value, predicate: _Value) -> _Value:
+        """Write an operation whose attributes name no computation."""
+        opcode, shape, kinds, attributes = self.random.choice(_PLAIN)
+        given = {"m": matrix, "o": other, "s": scalar, "p": predicate}
+        return self._statement(opcode, shape, [given[kind] for kind in kinds], list(attributes))
+
+    def _element(self, matrix: _Value, scalar: _Value) -> _Value:
+        value = self._statement("tuple", ("tuple", (matrix.shape, scalar.shape)), [matrix, scalar])
+        return self._statement("get-tuple-element", scalar.shape, [value], [",", "index=", "1"])
+
+    def _custom_call(self, matrix: _Value, scalar: _Value) -> _Value:
+        target = [",", "custom_call_target=", self.random.choice(('"f"', '"__cublas$gemm"', r'"a\"b"'))]
+        constraints = [",", "operand_layout_constraints=", "{", "f32[4,8]{1,0}", "}"]
+        target += self.random.choice((constraints, [",", *self._called("to_apply=", "block")], []))
+        return self._statement("custom-call", ("tuple", (matrix.shape, scalar.shape)), [matrix], target)
+
+    def _after(self, matrix: _Value, other: _Value) -> _Value:
+        attribute = [",", "control-predecessors=", "{", matrix.name, "}"]
+        return self._statement("negate", other.shape, [other], attribute)
+
+    def _barrier(self, value: _Value) -> _Value:
+        return self._statement("opt-barrier", value.shape, [value])
 
     def _constant(self) -> _Value:
         shape, literal = self.random.choice((
@@ -361,42 +325,6 @@ class Grammar:
             (("s4", (2, 1, 2)), "{ { { 1, 2 } }, { { 3, -4 } } }"),
         ))
         return self._written("constant", shape, "constant", [literal], [], layout=False)  # XLA ignores E(4) here
-
-    def _mixed(self, narrow: _Value, matrix: _Value) -> tuple[str, Shape, list[_Value], list[str]]:
-        """Return a statement of bf16[4,8] and f32[4,8]."""
-        operands = [narrow, matrix]
-        self.random.shuffle(operands)
-        sums = [",", "lhs_contracting_dims=", "{1}", ",", "rhs_contracting_dims=", "{1}"]
-        return self.random.choice((
-            (self.random.choice(_BINARY), ("f32", (4, 8)), operands, []),
-            ("compare", ("pred", (4, 8)), operands, [",", "direction=", "NE"]),
-            ("concatenate", ("f32", (8, 8)), operands, [",", "dimensions=", "{", "0", "}"]),
-            ("dot", ("f32", (4, 4)), operands, sums),
-        ))
-
-    def _broadcast(self, scalar: _Value, shape: Shape) -> _Value:
-        return self._statement("broadcast", shape, [scalar], [",", "dimensions=", "{", "}"])
-
-    def _ragged(self, matrix: _Value, scalar: _Value) -> _Value:
-        sizes = self._written("constant", ("s32", (2,)), "constant", ["{2, 2}"], [], layout=False)
-        if self._maybe():  # groups of rows
-            weights = self._broadcast(scalar, ("f32", (2, 8, 3)))
-            groups = [",", "lhs_ragged_dims=", "{0}", ",", "rhs_group_dims=", "{0}"]
-            sums, shape = "{1}", ("f32", (4, 3))
-        else:  # groups of summed terms
-            weights = self._broadcast(scalar, ("f32", (8, 3)))
-            groups = [",", "lhs_ragged_dims=", "{1}"]
-            sums, shape = "{0}", ("f32", (2, 4, 3))
-        attributes = [",", "lhs_contracting_dims=", "{1}", ",", "rhs_contracting_dims=", sums, *groups]
-        return self._statement("ragged-dot", shape, [matrix, weights, sizes], attributes)
-
-    def _scan(self, matrix: _Value, scalar: _Value) -> _Value:
-        row: Shape = ("f32", (8,))
-
-        called = self._called("to_apply=", "step")
-        attributes = [",", "dimensions=", "{0}", ",", "num_carries=", "1", ",", *called]
-        shape: Shape = ("tuple", (matrix.shape, row))
-        return self._statement("scan", shape, [matrix, self._broadcast(scalar, row)], attributes)
 
     def _asynchronous(self, matrix: _Value) -> _Value:
         shape: Shape = ("tuple", (("tuple", (matrix.shape,)), matrix.shape, ("u32", ())))

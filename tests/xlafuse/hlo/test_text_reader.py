@@ -382,48 +382,7 @@ def test_calls_are_entered_and_async_pairs_counted_once() -> None:
     ]
 
 
-def test_the_short_form_without_percent_signs() -> None:
-    module = gpu_program.parse(
-        "HloModule m\n\nregion_0.1 {\n  a = f32[] parameter(0)\n  ROOT b = f32[] negate(f32[] a)\n}\n"
-    )
-    assert not module.unparsed
-    assert module.computations["region_0.1"].instructions["b"].operands == ("a",)
-
-
-def _opcodes(text: str) -> dict[str, dict[str, str]]:
-    module = gpu_program.parse(text)
-    assert not module.unparsed
-    return {
-        name: {part.name: part.opcode for part in computation.instructions.values()}
-        for name, computation in module.computations.items()
-    }
-
-
 _BRIEF = "HloModule m\nmain {\n  x = f32[8, 64] parameter(0)\n  y = f32[8,64] negate(x)\n}\n"
-_READ = {"main": {"x": "parameter", "y": "negate"}}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        _BRIEF,
-        _BRIEF.replace("}\n", "} // main\n"),
-        "    " + _BRIEF.replace("\n", "\n    "),
-        "// RUN: {\n" + _BRIEF,
-        _BRIEF.replace(" = ", " /* = */ = ").replace("(x)", "( // of x\n x)"),
-        _BRIEF.replace("negate(x)", 'negate(x),\n    metadata={op_name="//"\n      source_line=3}, backend_config={}'),
-        " ".join(_BRIEF.split()),
-        _BRIEF.replace("HloModule m\n", ""),
-        _BRIEF.replace("\n", "\r\n"),
-    ],
-    ids=["brief", "footer", "indented", "comment before", "comments", "attributes below", "one line", "no header",
-         "carriage returns"],
-)
-def test_forms_of_the_grammar(text: str) -> None:
-    module = gpu_program.parse(text)
-    assert _opcodes(text) == _READ and module.entry == "main"
-    y = module.computations["main"].instructions["y"]
-    assert (y.shapes[0].dims, y.operands, y.is_root) == ((8, 64), ("x",), True)
 
 
 def test_dynamic_dimensions() -> None:
