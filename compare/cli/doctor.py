@@ -163,7 +163,7 @@ def command(
     is missing or fails, 2 without a GPU.
     """
     if (clock or peers) and as_json:
-        raise UsageError("--clock and --peers print no JSON")
+        raise UsageError(f"{'--clock' if clock else '--peers'} prints no JSON")
     if peers:
         from ..run import peers_check
 
