@@ -1,6 +1,6 @@
 """The one file that uses TorchInductor's private names (versions.py lists the tested releases of torch).
 
-It reports each step of a compile as a plain record (`SourceNode`, `Announcement`, `LoadedGraph`, `Refusal`) to a
+It reports what Inductor's texts lack, and the texts, as plain records (`SourceNode`, `LoadedGraph`, `Refusal`) to a
 `Listener`; compiler.py has the one that is used.
 """
 
@@ -28,14 +28,11 @@ import torch
 
 from xlafuse.triton_side.calls import stages
 from xlafuse.triton_side.inductor.graph import (
-    DTYPES,
     GraphBreak,
-    Memory,
     Part,
     Refusal,
     Shape,
     SourceNode,
-    sum_before_cast,
 )
 from xlafuse.triton_side.versions import TORCH_BUILDS
 
@@ -58,30 +55,15 @@ _NAMES = {
     ),
     "torch._inductor.compile_fx": ("compile_fx",),
     "torch._inductor.cudagraph_utils": ("log_cudagraph_skip_and_bump_counter",),
-    "torch._inductor.debug": ("set_kernel_post_grad_provenance_tracing",),
-    "torch._inductor.codegen.cpp": ("set_kernel_post_grad_provenance_tracing",),
-    "torch._inductor.graph": (
-        "GraphLowering._compile_to_module_lines", "GraphLowering.get_numel", "GraphLowering.get_dtype",
-    ),
-    "torch._inductor.dependencies": ("StarDep", "WeakDep"),
+    "torch._inductor.debug": ("_inductor_triton_kernel_to_post_grad_node_info",),
+    "torch._inductor.graph": ("GraphLowering._compile_to_module_lines",),
     "torch._inductor.virtualized": ("V",),
-    "torch._inductor.ir": (
-        "Layout", "MultiOutput", "MultiOutputLayout", "NonOwningLayout", "ExternKernel.codegen_comment",
-        "ScatterFallback.codegen", "IndexPutFallback.codegen", "InplaceBernoulliFallback.codegen",
-    ),
-    "torch._inductor.codegen.common": ("InplacedBuffer.other_names",),
-    "torch._inductor.codegen.simd": (
-        "SIMDScheduling.codegen_mix_order_reduction", "SIMDScheduling.generate_combo_kernel_code",
-    ),
-    "torch._inductor.codegen.triton": ("set_kernel_post_grad_provenance_tracing", "TritonKernel.call_kernel"),
-    "torch._inductor.codegen.wrapper": ("PythonWrapperCodegen.write_provenance_debug_handle",),
+    "torch._inductor.ir": ("MutationOutput", "TemplateBuffer"),
+    "torch._inductor.codegen.simd": ("SIMDScheduling.codegen_mix_order_reduction",),
     "torch._inductor.fx_passes.pad_mm": ("_should_pad", "get_cached_should_pad"),
     "torch._inductor.runtime.benchmarking": ("TritonBenchmarker.benchmark_gpu", "InductorBenchmarker.benchmark_gpu"),
     "torch._inductor.runtime.coordinate_descent_tuner": ("CoordescTuner.autotune_single_field",),
-    "torch._inductor.scheduler": (
-        "BaseSchedulerNode.get_nodes", "BaseSchedulerNode.is_foreach", "SchedulerNode", "WhyNoFuse",
-        "Scheduler.can_buffer_be_removed_through_fusion",
-    ),
+    "torch._inductor.scheduler": ("WhyNoFuse",),
     "torch._inductor.select_algorithm": (
         "add_preprocessing_fn", "get_algorithm_selector_cache", "TritonTemplateCaller",
     ),
@@ -125,24 +107,19 @@ _require_names()
 
 import torch._dynamo.config as dynamo_config  # noqa: E402
 import torch._functorch.config as functorch_config  # noqa: E402
-import torch._inductor.codegen.cpp as codegen_cpp  # noqa: E402
-import torch._inductor.codegen.triton as codegen_triton  # noqa: E402
 import torch._inductor.config as inductor_config  # noqa: E402
 import torch._inductor.debug as inductor_debug  # noqa: E402
-import torch._inductor.ir as ir  # noqa: E402
 from torch._dynamo import convert_frame as dynamo_frames  # noqa: E402
 from torch._dynamo import decorators as dynamo_decorators  # noqa: E402
 from torch._dynamo import output_graph as dynamo_output  # noqa: E402
 from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks  # noqa: E402
 from torch._higher_order_ops.utils import registered_hop_fake_fns  # noqa: E402
 from torch._inductor import select_algorithm  # noqa: E402
-from torch._inductor.codegen.common import InplacedBuffer  # noqa: E402
 from torch._inductor.codegen.simd import SIMDScheduling  # noqa: E402
-from torch._inductor.codegen.triton import TritonKernel as TritonCodegen  # noqa: E402
 from torch._inductor.compile_fx import compile_fx  # noqa: E402, F401
-from torch._inductor.dependencies import StarDep, WeakDep  # noqa: E402
 from torch._inductor.fx_passes import joint_graph, pad_mm  # noqa: E402
 from torch._inductor.graph import GraphLowering  # noqa: E402
+from torch._inductor.ir import MutationOutput, TemplateBuffer  # noqa: E402
 from torch._inductor.runtime import triton_helpers  # noqa: E402
 from torch._inductor.runtime.benchmarking import InductorBenchmarker, TritonBenchmarker  # noqa: E402
 from torch._inductor.runtime.coordinate_descent_tuner import CoordescTuner  # noqa: E402
@@ -152,7 +129,7 @@ from torch._inductor.runtime.triton_heuristics import (  # noqa: E402
     OutOfResources,
     PTXASError,
 )
-from torch._inductor.scheduler import BaseSchedulerNode, SchedulerNode, WhyNoFuse  # noqa: E402
+from torch._inductor.scheduler import WhyNoFuse  # noqa: E402
 from torch._inductor.virtualized import V  # noqa: E402
 from torch._ops import HigherOrderOperator  # noqa: E402
 from torch._subclasses.fake_tensor import (  # noqa: E402
@@ -166,52 +143,31 @@ from torch.utils import _pytree as pytree  # noqa: E402
 
 
 @dataclasses.dataclass(frozen=True)
-class Announcement:
-    """One kernel call as Inductor announces it.
-
-    handle: the number that Inductor writes into the emitted code next to the call.
-    nodes: (FX node name, names of the nodes it replaced, the node as a SourceNode), in graph order.
-    reads, writes: buffer names with bytes; None where the scheduler does not know the node.
-    split_measured: on a GPU, Inductor measures how to split this reduction over rows and columns at once.
-    operations: the scheduler's names of the operations inside.
-    workspace: the buffer in which a reduction over rows and columns at once leaves partial results, or sums before the
-        cast. The scheduler does not know it.
-    """
-
-    handle: int
-    name: str
-    nodes: tuple[tuple[str, tuple[str, ...], SourceNode], ...]
-    reads: Mapping[str, int] | None
-    writes: Mapping[str, int] | None
-    is_reduction: bool
-    is_template: bool
-    is_extern: bool
-    split_measured: bool = False
-    operations: frozenset[str] = frozenset()
-    workspace: Memory | None = None
-
-
-@dataclasses.dataclass(frozen=True)
 class LoadedGraph:
     """One compiled graph.
 
-    module: the loaded output code, whose globals hold its Triton kernels.
+    nodes: the FX nodes after the passes, by name. replaced: by such a name, the nodes before the passes that a pattern
+        matcher replaced by it.
+    origins: by name of a buffer, or of an operation of the scheduler, the FX nodes that it computes. An operation that
+        is no template also has those that its operands come from.
+    handles: Inductor's provenance mapping: the FX nodes of each call that it announces in the code, by handle.
     padding_measured: names, in the joint graph, of the GEMMs for which Inductor measures on a GPU whether padding their
         operands pays. If it pads them, also the names of the nodes that replace them.
-    memory: every buffer that has a shape, by name.
-    inputs, outputs: names of buffers, in order; None for a value that is no tensor.
+    split_measured: on a GPU, Inductor measures how to split reductions over rows and columns at once.
+    module: the loaded output code, whose globals hold its Triton kernels.
     """
 
     part: Part
     fx: str
-    fx_nodes: Mapping[str, SourceNode]
+    nodes: Mapping[str, SourceNode]
+    replaced: Mapping[str, tuple[str, ...]]
+    origins: Mapping[str, tuple[str, ...]]
+    handles: Mapping[str, list[str]]
     code: str
     gemm_autotuned: bool
     padding_measured: frozenset[str]
+    split_measured: bool
     module: Any
-    memory: Mapping[str, Memory]
-    inputs: tuple[str, ...]
-    outputs: tuple[str | None, ...]
 
 
 class Listener(Protocol):
@@ -221,7 +177,6 @@ class Listener(Protocol):
     def joint_graph(self, readable: str) -> None: ...
     def scheduler_ir(self, part: Part, fused: bool, text: str) -> None: ...
     def fusion_refused(self, refusal: Refusal) -> None: ...
-    def kernel_announced(self, announcement: Announcement) -> None: ...
     def graph_loaded(self, loaded: LoadedGraph) -> None: ...
     def graph_broken(self, graph_break: GraphBreak) -> None: ...
     def graph_runs(self) -> AbstractContextManager[None]: ...
@@ -292,13 +247,12 @@ def observe_compiles(listener: Listener) -> Iterator[None]:
     for name in _CUSTOM_PASSES:
         if getattr(inductor_config, name) is not None:
             raise RuntimeError(f"torch._inductor.config.{name} is in use; set it to None, because a capture needs it")
-    announce = inductor_debug.set_kernel_post_grad_provenance_tracing
     load = GraphLowering._compile_to_module_lines
     should_pad = inspect.unwrap(pad_mm._should_pad)  # without the disk cache of torch 2.13, which ignores the device
     mix_orders = SIMDScheduling.codegen_mix_order_reduction
-    combine = SIMDScheduling.generate_combo_kernel_code
 
-    combined: list[list[Any]] = []  # the scheduler nodes of each kernel that Inductor announces next
+    origins: dict[str, list[torch.fx.Node]] = {}
+    split_measured: list[Any] = []
     rewritten: list[torch.fx.Graph] = []  # kept alive, so that no other graph gets their ids
     padding_measured: set[str] = set()
     active = True
@@ -327,26 +281,6 @@ def observe_compiles(listener: Listener) -> Iterator[None]:
         assert graph.owning_module is not None
         listener.joint_graph(graph.owning_module.print_readable(print_output=False))
 
-    def announced(schedule: Any, kernel_name: str, is_extern: bool = False) -> int | None:
-        handle = announce(schedule, kernel_name, is_extern=is_extern)
-        if handle is None:
-            raise RuntimeError("Inductor gave a kernel no debug handle although provenance tracking is on")
-        nodes = schedule if is_extern else _own_nodes(schedule, combined)
-        listener.kernel_announced(_announcement(handle, kernel_name, nodes, is_extern, rewritten))
-        return handle
-
-    def combining(*args: Any, **kwargs: Any) -> Any:
-        made = combine(*args, **kwargs)
-        combined[:] = [nodes for _, _, nodes in made]
-        return made
-
-    def announcing(codegen: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-        def announced_first(kernel: Any, wrapper: Any) -> None:
-            kernel.codegen_comment(wrapper)
-            codegen(kernel, wrapper)
-
-        return announced_first
-
     def padding_decided(match: Any, *args: Any, **kwargs: Any) -> bool:
         remembered = pad_mm.get_cached_should_pad
 
@@ -359,29 +293,12 @@ def observe_compiles(listener: Listener) -> Iterator[None]:
 
     def mixing_orders(scheduling: Any, node: Any) -> None:
         search = CoordescTuner.autotune_single_field
-        launch = TritonCodegen.call_kernel
-        searched = False
 
         def searching(*args: Any, **kwargs: Any) -> Any:
-            nonlocal searched
-            searched = True
+            split_measured.append(node)
             return search(*args, **kwargs)
 
-        def launched(kernel: Any, name: str, *args: Any, **kwargs: Any) -> None:
-            if not kernel.mix_order_reduction:
-                return launch(kernel, name, *args, **kwargs)
-            first, *rest = _mix_order_announcements(kernel, name, announce, rewritten)
-            for announcement in (dataclasses.replace(first, split_measured=searched), *rest):
-                listener.kernel_announced(announcement)
-            V.graph.wrapper_code.write_provenance_debug_handle(first.name, first.handle)
-            launch(kernel, name, *args, **kwargs)
-            for announcement in rest:  # their calls follow on the next lines
-                V.graph.wrapper_code.write_provenance_debug_handle(announcement.name, announcement.handle)
-
-        with (
-            _patched(CoordescTuner, "autotune_single_field", searching),
-            _patched(TritonCodegen, "call_kernel", launched),
-        ):
+        with _patched(CoordescTuner, "autotune_single_field", searching):
             mix_orders(scheduling, node)
 
     def loaded(graph: GraphLowering, wrapper_code: Any) -> Any:
@@ -401,20 +318,31 @@ def observe_compiles(listener: Listener) -> Iterator[None]:
         for kernel in vars(module).values():
             if isinstance(kernel, CachingAutotuner):
                 _candidates.setdefault(kernel, len(kernel.compile_results))  # autotuning may leave only the winner
+        replaced = _replacements(graph.orig_gm.graph, rewritten)
+        inside = [node for nodes in origins.values() for node in nodes]  # a subgraph's nodes are not in the graph
         listener.graph_loaded(
             LoadedGraph(
                 part=_part(graph),
                 fx=graph.orig_gm.print_readable(print_output=False),
-                fx_nodes={node.name: _source(node) for node in graph.orig_gm.graph.nodes},
+                nodes={
+                    node.name: _source(node) for node in (*graph.orig_gm.graph.nodes, *inside)
+                    if node.op not in ("placeholder", "output")
+                },
+                replaced=replaced,
+                origins={name: tuple(node.name for node in nodes) for name, nodes in origins.items()},
+                handles={
+                    handle: list(names)
+                    for handle, names in inductor_debug._inductor_triton_kernel_to_post_grad_node_info.items()
+                },
                 code=wrapper_code.value,
                 gemm_autotuned=bool(inductor_config.max_autotune or inductor_config.max_autotune_gemm),
                 padding_measured=frozenset(padding_measured),
+                split_measured=bool(split_measured),
                 module=module,
-                memory=_memory_of(graph),
-                inputs=tuple(graph.graph_input_names),
-                outputs=tuple(_output_name(output) for output in graph.graph_outputs),
             )
         )
+        origins.clear()
+        split_measured.clear()
         return module
 
     explain = WhyNoFuse.__call__
@@ -445,6 +373,13 @@ def observe_compiles(listener: Listener) -> Iterator[None]:
     def scheduled(fused: bool) -> Callable[[Sequence[Any]], Sequence[Any]]:
         def custom_pass(nodes: Sequence[Any]) -> Sequence[Any]:
             listener.scheduler_ir(_part(V.graph), fused, "\n\n".join(node.debug_str() for node in nodes) + "\n")
+            for buffer in V.graph.buffers:
+                if not isinstance(buffer, MutationOutput):  # it has no origins
+                    origins[buffer.get_name()] = _exact_origins(buffer)
+            for operation in V.graph.operations:
+                is_template = isinstance(operation, TemplateBuffer)
+                nodes_of = _exact_origins(operation) if is_template else list(operation.get_origins())
+                origins[operation.get_operation_name()] = nodes_of
             return nodes
 
         return custom_pass
@@ -460,7 +395,6 @@ def observe_compiles(listener: Listener) -> Iterator[None]:
         "_pre_fusion_custom_pass": scheduled(fused=False),
         "_post_fusion_custom_pass": scheduled(fused=True),
     }
-    importers = (inductor_debug, codegen_triton, codegen_cpp)  # the last two import the function by name
     with contextlib.ExitStack() as stack:
         stack.enter_context(inductor_config.patch(settings))
         # Otherwise backward is compiled at the first backward(). On CUDA that happens in a thread of autograd, which
@@ -468,16 +402,10 @@ def observe_compiles(listener: Listener) -> Iterator[None]:
         stack.enter_context(functorch_config.patch(force_non_lazy_backward_lowering=True))
         for module in (torch.autograd, torch.autograd.graph):  # the first imports the function by name
             stack.enter_context(_patched(module, "_engine_run_backward", traced_backward))
-        for module in importers:
-            stack.enter_context(_patched(module, "set_kernel_post_grad_provenance_tracing", announced))
         stack.enter_context(_patched(GraphLowering, "_compile_to_module_lines", loaded))
         stack.enter_context(_patched(CachingAutotuner, "_precompile_config", compiled_one))
         stack.enter_context(_patched(pad_mm, "_should_pad", padding_decided))
         stack.enter_context(_patched(SIMDScheduling, "codegen_mix_order_reduction", mixing_orders))
-        stack.enter_context(_patched(SIMDScheduling, "generate_combo_kernel_code", combining))
-        # Inductor announces no call of PyTorch that only changes its operand.
-        for fallback in (ir.ScatterFallback, ir.IndexPutFallback, ir.InplaceBernoulliFallback):
-            stack.enter_context(_patched(fallback, "codegen", announcing(fallback.codegen)))
         stack.enter_context(_patched(WhyNoFuse, "__call__", refused))
         stack.enter_context(_patched(dynamo_frames, "format_error_msg", skipped))
         known_breaks = len(dynamo_output.graph_break_reasons)
@@ -524,35 +452,6 @@ def _part(graph: Any) -> Part:
     return "backward" if graph.is_backward else "forward"
 
 
-def _memory_of(graph: Any) -> dict[str, Memory]:
-    found = {name: _memory(name, buffer) for name, buffer in graph.name_to_buffer.items()}
-    found |= {name: _memory(name, value) for name, value in graph.graph_inputs.items()}
-    for name, value in graph.constants.items():
-        if isinstance(value, torch.Tensor):
-            found[name] = _described(name, value.shape, value.dtype, constant=True)
-    return {name: memory for name, memory in found.items() if memory is not None}
-
-
-def _memory(name: str, value: Any) -> Memory | None:
-    """Return the buffer; None for a symbol, multi-output call, view or mutation, which has no memory of its own."""
-    layout = value.maybe_get_layout() if isinstance(value, ir.IRNode) else None
-    if not isinstance(layout, ir.Layout) or (name in V.graph.name_to_buffer and _owner(name) != name):
-        return None
-    return _described(name, layout.size, layout.dtype)
-
-
-def _described(name: str, size: Sequence[Any], dtype: torch.dtype, constant: bool = False) -> Memory:
-    shape = tuple(int(extent) for extent in size)
-    short = str(dtype).removeprefix("torch.")
-    short = DTYPES[short][0] if short in DTYPES else short
-    return Memory(name, shape, short, math.prod(shape) * dtype.itemsize, constant)
-
-
-def _output_name(output: Any) -> str | None:
-    name = output.maybe_get_name()
-    return None if name is None else _owner(name)
-
-
 _LIBRARIES = re.compile(r"/site-packages/|/lib/python3\.\d+/")
 
 
@@ -561,120 +460,6 @@ def users_line(stack: Sequence[Any]) -> str:
     outside = [frame for frame in stack if not frame.filename.startswith((_TORCH_FOLDER, _OWN_FOLDER))]
     frames = [frame for frame in outside if not _LIBRARIES.search(frame.filename)] or outside
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-
-
-def _announcement(
-    handle: int, name: str, schedule: Any, is_extern: bool, rewritten: Sequence[torch.fx.Graph]
-) -> Announcement:
-    scheduler = V.graph.scheduler
-    if is_extern:
-        operations = frozenset([schedule.get_operation_name()])
-        nodes = _exact_origins(schedule)
-        members = [scheduler.name_to_fused_node.get(schedule.get_operation_name())]
-        template = False
-    else:
-        # The others mark loops.
-        groups: list[Any] = [node for node in schedule if isinstance(node, BaseSchedulerNode)]
-        scheduled = [node for group in groups for node in group.get_nodes() if node.node is not None]
-        operations = frozenset(node.get_name() for node in scheduled)
-        nodes = []
-        for node in scheduled:
-            nodes += _exact_origins(node.node) if node.is_template() else node.node.get_origins()
-        members = [scheduler.name_to_fused_node.get(node.get_name()) for node in scheduled]
-        if any(member is not None and member.is_foreach() for member in members):  # it may become several kernels
-            members = groups
-        template = any(node.is_template() for node in scheduled)
-    graph = V.graph.orig_gm.graph
-    position = {node.name: index for index, node in enumerate(graph.nodes)}
-    replacements = _replacements(graph, rewritten)
-    ordered = sorted(dict.fromkeys(nodes), key=lambda node: position.get(node.name, len(position)))
-    fused = list(dict.fromkeys(members))
-    return Announcement(
-        handle=handle,
-        name=name,
-        nodes=tuple((node.name, replacements.get(node.name, ()), _source(node)) for node in ordered),
-        reads=_accesses(fused, reads=True),
-        writes=_accesses(fused, reads=False),
-        is_reduction=not is_extern and any(node.is_reduction() for node in scheduled),
-        is_template=template,
-        is_extern=is_extern,
-        operations=operations,
-    )
-
-
-def _own_nodes(schedule: Sequence[Any], combined: list[list[Any]]) -> Sequence[Any]:
-    """Return the scheduler nodes of one kernel. combined: the nodes of each of the next kernels.
-
-    Inductor announces each kernel of a foreach operation with all of the operation's nodes.
-    """
-    nodes = {node for each in schedule for node in ((each, *each.snodes) if hasattr(each, "snodes") else (each,))}
-    return combined.pop(0) if combined and nodes.issuperset(combined[0]) else schedule
-
-
-def _mix_order_announcements(
-    kernel: Any, name: str, announce: Callable[..., int | None], rewritten: Sequence[torch.fx.Graph]
-) -> list[Announcement]:
-    """Return a kernel that reduces over rows and columns at once, and the calls after it; Inductor announces neither.
-
-    The kernel leaves a partial result per split in a workspace. PyTorch then calls `workspace.sum(dim=0)` and a cast.
-    """
-    schedule = kernel.features.node_schedule
-    (workspace,) = kernel.args.workspace_args
-    workspace_bytes = int(workspace.count) * workspace.dtype.itemsize
-    # Both dicts hold a marker for each buffer that the fusion removed.
-    aliases = kernel.args.inplace_buffers.values()
-    in_place = [buffer.other_names for buffer in aliases if isinstance(buffer, InplacedBuffer)]
-    read = [*kernel.args.input_buffers, *(names[0] for names in in_place)]
-    written = [name for name, inner in kernel.args.output_buffers.items() if isinstance(inner, str)]
-    written += [names[-1] for names in in_place]
-
-    def handle(name: str, schedule: list[Any]) -> int:
-        number = announce(schedule, name)
-        if number is None:
-            raise RuntimeError("Inductor gave a kernel no debug handle although provenance tracking is on")
-        return number
-
-    first = dataclasses.replace(
-        _announcement(handle(name, schedule), name, schedule, False, rewritten),
-        reads={name: _size(name) for name in read},
-        writes={name: _size(name) for name in written} | {workspace.outer_name: workspace_bytes},
-        workspace=_described(workspace.outer_name, [workspace.count], workspace.dtype),
-    )
-    announcements = [first]
-
-    def finish(
-        name: str, reads: dict[str, int], writes: dict[str, int], nodes: Sequence[torch.fx.Node],
-        made: Memory | None = None,
-    ) -> None:
-        announcements.append(
-            Announcement(
-                handle=handle(name, []),
-                name=name,
-                nodes=tuple((node.name, (), _source(node)) for node in nodes),
-                reads=reads,
-                writes=writes,
-                is_reduction=False,
-                is_template=False,
-                is_extern=True,
-                workspace=made,
-            )
-        )
-
-    for partial in kernel.saved_partial_accumulate:
-        result = partial.buffer_name
-        reduction = _ATEN_REDUCTIONS.get(partial.reduction_type, partial.reduction_type)
-        partial_results = {workspace.outer_name: workspace_bytes // len(kernel.saved_partial_accumulate)}
-        origins = _exact_origins(V.graph.get_buffer(result))
-        if V.graph.get_dtype(result) == workspace.dtype:
-            finish(f"aten.{reduction}", partial_results, {result: _size(result)}, origins)
-            continue
-        sums = _described(sum_before_cast(result), V.graph.get_buffer(result).get_size(), workspace.dtype)
-        finish(f"aten.{reduction}", partial_results, {sums.name: sums.bytes}, origins, sums)
-        finish("aten.to", {sums.name: sums.bytes}, {result: _size(result)}, ())
-    return announcements
-
-
-_ATEN_REDUCTIONS = {"min": "amin", "max": "amax"}  # Inductor's name -> the name in the emitted code
 
 
 def _exact_origins(buffer: Any) -> list[torch.fx.Node]:
@@ -689,94 +474,6 @@ def _exact_origins(buffer: Any) -> list[torch.fx.Node]:
 def _producer(node: torch.fx.Node) -> torch.fx.Node:
     """Return the operation itself if `node` only selects one of its outputs."""
     return node.args[0] if node.target is operator.getitem else node  # type: ignore[return-value]
-
-
-def _accesses(groups: Sequence[Any], reads: bool) -> Mapping[str, int] | None:
-    """Return the bytes by buffer that a kernel reads or writes, each byte once; None for unknown nodes.
-
-    As Inductor does, it counts the points of a node's loop for each access, at most the whole buffer. A library call or
-    a template may touch all of a buffer. Inductor's own count takes a buffer that is written through a view for as
-    large as the view, and cuts the operands of a template to the size of its result.
-    """
-    if any(group is None for group in groups):
-        return None
-    nodes = [node for group in groups for node in group.get_nodes()]
-    names = {node.get_name() for node in nodes}
-    # A fused kernel may read what it wrote, by another index: that is no input. A mutation has its own name here.
-    written = {dependency.name for node in nodes for dependency in node.read_writes.writes}
-    total: dict[str, int] = {}
-    for node in nodes:
-        for dependency in node.read_writes.reads if reads else node.read_writes.writes:
-            if _only_orders(dependency, node) or (reads and dependency.name in written):
-                continue
-            if isinstance(node, SchedulerNode) and not reads and _stays_inside(dependency.name, names):
-                continue
-            real = _owner(dependency.name)
-            for name in _results_of(real) or [real]:
-                if not _is_tensor(name):
-                    continue
-                size, points = _size(name), _points(node)
-                if points is not None and name == real:
-                    size = min(size, total.get(name, 0) + points * V.graph.get_dtype(name).itemsize)
-                total[name] = size
-    return total
-
-
-def _only_orders(dependency: Any, node: Any) -> bool:
-    """Return whether a dependency only says which kernel comes first, without an access.
-
-    A kernel that overwrites a part of a buffer depends on the kernel before that wrote it. Its `mode` names an atomic
-    operation, which reads what it changes.
-    """
-    if isinstance(dependency, WeakDep):
-        return True
-    if not isinstance(node, SchedulerNode) or not isinstance(dependency, StarDep) or dependency.mode is not None:
-        return False
-    return _owner(dependency.name) in {_owner(write.name) for write in node.read_writes.writes}
-
-
-def _stays_inside(buffer: str, operations: set[str]) -> bool:
-    """Return whether the kernel of these operations keeps the buffer in registers."""
-    scheduler: Any = V.graph.scheduler
-    return buffer in scheduler.name_to_buf and bool(
-        scheduler.can_buffer_be_removed_through_fusion(buffer, operations)
-    )
-
-
-def _points(node: Any) -> int | None:
-    """Return the points of a node's loop; None for a library call or a template, or if an extent is a symbol."""
-    if not isinstance(node, SchedulerNode) or node.is_template():
-        return None
-    extents = [extent for ranges in node.get_ranges() for extent in ranges]
-    try:
-        return math.prod(map(int, extents))
-    except TypeError:
-        return None
-
-
-def _is_tensor(buffer: str) -> bool:
-    value = V.graph.name_to_buffer.get(buffer) or V.graph.graph_inputs.get(buffer)
-    return isinstance(value, ir.IRNode) and isinstance(value.maybe_get_layout(), ir.Layout)
-
-
-def _owner(buffer: str) -> str:
-    """Return the buffer behind a name that the scheduler gives to a mutation, or to one part of a concatenation."""
-    name = V.graph.scheduler.mutation_real_name.get(buffer, buffer)
-    layout = getattr(V.graph.name_to_buffer.get(name), "layout", None)
-    return _owner(layout.view.get_name()) if isinstance(layout, ir.NonOwningLayout) else name
-
-
-def _results_of(buffer: str) -> list[str]:
-    """Return the buffers that a call with several results fills; none for any other buffer."""
-    if not isinstance(getattr(V.graph.name_to_buffer.get(buffer), "layout", None), ir.MultiOutputLayout):
-        return []
-    users: list[Any] = [user.node for user in V.graph.scheduler.name_to_buf[buffer].users]
-    results = [node for node in users if isinstance(getattr(node, "node", None), ir.MultiOutput)]
-    return [result.get_name() for node in results for result in node.get_outputs()]
-
-
-def _size(buffer: str) -> int:
-    return int(V.graph.get_numel(buffer)) * V.graph.get_dtype(buffer).itemsize
 
 
 def _pass_stages_on(graph: torch.fx.Graph) -> None:

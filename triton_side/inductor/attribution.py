@@ -66,16 +66,13 @@ class Share:
         return tuple(nodes), tuple(dict.fromkeys(sources))
 
 
-def shares(
-    calls: Sequence[EmittedCall | None], given: Sequence[Sequence[str]], code: EmittedCode,
-    graph: Mapping[str, SourceNode],
-) -> list[Share]:
-    """Return what each call computes.
+def shares(code: EmittedCode, given: Sequence[Sequence[str]], graph: Mapping[str, SourceNode]) -> list[Share]:
+    """Return what each call in the code computes.
 
-    calls: in the order of the code; None for one that the code does not show. given: the FX nodes that Inductor names
-    for each, in the graph's order. graph: all FX nodes after Inductor's passes, without placeholders.
+    given: the FX nodes that Inductor names for each, in the graph's order. graph: all FX nodes after Inductor's passes,
+    without placeholders.
     """
-    return _Attribution(code, graph, calls, given).shares()
+    return _Attribution(code, given, graph).shares()
 
 
 @dataclass(frozen=True)
@@ -93,15 +90,12 @@ class _Written:
 
 
 class _Attribution:
-    def __init__(
-        self, code: EmittedCode, graph: Mapping[str, SourceNode], calls: Sequence[EmittedCall | None],
-        given: Sequence[Sequence[str]],
-    ) -> None:
+    def __init__(self, code: EmittedCode, given: Sequence[Sequence[str]], graph: Mapping[str, SourceNode]) -> None:
         self.graph = graph
-        definitions = [code.definitions.get("" if call is None else call.name, _NO_DEFINITION) for call in calls]
+        definitions = [code.definitions.get(call.name, _NO_DEFINITION) for call in code.calls]
         self.calls = [
             (call, own, self._launches(names) if own.heuristic == USERS_OWN else tuple(names))
-            for call, own, names in zip(calls, definitions, given, strict=True)
+            for call, own, names in zip(code.calls, definitions, given, strict=True)
         ]
         # Library calls, templates and users' kernels compute all their nodes, and no other kernel computes these.
         self.called = {name for call, own, names in self.calls if self._is_called(call, own) for name in names}
@@ -117,25 +111,24 @@ class _Attribution:
         return tuple(name for name in names if "triton_kernel_wrapper" in self.graph[name].op) or tuple(names)
 
     @staticmethod
-    def _is_called(call: EmittedCall | None, definition: Definition) -> bool:
+    def _is_called(call: EmittedCall, definition: Definition) -> bool:
         if definition.heuristic in ("template", USERS_OWN):
             return True
-        return call is not None and call.is_extern and not call.sums_partials
+        return call.is_extern and not call.sums_partials
 
     def shares(self) -> list[Share]:
         found = []
         for call, definition, names in self.calls:
             share = self._share(call, definition, names)
             found.append(share)
-            if call is not None:
-                self._note_written(call, definition, share)
+            self._note_written(call, definition, share)
         return found
 
-    def _share(self, call: EmittedCall | None, definition: Definition, names: tuple[str, ...]) -> Share:
+    def _share(self, call: EmittedCall, definition: Definition, names: tuple[str, ...]) -> Share:
         if self._is_called(call, definition):
             return Share(names)
         # Inductor lists no values for a foreach kernel that changes its inputs, and names its own nodes only.
-        if call is None or (definition.heuristic == "foreach" and not definition.fragment.nodes):
+        if definition.heuristic == "foreach" and not definition.fragment.nodes:
             return Share(tuple(name for name in names if name not in self.called))
         if call.sums_partials:
             writers = [(buffer, self.written[buffer].computed) for buffer in call.reads if buffer in self.written]

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import json
-import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,35 +31,23 @@ from xlafuse.triton_side.calls.dispatch import EagerRecorder, Operation
 from xlafuse.triton_side.calls.launches import Storages, TensorArgument
 from xlafuse.triton_side.inductor import _private as private
 from xlafuse.triton_side.inductor import eager
-from xlafuse.triton_side.inductor.attribution import shares
 from xlafuse.triton_side.inductor.graph import (
     Buffer,
     Call,
     CompiledGraph,
     GraphBreak,
     Kernel,
-    Kind,
-    Memory,
     Part,
     Program,
     Provenance,
     Refusal,
     SourceNode,
-    kind_of,
-    own_operations,
     part_viewed,
     without_views,
     without_waits,
 )
-from xlafuse.triton_side.inductor.output_code import (
-    EmittedCall,
-    EmittedCode,
-    body_of_call,
-    elements_viewed,
-    read_code,
-    subgraph_buffers,
-    views_in,
-)
+from xlafuse.triton_side.inductor.graph_reader import MAPPINGS, Facts, GraphReader, Texts
+from xlafuse.triton_side.inductor.output_code import EmittedCall, EmittedCode, read_code
 
 MOST_BREAKS = 3  # named in an error
 
@@ -68,7 +57,6 @@ class Graph:
     """One compiled graph: post-grad FX graph, scheduler IR before and after fusion, output code (all text), kernels.
 
     unit: number of the traced function that the graph belongs to; a graph break starts another one.
-    unparsed: calls in the code that Inductor did not announce as kernels; their operations are unknown.
     refusals: pairs of scheduler nodes that Inductor considered and did not fuse.
     """
 
@@ -78,55 +66,93 @@ class Graph:
     pre_fusion: str
     post_fusion: str
     code: str
-    unparsed: tuple[str, ...]
     refusals: tuple[Refusal, ...] = dataclasses.field(repr=False)
-    _calls: tuple[_Call, ...] = dataclasses.field(repr=False)
+    _before: Mapping[str, tuple[SourceNode, ...]] = dataclasses.field(repr=False)
     _loaded: private.LoadedGraph = dataclasses.field(repr=False)
-    _emitted: EmittedCode = dataclasses.field(repr=False)
     _measured: bool = dataclasses.field(repr=False)
     _storages_of: dict[str, int] = dataclasses.field(default_factory=dict, repr=False)
 
     @property
+    def handles(self) -> Mapping[str, list[str]]:
+        """Inductor's provenance mapping: the FX nodes of each call that it announces in the code, by handle."""
+        return self._loaded.handles
+
+    @functools.cached_property
+    def emitted(self) -> EmittedCode:
+        """The kernel calls in the code, in order."""
+        return read_code(self.code)
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        """The kernel calls in emitted order. On CUDA a kernel's first run autotunes it, which may change `provenance`.
+        """
+        return self._read().calls
+
+    @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """The kernels in emitted order. On CUDA a kernel's first run autotunes it, which may change `provenance`."""
-        return tuple(_kernel(call, self._loaded, self._measured) for call in self._calls)
+        return tuple(call.kernel for call in self.calls)
+
+    @property
+    def unparsed(self) -> tuple[str, ...]:
+        """Calls in the code that the reader does not know; their operations are unknown."""
+        return self._read().unparsed
 
     def compiled(self) -> CompiledGraph:
         """Return everything as plain data. For an absent GPU also the resources of Triton kernels."""
-        loaded = self._loaded
-        workspaces = [call.announcement.workspace for call in self._calls]
-        memory = {**loaded.memory} | {workspace.name: workspace for workspace in workspaces if workspace is not None}
-        memory = self._emitted.with_strides(memory)
-        resources = {} if self._measured else self._resources()
-        calls = [
-            self._plain_call(kernel, call, resources.get(kernel.name))
-            for kernel, call in zip(self.kernels, self._calls, strict=True)
-        ]
-        return without_views(without_waits(CompiledGraph(
-            part=self.part,
-            unit=self.unit,
-            calls=tuple(calls),
-            memory=memory,
-            inputs=tuple(name for name in loaded.inputs if name in memory),
-            outputs=tuple(name if name in memory else None for name in loaded.outputs),
-            refusals=self.refusals,
-            unparsed=self.unparsed,
-            storages={name: number for name, number in self._storages_of.items() if name in memory},
-        )))
+        graph = self._read(resources={} if self._measured else self._resources())
+        storages = {name: number for name, number in self._storages_of.items() if name in graph.memory}
+        return without_views(without_waits(dataclasses.replace(graph, storages=storages)))
 
-    def _plain_call(self, kernel: Kernel, call: _Call, resources: dict[str, int] | None) -> Call:
-        emitted = call.emitted
-        return Call(
-            kernel=kernel,
-            sources=call.sources,
-            nodes=call.nodes,
-            operations=call.announcement.operations,
+    def _read(self, resources: Mapping[str, dict[str, int]] = MappingProxyType({})) -> CompiledGraph:
+        graph = self._reader.compiled(self.unit)
+        calls = [
+            self._with_choice(call, emitted, resources.get(call.kernel.name))
+            for call, emitted in zip(graph.calls, self.emitted.calls, strict=True)
+        ]
+        return dataclasses.replace(graph, part=self.part, calls=tuple(calls))
+
+    @functools.cached_property
+    def _reader(self) -> GraphReader:
+        texts = Texts("", self.code, after=self.fx, ir=self.post_fusion, handles=self.handles)
+        facts = Facts(self._loaded.nodes, self._before, self._loaded.origins, self.refusals)
+        return GraphReader(texts, self.emitted, facts=facts)
+
+    def _with_choice(self, call: Call, emitted: EmittedCall, resources: dict[str, int] | None) -> Call:
+        """Return a call with what only the loaded code says: which configuration runs, and how it was chosen."""
+        kernel = call.kernel
+        triton = private.triton_kernel(self._loaded.module, kernel.name)
+        definition = self.emitted.definitions.get(kernel.name)
+        chosen: Provenance = "device" if self._measured else "not autotuned"
+        provenance: Provenance = "compiled"
+        if triton is not None and triton.candidates > 1:
+            provenance = "device" if triton.tuned else "not autotuned"
+        elif kernel.is_template or (self._loaded.split_measured and definition and definition.reduces_both_ways):
+            provenance = chosen
+        elif kernel.kind == "gemm" and (
+            self._loaded.gemm_autotuned or any(s.name in self._loaded.padding_measured for s in call.sources)
+        ):
+            provenance = chosen
+        config = triton.config if triton is not None else None
+        kernel = dataclasses.replace(kernel, provenance=provenance, config=config)
+        if kernel.kind == "custom" and triton is not None and triton.compiled is not None:
+            kernel = self._with_effects(kernel, emitted, triton.compiled)
+        return dataclasses.replace(
+            call, kernel=kernel, grid=self.emitted.grid(emitted, config), resources=resources,
             runtime_name=private.runtime_name(self._loaded.module, kernel.name),
-            views=call.views,
-            grid=None if emitted is None else self._emitted.grid(emitted, kernel.config),
-            resources=resources,
-            layouts={} if emitted is None else emitted.layouts,
         )
+
+    def _with_effects(self, kernel: Kernel, emitted: EmittedCall, compiled: Any) -> Kernel:
+        """Return a user's Triton kernel with its reads and writes, of which Inductor knows a part only."""
+        parameters = effects.arguments_in_ir(compiled.src.signature.items())
+        found = effects.of_ttir(compiled.asm["ttir"], compiled.name)
+        memory = self._reader.memory
+
+        def buffers(touched: Collection[int]) -> tuple[Buffer, ...]:
+            names = dict.fromkeys(emitted.arguments.get(parameters[index], "") for index in sorted(touched))
+            known = [memory[name] for name in names if name in memory]
+            return tuple(Buffer(each.name, part_viewed(each, each.bytes, emitted.viewed)) for each in known)
+
+        return dataclasses.replace(kernel, inputs=buffers(found.reads), outputs=buffers(found.writes))
 
     def _resources(self) -> dict[str, dict[str, int]]:
         found = {name: artifacts.of_triton(compiled) for name, compiled in self.triton_kernels().items()}
@@ -135,23 +161,8 @@ class Graph:
 
     def triton_kernels(self) -> dict[str, Any]:
         """Return kernel name -> Triton's CompiledKernel in use, in emitted order. After autotuning it is the winner."""
-        names = [call.announcement.name for call in self._calls]
-        found = {name: private.triton_kernel(self._loaded.module, name) for name in names}
+        found = {call.name: private.triton_kernel(self._loaded.module, call.name) for call in self.emitted.calls}
         return {n: k.compiled for n, k in found.items() if k is not None and k.compiled is not None}
-
-
-@dataclasses.dataclass(frozen=True)
-class _Call:
-    """An announcement with the operations that the call computes. emitted: the call in the code."""
-
-    announcement: private.Announcement
-    fx_nodes: tuple[str, ...]
-    nodes: tuple[SourceNode, ...]
-    sources: tuple[SourceNode, ...]
-    emitted: EmittedCall | None
-    kind_by_code: Kind | None = None
-    views: tuple[str, ...] = ()
-    viewed: Mapping[str, int] = dataclasses.field(default_factory=dict)
 
 
 class _StorageNumbers:
@@ -304,7 +315,7 @@ class Captured:
 
     def record_call(self, graph: Graph, taken: Sequence[Any], returned: Sequence[Any]) -> None:
         """Record a call of a graph, and where in memory its inputs and results are."""
-        inputs, outputs = graph._loaded.inputs, graph._loaded.outputs
+        inputs, outputs = graph.emitted.inputs, graph.emitted.outputs
         storages: dict[str, int] = {}
         if len(taken) == len(inputs) and len(returned) <= len(outputs):
             for name, value in (*zip(inputs, taken, strict=True), *zip(outputs, returned, strict=False)):
@@ -339,8 +350,8 @@ class Captured:
         if self.joint is not None:
             (folder / "joint_graph.py").write_text(self.joint)
         listing = [
-            dataclasses.asdict(kernel) | {"sources": [dataclasses.asdict(source) for source in call.sources]}
-            for graph in self.graphs for kernel, call in zip(graph.kernels, graph._calls, strict=True)
+            dataclasses.asdict(call.kernel) | {"sources": [dataclasses.asdict(source) for source in call.sources]}
+            for graph in self.graphs for call in graph.calls
         ]
         (folder / "kernels.json").write_text(json.dumps(listing, indent=1) + "\n")
         count: dict[str, int] = {}
@@ -352,6 +363,7 @@ class Captured:
             (target / "ir_pre_fusion.txt").write_text(graph.pre_fusion)
             (target / "ir_post_fusion.txt").write_text(graph.post_fusion)
             (target / "output_code.py").write_text(graph.code)
+            (target / MAPPINGS).write_text(json.dumps({"cppCodeToPost": graph.handles}) + "\n")
             resources = {}
             kernels = {name: artifacts.of_triton(compiled) for name, compiled in graph.triton_kernels().items()}
             artifacts.disassemble(kernels.values())
@@ -440,7 +452,6 @@ class _Recorder:
         self.units = 0
         self.refusals: dict[tuple[frozenset[str], frozenset[str]], Refusal] = {}
         self.ir: dict[tuple[Part, bool], str] = {}
-        self.announcements: dict[int, private.Announcement] = {}
 
     def source_graph(self, nodes: Mapping[str, SourceNode]) -> None:
         self.sources = dict(nodes)
@@ -468,22 +479,14 @@ class _Recorder:
 
     def graph_called(self, module: Any, taken: Sequence[Any], returned: Sequence[Any]) -> None:
         graph = next(graph for graph in self.captured.graphs if graph._loaded.module is module)
-        if len(returned) == len(graph._loaded.outputs):
+        if len(returned) == len(graph.emitted.outputs):
             self.captured.record_call(graph, taken, returned)
 
-    def kernel_announced(self, announcement: private.Announcement) -> None:
-        self.announcements[announcement.handle] = announcement
-
     def graph_loaded(self, loaded: private.LoadedGraph) -> None:
-        self.graph_names |= loaded.fx_nodes.keys()
+        self.graph_names |= loaded.nodes.keys()
         if loaded.part == "forward":
             self.units += 1
-        handles, lines, unparsed = _calls_in(loaded.code)
-        inner = subgraph_buffers(loaded.code.splitlines())
-        emitted = read_code(loaded.code)
-        if inner:  # the graph's own memory lacks the buffers inside its subgraphs
-            loaded = dataclasses.replace(loaded, memory={**emitted.memory, **loaded.memory})
-        announcements = [_renamed(self.announcements[handle], inner) for handle in handles]
+        claimed = {name for names in loaded.replaced.values() for name in names}
         graph = Graph(
             part=loaded.part,
             unit=self.units - 1,
@@ -491,42 +494,17 @@ class _Recorder:
             pre_fusion=self.ir.pop((loaded.part, False), ""),
             post_fusion=self.ir.pop((loaded.part, True), ""),
             code=loaded.code,
-            unparsed=unparsed,
             refusals=tuple(self.refusals.values()),
-            _calls=tuple(self._calls(announcements, loaded, emitted, lines)),
+            _before={
+                name: tuple(self._before(node, loaded.replaced.get(name, ()), claimed))
+                for name, node in loaded.nodes.items()
+            },
             _loaded=loaded,
-            _emitted=emitted,
             _measured=self.measured,
         )
-        self.announcements, self.refusals = {}, {}
+        self.refusals = {}
         order = {"forward": 0, "backward": 1}
         self.captured.graphs = tuple(sorted((*self.captured.graphs, graph), key=lambda graph: order[graph.part]))
-
-    def _calls(
-        self, announcements: Sequence[private.Announcement], loaded: private.LoadedGraph, code: EmittedCode,
-        lines: Mapping[int, str],
-    ) -> Iterator[_Call]:
-        by_handle = {call.handle: call for call in code.calls}
-        emitted = [by_handle.get(f"{each.name}:{each.handle}") for each in announcements]
-        graph = {name: node for name, node in loaded.fx_nodes.items() if node.op not in ("placeholder", "output")}
-        for each in announcements:  # a subgraph's nodes are not in the graph
-            graph |= {name: node for name, _, node in each.nodes if node.op != "placeholder"}
-        given = [[name for name, _, node in each.nodes if node.op not in _NO_OPERATION] for each in announcements]
-        claimed = {name for each in announcements for _, replaced, _ in each.nodes for name in replaced}
-        workspaces = [each.workspace for each in announcements if each.workspace is not None]
-        memory = {**loaded.memory, **{workspace.name: workspace for workspace in workspaces}}
-        for each, call, share in zip(announcements, emitted, shares(emitted, given, code, graph), strict=True):
-            own = set(share.computed)
-            before = {
-                name: self._before(node, replaced, claimed) for name, replaced, node in each.nodes if name in own
-            }
-            nodes, sources = share.operations(graph.__getitem__, before.__getitem__, memory)
-            definition = code.definitions.get(each.name)
-            line = lines.get(each.handle, "")
-            yield _Call(
-                each, share.computed, nodes, sources, call,
-                definition.kind if definition is not None else None, views_in(line), elements_viewed(line),
-            )
 
     def _before(self, node: SourceNode, replaced: Sequence[str], claimed: set[str]) -> list[SourceNode]:
         """Return the nodes before pattern matching. A node that a match created yields the nodes that it replaced.
@@ -556,130 +534,3 @@ class _Recorder:
 
 
 _NO_OPERATION = ("placeholder", "get_attr")
-
-
-def _renamed(announcement: private.Announcement, names: Mapping[str, str]) -> private.Announcement:
-    def side(accesses: Mapping[str, int] | None) -> Mapping[str, int] | None:
-        return None if accesses is None else {names.get(name, name): size for name, size in accesses.items()}
-
-    if not names:
-        return announcement
-    return dataclasses.replace(announcement, reads=side(announcement.reads), writes=side(announcement.writes))
-
-
-# '        # [Provenance debug handles] triton_poi_fused_mul_0:3'
-_HANDLE = re.compile(r"# \[Provenance debug handles\] \S+:(\d+)\s*$")
-# 'extern_kernels.mm(a, b, out=c)', 'buf0 = torch.ops.aten.sort.stable(...)', 'triton_poi_fused_mul_0.run(...)',
-# 'cpp_fused_add_1(...)', 'buf1.copy_(buf0, False)'
-_CALL = re.compile(r"(?:\w+ = )?((?:extern_kernels|torch\.ops|aten|prims)\.[\w.]+|\w+\.(?:run|copy_)|cpp_\w+)\(")
-# 'buf1 = workspace_0[0 * (64) * (256) : (0 + 1) * (64) * (256)].view(64, 256).sum(dim=0).to(torch.bfloat16)'
-_FINISH = re.compile(r"\w+ = workspace_\d+\[")
-
-
-# 'buf2 = true_graph_0(true_graph_0_args)': the kernels of a branch of torch.cond, or of a loop
-_BRANCH = re.compile(r"(?:.+ = )?(\w+)\(\1_args\)")
-
-
-def _calls_in(code: str) -> tuple[list[int], dict[int, str], tuple[str, ...]]:
-    """Return the handles of the announced kernels in the order of the code, their lines, and calls without a handle.
-    """
-    handles: list[int] = []
-    lines: dict[int, str] = {}
-    unparsed: list[str] = []
-    announced = 0
-    for line in body_of_call(code.splitlines()):
-        if match := _HANDLE.search(line):
-            handles.append(int(match[1]))
-            announced += 1
-        elif _CALL.match(line):
-            if not announced:
-                unparsed.append(line)
-            lines |= dict.fromkeys(handles[len(handles) - announced :], line)
-            announced = 0
-        elif _BRANCH.match(line):
-            unparsed.append(line)
-        elif _FINISH.match(line):  # a line with one or two kernels; all are announced before the first such line
-            calls = 2 if ".to(" in line else 1
-            if announced < calls:
-                unparsed.append(line)
-            announced = max(0, announced - calls)
-    return handles, lines, tuple(unparsed)
-
-
-def _kernel(call: _Call, loaded: private.LoadedGraph, measured: bool) -> Kernel:
-    announcement = call.announcement
-    triton = private.triton_kernel(loaded.module, announcement.name)
-    kind = kind_of(
-        announcement.name,
-        targets={node.op for node in call.nodes},
-        before=own_operations(call.sources),
-        by_code=call.kind_by_code,
-        is_template=announcement.is_template,
-        is_extern=announcement.is_extern,
-        is_reduction=announcement.is_reduction,
-    )
-    chosen: Provenance = "device" if measured else "not autotuned"
-    provenance: Provenance = "compiled"
-    if triton is not None and triton.candidates > 1:
-        provenance = "device" if triton.tuned else "not autotuned"
-    elif announcement.split_measured or announcement.is_template:
-        provenance = chosen
-    elif kind == "gemm" and (loaded.gemm_autotuned or any(s.name in loaded.padding_measured for s in call.sources)):
-        provenance = chosen
-    kernel = Kernel(
-        name=announcement.name,
-        part=loaded.part,
-        kind=kind,
-        ops=tuple(source.op for source in call.sources),
-        fx_nodes=call.fx_nodes,
-        stages=tuple(dict.fromkeys(source.stage for source in call.sources if source.stage)),
-        lines=tuple(dict.fromkeys(source.line for source in call.sources if source.line)),
-        inputs=_buffers(_parts_viewed(call, loaded.memory)),
-        outputs=_buffers(announcement.writes),
-        is_template=announcement.is_template,
-        is_extern=announcement.is_extern,
-        provenance=provenance,
-        config=triton.config if triton is not None else None,
-    )
-    if call.emitted is not None and (kind == "custom" or call.emitted.scatters):
-        return _with_effects(kernel, call.emitted, loaded)
-    return kernel
-
-
-def _with_effects(kernel: Kernel, call: EmittedCall, loaded: private.LoadedGraph) -> Kernel:
-    """Return a user's Triton kernel, or a scatter of PyTorch, with its reads and writes.
-
-    Inductor knows those of a Triton kernel in part only, and takes a scatter for an operation on whole buffers.
-    """
-    reads, writes = call.reads, call.writes
-    if not call.scatters:
-        triton = private.triton_kernel(loaded.module, kernel.name)
-        if triton is None or triton.compiled is None:
-            return kernel
-        parameters = effects.arguments_in_ir(triton.compiled.src.signature.items())
-        found = effects.of_ttir(triton.compiled.asm["ttir"], triton.compiled.name)
-        reads, writes = (
-            [call.arguments.get(parameters[index], "") for index in sorted(touched)]
-            for touched in (found.reads, found.writes)
-        )
-
-    def buffers(names: Iterable[str]) -> tuple[Buffer, ...]:
-        known = [loaded.memory[name] for name in dict.fromkeys(names) if name in loaded.memory]
-        return tuple(Buffer(each.name, part_viewed(each, each.bytes, call.viewed)) for each in known)
-
-    return dataclasses.replace(kernel, inputs=buffers(reads), outputs=buffers(writes))
-
-
-def _parts_viewed(call: _Call, memory: Mapping[str, Memory]) -> Mapping[str, int] | None:
-    """Return the bytes read; Inductor counts whole buffers for a library call or template."""
-    announcement = call.announcement
-    reads = announcement.reads
-    if reads is None or not (announcement.is_extern or announcement.is_template):
-        return reads
-    return {
-        name: part_viewed(memory[name], size, call.viewed) if name in memory else size for name, size in reads.items()
-    }
-
-
-def _buffers(accesses: Mapping[str, int] | None) -> tuple[Buffer, ...] | None:
-    return None if accesses is None else tuple(Buffer(name, size) for name, size in accesses.items())

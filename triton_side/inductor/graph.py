@@ -60,9 +60,8 @@ class SourceNode:
 class Buffer:
     """A buffer that a kernel reads or writes: its name in the emitted code, and the bytes that the kernel touches.
 
-    The bytes are Inductor's count (`get_read_write_buffers_sizes`): each byte once, however often the kernel reads it;
-    indirect reads at their worst case. For templates and reductions over rows and columns at once, where that count
-    falls short, they are the whole buffer. None if a dump does not say.
+    A generated kernel counts the points of its loop for each access by another index, at most the whole buffer. A
+    library call or a template counts whole buffers, or what its views reach. None if a dump does not say.
     """
 
     name: str
@@ -82,7 +81,7 @@ class Kernel:
     fx_nodes: the post-grad FX nodes by name.
     stages: names given with `xlafuse.triton_side.calls.stages.stage`.
     lines: "file:line" of the code outside torch that wrote the operations.
-    inputs, outputs: None where Inductor's scheduler does not know them.
+    inputs, outputs: None if a dump does not say.
     is_template: generated from a hand-written template (max-autotune's GEMMs, FlexAttention).
     is_extern: a library call.
     provenance: "device": chosen by measuring on this device; "compiled": there was no choice; "not autotuned": a GPU
@@ -306,11 +305,6 @@ def _of_bases(
         total = None if earlier is None or buffer.bytes is None else earlier + buffer.bytes
         bytes_of[name] = total if total is None or name not in memory else min(total, memory[name].bytes)
     return tuple(Buffer(name, size) for name, size in bytes_of.items())
-
-
-def sum_before_cast(buffer: str) -> str:
-    """Return a name for the sums, before the cast to `buffer`, of a reduction over rows and columns at once."""
-    return f"{buffer}_sum"
 
 
 _HELPER = "#helper"

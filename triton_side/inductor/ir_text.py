@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from xlafuse.triton_side.inductor.graph import (
     DTYPES,
@@ -165,20 +166,22 @@ def replaced(before: FxText, present: Collection[str]) -> dict[frozenset[str], t
 class IrNode:
     """A scheduler node after fusion.
 
-    reads: number of dependencies by buffer. writes: buffers that other nodes use. elements: points of its loop; None
-    for a fused or library node, for which Inductor counts whole buffers.
+    reads: elements that it reads, by buffer: the points of its loop for each dependency. writes: buffers that others
+    use. stores: elements that it writes, by buffer. A part of a buffer counts as the buffer. reads and stores lack
+    the buffers of a library call, for which Inductor counts whole buffers.
     """
 
     operations: frozenset[str]
     reads: Counter[str]
     writes: frozenset[str]
-    elements: int | None
+    stores: Counter[str]
 
 
 _IR_NODE = re.compile(r"(op\w+): (\w+)\(")
 _DEPENDENCY = re.compile(r"(?:MemoryDep|StarDep)\((?:name=)?'(\w+)'")
 _LAYOUT = re.compile(r"\b(\w+)\.layout = \w*Layout\('[^']*', torch\.(\w+), size=(\[[^\]]*\])")
 _USERS = re.compile(r"\b(\w+)\.users = ")
+_INSIDE = re.compile(r"\b(\w+)\.(?:mutations|aliases) = \['(\w+)'\]")
 _USER = re.compile(r"NodeUser\(node=(?:\w+\(name='(\w+)'\)|(OUTPUT))")
 
 
@@ -186,33 +189,33 @@ def read_ir(text: str) -> tuple[list[IrNode], dict[str, Memory]]:
     """Return the nodes of an ir_post_fusion.txt, in order, and the buffers that they write."""
     nodes: list[IrNode] = []
     made: dict[str, Memory] = {}
+    owner: dict[str, str] = {}  # a part of a buffer, or its name after a change in place -> the buffer
     block: list[str] = []
     for line in (*text.splitlines(), ""):
         if line.strip():
             block.append(line)
             continue
         if block and (match := _IR_NODE.match(block[0])):
-            nodes.append(_ir_node(match[1], match[2], block[1:], made))
+            nodes.append(_ir_node(match[1], match[2], block[1:], made, owner))
         block = []
     return nodes, made
 
 
-def _ir_node(name: str, kind: str, lines: list[str], made: dict[str, Memory]) -> IrNode:
+def _ir_node(name: str, kind: str, lines: list[str], made: dict[str, Memory], owner: dict[str, str]) -> IrNode:
     own = frozenset(re.findall(r"op\d+", name))
-    reads: Counter[str] = Counter()
+    read: Counter[str] = Counter()  # dependencies
     writes: dict[str, None] = {}
     users: dict[str, set[str]] = {}
-    elements: int | None = None
+    points: int | None = None
     attribute = buffer = ""
-    for line in lines:
-        if line.startswith(f"{name}.snodes"):
-            break  # the members follow one by one
+    end = next((index for index, line in enumerate(lines) if line.startswith(f"{name}.snodes")), len(lines))
+    for line in lines[:end]:
         if line.startswith(f"{name}."):
             attribute = line[len(name) + 1 :].split(" ", 1)[0]
             if attribute == "sizes" and kind == "SchedulerNode":
-                elements = math.prod(int(extent) for extent in re.findall(r"\d{1,15}", line.split("=", 1)[1]))
+                points = math.prod(int(extent) for extent in re.findall(r"\d{1,15}", line.split("=", 1)[1]))
         if attribute in ("unmet_dependencies", "met_dependencies"):
-            reads.update(_DEPENDENCY.findall(line))
+            read.update(_DEPENDENCY.findall(line))
         elif attribute == "writes":
             writes |= dict.fromkeys(_DEPENDENCY.findall(line))
         elif attribute == "outputs":
@@ -220,9 +223,29 @@ def _ir_node(name: str, kind: str, lines: list[str], made: dict[str, Memory]) ->
                 described = fx_memory(match[1], DTYPES.get(match[2], ("", 0))[0], match[3].strip("[]"))
                 if described is not None:
                     made[match[1]] = described
+            if match := _INSIDE.search(line):
+                owner[match[1]] = owner.get(match[2], match[2])
             if match := _USERS.search(line):
                 buffer = match[1]
             if buffer:
                 users.setdefault(buffer, set()).update(other or output for other, output in _USER.findall(line))
-    seen = frozenset(name for name in writes if users.get(name, {"OUTPUT"}) - own)
-    return IrNode(own, reads, seen, elements)
+    seen = frozenset(owner.get(name, name) for name in writes if users.get(name, {"OUTPUT"}) - own)
+    reads: Counter[str] = Counter()
+    stores: Counter[str] = Counter()
+    if points is not None:
+        for name, count in read.items():
+            reads[owner.get(name, name)] += count * points
+        for name in writes:
+            stores[owner.get(name, name)] += points
+    for member in _members(lines[end:], made, owner):
+        reads.update(member.reads)
+        stores.update(member.stores)
+    return IrNode(own, reads, seen, stores)
+
+
+def _members(lines: list[str], made: dict[str, Memory], owner: dict[str, str]) -> Iterator[IrNode]:
+    """Yield the nodes of a fused node, whose descriptions follow one by one."""
+    heads = [index for index, line in enumerate(lines) if _IR_NODE.match(line)]
+    for index, following in pairwise([*heads, len(lines)]):
+        if match := _IR_NODE.match(lines[index]):
+            yield _ir_node(match[1], match[2], lines[index + 1 : following], made, owner)

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from xlafuse.triton_side.inductor.graph import Layout, Shape
+from xlafuse.triton_side.inductor.ir_text import MAX_ELEMENTS
 
 _MOST_Y = 65535  # blocks in y and z of any NVIDIA GPU
 VIEW = re.compile(r"reinterpret_tensor\((\w+), (\([^()]*\)), (\([^()]*\)), \d+\)")
@@ -78,7 +79,12 @@ def layouts_in(line: str) -> dict[str, Layout | None]:
     return found | {name: next(iter(each)) for name, each in views.items() if len(each) == 1 and name not in bare}
 
 
-def shape_of(text: str) -> Shape | None:
-    value = ast.literal_eval(text) if re.fullmatch(r"[\d, ()]*", text) else None
-    fits = isinstance(value, tuple) and len(value) <= 64 and math.prod(value) < 1 << 62
-    return value if fits else None
+def shape_of(sizes: str | ast.expr) -> Shape | None:
+    """Return the shape, or None if no tensor can have these sizes."""
+    try:
+        value = ast.literal_eval(sizes)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    if not isinstance(value, tuple) or len(value) > 64 or any(not isinstance(e, int) or e < 0 for e in value):
+        return None
+    return value if math.prod(value) < MAX_ELEMENTS else None

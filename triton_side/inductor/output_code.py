@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from xlafuse.triton_side.inductor.graph import DTYPES, Layout, Memory, Part, Shape, sum_before_cast
-from xlafuse.triton_side.inductor.ir_text import MAX_ELEMENTS, MAX_LINE, SIZES, fx_memory, memory
+from xlafuse.triton_side.inductor.graph import DTYPES, Layout, Memory, Part, Shape
+from xlafuse.triton_side.inductor.ir_text import MAX_LINE, SIZES, fx_memory, memory
 from xlafuse.triton_side.inductor.kernel_code import Work, work_of
-from xlafuse.triton_side.inductor.launch import VIEW, configuration, grid, layouts_in
+from xlafuse.triton_side.inductor.launch import VIEW, configuration, grid, layouts_in, shape_of
 
 
 @dataclass
@@ -132,6 +132,11 @@ class Definition:
     source: str = ""
 
     @property
+    def reduces_both_ways(self) -> bool:
+        """Whether it is a reduction over rows and columns at once."""
+        return self.grid_type == "MixOrderReductionGrid"
+
+    @property
     def kind(self) -> Work | Literal["custom"] | None:
         return "custom" if self.heuristic == USERS_OWN else self.work
 
@@ -145,8 +150,11 @@ _GRID_TYPE = re.compile(r"'grid_type': '(\w+)'")
 _MUTATED = re.compile(r"'mutated_arg_names': \[([^\]]*)\]")
 _FRAGMENT = re.compile(r'#   %(\w+) : [^"]*"(\w+)\[([^\]]*)\][^"]*"\S* = (PlaceHolder|\w+)')
 _VALUE = re.compile(r"%(\w+)")
+_PARTIALS = re.compile(r"\]\.view\((\d{1,15}), (\d{1,15})\)\.")
 _HANDLE = re.compile(r"# \[Provenance debug handles\] (\S+:\d+)\s*$")
 _INPUT = re.compile(r"    (\w+) = rand_strided\((\([^)]*\)), (\([^)]*\)).*dtype=torch\.(\w+)\)")
+# "_tensor_constant0 = None  # device(type='cuda', index=0) torch.float32 (3,) (1,) 7f1c"
+_CONSTANT = re.compile(r"(\w+) = None  # device\(.*\) torch\.(\w+) (\([^)]*\)) (\([^)]*\)) ")
 _ON_CPU = re.compile(r"async_compile\.cpp|= empty_strided_cpu\(|device='cpu'")
 _ON_GPU = re.compile(r"async_compile\.triton\(|= empty_strided_(?!cpu)\w+\(|device='(?!cpu)\w+|_DeviceGuard\(")
 _AOT_ID = re.compile(r"# AOT ID: \['([^']*)'\]")
@@ -160,18 +168,24 @@ def read_code(text: str) -> EmittedCode:
     code.definitions = dict(_definitions(lines))
     known: dict[str, Memory] = {}
     for line in lines:
-        if match := _INPUT.match(line):
-            shape = _shape(match[2])
+        if match := _CONSTANT.match(line):
+            shape = shape_of(match[3])
+            if shape is not None and match[2] in DTYPES:
+                code.memory[match[1]] = replace(memory(match[1], shape, DTYPES[match[2]]), constant=True)
+            if (strides := shape_of(match[4])) is not None:
+                code.strides[match[1]] = strides
+        elif match := _INPUT.match(line):
+            shape = shape_of(match[2])
             if shape is not None and match[4] in DTYPES:
                 known[match[1]] = memory(match[1], shape, DTYPES[match[4]])
-            if (strides := _shape(match[3])) is not None:
+            if (strides := shape_of(match[3])) is not None:
                 code.strides[match[1]] = strides
         elif match := _FRAGMENT.match(line):
             described = fx_memory(match[1], match[2], match[3])
             if described is not None and match[4] == "PlaceHolder":
                 known.setdefault(match[1], described)
     body = _Body(code, known)
-    body.read(body_of_call(lines))
+    body.read(_body_of_call(lines))
     if not body.returned:
         code.unparsed.append("`call` does not return: the file is cut short, or is no emitted code")
     return code
@@ -186,14 +200,14 @@ _WORD = re.compile(r"\w+")
 _PARTITION_ARGUMENTS = re.compile(r"(partition\d+_args = \[|del partition\d+_args$)")
 
 
-def body_of_call(lines: Sequence[str]) -> Iterator[str]:
+def _body_of_call(lines: Sequence[str]) -> Iterator[str]:
     """Yield the statements and comments of `call`, without indentation.
 
     In mode reduce-overhead, Inductor moves the kernels that become one CUDA graph into a function `partition_N`. A
     product that it splits along K (`decompose_k_mm_...`) is a function, too. Their statements stand here in place of
     their calls.
     """
-    renamed = subgraph_buffers(lines)
+    renamed = _subgraph_buffers(lines)
     for line in _function(lines, "call"):
         if match := _PARTITION_CALL.match(line):
             inner = _function(lines, f"partition_{match[1]}")
@@ -206,7 +220,7 @@ def body_of_call(lines: Sequence[str]) -> Iterator[str]:
             yield line
 
 
-def subgraph_buffers(lines: Sequence[str]) -> dict[str, str]:
+def _subgraph_buffers(lines: Sequence[str]) -> dict[str, str]:
     """Return, for the parameters and results of each subgraph's function, the buffers of `call` that they are."""
     found: dict[str, str] = {}
     given: dict[str, list[str]] = {}
@@ -454,12 +468,12 @@ class _Body:
             self.reused[name] = base
             strides = self.code.strides.get(base)
             if isinstance(value, ast.Call) and len(value.args) > 2:
-                strides = _shape(value.args[2])
+                strides = shape_of(value.args[2])
             if strides is not None:
                 self.code.strides[name] = strides
             old = self.code.memory.get(base)
             if old is not None:
-                shape = old.shape if sizes is None else _shape(sizes)
+                shape = old.shape if sizes is None else shape_of(sizes)
                 if shape is not None:
                     self.code.memory[name] = memory(name, shape, (old.dtype, SIZES[old.dtype]))
             return True
@@ -467,10 +481,10 @@ class _Body:
             called = _dotted(value.func)
             if called.startswith("empty_strided") and len(value.args) > 2:
                 dtype = _dotted(value.args[2]).removeprefix("torch.")
-                shape = _shape(value.args[0])
+                shape = shape_of(value.args[0])
                 if shape is not None and dtype in DTYPES:
                     self.code.memory[name] = memory(name, shape, DTYPES[dtype])
-                if (strides := _shape(value.args[1])) is not None:
+                if (strides := shape_of(value.args[1])) is not None:
                     self.code.strides[name] = strides
                     if shape is not None:
                         self.layouts[name] = shape, strides
@@ -482,7 +496,7 @@ class _Body:
     def _call(self, call: ast.Call, target: str | None) -> bool:
         called = _dotted(call.func)
         if called == "assert_size_stride" and len(call.args) > 2 and isinstance(call.args[0], ast.Name):
-            shape, strides = _shape(call.args[1]), _shape(call.args[2])
+            shape, strides = shape_of(call.args[1]), shape_of(call.args[2])
             if strides is not None:
                 self.code.strides[call.args[0].id] = strides
                 if shape is not None:
@@ -551,7 +565,7 @@ class _Body:
     def _shape_of(self, node: ast.expr) -> Shape | None:
         match node:
             case ast.Call(func=ast.Name(id="reinterpret_tensor"), args=[_, sizes, *_]):
-                return _shape(sizes)
+                return shape_of(sizes)
             case ast.Name(id=name) if self.owner.get(name, name) == name and name in self.code.memory:
                 return self.code.memory[name].shape
         return None
@@ -577,6 +591,8 @@ class _Body:
             new.arguments[parameter] = buffer
             if use == "both":
                 old = self.reused.get(buffer, buffer)
+                while old not in self.written and old in self.reused:
+                    old = self.reused[old]
                 if old in self.written:  # otherwise no kernel has written that memory, so there is nothing to read
                     new.reads.append(old)
             elif use == "read":
@@ -596,7 +612,7 @@ class _Body:
             case ast.Name(id=name):
                 return self.layouts.get(name)
             case ast.Call(func=ast.Name(id="reinterpret_tensor"), args=[_, sizes, steps, *_]):
-                shape, strides = _shape(sizes), _shape(steps)
+                shape, strides = shape_of(sizes), shape_of(steps)
                 return None if shape is None or strides is None else (shape, strides)
         return None
 
@@ -609,8 +625,12 @@ class _Body:
         self._describe(name)
         reduction = next((method for method in methods if method not in ("to", "view", "reshape")), "sum")
         converts = "to" in methods
-        sums = sum_before_cast(name) if converts else name
-        self._announce(EmittedCall(f"aten.{reduction}", "", [workspace], [sums], is_extern=True, sums_partials=True))
+        sums = f"{name}_sum" if converts else name
+        new = self._announce(
+            EmittedCall(f"aten.{reduction}", "", [workspace], [sums], is_extern=True, sums_partials=True)
+        )
+        if part := _PARTIALS.search(self.line):
+            new.viewed = {workspace: int(part[1]) * int(part[2])}
         if converts:
             self._announce(EmittedCall("aten.to", "", [sums], [name], is_extern=True, sums_partials=True))
         return True
@@ -620,7 +640,7 @@ class _Body:
         position = next((i for i, handle in enumerate(self.handles) if handle.rpartition(":")[0] == call.name), None)
         call.handle = self.handles.pop(position) if position is not None else ""
         call.atens, self.atens = self.atens, ()
-        call.views, call.viewed, call.line = views_in(self.line), elements_viewed(self.line), self.line
+        call.views, call.viewed, call.line = _views_in(self.line), elements_viewed(self.line), self.line
         self.written |= set(call.writes)
         self.code.calls.append(call)
         return call
@@ -653,7 +673,7 @@ class _Body:
         return [] if name is None else [name]
 
 
-def views_in(line: str) -> tuple[str, ...]:
+def _views_in(line: str) -> tuple[str, ...]:
     """Return the views of other shapes or offsets among a call's arguments, without its result."""
     return tuple(view[0] for view in VIEW.finditer(line.partition("out=")[0]))
 
@@ -664,7 +684,7 @@ def elements_viewed(line: str) -> dict[str, int]:
     bare = set(re.findall(r"\w+", VIEW.sub("", arguments)))
     reached: dict[str, int] = {}
     for name, sizes, strides in VIEW.findall(arguments):
-        shape, steps = _shape(sizes), _shape(strides)
+        shape, steps = shape_of(sizes), shape_of(strides)
         if shape is None or steps is None or len(shape) != len(steps):
             bare.add(name)  # the extent of its view is unknown
             continue
@@ -706,7 +726,8 @@ def _number(node: ast.expr) -> float | None:
 
 
 def _sums_partials(value: ast.expr) -> bool:
-    return any(isinstance(node, ast.Name) and node.id.startswith("workspace_") for node in ast.walk(value))
+    parts = [node.value for node in ast.walk(value) if isinstance(node, ast.Subscript)]
+    return any(isinstance(part, ast.Name) and part.id.startswith("workspace_") for part in parts)
 
 
 def _dotted(node: ast.expr) -> str:
@@ -715,14 +736,3 @@ def _dotted(node: ast.expr) -> str:
         parts.append(node.attr)
         node = node.value
     return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
-
-
-def _shape(sizes: str | ast.expr) -> Shape | None:
-    """Return the shape, or None if no tensor can have these sizes."""
-    try:
-        value = ast.literal_eval(sizes)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return None
-    if not isinstance(value, tuple) or len(value) > 64 or any(not isinstance(e, int) or e < 0 for e in value):
-        return None
-    return value if math.prod(value) < MAX_ELEMENTS else None

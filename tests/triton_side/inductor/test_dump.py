@@ -1,5 +1,6 @@
 """Reading Inductor's files: versions and kinds of dump agree, and hostile files do no harm."""
 
+import dataclasses
 import gzip
 import json
 import shutil
@@ -14,7 +15,7 @@ import pytest
 from xlafuse.triton_side.inductor import dump
 from xlafuse.triton_side.inductor.dump import DumpError, read
 from xlafuse.triton_side.inductor.graph import Buffer, GraphBreak, SourceNode, flops, kind_of
-from xlafuse.triton_side.inductor.ir_text import read_fx, replaced
+from xlafuse.triton_side.inductor.ir_text import read_fx, read_ir, replaced
 from xlafuse.triton_side.inductor.output_code import read_code
 
 ROOT = Path(__file__).parents[3]
@@ -214,7 +215,7 @@ def test_our_own_archive(tmp_path):
         {
             "name": call.kernel.name, "part": "forward", "ops": list(call.kernel.ops), "provenance": "device",
             "fx_nodes": list(call.kernel.fx_nodes), "inputs": [{"name": "buf2", "bytes": 7}], "outputs": None,
-            "config": "XBLOCK: 1",
+            "config": "XBLOCK: 1", "sources": [dataclasses.asdict(source) for source in call.sources],
         }
         for call in read(FORWARD).graphs[0].calls
     ]
@@ -568,3 +569,56 @@ def test_code_for_a_cpu_is_said_to_be_that_and_keeps_its_own_arrays(tmp_path):
     assert ([buffer.name for buffer in softmax.kernel.outputs], softmax.workspace_bytes) == (["buf1"], 256)
     assert softmax.kernel.kind == "reduction"
     assert read(DEBUG).notes == ()
+
+
+def test_a_change_in_place_is_a_node_of_its_buffer():
+    nodes, _ = read_ir(
+        """op0: SchedulerNode(ComputedBuffer)
+op0.writes = [MemoryDep('buf0', d0, {d0: 100})]
+op0.unmet_dependencies = []
+op0.met_dependencies = []
+op0.outputs = [
+    buf0: ComputedBuffer
+    buf0.layout = FixedLayout('cuda:0', torch.float32, size=[100], stride=[1])
+    buf0.users = [NodeUser(node=SchedulerNode(name='op1'), can_inplace=False, is_weak=False)]
+]
+op0.sizes = ([100], [])
+
+op1: SchedulerNode(ComputedBuffer)
+op1.writes = [MemoryDep('buf1', tmp0, {d0: 8}, atomic_add)]
+op1.unmet_dependencies = [StarDep(name='buf0', mode='atomic_add')]
+op1.met_dependencies = [MemoryDep('arg0_1', d0, {d0: 8})]
+op1.outputs = [
+    buf1: ComputedBuffer
+    buf1.layout = MutationLayoutSHOULDREMOVE('cuda:0', torch.float32, size=[100], stride=[1])
+    buf1.mutations = ['buf0']
+    buf1.users = [NodeUser(node=OUTPUT, can_inplace=False, is_weak=False)]
+]
+op1.sizes = ([8], [])
+"""
+    )
+    assert [(node.operations, node.writes, node.stores["buf0"]) for node in nodes] == [
+        ({"op0"}, {"buf0"}, 100), ({"op1"}, {"buf0"}, 8),
+    ]
+    assert dict(nodes[1].reads) == {"buf0": 8, "arg0_1": 8}
+
+
+def test_a_fused_node_counts_the_accesses_of_its_members():
+    member = """{name}: SchedulerNode(ComputedBuffer)
+{name}.writes = [MemoryDep('{made}', d0, {{d0: 4}})]
+{name}.unmet_dependencies = []
+{name}.met_dependencies = [MemoryDep('arg0_1', 500*d0 + tmp0, {{d0: 4}})]
+{name}.outputs = [
+    {made}: ComputedBuffer
+    {made}.users = [NodeUser(node=OUTPUT, can_inplace=False, is_weak=False)]
+]
+{name}.sizes = ([4], [])
+"""
+    members = [member.format(name=f"op{index}", made=f"buf{index}") for index in (0, 1)]
+    (node,), _ = read_ir(
+        "op0_op1: FusedSchedulerNode(SchedulerNode,SchedulerNode)\n"
+        "op0_op1.writes = [MemoryDep('buf0', d0, {d0: 4}), MemoryDep('buf1', d0, {d0: 4})]\n"
+        f"op0_op1.snodes[0] =\n{members[0]}op0_op1.snodes[1] =\n{members[1]}"
+    )
+    assert node.operations == {"op0", "op1"} and node.writes == {"buf0", "buf1"}
+    assert dict(node.reads) == {"arg0_1": 8} and dict(node.stores) == {"buf0": 4, "buf1": 4}
