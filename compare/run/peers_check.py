@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 
 from ..base import host
 from ..base.text import printable
@@ -15,7 +13,7 @@ from ..record.run_folder import read_records
 from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 from ..spec.implementation import Implementation
-from .run import execute
+from .run import execute, scratch_folder
 
 
 def small_plan(peers: Iterable[tuple[str, Implementation]]) -> Plan:
@@ -41,8 +39,8 @@ def check(plan: Plan) -> list[Record]:
     """Run a small plan on this machine's GPU, and return its records. Raises UsageError without a GPU."""
     if not host.gpu_present():
         raise UsageError("--peers calls kernels on an NVIDIA GPU, and none is here; xlafuse doctor lists packages")
-    with tempfile.TemporaryDirectory(prefix="xlafuse-peers-", dir=host.scratch_root()) as scratch:
-        folder = Path(scratch) / "run"
+    with scratch_folder() as scratch:
+        folder = scratch / "run"
         execute(plan, folder=folder, target=None, resume=False)
         return read_records(folder)[0]
 

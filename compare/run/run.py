@@ -60,7 +60,7 @@ def execute(
     """
     if target is None and cluster is None and not host.gpu_present():
         target = targets.DEFAULT
-    with _lock(folder, resume), _scratch() as scratch:
+    with _lock(folder, resume), scratch_folder() as scratch:
         try:
             done = _open(plan, folder, target, resume, again)
             code = _execute(plan, done, folder, scratch, target, traffic, recorded, stop_after, verbose, cluster)
@@ -209,7 +209,7 @@ def _lock(folder: Path, resume: bool) -> BinaryIO:
 
 
 @contextlib.contextmanager
-def _scratch() -> Iterator[Path]:
+def scratch_folder() -> Iterator[Path]:
     """A scratch folder for arrays and artifacts, removed when the run ends. Folders of killed runs are removed first:
     their lock is free."""
     root = host.scratch_root() or Path(tempfile.gettempdir())

@@ -35,7 +35,8 @@ from xlafuse.compare.record.run_folder import RunFolderError
 from xlafuse.compare.run import run
 from xlafuse.compare.spec.blocks import BLOCKS
 
-SELECTION = ["--suite", "full", "--direction", "fwd"]
+IMPLEMENTATIONS = ["xla", "inductor", "triton", "cuda"]  # no optional peers, of which a small call would come first
+SELECTION = ["--suite", "full", "--direction", "fwd", "-i", ",".join(IMPLEMENTATIONS)]
 SIGKILLED = -9
 
 
@@ -202,7 +203,7 @@ def test_kills_lose_no_finished_record(begin_runs: Callable[[], Runs], tmp_path:
                     file.write(line[: chance.randrange(1, len(line))])
     assert midway >= 2 and repaired >= 2, "too few kills came while a record was written"
     assert runs.run(*resume_or_begin(folders[-1]), "--out", folders[-1]) == 0, runs.output()
-    wanted = ids_of(resolve([], suite="full", directions=["fwd"]))
+    wanted = ids_of(resolve([], suite="full", directions=["fwd"], implementations=IMPLEMENTATIONS))
     for folder in folders:
         records, warnings = run_folder.read_records(folder)
         assert Counter(each.id for each in records) == Counter(wanted) and warnings == []
@@ -336,9 +337,8 @@ def test_a_full_disk_is_named_for_every_file(
 @pytest.mark.slow
 def test_a_full_disk_ends_the_run_with_one_line(begin_runs: Callable[[], Runs], tmp_path: Path) -> None:
     folder, runs = tmp_path / "run", begin_runs()
-    # No optional peers, of which a small call comes first.
-    selection = ["gelu", "softmax", "rmsnorm", "--suite", "full", "--direction", "fwd", "-i", "xla,inductor,triton,cuda"]
-    assert runs.run(*selection, "--out", folder, file_limit=100_000) == 2, runs.output()
+    blocks = ["gelu", "softmax", "rmsnorm"]
+    assert runs.run(*blocks, *SELECTION, "--out", folder, file_limit=100_000) == 2, runs.output()
     *progress, said = runs.output().splitlines()
     assert said.startswith("Error: ") and "records.jsonl: a record could not be written" in said
     assert "--resume goes on" in said and not any("Traceback" in line for line in progress)
@@ -346,7 +346,7 @@ def test_a_full_disk_ends_the_run_with_one_line(begin_runs: Callable[[], Runs], 
     assert kept and kept == complete(folder) and not has_partial_line(folder)
     assert runs.run("--resume", "--out", folder) == 0, runs.output()
     assert "a partial record" not in runs.output()
-    wanted = ids_of(resolve(selection[:3], suite="full", directions=["fwd"], implementations=selection[-1].split(",")))
+    wanted = ids_of(resolve(blocks, suite="full", directions=["fwd"], implementations=IMPLEMENTATIONS))
     records, warnings = run_folder.read_records(folder)
     assert Counter(each.id for each in records) == Counter(wanted) and complete(folder) and warnings == []
 
