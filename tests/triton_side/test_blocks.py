@@ -153,7 +153,7 @@ def test_block_is_one_graph_and_its_stages_reach_both_directions(block: str) -> 
     # A sum passes its gradient on unchanged. Softmax's maximum, positions and random bits get none.
     without = {"add", "max", "residual", "angles", "random", "attention_residual", "mlp_residual"}
     expected = {stage for stage in STAGES[block] if stage.split("/")[-1] not in without}
-    assert stages.get("backward", set()) == (expected if "train" in BLOCKS[block].directions else set())
+    assert stages.get("backward", set()) == (expected if {"train", "joint"} & {*BLOCKS[block].directions} else set())
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from xlafuse.compare.workers.xla.own_function import differentiable
+from xlafuse.compare.workers.xla.own_function import with_gradient
 
 
 @pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
@@ -17,7 +17,7 @@ def test_the_gradient_is_the_named_one(transform) -> None:
     def differentiate(values, attributes):
         return {"x": 3 * values["d_y"] + values["y"]}
 
-    apply = differentiable(run, differentiate, ["x"], ["y", "rows"])
+    apply = with_gradient(run, differentiate, ["x"], ["y", "rows"])
     x, index = jnp.arange(4.0), jnp.arange(4)
 
     def loss(x):

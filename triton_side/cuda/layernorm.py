@@ -101,7 +101,7 @@ def forward_pass(
     mean, rstd = (torch.empty(rows, dtype=torch.float32, device=x.device) if save else None for _ in range(2))
     if x.numel() == 0:
         return y, mean, rstd
-    launch_norm_forward("layernorm", (x, weight, bias), y, (mean, rstd), eps)
+    launch_norm_forward("layernorm.cu", (x, weight, bias), y, (mean, rstd), eps)
     return y, mean, rstd
 
 
@@ -113,16 +113,16 @@ def backward_pass(
     if x.numel() == 0:
         return dx, torch.zeros_like(weight), torch.zeros_like(weight)
     dweight, dbias = torch.empty_like(weight), torch.empty_like(weight)
-    launch_norm_backward("layernorm", x, weight, (mean, rstd), dy, dx, (dweight, dbias))
+    launch_norm_backward("layernorm.cu", x, weight, (mean, rstd), dy, dx, (dweight, dbias))
     return dx, dweight, dbias
 
 
 def launch_norm_forward(
-    norm: str, inputs: tuple[torch.Tensor, ...], y: torch.Tensor, statistics: tuple[torch.Tensor | None, ...],
+    source: str, inputs: tuple[torch.Tensor, ...], y: torch.Tensor, statistics: tuple[torch.Tensor | None, ...],
     eps: float,
 ) -> None:
-    """Launch a kernel of `norm`.cu that writes y and the statistics. inputs: x, which is not empty, and vectors."""
-    columns = y.shape[-1]
+    """Launch a kernel of a norm that writes y and the statistics. inputs: x, which is not empty, and vectors."""
+    norm, columns = source.removesuffix(".cu"), y.shape[-1]
     lanes = tensors.lanes(*inputs, y, columns=columns)
     chosen = plan(columns, lanes)
     constants: tuple[int, ...]
@@ -131,17 +131,17 @@ def launch_norm_forward(
     else:
         name, constants = f"{norm}_forward", (lanes, chosen.vectors, chosen.threads)
     launch(
-        f"{norm}.cu", name, constants, y.numel() // columns, (constants[-1], 1),
+        source, name, constants, y.numel() // columns, (constants[-1], 1),
         *inputs, y, *statistics, columns, float(eps),
     )
 
 
 def launch_norm_backward(
-    norm: str, x: torch.Tensor, weight: torch.Tensor, statistics: tuple[torch.Tensor, ...], dy: torch.Tensor,
+    source: str, x: torch.Tensor, weight: torch.Tensor, statistics: tuple[torch.Tensor, ...], dy: torch.Tensor,
     dx: torch.Tensor, of_vectors: tuple[torch.Tensor, ...],
 ) -> None:
-    """Launch the kernels of `norm`.cu that write dx and the gradients `of_vectors`, weight's first."""
-    source, columns = f"{norm}.cu", x.shape[-1]
+    """Launch the kernels of a norm's source that write dx and the gradients `of_vectors`, weight's first."""
+    norm, columns = source.removesuffix(".cu"), x.shape[-1]
     rows = x.numel() // columns
     lanes = tensors.lanes(x, weight, dy, dx, columns=columns)
     chosen = plan(columns, lanes)

@@ -54,7 +54,7 @@ def forward_pass(
     rstd = torch.empty(rows, dtype=torch.float32, device=x.device) if save else None
     if x.numel() == 0:
         return y, rstd
-    launch_norm_forward("rmsnorm", (x, weight), y, (rstd,), eps)
+    launch_norm_forward("rmsnorm.cu", (x, weight), y, (rstd,), eps)
     return y, rstd
 
 
@@ -66,7 +66,7 @@ def backward_pass(
     if x.numel() == 0:
         return dx, torch.zeros_like(weight)
     dweight = torch.empty_like(weight)
-    launch_norm_backward("rmsnorm", x, weight, (rstd,), dy, dx, (dweight,))
+    launch_norm_backward("rmsnorm.cu", x, weight, (rstd,), dy, dx, (dweight,))
     return dx, dweight
 
 

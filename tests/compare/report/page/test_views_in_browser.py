@@ -171,7 +171,7 @@ def test_a_line_in_a_tip_is_a_link(page: Any) -> None:
     assert page.evaluate("picked")[0]["line"].startswith("triton_side/kernels/rmsnorm.py:")
     page.locator(".so-chosen").first.wait_for()
     seen = """() => {
-        const [line, code] = [".so-chosen", ".so-code"].map((s) => document.querySelector(s).getBoundingClientRect());
+        const [line, code] = [".so-target", ".so-code"].map((s) => document.querySelector(s).getBoundingClientRect());
         return line.top >= code.top && line.bottom <= code.bottom; }"""
     page.wait_for_function(seen)
     assert "def rmsnorm_backward_kernel" in "\n".join(page.locator(".so-chosen").all_text_contents())
