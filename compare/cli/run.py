@@ -106,7 +106,7 @@ def _own_functions(blocks: list[str], functions: tuple[str, ...], backward: str 
     "--mode", "modes", metavar="cold|warm|graph|no-graph|triton-launch",
     help="Time calls in these modes too: with a warm L2 (warm), replayed as a CUDA graph (graph), launched kernel by "
     "kernel (no-graph), Triton's kernels by its own launcher (triton-launch). cold is always timed. Default: all in "
-    "suite full.",
+    "the main cases of suite full.",
 )
 @click.option(
     "--restarts", type=click.IntRange(0, 20), metavar="N",

@@ -53,6 +53,10 @@ class Plan:
         """Return a block's implementations, and the user's for it."""
         return (*BLOCKS[block].implementations, *(user.row() for user in self.own if user.block == block))
 
+    def in_depth(self, case: Case) -> bool:
+        """Return whether a case gets the other modes, a timeline and traffic."""
+        return not self.timing.main_only or BLOCKS[case.block].is_main(case)
+
     @property
     def is_timed(self) -> bool:
         """Return whether a run on a GPU times the cases; the suite `check` has edge cases, which are checked alone."""

@@ -152,7 +152,8 @@ def resolve_timing(plan: Plan, modes: Iterable[str], restarts: int | None, *, ti
     if not timed:
         raise UsageError("--mode and --restarts are about timing, and a run for a GPU that is not here times nothing")
     chosen = tuple(mode for mode in timing.OTHER_MODES if mode in modes) if modes else plan.timing.modes
-    return replace(plan, timing=Timing(chosen, plan.timing.restarts if restarts is None else restarts))
+    main_only = plan.timing.main_only and not modes
+    return replace(plan, timing=Timing(chosen, plan.timing.restarts if restarts is None else restarts, main_only))
 
 
 def resolve_target(name: str | None) -> str | None:

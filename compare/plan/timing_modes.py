@@ -23,10 +23,14 @@ _ROUNDS_A_PROCESS = 2  # at least: they tell differences within a process from d
 
 @dataclass(frozen=True)
 class Timing:
-    """Modes besides the main one, and how often fresh workers replace all workers within a case's rounds."""
+    """Modes besides the main one, and how often fresh workers replace all workers within a case's rounds.
+
+    main_only: modes, timelines and traffic are of the blocks' main cases only (compare.spec.block.Block.is_main).
+    """
 
     modes: tuple[str, ...] = ()
     restarts: int = 0
+    main_only: bool = False
 
     @property
     def rounds(self) -> int:
@@ -40,4 +44,4 @@ class Timing:
 
 def of_suite(suite: str) -> Timing:
     """Return the default timing of a suite."""
-    return Timing(OTHER_MODES, restarts=2) if suite == "full" else Timing()
+    return Timing(OTHER_MODES, restarts=2, main_only=True) if suite == "full" else Timing()

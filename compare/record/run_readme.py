@@ -50,6 +50,10 @@ def _summary(run: Mapping[str, Any], records: Sequence[Record], missing: int) ->
     yield f"Suite `{run.get('suite')}`: {sizes}, {where}, {made}."
     counts = Counter(record.status for record in records)
     listed = ", ".join(f"{counts[status]} `{status}`" for status in STATUSES if counts[status]) or "none"
+    timing = run.get("plan", {}).get("timing", {})
+    if timing.get("main_only"):
+        modes = ", ".join(map(str, timing.get("modes", ())))
+        yield f"Main cases are also timed in the modes {modes}, and have timelines and, where it was counted, traffic."
     planned = f" of {len(records) + missing} planned" if missing else ""
     yield f"Records: {len(records)}{planned}; {listed}."
 

@@ -18,7 +18,8 @@ from ..graph.model import FusionGraph
 from ..measure import gpu_conditions, timeline
 from ..measure.clock import CallTrace, CuptiClock
 from ..measure.rounds import joined
-from ..plan.timing_modes import MAIN, Timing
+from ..plan.plan import Plan
+from ..plan.timing_modes import MAIN
 from ..record.record import Record
 from ..record.record_fields import (
     Checked,
@@ -71,10 +72,11 @@ class CaseRunner:
     """Prepares and measures one group of cases at a time, in worker processes of its own."""
 
     def __init__(
-        self, session: Session, workers: WorkerPool, timing: Timing, memory_bytes: int | None = None
+        self, session: Session, workers: WorkerPool, plan: Plan, memory_bytes: int | None = None
     ) -> None:
         """memory_bytes: of the GPU, None where no worker knows it."""
-        self.session, self.workers, self._timing, self._memory_bytes = session, workers, timing, memory_bytes
+        self.session, self.workers, self._memory_bytes = session, workers, memory_bytes
+        self._plan, self._timing = plan, plan.timing
         self._cases: list[list[_Entry]] = []
         self._data: Data | None = None
         self._alone = True
@@ -212,7 +214,8 @@ class CaseRunner:
 
         Each round starts with another implementation, so that drift hits all alike, and uses another input set.
         """
-        for mode in (MAIN, *self._timing.modes):
+        modes = self._timing.modes if self._plan.in_depth(entries[0].record.case) else ()
+        for mode in (MAIN, *modes):
             sound = [entry for entry in entries if entry.sound]
             start = number % len(sound) if sound else 0
             for entry in sound[start:] + sound[:start]:
@@ -253,7 +256,8 @@ class CaseRunner:
     def finish(self) -> None:
         """Trace one call of each implementation where anything was timed, write the records, and let the group go."""
         for entries in self._cases:
-            self._trace([entry for entry in entries if entry.rounds])
+            if self._plan.in_depth(entries[0].record.case):
+                self._trace([entry for entry in entries if entry.rounds])
             for entry in entries:
                 self._release(entry)
                 self._write(entry)

@@ -52,7 +52,7 @@ def refuse(plan: Plan, target: str | None) -> None:
 
 def missing(plan: Plan, folder: Path) -> list[Record]:
     """Return the timed records of the plan whose traffic was not counted in both ways."""
-    wanted = plan.record_ids
+    wanted = {record_id(case, i.name) for case, found in plan.work if plan.in_depth(case) for i in found}
     found = run_folder.read_records(folder)[0]
     return [r for r in found if r.id in wanted and r.status == "ok" and not all(_settled(r, w) for w in WAYS)]
 

@@ -129,7 +129,7 @@ class _Run:
         self._in_parallel([partial(pool.start, {*roles, "reference"}) for pool in pools])
         clocks, uncalibrated = self._calibrate(pools, available)
         session.begin_segment(described, ceilings, clocks, runners=len(pools), uncalibrated=uncalibrated)
-        self.runners = [CaseRunner(session, pool, self._plan.timing, memory_bytes) for pool in pools]
+        self.runners = [CaseRunner(session, pool, self._plan, memory_bytes) for pool in pools]
         return memory_bytes
 
     def _calibrate(self, pools: Sequence[Any], roles: Sequence[str]) -> tuple[dict[str, float], list[str]]:

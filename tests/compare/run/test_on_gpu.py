@@ -19,6 +19,7 @@ from xlafuse.compare.base import host
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel
 from xlafuse.compare.measure import timeline
+from xlafuse.compare.plan.plan import Plan
 from xlafuse.compare.plan.selection import resolve
 from xlafuse.compare.plan.speedup import LEAST_ROUNDS
 from xlafuse.compare.plan.timing_modes import Timing
@@ -178,19 +179,21 @@ class Silent:
 def run(
     folder: Path, pool: ScriptedPool, *implementations: str, timing: Timing | None = None,
     blocks: tuple[str, ...] = ("vector_add",), case: str = "", directions: tuple[str, ...] = (),
-    said: Silent | None = None, suite: str = "quick", stop_after: float | None = None,
+    said: Silent | None = None, suite: str = "quick", stop_after: float | None = None, plan: Plan | None = None,
 ) -> dict[str, Record]:
     case = case or ("64Mi" if blocks == ("vector_add",) else "llama-8b")
-    plan = resolve(
-        blocks, suite=suite, cases=[case], dtypes=["bf16"], implementations=implementations, directions=directions
-    )
-    plan = replace(plan, timing=timing or Timing())
+    if plan is None:
+        plan = resolve(
+            blocks, suite=suite, cases=[case], dtypes=["bf16"], implementations=implementations, directions=directions
+        )
+        plan = replace(plan, timing=timing or Timing())
     run_folder.create(folder, {"segments": []})
     on_gpu.environment(folder)
     session = Session(folder, folder / "scratch", pool, said or Silent(), {}, None)  # type: ignore[arg-type]
     on_gpu.run(plan, session, stop_after)
     found = run_folder.read_records(folder)[0]
-    return {r.implementation if len(blocks) == 1 else r.id: r for r in found}
+    one_case = len({r.case.id for r in found}) == 1
+    return {r.implementation if one_case else r.id: r for r in found}
 
 
 def test_all_is_well(tmp_path: Path) -> None:
@@ -412,6 +415,15 @@ def test_a_timeline_that_fails_costs_no_time(tmp_path: Path, fault: Exception, r
     assert eager and triton and xla
     assert reason in str(eager.unavailable) and xla.file
     assert (triton.file is None) == isinstance(fault, WorkerDied)  # its program died with the worker
+
+
+def test_a_full_run_times_only_main_cases_in_every_mode_and_traces_them(tmp_path: Path) -> None:
+    plan = resolve(["gelu"], suite="full", implementations=["xla", "triton"], directions=["fwd"])
+    plan = replace(plan, timing=replace(plan.timing, restarts=0))
+    records = run(tmp_path, ScriptedPool({}), plan=plan)
+    main = {r.case.id for r in records.values() if r.measurement and r.measurement.modes}
+    assert main == {r.case.id for r in records.values() if r.trace} == {plan.work[0][0].id}
+    assert len({r.case.id for r in records.values()}) == 3 and all(r.measurement for r in records.values())
 
 
 def test_each_round_visits_every_mode_on_another_input_set(tmp_path: Path) -> None:
