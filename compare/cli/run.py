@@ -204,14 +204,16 @@ def command(
         from ..run import count_traffic
 
         count_traffic.refuse(plan, target)
-    from ..run import peers_check
     from ..run.ray_cluster import connected
     from ..run.run import execute
 
-    small = peers_check.small_plan((case.block, i) for case, found in plan.work for i in found if i.own is None)
-    if timed and on is None and plan.suite == "full" and not resume and small.work:
-        click.echo(f"a small call of {len(small.work)} optional peers first", err=True)
-        warn(peers_check.in_words(peer) for peer in peers_check.check(small) if peer.status != "ok")
+    if timed and on is None and plan.suite == "full" and not resume:
+        from ..run import peers_check
+
+        small = peers_check.small_plan((case.block, i) for case, found in plan.work for i in found if i.own is None)
+        if small.work:
+            click.echo(f"a small call of {len(small.work)} optional peers first", err=True)
+            warn(peers_check.in_words(peer) for peer in peers_check.check(small) if peer.status != "ok")
 
     with contextlib.nullcontext() if on is None else connected(on, gpu=target is None) as cluster:
         code = execute(
