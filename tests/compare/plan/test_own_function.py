@@ -23,6 +23,7 @@ PLACE = "mine.py:fn"
 def _forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let each test import a module of its own, by the same name."""
     monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
     yield
     sys.modules.pop("mine", None)
 
