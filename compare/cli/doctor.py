@@ -165,6 +165,8 @@ def command(
     if (clock or peers) and as_json:
         raise UsageError(f"{'--clock' if clock else '--peers'} prints no JSON")
     if peers:
+        if clock or runs or trials:
+            raise UsageError("--peers goes with no other option")
         from ..run import peers_check
 
         records = peers_check.check(peers_check.every_peer())

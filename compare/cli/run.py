@@ -57,10 +57,13 @@ def _own_functions(blocks: list[str], functions: tuple[str, ...], backward: str 
         raise UsageError("--with-backward is the gradient of one --with function")
     if functions:
         quiet_jax()
-    return [
+    own = [
         own_function(BLOCKS[one_of("block", blocks[0], BLOCKS)], function, backward, Path.cwd())
         for function in functions
     ]
+    if len({function.name for function in own}) < len(own):
+        raise UsageError("two --with functions have the same name, and rows are named like them: rename one")
+    return own
 
 
 @click.command("run")
@@ -218,7 +221,7 @@ def command(
     with contextlib.nullcontext() if on is None else connected(on, gpu=target is None) as cluster:
         code = execute(
             plan, folder=folder, target=target, resume=resume, traffic=traffic, recorded=recorded,
-            stop_after=stop_after, verbose=verbose, cluster=cluster,
+            stop_after=stop_after, verbose=verbose, cluster=cluster, again=again,
         )
     run_summary.show(folder)
     ctx.exit(code)

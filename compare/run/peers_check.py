@@ -41,7 +41,8 @@ def check(plan: Plan) -> list[Record]:
         raise UsageError("--peers calls kernels on an NVIDIA GPU, and none is here; xlafuse doctor lists packages")
     with scratch_folder() as scratch:
         folder = scratch / "run"
-        execute(plan, folder=folder, target=None, resume=False)
+        if execute(plan, folder=folder, target=None, resume=False) == 130:
+            raise KeyboardInterrupt
         return read_records(folder)[0]
 
 

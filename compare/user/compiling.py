@@ -220,7 +220,8 @@ def _keep(process: _Process) -> None:
     timer.start()
     for former, its_timer in replaced:
         its_timer.cancel()
-        former.end()
+        if former.key.caller == os.getpid():  # a fork of this process has the table, too
+            former.end()
 
 
 def _end_waiting(process: _Process | None = None) -> None:
@@ -231,7 +232,7 @@ def _end_waiting(process: _Process | None = None) -> None:
             _waiting.remove(entry)
     for ended, timer in ending:
         timer.cancel()
-        if ended.key.caller == os.getpid():  # a fork of this process has the table, too
+        if ended.key.caller == os.getpid():
             ended.end()
 
 

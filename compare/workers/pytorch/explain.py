@@ -61,7 +61,8 @@ class TorchExplainer:
                 function, args, kwargs, self._factory, train=self._train, products=call["products"],
                 settings=call["settings"], keep_compiled=self._timed,
             )
-        self._calls[call["name"]] = again
+        if self._timed:  # it holds arrays on the GPU
+            self._calls[call["name"]] = again
         captured.breaks = tuple(replace(cut, line=portable_line(cut.line)) for cut in captured.breaks)
         if captured.stopped is not None:
             captured.stopped = replace(captured.stopped, line=portable_line(captured.stopped.line))

@@ -43,6 +43,7 @@ class XlaExplainer:
 
         # HLO names source files by their full path, and files of installed packages relative to site-packages.
         jax.config.update("jax_hlo_source_file_canonicalization_regex", r"^.*/site-packages/")
+        self._settings = dict(jax.config.values)
         self._versions = installed("jax", "jaxlib")
         self._target = target or jax.devices()[0].device_kind
 
@@ -52,8 +53,9 @@ class XlaExplainer:
         from .target import xla_target
 
         jax.clear_caches()
-        for option, value in request["state"].items():
-            jax.config.update(option, value)
+        for option, value in (self._settings | request["state"]).items():
+            if jax.config.values[option] != value:  # an earlier call may have changed it
+                jax.config.update(option, value)
         self._grad, self._timed, self._elsewhere = request["grad"], request["timed"], request["elsewhere"]
         self._calls: dict[str, Callable[[], Any]] = {}  # of the compiled functions, to be timed
         self._xla_target = None

@@ -22,7 +22,10 @@ from xlafuse.compare.record import run_folder
 from xlafuse.compare.spec.blocks import BLOCKS
 
 CASE = BLOCKS["softmax"].cases("quick")[0]
-UNSET = {"verbose": False, "target": "h200", "traffic": False, "recorded": [], "stop_after": None, "cluster": None}
+UNSET = {
+    "verbose": False, "target": "h200", "traffic": False, "recorded": [], "stop_after": None, "cluster": None,
+    "again": {},
+}
 
 
 @pytest.fixture

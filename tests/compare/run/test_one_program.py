@@ -55,6 +55,22 @@ def test_a_case_measured_anew_keeps_its_reason_and_its_program(tmp_path: Path, m
     assert f"{cases[0].id}: a = b" in said and program.in_words(program.describe()) in said
 
 
+def test_the_command_replaces_the_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = selection.resolve(["gelu"], suite="tour", implementations=["xla"])
+    run_folder.create(tmp_path, {"schema": SCHEMA, "suite": "tour", "target": "h200", "plan": plan.to_json()})
+    case = plan.work[0][0]
+    run_folder.append(tmp_path, made_record(case=case, implementation="xla", compiler="xla", status="compiled"))
+
+    def compile_all(plan: Plan, session: Session) -> None:
+        session.write(made_record(case=case, implementation="xla", compiler="xla", status="compiled", detail="new"))
+
+    monkeypatch.setattr(run.for_target, "run", compile_all)
+    done = CliRunner().invoke(cli, ["run", "--into", str(tmp_path), "--again", f"{case.id}=why"])
+    assert done.exit_code == 0, done.output
+    (record,) = run_folder.read_records(tmp_path)[0]
+    assert record.detail == "new" and "why" in (tmp_path / "README.md").read_text()
+
+
 @pytest.mark.parametrize("words", [["gelu", "--again", "a=b", "--into", "."], ["--again", "a=b"], ["--into", "."]])
 def test_again_goes_with_into_alone(words: list[str]) -> None:
     done = CliRunner().invoke(cli, ["run", *words])

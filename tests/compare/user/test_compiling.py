@@ -101,6 +101,12 @@ def test_a_call_does_not_see_what_an_earlier_one_kept(module: Callable[[str], Mo
     assert graphs[0].buffers == graphs[1].buffers
 
 
+def test_a_call_does_not_see_the_settings_of_an_earlier_one(module: Callable[[str], ModuleType]) -> None:
+    before = explained(module("x.astype(float) + 1").f)
+    explained(module("jax.config.update('jax_enable_x64', True) or x + 1").f)
+    assert explained(module("x.astype(float) + 1").f).buffers == before.buffers
+
+
 def test_a_failure_in_a_used_process_is_tried_in_a_fresh_one(
     module: Callable[[str], ModuleType], tmp_path: Path
 ) -> None:
