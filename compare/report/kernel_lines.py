@@ -35,9 +35,8 @@ class Lines:
 
 def lines_of(implementation: Implementation) -> Lines:
     """Return the lines of forward and backward together. Raises LookupError where the target's source is missing."""
-    module, _, function = implementation.target.partition(":")
-    package = module.rpartition(".")[0]
-    reached = _reached(package, (module, function))
+    package = implementation.target.partition(":")[0].rpartition(".")[0]
+    reached = reached_by(implementation)
     # The body of a Pallas kernel is Python, and so are the functions that it calls.
     on_gpu = {name for each in reached if _is_decorated(each, "kernel") for name in _reached(package, each)}
     on_gpu |= {each for each in reached if _is_decorated(each, "triton.jit") or _is_decorated(each, "gluon.jit")}
@@ -57,6 +56,15 @@ def lines_of(implementation: Implementation) -> Lines:
     return Lines(kernel, other)
 
 
+def reached_by(implementation: Implementation) -> list[Name]:
+    """Return the implementation's `apply` and the definitions of its package that it uses, directly or through others.
+
+    Raises LookupError where a source is missing.
+    """
+    module, _, function = implementation.target.partition(":")
+    return _reached(module.rpartition(".")[0], (module, function))
+
+
 Name = tuple[str, str]  # module, top-level definition in it
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -65,15 +73,21 @@ Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 class _Module:
     """A parsed source file.
 
-    imported: local name -> (module, definition in it, or "" for the module itself). vjp: the functions that
-    `f.defvjp(forward, backward)` gives a function f.
+    assigned: the values of names that the module assigns, such as a tuple of kernels. imported: local name ->
+    (module, name in it, or "" for the module itself). vjp: the functions that `f.defvjp(forward, backward)` gives a
+    function f.
     """
 
     path: Path
     source: str
     definitions: dict[str, Definition]
+    assigned: dict[str, ast.expr]
     imported: dict[str, Name]
     vjp: dict[str, list[ast.expr]]
+
+    @property
+    def names(self) -> set[str]:
+        return {*self.definitions, *self.assigned}
 
     def text(self, node: Definition) -> str:
         """The source of a definition, without its decorators."""
@@ -97,51 +111,59 @@ def _parsed(module: str) -> _Module:
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             imported |= {alias.asname or alias.name: (node.module, alias.name) for alias in node.names}
     definitions = {node.name: node for node in tree.body if isinstance(node, Definition)}
+    assigned = {
+        target.id: node.value
+        for node in tree.body if isinstance(node, ast.Assign) for target in node.targets if isinstance(target, ast.Name)
+    }
     calls = [node.value for node in tree.body if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
     vjp = {
         function.removesuffix(".defvjp"): call.args for call in calls
         if (function := ast.unparse(call.func)).endswith(".defvjp")
     }
-    return _Module(path, source, definitions, imported, vjp)
+    return _Module(path, source, definitions, assigned, imported, vjp)
 
 
 def _reached(package: str, start: Name) -> list[Name]:
-    """`start`, and the definitions of the package that it uses, directly or through others."""
+    """Return `start`, and the definitions of the package that it uses, directly or through others."""
     if start[1] not in _parsed(start[0]).definitions:
         raise LookupError(f"{start[0]} defines no {start[1]}")
     found, pending = {start: None}, [start]
     while pending:
-        module, definition = pending.pop()
-        for name in _uses(package, module, _parsed(module).definitions[definition]):
-            if name not in found:
-                found[name] = None
-                pending.append(name)
-    return list(found)
+        module, name = pending.pop()
+        parsed = _parsed(module)
+        for used in _uses(package, module, parsed.definitions.get(name) or parsed.assigned[name]):
+            if used not in found:
+                found[used] = None
+                pending.append(used)
+    return [name for name in found if name[1] in _parsed(name[0]).definitions]
 
 
-def _uses(package: str, module: str, node: Definition) -> Iterator[Name]:
+def _uses(package: str, module: str, node: Definition | ast.expr) -> Iterator[Name]:
+    """Yield the definitions and assigned names of the package in a definition's body, or in an assigned value."""
     parsed = _parsed(module)
-    bases = node.bases if isinstance(node, ast.ClassDef) else []
-    body: list[ast.AST] = [*node.body, *bases, *parsed.vjp.get(node.name, [])]
+    body: list[ast.AST] = [node]
+    if isinstance(node, Definition):
+        bases = node.bases if isinstance(node, ast.ClassDef) else []
+        body = [*node.body, *bases, *parsed.vjp.get(node.name, [])]
     for part in (part for statement in body for part in ast.walk(statement)):
         if isinstance(part, ast.Attribute) and isinstance(part.value, ast.Name):
             outer, inner = parsed.imported.get(part.value.id, ("", ""))
             whole = f"{outer}.{inner}"
-            if (outer + ".").startswith(package + ".") and part.attr in _definitions(whole):
+            if (outer + ".").startswith(package + ".") and part.attr in _names(whole):
                 yield whole, part.attr
         elif isinstance(part, ast.Name):
-            if part.id in parsed.definitions:
+            if part.id in parsed.names:
                 yield module, part.id
             other, definition = parsed.imported.get(part.id, ("", ""))
-            if (other + ".").startswith(package + ".") and definition in _definitions(other):
+            if (other + ".").startswith(package + ".") and definition in _names(other):
                 yield other, definition
 
 
-def _definitions(module: str) -> dict[str, Definition]:
+def _names(module: str) -> set[str]:
     try:
-        return _parsed(module).definitions
+        return _parsed(module).names
     except LookupError:
-        return {}  # not a module
+        return set()  # not a module
 
 
 def _is_decorated(name: Name, decorator: str) -> bool:

@@ -38,7 +38,7 @@ MAPPINGS = "inductor_provenance_tracking_node_mappings.json"
 
 @dataclass(frozen=True)
 class Facts:
-    """What a compile knows about a graph, and no text says.
+    """Facts about a graph that a compile knows and no text says.
 
     nodes: the FX nodes after Inductor's passes. before: by name of such a node, the nodes that it replaced, or that it
     was, before the passes.
@@ -180,19 +180,25 @@ class GraphReader:
 
         Inductor names no node of a call in place of PyTorch: the graph has as many such nodes as the code has calls, in
         the same order. It names none of a foreach kernel that changes its inputs either: these are the nodes that
-        compute the new values of the inputs that it writes, from the results of other kernels.
+        compute what it writes from the results of other kernels. An input's new value has a copy, a result is returned;
+        of other arrays a compile alone knows the node.
         """
         found: dict[int, list[str]] = {}
         calls: dict[str, list[int]] = {}
         taken = {name for names in named for name in names}
-        changes = {
-            node.inputs[0]: name for name, node in self.after.nodes.items() if node.op == "aten.copy_" and node.inputs
-        }
+        returned = zip(self.code.outputs, self.after.outputs, strict=False)
+        values: dict[str, tuple[str, ...]] = {buffer: (name,) for buffer, name in returned if buffer}
+        for name, node in self.after.nodes.items():
+            if node.op == "aten.copy_" and node.inputs:
+                values[node.inputs[0]] = (name,)
+        values |= {} if self.facts is None else self.facts.origins
         for index, (call, names) in enumerate(zip(self.code.calls, named, strict=True)):
             if not names and call.scatters:
                 calls.setdefault(operation_of(call.name), []).append(index)
             elif not names and self._heuristic(call) == "foreach":
-                found[index] = self._computing([changes[name] for name in call.writes if name in changes], taken)
+                scheduled = self.scheduled[index]
+                written = (*call.writes, *(() if scheduled is None else sorted(scheduled.operations)))
+                found[index] = self._computing([name for key in written for name in values.get(key, ())], taken)
         for operation, indices in calls.items():
             alike = {"aten.scatter_add", operation} if operation == "aten.scatter_reduce" else {operation}
             nodes = [name for name, node in self.after.nodes.items() if node.op.removesuffix("_") in alike]

@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from xlafuse.triton_side.inductor.graph import (
@@ -52,10 +52,14 @@ def _extents(text: str) -> Shape | None:
 
 @dataclass
 class FxText:
-    """An FX graph: its nodes by name, in order, without placeholders; the memory of every node that is a tensor."""
+    """An FX graph.
+
+    nodes: by name, in order, without placeholders. memory: of every node that is a tensor. outputs: what it returns.
+    """
 
     nodes: dict[str, SourceNode] = field(default_factory=dict)
     memory: dict[str, Memory] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
 
 
 _FX_TYPE = re.compile(r'\b(\w+): "(\w+)\[([^\]]*)\][^"]*"')
@@ -82,6 +86,8 @@ def read_fx(text: str, *, backward: bool = False) -> FxText:
             marks = _FX_STAGES.findall(comment.partition(" File: ")[0]) if comment.startswith("# Annotation: ") else []
             stage = "/".join(nested or single for nested, single in marks) or None
             continue
+        if stripped.startswith("return "):
+            found.outputs = tuple(re.findall(r"\w+", stripped.removeprefix("return ")))
         for name, dtype, extents in _FX_TYPE.findall(line.split(" = ", 1)[0] if " = " in line else line):
             described = fx_memory(name, dtype, extents)
             if described is not None:
@@ -97,6 +103,9 @@ def read_fx(text: str, *, backward: bool = False) -> FxText:
         own = (found.memory[name].shape,) if name in found.memory else ()
         op = _op(target)
         causal = _is_causal(op, arguments)
+        whole = found.nodes.get(inputs[0]) if op == "getitem" and inputs else None
+        if whole is not None and whole.op.startswith("aten._foreach_"):  # its line has no type
+            found.nodes[whole.name] = replace(whole, shapes=whole.shapes + own)
         found.nodes[name] = SourceNode(name, op, stage, line_of, inputs, backward, own, shapes, causal)
     return found
 

@@ -133,7 +133,7 @@ class Definition:
 
     @property
     def reduces_both_ways(self) -> bool:
-        """Whether it is a reduction over rows and columns at once."""
+        """Return whether it is a reduction over rows and columns at once."""
         return self.grid_type == "MixOrderReductionGrid"
 
     @property
@@ -585,6 +585,9 @@ class _Body:
             passed = self._layout(argument) or _number(argument)
             if passed is not None:
                 new.passed[parameter] = passed
+            match argument:
+                case ast.Call(func=ast.Attribute(value=whole, attr="item"), args=[]):
+                    argument = whole  # the kernel takes its one element
             buffer = self._buffer(argument) if use else None
             if buffer is None:
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.report import authorship as view
 from xlafuse.compare.report import kernel_lines
 from xlafuse.compare.report.kernel_lines import Lines, lines_of
+from xlafuse.compare.sources.opening import open_source
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.spec.implementation import Implementation
 
@@ -74,6 +76,29 @@ def helper(x):
 def second(x):
     return x
 '''
+TABLE = """import triton
+
+from written.kernels import shared
+from written.kernels.block import LIMIT
+
+
+@triton.jit
+def forward(x):
+    return x
+
+
+@triton.jit
+def backward(x):
+    return x
+
+
+KERNELS = (forward, backward, shared.second)
+SETS = {"all": KERNELS}
+
+
+def apply(inputs):
+    return [kernel(inputs, LIMIT) for kernel in SETS["all"]]
+"""
 PALLAS = '''from written.kernels.library import differentiable, kernel, run
 
 
@@ -129,6 +154,7 @@ def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "written" / "elsewhere.py").write_text("def unrelated():\n    return 0\n")
     (package / "block.py").write_text(SOURCE)
     (package / "shared.py").write_text(SHARED)
+    (package / "table.py").write_text(TABLE)
     (package / "pallas.py").write_text(PALLAS)
     (package / "add.cu").write_text(CUDA)
     (package / "pack.cuh").write_text("struct Pack {};\n")
@@ -155,6 +181,7 @@ def test_a_gluon_kernel_counts(written: str, tmp_path: Path) -> None:
         ("block:apply", Lines(6 + 2 + 2, 4 + 3)),
         # The kernel and the function that it calls. launch, operation, forward, backward, apply.
         ("pallas:apply", Lines(2 + 2, 2 * 5)),
+        ("table:apply", Lines(3 * 2, 2)),  # kernels in a constant that names another
         ("block:with_cuda", Lines(2 + 3 + 1, 2)),  # the file, and what it includes
     ],
 )
@@ -178,6 +205,22 @@ def test_only_handwritten_implementations_have_kernel_lines(block) -> None:  # t
         ) or (implementation.backend_name, block.name) == ("triton-ranks", "moe_parallel")  # the MLP launches others'
         assert (found.kernel > 0) == own_kernels, implementation.name
         assert found.other > 0
+
+
+def test_every_kernel_of_a_measured_implementation_is_counted() -> None:
+    """The kernels that the committed run launched are among the definitions that their `apply` reaches."""
+    launched: dict[str, set[str]] = {}
+    for result in open_source(PROJECT / "reports" / "h200").select({"implementation": ["triton"]}).results:
+        if result.graph is not None:
+            launched.setdefault(result.row.block, set()).update(kernel.name for kernel in result.graph.kernels)
+    written = {
+        name for file in (PROJECT / "triton_side" / "kernels").rglob("*.py")
+        for name in re.findall(r"^def (\w+)", file.read_text(), re.MULTILINE)
+    }
+    assert launched
+    for block, kernels in launched.items():
+        reached = {name for _, name in kernel_lines.reached_by(BLOCKS[block].implementation("triton"))}
+        assert kernels & written <= reached, block
 
 
 def test_lines_of_the_vector_add_kernel() -> None:

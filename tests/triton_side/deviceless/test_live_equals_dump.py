@@ -33,14 +33,8 @@ def described(graph, texts_alone):
         }})
     return json.loads(json.dumps(found))
 
-name, direction, folder = {block!r}, {direction!r}, Path({folder!r})
-block = BLOCKS[name]
-case = next(case for case in block.cases("check") if case.direction == direction and case.precision != "tf32")
-row = block.implementation("inductor")
-inputs = {{t.name: (t.shape(case.sizes), t.dtype_in(case)) for t in block.inputs}}
-captured = deviceless.compile_inductor(
-    row.load(), inputs, block.attributes_of(case), train=case.differentiates, max_autotune=False
-)
+folder = Path({folder!r})
+{compiled}
 captured.write(folder / "own")
 for graph in captured.graphs:  # as TORCH_COMPILE_DEBUG=1 writes it
     debug = folder / "debug" / "torchinductor" / f"model__0_{{graph.part}}_1.0"
@@ -57,20 +51,54 @@ for kind in ("own", "debug"):
     found[kind] = [[described(graph, kind == "debug") for graph in pair] for pair in pairs]
 print(json.dumps(found))
 """
+BLOCK = """
+block = BLOCKS[{block!r}]
+case = next(case for case in block.cases("check") if case.direction == {direction!r} and case.precision != "tf32")
+row = block.implementation("inductor")
+inputs = {{t.name: (t.shape(case.sizes), t.dtype_in(case)) for t in block.inputs}}
+captured = deviceless.compile_inductor(
+    row.load(), inputs, block.attributes_of(case), train=case.differentiates, max_autotune=False
+)
+"""
+FUNCTION = """
+from xlafuse.triton_side.deviceless import user_functions
+factory = user_functions.TensorFactory()
+def tensor(*shape):
+    return factory.tensor(user_functions.TensorSpec(shape, torch.empty(shape, device="meta").stride(), "float32"))
+{function}
+captured, _ = user_functions.compile_call(function, arguments, {{}}, factory, train=False)
+"""
 SOME = [("rmsnorm", "fwd"), ("softmax", "train"), ("embedding", "train"), ("swiglu_mlp", "train")]
 
 
-def compared(fake_gpu: Any, folder: Path, block: str, direction: str) -> None:
-    found = fake_gpu.answer(PROGRAM.format(block=block, direction=direction, folder=str(folder)))
+FUNCTIONS = {
+    "a foreach operation and its results": """
+def function(parameters, gradients):
+    torch._foreach_add_(parameters, gradients, alpha=-0.1)
+    return [parameter * 2 for parameter in parameters]
+arguments = tuple([tensor(64, 64) for _ in range(6)] for _ in range(2))
+""",
+    "a number that the host passes": """
+def function(x, number):
+    return x * (number * 2)
+arguments = tensor(64, 64), torch.tensor(3.0)
+""",
+}
+
+
+def compared(fake_gpu: Any, folder: Path, case: str, compiled: str) -> list[Any]:
+    """Compare a compile with its files, and return its graphs."""
+    found = fake_gpu.answer(PROGRAM.format(folder=str(folder), compiled=compiled))
     for kind, pairs in found.items():
         assert pairs
         for live, read in pairs:
-            assert read == live, f"{block} {direction}, {kind}"
+            assert read == live, f"{case}, {kind}"
+    return [live for live, _ in found["own"]]
 
 
 @pytest.mark.parametrize(("block", "direction"), SOME)
 def test_a_compile_is_read_as_its_files_are(fake_gpu: Any, tmp_path: Path, block: str, direction: str) -> None:
-    compared(fake_gpu, tmp_path, block, direction)
+    compared(fake_gpu, tmp_path, block, BLOCK.format(block=block, direction=direction))
 
 
 @pytest.mark.full
@@ -86,4 +114,15 @@ print(json.dumps(found))
 """)))
     for block, direction in blocks:
         if (block, direction) not in SOME:
-            compared(fake_gpu, tmp_path / f"{block}-{direction}", block, direction)
+            program = BLOCK.format(block=block, direction=direction)
+            compared(fake_gpu, tmp_path / f"{block}-{direction}", f"{block} {direction}", program)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_is_read_as_its_files_are(fake_gpu: Any, tmp_path: Path, name: str) -> None:
+    """Every kernel has its operations with their FLOPs, and reads all that it computes from."""
+    (graph,) = compared(fake_gpu, tmp_path, name, FUNCTION.format(function=FUNCTIONS[name]))
+    kernels = [kernel for kernel in graph.values() if isinstance(kernel, dict) and "flops" in kernel]
+    read = {name for kernel in kernels for name in kernel["reads"]}
+    assert kernels and all(kernel["sources"] and kernel["flops"] for kernel in kernels)
+    assert read.issuperset(graph["inputs"])
