@@ -3,6 +3,9 @@
 A suite too long for one GPU runs on several at once, each with a shard of its own (`CUDA_VISIBLE_DEVICES=1 xlafuse run
 --shard 2/4 --out shard2`). All records of a case come from one run and keep its segment, with its ceilings and clocks,
 so no ratio compares numbers of two GPUs. A run that was stopped may be followed by another one with its other cases.
+
+A run may also go on elsewhere: `--resume` needs no more of its folder than `run.json`, the records and `target/`. The
+folder of each stretch then has the files of its own records, and merged they are the run with all of them.
 """
 
 from __future__ import annotations
@@ -34,12 +37,16 @@ _SAME = ("schema", "xlafuse", "sources", "suite", "target")
 
 @dataclass(frozen=True)
 class _Run:
-    """One run to merge: its folder, its run.json, its records, and warnings of unreadable lines."""
+    """One run to merge: its folder, its run.json, its records, and warnings of unreadable lines.
+
+    earlier: the folders of the stretches that it goes on with, the latest first.
+    """
 
     folder: Path
     json: dict[str, Any]
     records: list[Record]
     warnings: list[str]
+    earlier: tuple[Path, ...] = ()
 
 
 def merge(
@@ -70,6 +77,7 @@ def merge(
                     f"{run.folder} has {name} {shown[0]} and {runs[0].folder} {shown[1]}: only runs with the same "
                     f"{name} can be merged"
                 )
+    runs = _without_earlier_stretches(runs)
     plan = _plan(runs, _owners(runs))
     missing = _planned(plan) - {record.id for run in runs for record in run.records}
     for run in runs:
@@ -95,6 +103,25 @@ def _read(folder: Path) -> _Run:
     if "plan" not in run:
         raise RunFolderError(f"{folder / 'run.json'}: does not say what was selected")
     return _Run(folder, run, *run_folder.read_records(folder))
+
+
+def _without_earlier_stretches(runs: Sequence[_Run]) -> list[_Run]:
+    """Return the runs without those with which another one goes on; that one has their records."""
+    joined: list[_Run] = []
+    for run in sorted(runs, key=lambda run: len(run.json.get("segments", [])), reverse=True):
+        begun = run.json.get("created"), run.json.get("segments", [])
+        place = next((place for place, later in enumerate(joined) if _goes_on(later, *begun)), None)
+        if place is None:
+            joined.append(run)
+        else:
+            joined[place] = replace(joined[place], earlier=(*joined[place].earlier, run.folder))
+    return sorted(joined, key=lambda run: next(place for place, other in enumerate(runs) if other.folder == run.folder))
+
+
+def _goes_on(later: _Run, created: str | None, segments: Sequence[Any]) -> bool:
+    """Return whether a run is the one that began at `created`, with further segments."""
+    own = later.json.get("segments", [])
+    return created is not None and later.json.get("created") == created and own[: len(segments)] == [*segments]
 
 
 def _owners(runs: Iterable[_Run]) -> dict[str, _Run]:
@@ -197,22 +224,26 @@ def _write(runs: Sequence[_Run], plan: dict[str, Any], out: Path) -> None:
         segments += its_segments
         for record in records:
             lines.append(json.dumps(record.to_json(), allow_nan=True) + "\n")
-            files += _files(record, run.folder)
+            files += _files(record, run.folder, *run.earlier)
     for kind, archive in run_files.ARCHIVES.items():
         if named := [file for file in files if file.kind == kind]:
             run_files.write(out / archive, named)
-    _copy_packs([run.folder for run in runs], out)
+    _copy_packs([folder for run in runs for folder in (run.folder, *run.earlier)], out)
     atomic_write.write(out / "records.jsonl", "".join(lines).encode(), sync=True)
     command = " ; ".join(run.json.get("command", "xlafuse run") for run in runs)
     run_folder.create(out, {**runs[0].json, "command": command, "plan": plan, "segments": segments})
     packing.pack(out)
 
 
-def _files(record: Record, folder: Path) -> list[RunFile]:
-    """Return the files that a record names and that are there; a run may be kept without its artifacts."""
+def _files(record: Record, *folders: Path) -> list[RunFile]:
+    """Return the files that a record names, each from the first folder that has it.
+
+    A run may be kept without its artifacts.
+    """
     names = [record.graph, record.dumps, record.trace and record.trace.file]
     try:
-        return [file for name in names if name and (file := run_files.recorded_file(folder, record, name)).exists()]
+        places = [[run_files.recorded_file(folder, record, name) for folder in folders] for name in names if name]
+        return [file for files in places for file in [file for file in files if file.exists()][:1]]
     except ValueError as problem:
         raise RunFolderError(f"a file outside its run: {problem}") from None
 

@@ -62,6 +62,32 @@ def test_records_keep_their_segments_and_files(tmp_path: Path) -> None:
     assert [case.id for case, _ in plan.work] == [record.case.id for record in records]
 
 
+def test_a_run_that_went_on_elsewhere_keeps_the_files_of_each_stretch(tmp_path: Path) -> None:
+    """Its second stretch had no more of the first than run.json and the records, and made one record anew."""
+    first = part(tmp_path / "a", "gelu", "softmax")
+    run = run_folder.read_run(first) | {"created": "2026-11-29T08:00:00+00:00"}
+    run_folder.write_run(first, run)
+    again, *others = run_folder.read_records(first)[0]
+    second = tmp_path / "b"
+    run_folder.create(second, run | {"segments": [*run["segments"], {"id": "s3", "ceilings": "of b"}]})
+    for entry in others:
+        run_folder.append(second, entry)
+    run_folder.append(second, with_fields(again, segment="s3", dumps=None))
+    (second / "graphs").mkdir()
+    (second / str(again.graph)).write_text("of b")
+    for folders in ([first, second], [second, first]):
+        out = tmp_path / f"whole-{folders[0].name}"
+        assert merge([*folders, part(tmp_path / out.name / "other", "rmsnorm")], out / "out")[1] == 0
+        records = {record.id: record for record in run_folder.read_records(out / "out")[0]}
+        assert {s["ceilings"] for s in run_folder.read_run(out / "out")["segments"]} >= {"of a", "again of a", "of b"}
+        for entry in others:
+            for name in (entry.graph, entry.dumps, entry.trace and entry.trace.file):
+                kept = recorded_file(out / "out", records[entry.id], str(name))
+                assert kept.read_bytes() == f"{name} of a".encode()
+        made = records[again.id]
+        assert made.dumps is None and recorded_file(out / "out", made, str(made.graph)).read_bytes() == b"of b"
+
+
 def shared_out(folder: Path, *numbers: int, of: int = 3, blocks: tuple[str, ...] = SHARED) -> list[Path]:
     """Runs of xla alone of these parts of the blocks' quick suite."""
     whole = selection.resolve(blocks, suite="quick", implementations=["xla"])
