@@ -19,7 +19,8 @@ _INDENT = 2
 def html(view: RenderableType, width: int = _WIDTH) -> str:
     """Return an HTML fragment without scripts or links. All text is escaped.
 
-    A branch's lines are as much narrower as they are indented, so its columns are below its heading. Branches are open at first, but not those of a kernel's operations.
+    Branches are open at first, but not those of a kernel's operations. A branch's lines are as much narrower as they
+    are indented, so that columns end below their headings.
     """
     from rich.console import Group
     from rich.table import Table
