@@ -7,9 +7,9 @@ one dtype. Inductor and XLA's variants take fewer, because each of theirs costs 
 kind, as its code for a block is the compiled eager one.
 
 `make test` runs one shape with incomplete tiles of each implementation of each block, in a training step where there is
-one, by Triton on inputs of one seed: eager PyTorch and libraries on every shape, XLA on one block of each kind, its variants on the first block alone,
-Pallas without matmul, whose launches linear has. test_for_target.py checks one block of Inductor. The rest is marked
-`full`.
+one. Eager PyTorch and libraries run on every shape, XLA on one block of each kind, its variants on the first block
+alone, Pallas without matmul, whose launches linear has. Triton's interpreter gets inputs of one seed, the others of
+two. test_for_target.py checks one block of Inductor. The rest is marked `full`.
 
 On a GPU, code that a person wrote for a dtype (Triton, CUDA, libraries) runs in every dtype. A compiler's code is the
 same in every dtype, so compilers run in bfloat16, and in float32 where no training step covers the forward pass.
