@@ -25,7 +25,7 @@ NO_MEMORY = (
     "memory: p marks a peak that XLA's compiler planned; it was not measured. Blank: neither measured nor planned. "
     "--json says why (peak_memory_reason)."
 )
-_NAMES = (
+NAMES = (
     "implementation", "status", "checked_device", "kernels", "device_time_us", "device_time_us_spread",
     "recorded_time_us", "forward_us", "backward_us", "verdict_vs_xla", "warm_time_us", "graph_time_us",
     "no_graph_time_us", "triton_launch_time_us", "launch_gap", "rate", "share_of_ceiling", "wall_time_us",
@@ -123,7 +123,7 @@ def _columns(rows: list[Row], every: bool) -> list[Column]:
         hidden |= {"forward_us", "backward_us"}
     if len({row.segment for row in rows}) == 1:
         hidden.add("segment")
-    return [BY_NAME[name] for name in _NAMES if name not in hidden]
+    return [BY_NAME[name] for name in NAMES if name not in hidden]
 
 
 def _notes(row: Row) -> tuple[str | None, ...]:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..base.text import printable
 from ..base.usage import UsageError
@@ -42,7 +42,7 @@ class Result:
     id. graph_only: its record's numbers are not shown, as beside a result of another run. cost: bytes of text, the
     order of the list; None where unknown. order: XLA's number of the module. segment_ceilings: of the segment of a run.
     artifacts: of an XLA module. uncalibrated: the clocks of its segment's workers disagree. groups: the rows of
-    all results of the path by `Row.group`.
+    all results of the path by `Row.group`. made_by: the program that made a record (compare.base.program), where known.
     """
 
     id: str
@@ -58,6 +58,7 @@ class Result:
     artifacts: Artifacts | None = None
     uncalibrated: bool = False
     groups: Mapping[Group, list[Row]] = field(default_factory=dict)
+    made_by: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def name(self) -> str:

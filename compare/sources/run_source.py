@@ -34,29 +34,33 @@ def open_run(folder: Path) -> Source:
     warnings = list(unread)
     ceilings: dict[str, Ceilings] = {}
     uncalibrated: dict[str, str] = {}
+    again: dict[str, Any] = {}
     try:
         ceilings, uncalibrated = ceilings_of(run), segments_that_disagree(run)
+        again = {entry["case"]: entry for entry in run.get("again", ())}
     except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as problem:
-        warnings.append(f"{folder / 'run.json'}: its segments cannot be read: {problem!r}")
+        warnings.append(f"{folder / 'run.json'}: its segments or repeated cases cannot be read: {problem!r}")
     for segment, reason in uncalibrated.items():
         warnings.append(f"{folder / 'run.json'}: segment {segment}: {reason}: no ratio between workers is given")
-    return Source(
-        "run", folder, tuple(results_of(records, ceilings, uncalibrated, folder)), tuple(dict.fromkeys(warnings)), run,
-        ceilings,
-    )
+    results = results_of(records, ceilings, uncalibrated, folder, lambda case: again.get(case, run))
+    return Source("run", folder, tuple(results), tuple(dict.fromkeys(warnings)), run, ceilings)
 
 
 def results_of(
-    records: Iterable[Record], ceilings: Mapping[str, Ceilings], uncalibrated: Mapping[str, str], folder: Path = Path()
+    records: Iterable[Record], ceilings: Mapping[str, Ceilings], uncalibrated: Mapping[str, str], folder: Path = Path(),
+    made_by: Callable[[str], Mapping[str, Any]] = lambda case: {},
 ) -> list[Result]:
-    """Return the records' results. ceilings: by segment. uncalibrated: as `segments_that_disagree` returns."""
+    """Return the records' results.
+
+    ceilings: by segment. uncalibrated: as `segments_that_disagree` returns. made_by: the program of a case, by its id.
+    """
     groups: dict[Group, list[Row]] = {}
     results = []
     for number, record in enumerate(records, 1):
         segment = record.segment or ""
         result = Result(
             record.id, number, folder, _reader(folder, record), record=record, segment_ceilings=ceilings.get(segment),
-            uncalibrated=segment in uncalibrated, groups=groups,
+            uncalibrated=segment in uncalibrated, groups=groups, made_by=made_by(record.case.id),
         )
         groups.setdefault(result.group, []).append(result.row)
         results.append(result)

@@ -18,24 +18,26 @@ from xlafuse.compare.workers.client import WorkerError
 from xlafuse.compare.workers.pool import WorkerPool
 
 H200 = PROJECT / "reports" / "h200"
-Check = Callable[[Case, str, str], dict[str, Any]]
+Check = Callable[..., dict[str, Any]]
 
 
 def _checker(folder: Path, environment: dict[str, str]) -> Iterator[Check]:
     pool = WorkerPool(folder, environment)
     data: dict[str, tuple[list[str], list[Any]]] = {}
 
-    def check(case: Case, implementation: str, role: str) -> dict[str, Any]:
-        """Prepare and check one implementation in `role`'s worker. Return the result of
-        compare.workers.service.Service.check, with the graph."""
+    def check(case: Case, implementation: str, role: str, seeds: int = 2) -> dict[str, Any]:
+        """Prepare and check one implementation in `role`'s worker, on inputs of so many seeds.
+
+        Return the result of compare.workers.service.Service.check, with the graph.
+        """
         if case.id not in data:
             data[case.id] = produce(case, folder)
         folders, scales = data[case.id]
         dumps = folder / "dumps" / f"{case.id}-{implementation}-{role}".replace("/", "-")
         try:
             prepared = pool.ask(
-                role, "prepare", id="program", case=case.to_json(), implementation=implementation, folders=folders,
-                scales=scales, dumps=str(dumps),
+                role, "prepare", id="program", case=case.to_json(), implementation=implementation,
+                folders=folders[:seeds], scales=scales[:seeds], dumps=str(dumps),
             )
         except WorkerError as problem:
             if problem.kind != "skipped" or not BLOCKS[case.block].implementation(implementation).requires:

@@ -7,9 +7,9 @@ one dtype. Inductor and XLA's variants take fewer, because each of theirs costs 
 kind, as its code for a block is the compiled eager one.
 
 `make test` runs one shape with incomplete tiles of each implementation of each block, in a training step where there is
-one: eager PyTorch and libraries on every shape, XLA on one block of each kind, its variants on the first block alone,
-Pallas without matmul, whose launches linear has. test_for_target.py checks one block of Inductor. The rest is marked
-`full`.
+one. Eager PyTorch and libraries run on every shape, XLA on one block of each kind, its variants on the first block
+alone, Pallas without matmul, whose launches linear has. Triton's interpreter gets inputs of one seed, the others of
+two. test_for_target.py checks one block of Inductor. The rest is marked `full`.
 
 On a GPU, code that a person wrote for a dtype (Triton, CUDA, libraries) runs in every dtype. A compiler's code is the
 same in every dtype, so compilers run in bfloat16, and in float32 where no training step covers the forward pass.
@@ -26,18 +26,19 @@ from __future__ import annotations
 import ast
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from full_marks import first_of_each, full
+from full_marks import examples, first_of_each, full
 
 from xlafuse.compare.numerics.errors import ErrorCheck
 from xlafuse.compare.spec.blocks import BLOCKS, attention, moe
 from xlafuse.compare.spec.case import Case, Sizes
 from xlafuse.compare.spec.implementation import Implementation
 
-Check = Callable[[Case, str, str], dict[str, Any]]
+Check = Callable[..., dict[str, Any]]
 pytestmark = pytest.mark.slow
 
 COMPILERS = {"xla", "inductor"}
@@ -148,6 +149,7 @@ def has_gpu_path(case: Case, implementation: Implementation) -> bool:
     return implementation.name in COMPILERS and not is_extreme(case) and not covered
 
 
+@cache
 def supported(implementation: Implementation, block: str) -> list[Case]:
     return [c for c in BLOCKS[block].cpu_check_cases() if not implementation.unsupported(c)]
 
@@ -215,7 +217,8 @@ GPU_ROWS = [(c, i) for c, i in rows() if has_gpu_path(c, i)] + gpu_only_rows()
 
 
 def test_a_gpu_runs_all_code_that_a_person_wrote_for_a_dtype() -> None:
-    left = [i for c, i in rows() if (c, i) not in GPU_ROWS and not i.backend.autotunes_for_minutes]
+    ran = {(c.id, i.name) for c, i in GPU_ROWS}
+    left = [i for c, i in rows() if (c.id, i.name) not in ran and not i.backend.autotunes_for_minutes]
     assert {i.name for i in left} == COMPILERS | VARIANTS
 
 
@@ -241,7 +244,9 @@ def test_each_kernel_that_only_a_gpu_executes_has_an_edge_case() -> None:
     ("case", "implementation"), [*first_of_each(OTHERS, kind), *(full(*row) for row in BY_INDUCTOR)], ids=name
 )
 def test_on_the_cpu(check_on_cpu: Check, case: Case, implementation: Implementation) -> None:
-    outcome = check_on_cpu(case, implementation.name, implementation.backend.cpu_check_worker)
+    worker = implementation.backend.cpu_check_worker
+    # Each call takes seconds in Triton's interpreter; the test below calls a program with inputs of two seeds there.
+    outcome = check_on_cpu(case, implementation.name, worker, examples(1, 2) if worker == "interpreter" else 2)
     assert outcome["device"] == "cpu"
     assert_right(case, outcome)
 

@@ -88,7 +88,7 @@ def ablation(fused: FusionGraph, unfused: FusionGraph) -> Ablation:
     )
 
 
-# What identifies an operation within its phase, the strongest first; "" where that is unknown.
+# Identities of an operation within its phase, the strongest first; "" where that is unknown.
 _IDENTITIES: tuple[Callable[[SourceOp], Hashable], ...] = (
     lambda op: op.site, lambda op: op.line and (op.line, token(op.op)), lambda op: op.stage,
 )

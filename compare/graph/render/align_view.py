@@ -88,7 +88,7 @@ def _legend(name: str, graph: FusionGraph) -> Tree:
         )
         for number, kernel in enumerate(kernels[:MOST_KERNELS], 1)
     ]
-    add_some(tree, rows, len(kernels) - MOST_KERNELS)
+    add_some(tree, rows, len(kernels) - MOST_KERNELS, "more kernels")
     return tree
 
 

@@ -34,7 +34,7 @@ def tree(title: str, change: GraphDiff, a: FusionGraph, b: FusionGraph) -> Rende
     root.add(plain("no difference" if change.empty else _totals(a, b)))
     for number, each in enumerate(change.kernels):
         if number == MOST_KERNELS:
-            add_some(root, (), len(change.kernels) - number, "more among the kernels")
+            add_some(root, (), len(change.kernels) - number, "more changes of kernels")
             break
         if a.kernels is None or b.kernels is None:
             _add_operations(root, each, a.operations, b.operations)

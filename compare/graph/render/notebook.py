@@ -12,31 +12,34 @@ if TYPE_CHECKING:
 
 MOST_KERNELS = 200  # of a graph; of a larger one, the costly kernels are shown
 _STYLE = "white-space: pre-wrap; font-family: monospace"
-_WIDTH = 100  # columns of a tree's lines
+_WIDTH = 100  # columns of a tree's lines, with their indentation
+_INDENT = 2
 
 
-def html(view: RenderableType) -> str:
+def html(view: RenderableType, width: int = _WIDTH) -> str:
     """Return an HTML fragment without scripts or links. All text is escaped.
 
-    Branches are open at first, but not those of a kernel's operations.
+    Branches are open at first, but not those of a kernel's operations. A branch's lines are as much narrower as they
+    are indented, so that columns end below their headings.
     """
     from rich.console import Group
     from rich.table import Table
     from rich.tree import Tree
 
     if isinstance(view, Group):
-        return "".join(map(html, view.renderables))
+        return "".join(html(each, width) for each in view.renderables)
     if isinstance(view, Table) and view.show_header:
         rows = zip(*(column.cells for column in view.columns), strict=True)
         head = _row([column.header for column in view.columns], "th")
         return f"<table><thead>{head}</thead><tbody>{''.join(_row(row, 'td') for row in rows)}</tbody></table>"
     label = view.label if isinstance(view, Tree) else view
     first, *details = label.renderables if isinstance(label, Group) else [label]
-    shown = f'<span style="{_STYLE}">{escape(_text(first))}</span>'
+    shown = f'<span style="{_STYLE}">{escape(_text(first, width))}</span>'
     inside = [*details, *(view.children if isinstance(view, Tree) else ())]
     if not inside:
         return f"<div>{shown}</div>"
-    folded = f'<div style="padding-left: 2ch">{"".join(map(html, inside))}</div>'
+    lines = "".join(html(each, width - _INDENT) for each in inside)
+    folded = f'<div style="padding-left: {_INDENT}ch">{lines}</div>'
     return f"<details{'' if details else ' open'}><summary>{shown}</summary>{folded}</details>"
 
 
@@ -44,7 +47,7 @@ def _row(cells: Any, tag: str) -> str:
     return "<tr>" + "".join(f"<{tag}>{escape(_text(cell))}</{tag}>" for cell in cells) + "</tr>"
 
 
-def _text(view: RenderableType) -> str:
+def _text(view: RenderableType, width: int = _WIDTH) -> str:
     from rich.text import Text
 
-    return view.plain if isinstance(view, Text) else text_view.render(view, _WIDTH)
+    return view.plain if isinstance(view, Text) else text_view.render(view, width)

@@ -95,7 +95,7 @@ def summary(diff: RunDiff) -> list[str]:
         *_mean_ratios(judged),
         f"{formats.count(len(diff.fused), 'record')} fused differently, {same} fused the same",
     ]
-    # What differs between two cards is no regression.
+    # A difference between two cards is no regression.
     said = "no change between them counts as a regression"
     lines += [f"another card: {printable(pair)}; {said}" for pair in diff.other_cards]
     if diff.regressed:

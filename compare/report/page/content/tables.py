@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 from ....base.text import number
 from ....sources.row import Row
+from ... import ranks
 from ...columns import BY_NAME, Column
+from ...table import NAMES
 
 
 class Table(NamedTuple):
@@ -39,17 +41,20 @@ def _named(*names: str, **cells: Callable[[Row], str] | None) -> list[Column]:
     return [replace(BY_NAME[name], cell=cells.get(name, BY_NAME[name].cell)) for name in names]
 
 
-TIMES = _named(
-    "implementation", "device_time_us", "device_time_us_spread", "forward_us", "backward_us", "warm_time_us",
-    "graph_time_us", "no_graph_time_us", "wall_time_us", "launch_gap", "recoverable_us", "roofline_time_us",
-    "share_of_roofline", "bound", "verdict_vs_xla", "peak_memory_bytes", "compile_s",
-    device_time_us_spread=None, launch_gap=None, compile_s=None,
-    roofline_time_us=lambda row: "?" if unknown_roofline(row) else number(row.roofline_time_us),
-    recoverable_us=lambda row: "?" if unknown_recoverable(row) else number(row.recoverable_us),
-)
-TIMES_OF_FORWARD = [column for column in TIMES if column.name != "forward_us"]
 BYTES = _named("implementation", "bytes_declared", "fusion_efficiency", "dram_bytes_call", "dram_bytes", "l2_bytes")
 RATES = _named(
     "implementation", "intensity_flop_per_byte", "intensity_measured", "gflop_per_s", "roofline_gflop_per_s",
     "share_of_roofline", "bound", "rate", "share_of_ceiling",
 )
+# Columns of the terminal's table of times that the page shows elsewhere.
+_ELSEWHERE = {column.name for column in (*BYTES, *RATES, *ranks.SHOWN)} - {"implementation", "device_time_us"} | {
+    "status", "checked_device", "kernels", "recorded_time_us", "bytes_compulsory", "max_error", "provenance", "segment",
+}
+TIMES = _named(
+    *(name for name in NAMES if name not in _ELSEWHERE), "recoverable_us", "roofline_time_us", "share_of_roofline",
+    "bound",
+    device_time_us_spread=None, launch_gap=None, compile_s=None,
+    roofline_time_us=lambda row: "?" if unknown_roofline(row) else number(row.roofline_time_us),
+    recoverable_us=lambda row: "?" if unknown_recoverable(row) else number(row.recoverable_us),
+)
+TIMES_OF_FORWARD = [column for column in TIMES if column.name != "forward_us"]

@@ -12,7 +12,7 @@ from ....graph.model import Kernel
 from . import listing as listings
 from .listing import Listing, Span
 
-INSTALLED = "the installed version of this file; the run does not keep it"
+INSTALLED = "the installed version of this file; the compiled one is of {}, so recorded lines may have moved"
 MOVED = "the file has changed since the run: recorded lines may have moved"
 BY_NAME = "the file has changed since the run: kernels are found by name"
 MAX_BYTES = 1 << 20  # for one file
@@ -42,11 +42,12 @@ def function(kernel: Kernel) -> str:
 
 
 def of_kernels(
-    kernels: Sequence[Kernel], program: Read = read
+    kernels: Sequence[Kernel], program: Read = read, made_by: str = ""
 ) -> Iterator[tuple[str, Listing, dict[int, list[Span]], str]]:
     """Yield the files that kernels name: path, text, the lines of each kernel, and a note.
 
     CUDA files are left out, since a run keeps the CUDA text that it compiled. program: `read`, or a cache of it.
+    made_by: the program that was compiled, in words; "" for the installed one.
     """
     named: dict[str, dict[int, list[Span]]] = defaultdict(lambda: defaultdict(list))
     for index, kernel in enumerate(kernels):
@@ -64,7 +65,8 @@ def of_kernels(
             changed = BY_NAME
         elif any(not _is_code(listing, first) for found in spans.values() for first, _ in found):
             changed = MOVED
-        yield name, listing, {**spans, **written}, "; ".join(filter(None, (INSTALLED, changed)))
+        installed = made_by and INSTALLED.format(made_by)
+        yield name, listing, {**spans, **written}, "; ".join(filter(None, (installed, changed)))
 
 
 def _overlap(recorded: Sequence[Span], found: Sequence[Span]) -> bool:

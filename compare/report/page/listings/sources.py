@@ -19,6 +19,8 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ....base.paths import PROJECT
+from ....base.program import in_words, sources_in
 from ....base.text import printable
 from ....base.usage import UsageError
 from ....graph.model import Kernel
@@ -79,18 +81,21 @@ def of_cases(graphs: Mapping[str, Sequence[Result]], folder: Path | None) -> Sou
     PTX and SASS are written to `folder`. When `BUDGET` is used up, compiled texts of less important records go there
     too. Without a folder they are left out. If a text cannot be read or written, its record has a note instead.
     """
-    program = cache(programs.read)
-    cases = {case: [_read(source, program, folder) for source in of_case] for case, of_case in graphs.items()}
+    program, installed = cache(programs.read), sources_in(PROJECT)
+    cases = {
+        case: [_read(source, program, installed, folder) for source in of_case] for case, of_case in graphs.items()
+    }
     _keep_to_the_budget([record for records in cases.values() for record in records], folder)
     shown: dict[str, dict[str, Any]] = {}
     return Sources({case: _packed(records, shown) for case, records in cases.items()}, shown)
 
 
-def _read(source: Result, program: programs.Read, folder: Path | None) -> _Record:
+def _read(source: Result, program: programs.Read, installed: str, folder: Path | None) -> _Record:
     record = _Record(source)
     try:
         record.kernels = (source.load().kernels or ()) if source.read is not None else ()
-        for name, listing, spans, note in programs.of_kernels(record.kernels, program):
+        made_by = "" if source.made_by.get("sources") == installed else printable(in_words(source.made_by))
+        for name, listing, spans, note in programs.of_kernels(record.kernels, program, made_by):
             record.documents.append(_Document(name, listing, spans, note, program=True))
         if source.record is None:
             with reading_errors_as_usage(source.path):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
@@ -64,6 +66,20 @@ def test_operations_of_a_kernel_are_folded_and_its_line_is_not() -> None:
     before, inside = page(XLA).split("1. input_convert_reduce_fusion")
     assert before.rpartition("<details")[2].startswith("><summary>")
     assert "reduce_sum" in inside.partition("</details>")[0]
+
+
+def test_headings_end_where_their_columns_end() -> None:
+    def end(word: str) -> int:
+        """Return the column after the word, counted from the fragment's left edge."""
+        before, line = html.partition(f"{word} ")[0], html.partition(f"{word} ")[0].rpartition(">")[2]
+        opened = re.findall(r"<(/?)div( style=\"padding-left: (\d+)ch\")?>", before)
+        indents: list[int] = []
+        for closing, _, indent in opened:
+            indents.pop() if closing else indents.append(int(indent or 0))
+        return sum(indents) + len(unescape(line)) + len(word)
+
+    html = page(XLA)
+    assert end("bytes share      µs") == end("50.3 MB    4%    11.4")
 
 
 def test_a_table_of_stages_is_a_table() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -229,3 +230,13 @@ def test_a_changed_buffer_has_the_place_that_every_view_gives_it() -> None:
     two = made(first, kernel("l", "elementwise", "s:exp@2", "m", "y"))
     text = flat(text_view.render(diff_view.tree("t", diff(one, two), one, two)))
     assert "written to memory now: 1 buffer, 4.00 kB m f32[1000] +4.00 kB model.py:1" in text
+
+
+def test_a_count_of_what_a_list_hides_says_of_what() -> None:
+    many = made(*[kernel(f"k{i}", "elementwise", f"s{i}:mul@{i}", f"x{i}", f"y{i}") for i in range(43)])
+    few = made(kernel("other", "copy", "", "x0", "y0"))
+    legend = text_view.render(align_view.table(["a", "b"], [many, few], align([many, few])))
+    changes = text_view.render(diff_view.tree("t", diff(few, many), few, many))
+    for text in (legend, changes):
+        (counted,) = re.findall(r"… and [\d,]+ more (.*)", text)
+        assert "kernels" in counted

@@ -21,12 +21,18 @@ from xlafuse.compare.base.text import number
 from xlafuse.compare.cli import main
 from xlafuse.compare.graph import formats
 from xlafuse.compare.graph.analyse import missed_fusions
+from xlafuse.compare.plan.timing_modes import OTHER_MODES
+from xlafuse.compare.record import run_folder
+from xlafuse.compare.record.record_fields import TimedMode
 from xlafuse.compare.record.run_files import RunFile
+from xlafuse.compare.report import table
 from xlafuse.compare.report.columns import percent
 from xlafuse.compare.report.page import page
 from xlafuse.compare.report.page.content import case as case_page
 from xlafuse.compare.sources.case_results import BASELINES, CaseResults
 from xlafuse.compare.sources.opening import open_source
+from xlafuse.compare.sources.run_source import ceilings_of, results_of
+from xlafuse.compare.sources.source import Source
 
 QUICK = PROJECT / "tests" / "data" / "runs" / "h200-small"
 CASE = "softmax/gpt2-scores/bf16/train"
@@ -187,6 +193,26 @@ def test_times(case: Any, records: dict[str, Record], ceilings: dict[str, Any]) 
         known = [p.get("planned") if p["bytes"] is None else p["bytes"] for p in peaks]
         mark = " p" if None in [p["bytes"] for p in peaks] else ""
         assert row["memory MB"] == ("" if None in known else number(max(known) / 1e6) + mark)
+
+
+def test_a_case_has_every_column_of_the_terminal(tables: Any) -> None:
+    """Each heading of the page's tables says what its column means."""
+    records, run = run_folder.read_records(QUICK)[0], run_folder.read_run(QUICK)
+    timed = [record for record in records if record.case.id == CASE and record.measurement is not None]
+    for record in timed:
+        record.measurement.modes = {mode: TimedMode(record.measurement.phases) for mode in OTHER_MODES}  # type: ignore
+    results = results_of(timed, ceilings_of(run), {}, QUICK)
+    (case,) = Source("run", QUICK, tuple(results), run=run).cases
+    html = page.render("case.html", **case_page.values(case), drawn_kernels=True)
+    shown = {head for each in tables(html) for head in each[0]}
+    text = table.render([result.row for result in results], markdown=True, every=True)
+    line = next(line for line in text.split("\n") if line.startswith("| "))
+    heads = {head.strip() for head in line.strip("|").split("|")}
+    assert {"triton launch", "warm", "wall µs", "checked on"} <= heads
+    assert heads - shown == {"status", "compulsory MB", "provenance"}  # not in a column, but on the page
+    for name in ("times", "bytes", "roofline"):
+        section = html.partition(f'id="c-{name}"')[2].partition("</section>")[0]
+        assert all("title=" in head for head in re.findall(r"<th(?!ead| scope)[^>]*>", section))
 
 
 def rounds(record: Record) -> list[float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
+from xlafuse.compare.base import program
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.graph.model import Kernel, SourceOp
 from xlafuse.compare.record.run_files import RunFile
@@ -145,7 +147,27 @@ def test_changed_programs_are_noted_and_kernels_found_by_name() -> None:
     assert any("def rmsnorm_forward_kernel(" in listing.lines[n] for n in range(first, last))
     declared = next(n for n, text in listing.lines.items() if "def rmsnorm_forward_kernel(" in text)
     ((_, _, _, note),) = programs.of_kernels([of("rmsnorm_forward_kernel", f"{path}:{declared}")])
-    assert note == programs.INSTALLED
+    assert note == ""
+
+
+@pytest.mark.parametrize("case", ["again", "other"])
+@pytest.mark.parametrize("recorded", ["present", "another", None])
+def test_lines_of_another_program_are_called_so(tmp_path: Path, case: str, recorded: str | None) -> None:
+    """A run's file may have changed since, also where each recorded line is still code."""
+    present = {"commit": "1" * 40, "sources": program.sources_in(PROJECT)}
+    made = {"present": present, "another": {"commit": "2" * 40, "sources": "3" * 64}, None: {}}[recorded]
+    run = json.loads((RUN / "run.json").read_text())
+    again = {"case": CASE, "reason": "r", **made}
+    shutil.copytree(RUN, tmp_path / "run")
+    entries = run | ({**present, "again": [again]} if case == "again" else {**made, "again": [again | {"case": "x"}]})
+    (tmp_path / "run" / "run.json").write_text(json.dumps(entries))
+    results = [each for each in open_source(tmp_path / "run").results if each.record and each.record.case.id == CASE]
+    shown = sources.of_cases({CASE: results}, None).cases[CASE]["records"]
+    notes = {d["title"]: d["note"] for record in shown for d in record["documents"] if "text" not in d}
+    assert "xlafuse/blocks/rmsnorm.py" in notes
+    for note in notes.values():
+        assert ("installed version" in note) == (recorded != "present")
+        assert ("2" * 12 in note) == (recorded == "another") and "1" * 12 not in note
 
 
 @pytest.fixture(scope="module")
