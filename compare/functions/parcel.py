@@ -69,6 +69,12 @@ def unpack(data: bytes, make: Callable[[ArrayLike], Any]) -> Any:
         return pickle.loads(data)
 
 
+def forget_classes() -> None:
+    """Let classes that come by value be made anew: cloudpickle would add to a class that came before."""
+    cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
+    cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS.clear()
+
+
 def path_for(*, elsewhere: bool) -> tuple[str, ...]:
     """Return this process's import path for another process. elsewhere: of another Python, which has its own library
     and packages."""

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ..functions.names import PROJECT_FOLDERS, is_users
+from ..functions.parcel import forget_classes
 from ..graph import store
 from ..graph.model import FusionGraph, Kernel
 
@@ -90,6 +91,7 @@ class Service:
                 if name not in self._imported and is_users(module):
                     del sys.modules[name]
             importlib.invalidate_caches()
+            forget_classes()
             os.environ.clear()
             os.environ.update(self._environment)
         self._explainer.begin(request)
