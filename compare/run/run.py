@@ -22,14 +22,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
 
+from msgspec import convert
+
 from .. import targets
 from ..base import host, program
-from ..plan.plan import Plan
+from ..plan.plan import Plan, with_added
 from ..record import packing, run_folder
 from ..record.record import BAD, SCHEMA, Record, record_id
 from ..record.run_folder import RunFolderError
 from ..spec.case import Case
-from ..spec.implementation import Implementation
+from ..spec.implementation import Implementation, OwnFunction
 from ..workers.pool import WorkerPool
 from . import autotune_results, count_traffic, for_target, on_cluster, on_gpu
 from .progress import Progress
@@ -163,6 +165,14 @@ def _open(
                 f"{folder} was made by {program.in_words(run)}, and this is {program.in_words(mine)}: a run is of one "
                 "program; resume with that one, or give another --out"
             )
+        recorded = with_added(run.get("plan", plan.to_json()), plan.to_json())
+        for own in convert(recorded.get("with", []), list[OwnFunction]):
+            if changed := own.changed_file:
+                raise RunFolderError(
+                    f"{changed} is not what {folder} was made with: a run is of one function of a name; name a changed "
+                    "one differently, or give another --out"
+                )
+        run_folder.write_run(folder, run := {**run, "plan": recorded})
         repaired = run_folder.repair(folder)
         records, warnings = run_folder.read_records(folder)
         for warning in [repaired, *warnings] if repaired else warnings:

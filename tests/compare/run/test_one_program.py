@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -28,6 +30,73 @@ def test_another_program_does_not_resume_a_run(tmp_path: Path, commit: str | Non
     with pytest.raises(RunFolderError, match="commit 1{12}, and this" if commit else "sources 2{12}, and this"):
         run.execute(plan, folder=tmp_path, target="h200", resume=True)
     assert program.describe()["sources"] != "2" * 64
+
+
+@pytest.fixture
+def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Ids of the records that runs for a target make, in order; all compile at once."""
+    made: list[str] = []
+
+    def compile_all(plan: Plan, session: Session) -> None:
+        session.begin_segment({}, None)
+        for case, found in plan.work:
+            for row in session.pending(case, found):
+                named = {"implementation": row.name, "compiler": row.backend_name}
+                session.write(made_record(case=case, status="compiled", segment=session.segment, **named))
+                made.append(f"{case.block} {row.name}")
+
+    monkeypatch.setattr(run.for_target, "run", compile_all)
+    return made
+
+
+def xlafuse(*words: object, code: int = 0) -> str:
+    done = CliRunner().invoke(cli, ["run", *map(str, words)])
+    assert done.exit_code == code, (done.output, done.exception)
+    return done.output
+
+
+OWN = ("gelu", "--suite", "tour", "-i", "xla", "--target", "h200", "--with")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda file: file.write_text("import torch\ndef mine(x): return torch.tanh(x) / 2\n"),
+        lambda file: file.unlink(),
+    ],
+    ids=["changed", "gone"],
+)
+@pytest.mark.parametrize("named", [(), ("--with-backward", "mine.py:gradient")])
+@pytest.mark.parametrize("later", [False, True])
+def test_a_changed_function_does_not_resume_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: list[str], change: Callable[[Path], object],
+    named: Sequence[str], later: bool,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    file = tmp_path / "mine.py"
+    file.write_text("import torch\ndef mine(x): return torch.tanh(x)\ndef gradient(d_y): return d_y\n")
+    if later:
+        xlafuse("softmax", "--suite", "tour", "-i", "xla", "--target", "h200", "--out", "run")
+    xlafuse(*OWN, "mine.py:mine", *named, "--out", "run", *(["--resume"] if later else []))
+    assert compiled[-1] == "gelu mine"
+    assert "already has" in xlafuse("--out", "run", "--resume")
+    change(file)
+    assert "mine.py" in xlafuse("--out", "run", "--resume", code=2)
+
+
+def test_another_function_of_the_same_name_is_no_row_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name, body in (("one", "torch.tanh(x)"), ("two", "torch.tanh(x) / 2"), ("copy_of_one", "torch.tanh(x)")):
+        (tmp_path / f"{name}.py").write_text(f"import torch\ndef mine(x): return {body}\n")
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    xlafuse(*OWN, "one.py:mine", "--out", "run")
+    assert "two.py" in xlafuse(*OWN, "two.py:mine", "--out", "run", "--resume", code=2)
+    assert "already has" in xlafuse(*OWN, "copy_of_one.py:mine", "--out", "run", "--resume")
 
 
 def test_a_case_measured_anew_keeps_its_reason_and_its_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
