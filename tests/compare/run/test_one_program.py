@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from xlafuse.compare.cli.main import cli
 from xlafuse.compare.plan import selection
 from xlafuse.compare.plan.plan import Plan
 from xlafuse.compare.record import run_folder
-from xlafuse.compare.record.record import SCHEMA
+from xlafuse.compare.record.record import SCHEMA, Record
 from xlafuse.compare.record.run_folder import RunFolderError
 from xlafuse.compare.run import run
 from xlafuse.compare.run.session import Session
@@ -140,10 +141,65 @@ def test_the_command_replaces_the_case(tmp_path: Path, monkeypatch: pytest.Monke
     assert record.detail == "new" and "why" in (tmp_path / "README.md").read_text()
 
 
-@pytest.mark.parametrize("words", [["gelu", "--again", "a=b", "--into", "."], ["--again", "a=b"], ["--into", "."]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--again", "a=b"], ["--into", "."],
+        *(
+            ["--again", "a=b", "--into", ".", *more] for more in (
+                ["gelu"], ["--target", "h200"], ["--shard", "1/2"], ["--mode", "warm"], ["--restarts", "0"],
+                ["--xla-autotune-from", "h200"], ["--suite", "tour"], ["-i", "xla"], ["--resume"], ["--out", "x"],
+            )
+        ),
+    ],
+)
 def test_again_goes_with_into_alone(words: list[str]) -> None:
-    done = CliRunner().invoke(cli, ["run", *words])
-    assert done.exit_code == 2 and "--again" in done.output
+    assert "--again" in xlafuse(*words, code=2)
+
+
+def test_a_repetition_that_was_stopped_goes_on_as_its_message_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: list[str]
+) -> None:
+    folder = tmp_path / "a run"
+    xlafuse("gelu", "softmax", "--suite", "tour", "-i", "xla,inductor", "--target", "h200", "--out", folder)
+    xlafuse("softmax", "--suite", "tour", "-i", "triton", "--out", folder, "--resume")
+    run_folder.write_run(folder, {**run_folder.read_run(folder), "sources": "2" * 64})  # it was of another program
+    plan = selection.resolve(["gelu", "softmax"], suite="tour", directions=["fwd"])
+    named = [case.id for case, _ in plan.work]
+    again = [word for case in named for word in ("--again", f"{case}=low clocks")]
+    compiled.clear()
+
+    def append(folder: Path, record: Record) -> None:
+        if len(compiled) == 3:
+            raise KeyboardInterrupt
+        keep(folder, record)
+
+    keep = run_folder.append
+    with monkeypatch.context() as stopping:
+        stopping.setattr(run_folder, "append", append)
+        said = xlafuse("--into", folder, *again, code=130)
+    assert compiled == ["gelu xla", "gelu inductor", "softmax xla"]
+    noted = [entry["case"] for entry in run_folder.read_run(folder)["again"]]
+    assert noted == named
+    command = next(line for line in said.splitlines() if "goes on" in line).partition(" and ")[2]
+    compiled.clear()
+    xlafuse(*shlex.split(command.removesuffix(" goes on")))
+    assert compiled == ["softmax xla", "softmax inductor", "softmax triton"]
+    segments = {record.id: record.segment for record in run_folder.read_records(folder)[0]}
+    assert {segments[f"{case}/xla"] for case in named} == {"s3", "s4"}
+
+
+def test_own_functions_do_not_run_on_other_machines(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiled: list[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "own_code", raising=False)
+    (tmp_path / "own_code.py").write_text("import torch\ndef mine(x): return torch.tanh(x)\n")
+    xlafuse(*OWN, "own_code.py:mine", "--out", "run")
+    case = next(case.id for case, _ in selection.resolve(["gelu"], suite="tour").work)
+    for words in (["--resume", "--out", "run"], ["--into", "run", "--again", f"{case}=why"]):
+        assert "--with" in xlafuse(*words, "--on", "ray://nowhere:1", code=2)
 
 
 @pytest.mark.parametrize("text", ["gelu", "gelu=", "no/such/case=why"])
