@@ -10,7 +10,6 @@ import contextlib
 import errno
 import fcntl
 import shlex
-import shutil
 import signal
 import sys
 import tempfile
@@ -26,6 +25,7 @@ from msgspec import convert
 
 from .. import targets
 from ..base import host, program
+from ..base.scratch import scratch_in
 from ..plan.plan import Plan, with_added
 from ..record import packing, run_folder
 from ..record.record import BAD, SCHEMA, Record, record_id
@@ -37,8 +37,6 @@ from . import autotune_results, count_traffic, for_target, on_cluster, on_gpu
 from .progress import Progress
 from .ray_cluster import Cluster, ConnectionLost
 from .session import Session, TimeIsUp
-
-_SCRATCH = "xlafuse-"
 
 
 def execute(
@@ -237,21 +235,11 @@ def _lock(folder: Path, resume: bool) -> BinaryIO:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A scratch folder for arrays and artifacts, removed when the run ends. Folders of killed runs are removed first:
-    their lock is free."""
+    """A scratch folder for arrays and artifacts, removed when the run ends."""
     root = host.scratch_root() or Path(tempfile.gettempdir())
-    for left in root.glob(f"{_SCRATCH}*"):
-        with contextlib.suppress(OSError), (left / "lock").open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left, ignore_errors=True)
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=root))
-    except OSError as problem:
-        raise RunFolderError(f"{root}: no scratch folder can be made there: {problem.strerror}") from problem
-    try:
-        with (folder / "making").open("wb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            (folder / "making").rename(folder / "lock")  # never there without being held
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(scratch_in(root))
+        except OSError as problem:
+            raise RunFolderError(f"{root}: no scratch folder can be made there: {problem.strerror}") from problem
+        yield folder

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ import pytest
 
 import xlafuse
 from xlafuse import FusionGraph
+from xlafuse.compare.base.paths import python_path
 from xlafuse.compare.user import compiling
 
 pytestmark = pytest.mark.slow
@@ -164,3 +167,28 @@ def test_an_idle_process_is_ended(
     monkeypatch.setattr(compiling, "IDLE_SECONDS", 0.1)
     kernels(module("jax.numpy.exp(x)").f)
     wait_until_ended(importers(tmp_path)[-1])
+
+
+def test_folders_of_a_killed_caller_are_removed_by_the_next_one(
+    module: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "temporary"
+    place.mkdir()
+    program = f"""
+import os, signal, jax, xlafuse
+from pathlib import Path
+def f(x):
+    Path({str(tmp_path / "pid")!r}).write_text(str(os.getpid()))
+    os.kill(os.getppid(), signal.SIGKILL)
+xlafuse.explain(f, jax.ShapeDtypeStruct((8,), "float32"), target="h200")
+"""
+    environment = os.environ | {"TMPDIR": str(place), "PYTHONPATH": python_path()}
+    killed = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    wait_until_ended(int((tmp_path / "pid").read_text()))
+    left = list(place.glob("xlafuse-*"))
+    assert left
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    monkeypatch.setenv("TMPDIR", str(place))  # so that no process that was kept serves
+    assert kernels(module("jax.numpy.tanh(x)").f) == 1
+    assert not [path for path in left if path.exists()]
