@@ -94,8 +94,9 @@ def with_added(plan: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, A
     """
     work = {Case.from_json(entry["case"]).id: entry for entry in plan["work"]}
     for entry in added["work"]:
-        known = work.setdefault(Case.from_json(entry["case"]).id, entry)
-        known["implementations"] = list(dict.fromkeys([*known["implementations"], *entry["implementations"]]))
+        known = work.get(id := Case.from_json(entry["case"]).id, entry)
+        named = dict.fromkeys([*known["implementations"], *entry["implementations"]])
+        work[id] = {**entry, "implementations": [*named]}
     return {**plan, "work": [*work.values()], **own_functions([plan, added])}
 
 
