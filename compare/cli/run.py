@@ -178,22 +178,23 @@ def command(
     filters["own"] = _own_functions(blocks, functions, backward)
     again: dict[str, str] = {}
     if repeated or into is not None:
-        if not repeated or into is None or out is not None or resume or blocks or suite or any(filters.values()):
-            raise UsageError("--again CASE=REASON goes with --into RUN, and with no other selection and no --out")
+        others = [blocks, suite, target, out, resume, modes, restarts is not None, shard, xla_autotune_from]
+        if not repeated or into is None or any(others) or any(filters.values()):
+            raise UsageError("--again CASE=REASON goes with --into RUN, which gives selection, target and timing")
         folder, run_json = resumed_folder(into)
         plan, again = selection.repeated(run_json, repeated)
         resume, target = True, selection.resolve_target(run_json.get("target"))
     elif resume:
         folder, run_json = resumed_folder(out)
         plan = selection.resolve_again(run_json, blocks, suite, **filters)
-        if on is not None and plan.own:
-            raise UsageError(f"--on cannot resume a run with your own functions: {_NOT_ON['--with']}")
         target = selection.resolve_target(target or run_json.get("target"))
     else:
         plan = selection.resolve(blocks, suite=suite or selection.default_suite(blocks), **filters)
         plan = plan if shard is None else shards.shard_of(plan, shard)
         target = selection.resolve_target(target)
         folder = output_folder(out, suite=plan.suite, now=datetime.now())
+    if on is not None and plan.own:
+        raise UsageError(f"--on does not go together with --with: {_NOT_ON['--with']}")
     timed = target is None and (on is not None or host.gpu_present())
     if not timed:
         plan = selection.without_replays(plan, filters["implementations"])

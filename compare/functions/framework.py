@@ -73,7 +73,7 @@ def refuse_factory(name: str, function: Any, args: tuple[Any, ...], kwargs: dict
     if isinstance(function, type):
         write = f"write a function without parameters that returns one, such as {name}(...), and give its call"
         raise UnclearCall(
-            f"{name} is a class; to explain an instance of it, {write if needed else _call_of(function)}"
+            f"{name} is a class; for an instance of it, {write if needed else _call_of(function)}"
         )
     if not signature.parameters and (args or kwargs):
         raise UnclearCall(

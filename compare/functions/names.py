@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import logging
@@ -24,7 +25,10 @@ from .parcel import of_packages
 MOST_NAMED = 12
 PROJECT_FOLDERS = tuple(f"{PROJECT / name}/" for name in ("compare", "xlafuse", "triton_side"))
 _LIBRARY = sysconfig.get_path("stdlib")
-_OWN = str(Path(__file__))
+# Frames that are not the user's: below one of these folders, or in the interpreter's library.
+FRAMEWORKS = re.compile(
+    r"/site-packages/(?:jax|jaxlib|flax|torch|triton|cloudpickle|numpy)/|/lib/python3\.\d+/(?!site-)|^<"
+)
 _BINDERS = {"globals", "locals", "vars", "exec", "setattr", "__getattr__", "__dict__"}
 
 
@@ -102,6 +106,8 @@ def _module(where: str) -> Any:
         file = Path(where).absolute()
         if not file.is_file():
             raise UsageError(f"{where}: no such file")
+        if "." in file.stem:
+            raise UsageError(f"{where}: Python imports no file with another dot in its name; rename it")
         sys.path.insert(0, str(file.parent))
         module = _guarded(f"importing {where}", lambda: importlib.import_module(file.stem))
         loaded = Path(getattr(module, "__file__", None) or "")
@@ -128,12 +134,20 @@ def _called(name: str, function: Any) -> Any:
 def _guarded(what: str, run: Callable[[], Any]) -> Any:
     """Run the user's code. An exception becomes a UsageError of one line with the code's place."""
     try:
-        return run()
+        with contextlib.redirect_stdout(sys.stderr):  # ours may be JSON
+            return run()
     except (Exception, SystemExit) as problem:
-        every = traceback.extract_tb(problem.__traceback__)
-        frames = [frame for frame in every if frame.filename != _OWN and "<frozen" not in frame.filename]
+        frames = own_frames(problem)
         where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
         raise UsageError(f"{what} failed: {type(problem).__name__}: {' '.join(str(problem).split())}{where}") from None
+
+
+def own_frames(problem: BaseException) -> list[traceback.FrameSummary]:
+    """Return the frames of the user's code, outermost first."""
+    return [
+        frame for frame in traceback.extract_tb(problem.__traceback__)
+        if not frame.filename.startswith(PROJECT_FOLDERS) and not FRAMEWORKS.search(frame.filename)
+    ]
 
 
 def _keywords(name: str, made: dict[Any, Any]) -> dict[str, Any]:

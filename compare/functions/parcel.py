@@ -50,7 +50,7 @@ def pack(value: Any, *, arrays: bool, elsewhere: bool = False) -> bytes:
     pickler = _Pickler(stream, arrays)
     try:
         pickler.dump(value)
-    except (pickle.PicklingError, TypeError, AttributeError, NotImplementedError, ValueError) as problem:
+    except (pickle.PicklingError, TypeError, AttributeError, RuntimeError, ValueError) as problem:
         raise NotSendable(
             f"it cannot be sent to the compiling process ({str(problem).rstrip('.')}); a function at the top level of "
             "an importable module can"
@@ -69,6 +69,12 @@ def unpack(data: bytes, make: Callable[[ArrayLike], Any]) -> Any:
         return pickle.loads(data)
 
 
+def forget_classes() -> None:
+    """Let classes that come by value be made anew: cloudpickle would add to a class that came before."""
+    cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.clear()
+    cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS.clear()
+
+
 def path_for(*, elsewhere: bool) -> tuple[str, ...]:
     """Return this process's import path for another process. elsewhere: of another Python, which has its own library
     and packages."""
@@ -76,7 +82,11 @@ def path_for(*, elsewhere: bool) -> tuple[str, ...]:
     if not elsewhere:
         return path
     library = Path(sysconfig.get_path("stdlib"))
-    return tuple(entry for entry in path if not of_packages(entry) and not Path(entry).is_relative_to(library))
+    zipped = library.with_name(f"{library.name.replace('.', '')}.zip")
+    return tuple(
+        entry for entry in path
+        if not of_packages(entry) and not Path(entry).is_relative_to(library) and Path(entry) != zipped
+    )
 
 
 _make: list[Callable[[ArrayLike], Any]] = []

@@ -17,11 +17,11 @@ from typing import Any
 
 from ..base.usage import UsageError
 from ..functions import names
-from ..functions.framework import UnclearCall, framework_of, refuse_factory, uncompiled
+from ..functions.framework import UnclearCall, UnclearFramework, framework_of, is_stage, refuse_factory, uncompiled
 from ..functions.parcel import path_for
 from ..spec.block import Block
 from ..spec.blocks import BLOCKS
-from ..spec.implementation import OwnFunction, short_name
+from ..spec.implementation import OwnFunction, content_hash, short_name
 
 # Takes inputs (of a backward function also outputs y and cotangents d_y) and attributes, and returns arrays by name.
 Function = Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
@@ -43,21 +43,37 @@ def own_function(block: Block, function: str, backward: str | None, folder: Path
     """
     given, gradient = (name and _absolute(name, folder) for name in (function, backward))
     assert given
-    live = names.resolve(given)
+    live = _resolved(given)
+    if gradient is not None:
+        _backward_arguments(_signature(_resolved(gradient)), short_name(gradient), block)
     try:
         refuse_factory(function, live, (None,), {})
         own = OwnFunction(
             block.name, framework_of(function, live), given, gradient, compiled=uncompiled(live) is not live,
-            path=path_for(elsewhere=True),
+            path=path_for(elsewhere=True), sources=_sources(given, gradient),
         )
+    except UnclearFramework as problem:
+        raise UsageError(f"{problem}: use a name of jax or of torch in it, or import one of them alone") from None
     except UnclearCall as problem:
         raise UsageError(str(problem)) from None
     if own.name in [i.name for i in block.implementations]:
         raise UsageError(f"{block.name} has an implementation {own.name!r}; give {function} another name")
     arguments_of(_signature(live), short_name(given), block)
-    if gradient is not None:
-        _backward_arguments(_signature(names.resolve(gradient)), short_name(gradient), block)
     return own
+
+
+def _resolved(name: str) -> Any:
+    found = names.resolve(name)
+    if not callable(found) or is_stage(found, "Compiled"):
+        raise UsageError(f"{short_name(name)} is a {type(found).__name__}; give a function of the block's inputs")
+    return found
+
+
+def _sources(*functions: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the files of functions that are imported, as far as they have one, with the hashes of their content."""
+    places = [function.partition(":")[0] for function in functions if function]
+    files = [place if place.endswith(".py") else getattr(sys.modules[place], "__file__", None) for place in places]
+    return tuple((file, content_hash(file)) for file in files if file)
 
 
 def _absolute(name: str, folder: Path) -> str:
@@ -66,11 +82,12 @@ def _absolute(name: str, folder: Path) -> str:
 
 
 def _signature(function: Callable[..., Any]) -> inspect.Signature:
-    """Return the signature; of a module of PyTorch, that of its `forward`. Raises UsageError for what has none."""
+    """Return the signature; of a module of PyTorch, that of its `forward`; `*arguments` for a function of C."""
+    function, torch = uncompiled(function), sys.modules.get("torch")
     try:
-        return inspect.signature(getattr(function, "forward", function))
-    except (TypeError, ValueError) as problem:
-        raise UsageError(f"{function!r:.80} shows no parameters: {problem}") from None
+        return inspect.signature(function.forward if torch and isinstance(function, torch.nn.Module) else function)
+    except ValueError:
+        return inspect.signature(lambda *arguments: None)
 
 
 def loaded(own: OwnFunction) -> tuple[Function, Function | None]:
@@ -109,15 +126,17 @@ def arguments_of(signature: inspect.Signature, place: str, block: Block) -> Argu
     offered = [*inputs, *block.attributes, *block.parameters]
     parameters = list(signature.parameters.values())
     required = _required(signature)
-    named = [p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY]
+    named = [p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY, p.VAR_KEYWORD)]
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    takes_many = any(p.kind is p.VAR_POSITIONAL for p in parameters)
     extra = tuple(name for name in offered if name not in inputs and (takes_all or name in named))
     if set(inputs) <= set(named) or (takes_all and len(named) == len(parameters)):
         if set(required) <= set(offered) & set(named):
             return Arguments((), (*inputs, *extra))
     else:
         free = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name not in extra]
-        if len(free) >= len(inputs) and set(required) <= {p.name for p in free[: len(inputs)]} | set(extra):
+        taken = {p.name for p in free[: len(inputs)]}
+        if (takes_many or len(taken) == len(inputs)) and set(required) <= taken | set(extra):
             return Arguments(tuple(inputs), extra)
     attributes = f", and {', '.join(offered[len(inputs):])} by name" if len(offered) > len(inputs) else ""
     raise UsageError(
@@ -133,11 +152,12 @@ def _backward_arguments(signature: inspect.Signature, place: str, block: Block) 
     ]
     takes_all = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     named = [p.name for p in signature.parameters.values() if p.kind is not p.POSITIONAL_ONLY]
-    if not set(_required(signature)) <= set(offered) & set(named):
+    given = tuple(name for name in offered if takes_all or name in named)
+    if not given or not set(_required(signature)) <= set(given) & set(named):
         raise UsageError(
             f"{place} takes {signature}; a backward function of {block.name} may take {', '.join(offered)}"
         )
-    return Arguments((), tuple(name for name in offered if takes_all or name in named))
+    return Arguments((), given)
 
 
 def _required(signature: inspect.Signature) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -85,6 +85,31 @@ class Plan:
             return cls(data["suite"], tuple(work), timing_of(data), own=tuple(own))
         except (KeyError, TypeError, ValidationError) as problem:
             raise UsageError(f"the run's own selection cannot be repeated here: {problem}; select by name") from None
+
+
+def with_added(plan: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a recorded plan with the work and the functions of another one, which a resumed run adds to it.
+
+    Raises UsageError as `own_functions`.
+    """
+    work = {Case.from_json(entry["case"]).id: entry for entry in plan["work"]}
+    for entry in added["work"]:
+        known = work.get(id := Case.from_json(entry["case"]).id, entry)
+        named = dict.fromkeys([*known["implementations"], *entry["implementations"]])
+        work[id] = {**entry, "implementations": [*named]}
+    return {**plan, "work": [*work.values()], **own_functions([plan, added])}
+
+
+def own_functions(plans: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the users' functions of recorded plans, as `Plan.to_json` has them.
+
+    Raises UsageError where two that differ have one name.
+    """
+    found: dict[tuple[str, str], OwnFunction] = {}
+    for own in (own for plan in plans for own in convert(plan.get("with", []), list[OwnFunction])):
+        if (known := found.setdefault((own.block, own.name), own)).code != own.code:
+            raise UsageError(f"{known.function} and {own.function} differ, and rows are named like them: rename one")
+    return {"with": [asdict(own) for own in found.values()]} if found else {}
 
 
 def _require_own(case: Case, block: Block) -> None:

@@ -24,6 +24,7 @@ from xlafuse.compile.autotune import merge_results
 
 from ..base import atomic_write, program
 from ..base.usage import UsageError
+from ..plan.plan import own_functions
 from ..record import packing, run_files, run_folder
 from ..record.record import Record, record_id
 from ..record.run_files import RunFile
@@ -159,7 +160,8 @@ def _plan(runs: Sequence[_Run], owners: dict[str, _Run]) -> dict[str, Any]:
     ordered = [entry for _, entry in sorted(work.values(), key=lambda found: place(found[0]))]
     shards = [run.json["plan"]["shard"] for run in runs if "shard" in run.json["plan"]]
     joint = {key: list(dict.fromkeys(name for shard in shards for name in shard[key])) for key in ("names", "cases")}
-    return {**runs[0].json["plan"], "work": ordered, "shard": joint}
+    functions = own_functions(run.json["plan"] for run in runs)
+    return {**runs[0].json["plan"], "work": ordered, "shard": joint, **functions}
 
 
 def _missing_shards(plan: dict[str, Any]) -> str | None:
@@ -231,7 +233,9 @@ def _write(runs: Sequence[_Run], plan: dict[str, Any], out: Path) -> None:
     _copy_packs([folder for run in runs for folder in (run.folder, *run.earlier)], out)
     atomic_write.write(out / "records.jsonl", "".join(lines).encode(), sync=True)
     command = " ; ".join(run.json.get("command", "xlafuse run") for run in runs)
-    run_folder.create(out, {**runs[0].json, "command": command, "plan": plan, "segments": segments})
+    again = [entry for run in runs for entry in run.json.get("again", [])]
+    changed = {"command": command, "plan": plan, "segments": segments} | ({"again": again} if again else {})
+    run_folder.create(out, {**runs[0].json, **changed})
     packing.pack(out)
 
 

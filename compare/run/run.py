@@ -10,7 +10,6 @@ import contextlib
 import errno
 import fcntl
 import shlex
-import shutil
 import signal
 import sys
 import tempfile
@@ -22,21 +21,22 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import BinaryIO
 
+from msgspec import convert
+
 from .. import targets
 from ..base import host, program
-from ..plan.plan import Plan
+from ..base.scratch import scratch_in
+from ..plan.plan import Plan, with_added
 from ..record import packing, run_folder
 from ..record.record import BAD, SCHEMA, Record, record_id
 from ..record.run_folder import RunFolderError
 from ..spec.case import Case
-from ..spec.implementation import Implementation
+from ..spec.implementation import Implementation, OwnFunction
 from ..workers.pool import WorkerPool
 from . import autotune_results, count_traffic, for_target, on_cluster, on_gpu
 from .progress import Progress
 from .ray_cluster import Cluster, ConnectionLost
 from .session import Session, TimeIsUp
-
-_SCRATCH = "xlafuse-"
 
 
 def execute(
@@ -46,7 +46,7 @@ def execute(
 ) -> int:
     """Run the plan into `folder`; `target` None means this machine's GPU, or an H200 where there is none.
 
-    again: cases of a resumed run whose records are all made anew, by id, with the reason; the run keeps both.
+    again: cases of a resumed run whose records are all made anew, by id, with the reason, which the run keeps.
 
     cluster: run the plan on its nodes; `target` None then means their GPUs.
 
@@ -63,7 +63,7 @@ def execute(
     with _lock(folder, resume), scratch_folder() as scratch:
         try:
             done = _open(plan, folder, target, resume, again)
-            code = _execute(plan, done, folder, scratch, target, traffic, recorded, stop_after, verbose, cluster)
+            code = _execute(plan, done, folder, scratch, target, traffic, recorded, stop_after, verbose, cluster, again)
             packing.pack(folder)
             return code
         except OSError as problem:
@@ -78,6 +78,7 @@ def execute(
 def _execute(
     plan: Plan, done: dict[str, Record], folder: Path, scratch: Path, target: str | None, traffic: bool,
     recorded: Sequence[Path], stop_after: float | None, verbose: bool, cluster: Cluster | None,
+    again: Mapping[str, str],
 ) -> int:
     if recorded:
         autotune_results.copy_into(folder, recorded)
@@ -89,7 +90,18 @@ def _execute(
     environment = for_target.environment(target) if target else on_gpu.environment(folder)
     workers = WorkerPool(folder / "logs", environment | {"XLAFUSE_SCRATCH": str(scratch)})
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job scheduler's stop ends a run as Ctrl-C does
-    to_go_on = f"--out {folder} --resume{' --traffic' if traffic else ''} goes on"
+    before = {segment["id"] for segment in run_folder.read_run(folder).get("segments", [])}
+
+    def statuses() -> dict[str, str]:
+        records = run_folder.read_records(folder)[0]
+        return {r.id: r.status for r in records if r.case.id not in again or r.segment not in before}
+
+    def to_go_on() -> str:
+        left = dict.fromkeys(id.rpartition("/")[0] for id in sorted(wanted - statuses().keys()))
+        anew = [word for case in left if case in again for word in ("--again", f"{case}={again[case]}")]
+        words = ["--into", str(folder), *anew] if anew else ["--out", str(folder), "--resume"]
+        return f"{shlex.join([*words, *['--traffic'][:traffic]])} goes on"
+
     try:
         with Progress(_records_by_block(plan), verbose=verbose) as progress:
             if cluster:
@@ -104,20 +116,29 @@ def _execute(
                 workers.stop()  # ncu's workers need the GPU's memory
                 print(count_traffic.measure(plan, folder, progress.announce), file=sys.stderr)
     except TimeIsUp:
-        print(f"stopped by --stop-after; every finished record is kept, and {to_go_on}", file=sys.stderr)
+        print(f"stopped by --stop-after; every finished record is kept, and {to_go_on()}", file=sys.stderr)
         return 3
     except ConnectionLost as problem:
-        print(f"{problem}; every finished record is kept, and {to_go_on}", file=sys.stderr)
+        print(f"{problem}; every finished record is kept, and {to_go_on()}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
-        print(f"stopped; every finished record is kept, and {to_go_on}", file=sys.stderr)
+        print(f"stopped; every finished record is kept, and {to_go_on()}", file=sys.stderr)
         return 130
     finally:
         workers.stop()
-    statuses = {record.id: record.status for record in run_folder.read_records(folder)[0]}
-    if lost := len(wanted - statuses.keys()):
-        print(f"{lost} records are missing, and {to_go_on}", file=sys.stderr)
-    return 1 if lost or any(statuses[id] in BAD for id in wanted) else 0
+        if again:
+            _note_again(folder, again, {id.rpartition("/")[0] for id in statuses()})
+    found = statuses()
+    if lost := len(wanted - found.keys()):
+        print(f"{lost} records are missing, and {to_go_on()}", file=sys.stderr)
+    return 1 if lost or any(found[id] in BAD for id in wanted) else 0
+
+
+def _note_again(folder: Path, again: Mapping[str, str], cases: Collection[str]) -> None:
+    """Write into run.json that these cases were measured anew, by which program, and why."""
+    run, now, mine = run_folder.read_run(folder), datetime.now(UTC).isoformat(timespec="seconds"), program.describe()
+    entries = [{"case": case, "reason": again[case], "at": now, **mine} for case in again if case in cases]
+    run_folder.write_run(folder, {**run, "again": [*run.get("again", []), *entries]})
 
 
 def _records_by_block(plan: Plan) -> Counter[str]:
@@ -163,14 +184,18 @@ def _open(
                 f"{folder} was made by {program.in_words(run)}, and this is {program.in_words(mine)}: a run is of one "
                 "program; resume with that one, or give another --out"
             )
+        recorded = with_added(run.get("plan", plan.to_json()), plan.to_json())
+        for own in convert(recorded.get("with", []), list[OwnFunction]):
+            if changed := own.changed_file:
+                raise RunFolderError(
+                    f"{changed} is not what {folder} was made with: a run is of one function of a name; name a changed "
+                    "one differently, or give another --out"
+                )
+        run_folder.write_run(folder, run := {**run, "plan": recorded})
         repaired = run_folder.repair(folder)
         records, warnings = run_folder.read_records(folder)
         for warning in [repaired, *warnings] if repaired else warnings:
             print(warning, file=sys.stderr)
-        if again:
-            now = datetime.now(UTC).isoformat(timespec="seconds")
-            entries = [{"case": case, "reason": reason, "at": now, **mine} for case, reason in again.items()]
-            run_folder.write_run(folder, {**run, "again": [*run.get("again", []), *entries]})
         sizes = {case.id: case.sizes for case, _ in plan.work}
         return {
             r.id: r for r in records
@@ -210,21 +235,11 @@ def _lock(folder: Path, resume: bool) -> BinaryIO:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """A scratch folder for arrays and artifacts, removed when the run ends. Folders of killed runs are removed first:
-    their lock is free."""
+    """A scratch folder for arrays and artifacts, removed when the run ends."""
     root = host.scratch_root() or Path(tempfile.gettempdir())
-    for left in root.glob(f"{_SCRATCH}*"):
-        with contextlib.suppress(OSError), (left / "lock").open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(left, ignore_errors=True)
-    try:
-        folder = Path(tempfile.mkdtemp(prefix=_SCRATCH, dir=root))
-    except OSError as problem:
-        raise RunFolderError(f"{root}: no scratch folder can be made there: {problem.strerror}") from problem
-    try:
-        with (folder / "making").open("wb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
-            (folder / "making").rename(folder / "lock")  # never there without being held
-            yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(scratch_in(root))
+        except OSError as problem:
+            raise RunFolderError(f"{root}: no scratch folder can be made there: {problem.strerror}") from problem
+        yield folder

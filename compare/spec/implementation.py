@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -30,6 +31,7 @@ class OwnFunction:
 
     function: "package.module:name" or "/a/file.py:name". backward: the name of its gradient, or None for the
     framework's. compiled: torch.compile wraps it. path: entries of sys.path with which these names are found.
+    sources: the files of both, each with the hash of its content.
     """
 
     block: str
@@ -38,6 +40,18 @@ class OwnFunction:
     backward: str | None = None
     compiled: bool = False
     path: tuple[str, ...] = ()
+    sources: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def code(self) -> Any:
+        """All that tells it from another function of its name; its files may lie elsewhere."""
+        names = [name and name.partition(":")[2] for name in (self.function, self.backward)]
+        return self.framework, self.compiled, names, [content for _, content in self.sources]
+
+    @property
+    def changed_file(self) -> str | None:
+        """The first of its files that has another content now, or None."""
+        return next((file for file, content in self.sources if content_hash(file) != content), None)
 
     @property
     def name(self) -> str:
@@ -50,6 +64,14 @@ class OwnFunction:
         target = f".workers.{worker}.own_function:implementation"
         backend = "own-inductor" if self.compiled else backend
         return Implementation(self.name, target, backend, f"your function in {shown}", own=self)
+
+
+def content_hash(file: str) -> str:
+    """Return the hash of a file's content, "" without the file."""
+    try:
+        return hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    except OSError:
+        return ""
 
 
 def short_name(function: str) -> str:

@@ -18,6 +18,7 @@ from typing import Any
 from ..base.frameworks import Framework
 from ..base.host import installed
 from ..base.paths import PACKAGE
+from ..base.scratch import locked_folder, scratch_in
 from ..functions.parcel import path_for
 from ..graph import store
 from ..measure.rounds import joined
@@ -73,8 +74,7 @@ def _compile_in(
     }
     environment = tuple(sorted((name, value) for name, value in os.environ.items() if name not in _PASSING))
     key = _Key(os.getpid(), python, framework, asked["target"], asked["devices"], path, environment)
-    with tempfile.TemporaryDirectory(prefix="xlafuse-explain-") as name:
-        folder = Path(name)
+    with scratch_in(Path(tempfile.gettempdir())) as folder:
         (folder / "request.pickle").write_bytes(pickle.dumps(request))
         process = _taken(key)
         reply = None if process is None else process.ask_again(folder, deadline, progress)
@@ -122,7 +122,7 @@ class _Process:
 
     def __init__(self, key: _Key) -> None:
         self.key = key
-        self._folder = Path(tempfile.mkdtemp(prefix="xlafuse-compiling-"))
+        self._folder, self._lock = locked_folder(Path(tempfile.gettempdir()))
         self._log = self._folder / "log"
         role = f"explain-{key.framework}"
         environment = {"XLAFUSE_SCRATCH": str(self._folder), "XLAFUSE_TARGET": key.target or ""}
@@ -186,6 +186,7 @@ class _Process:
 
     def end(self) -> None:
         self._worker.kill()
+        self._lock.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
 

@@ -107,7 +107,7 @@ def explain_all(
     or those of torch._inductor.config. timed: on this machine's GPU, time the functions of each framework in turns.
     devices: as for `explain`. again: picklable functions that import a function and make its arguments once more.
 
-    JAX's functions are compiled by the Python of `workers.client.interpreter("xla")`. Where one cannot travel there,
+    JAX's functions are compiled by the Python of `workers.client.interpreter`. Where one cannot travel there,
     this Python compiles all of them, and a note says so.
     """
     if target is not None and target not in targets.names():

@@ -16,16 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ..functions.names import PROJECT_FOLDERS, is_users
+from ..functions.names import FRAMEWORKS, is_users, own_frames
+from ..functions.parcel import forget_classes
 from ..graph import store
 from ..graph.model import FusionGraph, Kernel
 
 Request = dict[str, Any]
 
-# Frames that are not the user's: below one of these folders, or in the interpreter's library.
-_FRAMEWORKS = re.compile(
-    r"/site-packages/(?:jax|jaxlib|flax|torch|triton|cloudpickle|numpy)/|/lib/python3\.\d+/(?!site-)|^<"
-)
 # '  File "/home/me/block.py", line 12, in apply', as PyTorch quotes it in its own messages
 _QUOTED = re.compile(r'File "([^"]+)", line (\d+)')
 
@@ -90,6 +87,7 @@ class Service:
                 if name not in self._imported and is_users(module):
                     del sys.modules[name]
             importlib.invalidate_caches()
+            forget_classes()
             os.environ.clear()
             os.environ.update(self._environment)
         self._explainer.begin(request)
@@ -108,13 +106,13 @@ class Service:
                 notes += own_notes
         except NotReceived as problem:
             return {"not_received": str(problem)}
-        except Exception as problem:
+        except (Exception, SystemExit) as problem:
             traceback.print_exc()
             return {"error": {"name": name, **_error(problem)}}
         if request["timed"]:
             try:
                 rounds = dict(explainer.time())
-            except Exception as problem:
+            except (Exception, SystemExit) as problem:
                 traceback.print_exc()
                 notes.append(f"not timed: {_head(str(problem)) or type(problem).__name__}")
         return {"graphs": graphs, "notes": notes, "rounds": rounds}
@@ -138,7 +136,7 @@ def _seen_from(folder: str, graph: FusionGraph) -> FusionGraph:
 def _error(problem: BaseException) -> dict[str, Any]:
     return {
         "kind": type(problem).__name__, "message": _head(str(problem)), "line": _line(problem),
-        "frames": "".join(traceback.format_list(_own_frames(problem))),
+        "frames": "".join(traceback.format_list(own_frames(problem))),
         "traceback": "".join(traceback.format_exception(problem)),
     }
 
@@ -151,16 +149,8 @@ def _head(message: str, length: int = 600) -> str:
 
 def _line(problem: BaseException) -> str:
     """Return the innermost frame of the user's code, "file:line in function", or "" where the error has none."""
-    frames = _own_frames(problem)
+    frames = own_frames(problem)
     if frames:
         return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}"
-    quoted = [match for match in _QUOTED.findall(str(problem)) if not _FRAMEWORKS.search(match[0])]
+    quoted = [match for match in _QUOTED.findall(str(problem)) if not FRAMEWORKS.search(match[0])]
     return f"{quoted[-1][0]}:{quoted[-1][1]}" if quoted else ""
-
-
-def _own_frames(problem: BaseException) -> list[traceback.FrameSummary]:
-    """Return the frames of the user's code, outermost first."""
-    return [
-        frame for frame in traceback.extract_tb(problem.__traceback__)
-        if not frame.filename.startswith(PROJECT_FOLDERS) and not _FRAMEWORKS.search(frame.filename)
-    ]

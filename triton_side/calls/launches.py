@@ -35,7 +35,7 @@ from triton.runtime.jit import JITFunction
 
 from xlafuse.triton_side.calls import cuda_program, declare, effects, stages
 from xlafuse.triton_side.calls.artifacts import Artifacts, Resources, check_triton, of_cuda, of_triton
-from xlafuse.triton_side.calls.direct_launch import DESCRIPTORS
+from xlafuse.triton_side.calls.direct_launch import DESCRIPTORS, DirectKernel
 
 CUDA_SCALARS = {ctypes.c_int: "i32", ctypes.c_longlong: "i64", ctypes.c_float: "fp32"}
 CUDA_POINTERS = {
@@ -114,6 +114,7 @@ class Launch:
     tensors: the arguments that are tensors.
     operations: the declared operations (triton_side.calls.declare), inside the stages that are open at the launch.
     flops: as declared; None for a kernel that declares none, or whose work depends on data.
+    direct: later launches bypass Triton's launcher (triton_side.calls.direct_launch).
     """
 
     name: str
@@ -133,6 +134,7 @@ class Launch:
     operations: tuple[declare.Computed, ...]
     flops: float | None
     _artifacts: Callable[[], Artifacts] = field(repr=False)
+    direct: bool = False
 
     @functools.cached_property
     def artifacts(self) -> Artifacts:
@@ -238,7 +240,8 @@ class _Recorder:
             kernel = _run(function, *pointers, grid=blocks, warmup=True, **named)
         else:
             kernel = _run(function, *args, grid=blocks, warmup=False, **kwargs)
-        self._add(self._of_triton(function, kernel, blocks, bound))
+        launch = self._of_triton(function, kernel, blocks, bound)
+        self._add(replace(launch, direct=isinstance(function, DirectKernel) and type(grid) is tuple))
         return kernel
 
     def _of_triton(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import dataclasses
 import difflib
 import functools
@@ -181,6 +182,20 @@ class Listener(Protocol):
     def graph_broken(self, graph_break: GraphBreak) -> None: ...
     def graph_runs(self) -> AbstractContextManager[None]: ...
     def graph_called(self, module: Any, taken: Sequence[Any], returned: Sequence[Any]) -> None: ...
+
+
+_CONFIGS = (dynamo_config, functorch_config, inductor_config)
+
+
+def all_settings() -> list[dict[str, Any]]:
+    """Return a copy of all options of PyTorch's compilers."""
+    return [config.get_config_copy() for config in _CONFIGS]
+
+
+def restore_settings(kept: list[dict[str, Any]]) -> None:
+    """Set the options that differ from those that `all_settings` returned."""
+    for config, now, values in zip(_CONFIGS, all_settings(), copy.deepcopy(kept), strict=True):
+        config.load_config({name: value for name, value in values.items() if now[name] != value})
 
 
 @contextlib.contextmanager

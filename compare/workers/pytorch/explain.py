@@ -39,11 +39,16 @@ class TorchExplainer:
             for_target.activate(targets.load(target).device_properties())
         import torch
 
+        from xlafuse.triton_side.inductor import _private
+
+        self._settings = _private.all_settings()
         self._deviceless, self._target = target is not None, target or torch.cuda.get_device_name()
 
     def begin(self, request: explaining.Request) -> None:
         from xlafuse.triton_side.deviceless.user_functions import TensorFactory
+        from xlafuse.triton_side.inductor import _private
 
+        _private.restore_settings(self._settings)  # an earlier call may have changed them
         self._train, self._timed = request["grad"], request["timed"]
         self._calls: dict[str, Callable[[], Any]] = {}  # of the compiled functions, to be timed
         self._factory = TensorFactory()

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xlafuse.triton_side.calls import dispatch
+from xlafuse.triton_side.calls.launches import Launch
 
 from ...base import host
 from ...base.worker_protocol import NotAutotuned, Skip
@@ -108,7 +109,7 @@ def kernels(
         program = cuda_graphs.capture(program, inputs, cotangents, backend.known_clock)
     elif implementation.backend.name in ("triton", "own-torch"):
         events = (event for phase in recorded.parts.values() for event in phase)
-        program.direct_launches = any(event.kind == "triton" for event in events)
+        program.direct_launches = any(isinstance(event, Launch) and event.direct for event in events)
     program.compile_s = time.perf_counter() - started
     program.artifacts = backend.artifact_writer.submit(dispatch.write_launches, recorded, dumps)
     graph = from_launches(

@@ -110,6 +110,33 @@ def test_a_file_named_like_another_module(tmp_path: Path, monkeypatch: pytest.Mo
         resolve(f"{tmp_path / 'json.py'}:f")
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "complaint"),
+    [
+        ("no_syntax.py", "def f(:\n", r"invalid syntax \(no_syntax.py, line 1\)$"),
+        ("library_error.py", "import json\nx = 1\njson.loads('{')\n", r"library_error.py:3\)$"),
+        ("v1.2.py", "def f(): pass\n", "rename"),
+    ],
+)
+def test_a_failed_import_blames_a_line_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, text: str, complaint: str
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / file).write_text(text)
+    with pytest.raises(UsageError, match=complaint):
+        resolve(f"{tmp_path / file}:f")
+
+
+def test_only_our_output_is_on_standard_output(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "prints.py").write_text("print('at import')\ndef f():\n    print('in a call')\n    return 1\n")
+    resolve(f"{tmp_path / 'prints.py'}:f()"), arguments_from(f"{tmp_path / 'prints.py'}:f")
+    out, err = capsys.readouterr()
+    assert out == "" and err.count("at import") == 1 and err.count("in a call") == 2
+
+
 def test_inputs_arguments_from_a_function(code: str):
     assert arguments_from(f"{code}:pair") == ((1, 2), {"mode": "a"})
     assert arguments_from(f"{code}:several") == ((1, 2, 3), {})

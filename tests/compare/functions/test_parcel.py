@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xlafuse.compare.functions.parcel import ArrayLike, NotSendable, pack, unpack
+from xlafuse.compare.functions.parcel import ArrayLike, NotSendable, pack, path_for, unpack
 
 
 def itself(like: ArrayLike) -> ArrayLike:
@@ -120,3 +120,13 @@ def test_a_closed_over_mesh_is_made_of_the_processs_devices():
     assert got.shape == mesh.shape and got.axis_types == mesh.axis_types
     (device,) = got.devices.flat
     assert device == jax.devices()[0]
+
+
+def test_another_python_gets_no_library_of_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = [str(tmp_path), str(tmp_path / "users.zip")]
+    program = "import sys; print(*sys.path, sep='\\n')"
+    bare = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=True)
+    monkeypatch.setattr(sys, "path", [*own, *bare.stdout.split()])
+    assert path_for(elsewhere=False) == tuple(sys.path)
+    assert not [entry for entry in path_for(elsewhere=True) if "python3" in Path(entry).name or "lib-" in entry]
+    assert path_for(elsewhere=True)[:2] == tuple(own)

@@ -12,12 +12,14 @@ from made_records import made_record, with_fields
 
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.plan import selection
+from xlafuse.compare.plan.plan import Plan
 from xlafuse.compare.record import run_folder
 from xlafuse.compare.record.record import SCHEMA
 from xlafuse.compare.record.run_files import recorded_file
 from xlafuse.compare.record.run_folder import RunFolderError
 from xlafuse.compare.run.merge import merge
 from xlafuse.compare.run.shards import shard_of
+from xlafuse.compare.spec.implementation import OwnFunction
 
 SHARED = ("gelu", "softmax", "attention")
 
@@ -270,3 +272,36 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     folder = part(tmp_path / "a", "gelu")
     done = xlafuse("merge", folder, "--out", folder)
     assert done.exit_code == 2 and "exists already" in done.output
+
+
+def with_function(folder: Path, block: str, name: str, content: str) -> Path:
+    own = OwnFunction(block, "torch", f"{folder}/mine.py:{name}", sources=((f"{folder}/mine.py", content),))
+    plan = selection.resolve([block], suite="tour", implementations=["xla", name], own=[own])
+    again = [{"case": block, "reason": "noise"}]
+    made = {"schema": SCHEMA, "suite": "tour", "target": None, "plan": plan.to_json(), "again": again}
+    run_folder.create(folder, made)
+    for case, found in plan.work:
+        for row in found:
+            run_folder.append(folder, made_record(case=case, implementation=row.name, compiler=row.backend_name))
+    return folder
+
+
+def test_functions_and_repeated_cases_of_all_runs_are_kept(tmp_path: Path) -> None:
+    named = (("a", "gelu", "mine", "1"), ("b", "softmax", "mine", "2"), ("c", "rmsnorm", "norm", "1"))
+    merge([with_function(tmp_path / folder, *rest) for folder, *rest in named], tmp_path / "out")
+    run = run_folder.read_run(tmp_path / "out")
+    plan = Plan.from_json(run["plan"])
+    assert [(own.block, own.name) for own in plan.own] == [(block, name) for _, block, name, _ in named]
+    assert plan.record_ids == {record.id for record in run_folder.read_records(tmp_path / "out")[0]}
+    assert [entry["case"] for entry in run["again"]] == ["gelu", "softmax", "rmsnorm"]
+
+
+@pytest.mark.parametrize("content", ["1", "2"])
+def test_runs_of_one_function_are_merged_wherever_its_file_is(tmp_path: Path, content: str) -> None:
+    runs = [with_function(tmp_path / "a", "gelu", "mine", "1"), with_function(tmp_path / "b", "gelu", "mine", content)]
+    (runs[1] / "records.jsonl").write_text("")
+    if content == "1":
+        merge(runs, tmp_path / "out")
+    else:
+        with pytest.raises(UsageError, match="mine.py:mine"):
+            merge(runs, tmp_path / "out")

@@ -58,23 +58,27 @@ def test_graphs_notes_and_times_come_by_name(tmp_path: Path) -> None:
     assert len(times.device_time) == 5 and median_us(times.device_time) == pytest.approx(2.0)
 
 
-def test_a_timing_that_fails_becomes_a_note(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [NotTimed, SystemExit])
+def test_a_timing_that_fails_becomes_a_note(tmp_path: Path, kind: type[BaseException]) -> None:
     def fails() -> Mapping[str, Any]:
-        raise NotTimed("no clock here")
+        raise kind("no clock here")
 
     reply = Service(lambda: Scripted(lambda name: [], fails)).explain(asked(tmp_path, "f", timed=True))
     assert reply["rounds"] == {} and reply["notes"] == ["not timed: no clock here"] and len(reply["graphs"]) == 1
 
 
-def test_the_first_failure_is_the_answer_and_the_next_request_is_served(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [ValueError, SystemExit])
+def test_the_first_failure_is_the_answer_and_the_next_request_is_served(
+    tmp_path: Path, kind: type[BaseException]
+) -> None:
     def explain(name: str) -> list[str]:
         if name == "bad":
-            raise ValueError("shapes differ\n\nand advice of many pages")
+            raise kind("shapes differ\n\nand advice of many pages")
         return []
 
     service = Service(lambda: Scripted(explain, dict))
     error = service.explain(asked(tmp_path, "f", "bad", "g"))["error"]
-    assert (error["name"], error["kind"], error["message"]) == ("bad", "ValueError", "shapes differ")
+    assert (error["name"], error["kind"], error["message"]) == ("bad", kind.__name__, "shapes differ")
     os.environ["LEFT_BY_A_CALL"] = "1"
     assert len(service.explain(asked(tmp_path, "g"))["graphs"]) == 1 and "LEFT_BY_A_CALL" not in os.environ
 

@@ -21,12 +21,13 @@ H200 = dict(
 
 # In a separate process, because a fake GPU cannot be removed.
 COMPILE_ONLY = """
-import hashlib, json, sys
+import hashlib, json, sys, types
 from xlafuse.triton_side.deviceless import for_target as deviceless
 deviceless.activate(json.loads(sys.argv[1]))
 import torch, triton, triton.language as tl
 from xlafuse.triton_side.cuda import gelu as cuda_gelu, softmax as cuda_softmax
 from xlafuse.triton_side.kernels import softmax as triton_softmax
+from xlafuse.triton_side.calls.direct_launch import launch_directly_in
 from xlafuse.triton_side.calls.launches import record_launches
 
 @triton.jit
@@ -39,6 +40,11 @@ def copy(x_ptr, out_ptr, step, BLOCK: tl.constexpr):
 def tuned_copy(x_ptr, out_ptr, step, BLOCK: tl.constexpr):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK) * step
     tl.store(out_ptr + at, tl.load(x_ptr + at))
+
+@triton.autotune([triton.Config({"BLOCK": 256})], key=["step"])
+@triton.jit
+def one_config(x_ptr, out_ptr, step, BLOCK: tl.constexpr):
+    tl.store(out_ptr + tl.arange(0, BLOCK), tl.load(x_ptr + tl.arange(0, BLOCK)))
 
 def train(apply, shape, dtype):
     with deviceless.fake_mode(), record_launches(compile_only=True) as launches:
@@ -70,6 +76,14 @@ with deviceless.fake_mode(), record_launches(compile_only=True) as launches:
         tuned_copy[(4,)](x, y, 1)
     except RuntimeError as error:
         out["tuned"] = str(error)
+module = types.ModuleType("of_a_user")
+module.one, module.plain = one_config, copy
+launch_directly_in([module])
+with deviceless.fake_mode(), record_launches(compile_only=True) as launches:
+    one_config[(4,)](x, y, 1)
+    copy[lambda meta: (4,)](x, y, 1, BLOCK=1024)
+    copy[(4,)](x, y, 1, BLOCK=1024)
+out["direct"] = [launch.direct for launch in launches]
 print(json.dumps(out))
 """
 
@@ -185,3 +199,8 @@ def test_recording_runs_the_compiled_code(module: str, compiled: dict[str, Any])
         assert [hashlib.sha256(launch.artifacts.cubin).hexdigest() for launch in launches] == [
             e["cubin"] for e in expected
         ]
+
+
+@pytest.mark.slow
+def test_triton_launches_autotuned_kernels_and_grids_that_are_called_itself(compiled: dict[str, Any]) -> None:
+    assert compiled["direct"] == [False, False, True]
