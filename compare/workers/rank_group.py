@@ -1,8 +1,8 @@
 """A rank group: the worker processes of a case that spans several GPUs, used like one worker.
 
-Each request goes to all ranks, and their answers are joined to one as of one worker, with all of them as `ranks`.
-Collectives hang easily, so every request has a short time limit. A group in which a rank failed, died or was late is
-killed as a whole: its ranks may wait for each other inside an exchange.
+Each request goes to all ranks, and their answers are joined to one, as of one worker. Collectives hang easily, so
+every request has a short time limit. A group in which a rank failed, died or was late is killed as a whole: its ranks
+may wait for each other inside an exchange.
 """
 
 from __future__ import annotations
@@ -120,22 +120,20 @@ class RankGroup:
 
 
 def joined(method: str, answers: Sequence[Any]) -> Any:
-    """Return the answer of a group, as of one worker: the first rank's, and all of them as `ranks`.
+    """Return the answer of a group, as of one worker: the first rank's, and with numbers of each rank all as `ranks`.
 
     A compile takes as long as on its slowest rank, and so does each call; a result is as wrong as on its worst rank.
     """
     first = answers[0]
-    if not isinstance(first, dict):
-        return first
-    answer = {**first, "ranks": answers}
     if method == "prepare":
-        answer["compile_s"] = max(one["compile_s"] for one in answers)
+        return {**first, "compile_s": max(one["compile_s"] for one in answers), "ranks": answers}
     if method == "check":
         errors = (error for one in answers for error in convert(one["errors"], list[ErrorCheck]))
-        answer["errors"] = to_builtins(worst_of_each(errors))
+        return {**first, "errors": to_builtins(worst_of_each(errors))}
     if method in ("measure", "measure_mode"):
-        answer["phases"] = {"forward": _slowest([one["phases"]["forward"] for one in answers])}
-    return answer
+        slowest = _slowest([one["phases"]["forward"] for one in answers])
+        return {**first, "phases": {"forward": slowest}, "ranks": answers}
+    return {"ranks": answers} if method == "trace" else first
 
 
 def _slowest(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

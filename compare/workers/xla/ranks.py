@@ -81,7 +81,8 @@ class XlaRankBackend(XlaBackend):
         halves = {"forward": compiled}
         program = one_gpu.program_of_halves(halves, dumps, has_gpu=self.has_gpu)
         program.sent = link_traffic.sent(compiled.hlo_text, case.ranks)
-        program.late_graph = partial(one_gpu.graph_of_halves, halves, dumps, name=implementation.name, target="")
+        if communicate:
+            program.graph = one_gpu.graph_of_halves(halves, dumps, name=implementation.name, target="")
         return program
 
     def local(self, array: Any) -> Any:

@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from full_marks import first_of_each
-from msgspec import convert
 from worker_programs import quick_compiles
 
 from xlafuse.compare.base import host
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.model import FusionGraph, Kernel
 from xlafuse.compare.measure import timeline
+from xlafuse.compare.measure.rank_measurement import CALLS
+from xlafuse.compare.plan.plan import Plan
 from xlafuse.compare.plan.selection import resolve
+from xlafuse.compare.plan.speedup import LEAST_ROUNDS
 from xlafuse.compare.record import run_folder
 from xlafuse.compare.record.record import Record
-from xlafuse.compare.record.record_fields import ErrorCheck
 from xlafuse.compare.report import columns, ranks
 from xlafuse.compare.run import run as run_module
 from xlafuse.compare.sources.run_source import open_run
 from xlafuse.compare.spec.blocks import BLOCKS
-from xlafuse.compare.workers.client import WorkerDied, WorkerError, WorkerTimeout
-from xlafuse.compare.workers.pool import WorkerPool
-from xlafuse.compare.workers.rank_group import joined, role_of
+from xlafuse.compare.workers import rank_group
+from xlafuse.compare.workers.client import Worker, WorkerDied, WorkerError, WorkerTimeout, interpreter
+from xlafuse.compare.workers.rank_group import joined
 
 
 def a_round(device: float, exchange: float, both: float) -> dict[str, Any]:
@@ -154,45 +154,43 @@ def test_too_few_gpus_skip_the_case(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not pool.calls["prepare", "xla"]
 
 
-@pytest.fixture(scope="module")
-def cpu_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
-    scratch = tmp_path_factory.mktemp("ranks")
-    environment = {"CUDA_VISIBLE_DEVICES": "", "XLAFUSE_SCRATCH": str(scratch), "XLA_FLAGS": quick_compiles()}
-    pool = WorkerPool(scratch, environment)
-    pool.start(["xla-ranks-2", "torch-ranks-2"])
-    yield pool
-    pool.stop()
-
-
-CPU_CASES = [
-    ("moe_parallel", "odd", "joint", "xla"),  # experts without a token
-    ("moe_parallel", "all-on-one", "fwd", "xla"),
-    ("mlp_parallel", "odd", "joint", "xla"),
-    ("mlp_parallel", "odd", "joint", "xla-sharded"),
-    ("mlp_parallel", "odd", "joint", "eager"),
+CLOCKED = Path(__file__).with_name("clocked_ranks.py")
+ON_CPUS = [
+    ("mlp_parallel", "odd", "joint", ("xla", "xla-sharded", "eager")),
+    ("moe_parallel", "odd", "joint", ("xla",)),  # experts without a token
+    ("moe_parallel", "all-on-one", "fwd", ("xla",)),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("block", "shape", "direction", "implementation"), first_of_each(CPU_CASES, lambda case: case[3])
-)
-def test_on_two_cpu_processes(
-    cpu_ranks: WorkerPool, tmp_path: Path, block: str, shape: str, direction: str, implementation: str
+@pytest.mark.parametrize(("block", "shape", "direction", "names"), first_of_each(ON_CPUS))
+def test_a_run_on_two_cpu_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: str, shape: str, direction: str, names: tuple[str, ...]
 ) -> None:
+    """Each step on real ranks, whose clock alone is simulated."""
+
+    def clocked(role: str, log: Path, environment: Any) -> Worker:
+        return Worker(role, log, environment, [interpreter(role), str(CLOCKED), role])
+
+    monkeypatch.setattr(rank_group, "Worker", clocked)
+    monkeypatch.setattr(host, "gpu_present", lambda: True)
+    monkeypatch.setattr(host, "gpu_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("XLA_FLAGS", quick_compiles())
     wanted = shape, "float32", direction
     case = next(c for c in BLOCKS[block].cases("check") if (c.name, c.dtype, c.direction) == wanted)
-    from xlafuse.compare.numerics import reference  # imports torch
-
-    scales = reference.produce(case, 0, tmp_path / "0")
-    role = role_of(BLOCKS[block].implementation(implementation).backend.worker, case)
-    prepared = cpu_ranks.ask(
-        role, "prepare", id="program", case=case.to_json(), implementation=implementation,
-        folders=[str(tmp_path / "0")], dumps=str(tmp_path / "dumps"), timeout=100,
-    )
-    checked = cpu_ranks.ask(role, "check", id="program", scales=[scales], timeout=60)
-    cpu_ranks.ask(role, "release", id="program")
-    assert [one["least_sent"] >= 0 for one in prepared["ranks"]] == [True, True]
-    checks = convert(checked["errors"], list[ErrorCheck])
+    plan = Plan("parallel", ((case, tuple(map(BLOCKS[block].implementation, names))),))
+    assert run_module.execute(plan, folder=tmp_path / "run", target=None, resume=False) == 0
     expected = {"y"} | ({f"d_{t.name}" for t in BLOCKS[block].inputs} if direction == "joint" else set())
-    assert {check.name for check in checks} == expected and all(check.passes for check in checks), checks
+    records = run_folder.read_records(tmp_path / "run")[0]
+    assert [record.implementation for record in records] == [*names]
+    for record in records:
+        assert {check.name for check in record.errors} == expected
+        assert [len(calls) for calls in record.times["forward"].device_time] == [CALLS] * LEAST_ROUNDS
+        assert record.graph is not None and record.trace is not None and record.trace.file is not None
+        assert record.parallel is not None and len(record.parallel.ranks) == 2
+        for rank in record.parallel.ranks:
+            assert (rank.device_time, rank.communication, rank.overlap) == (2e-6, 1e-6, 1e-6)
+            assert rank.alone_device_time == (None if record.implementation == "xla-sharded" else 2e-6)
+            assert (rank.sent_bytes is None) == (record.implementation == "eager")
+            assert rank.least_sent_bytes >= 0
