@@ -100,10 +100,8 @@ class CaseRunner:
 
     def _compile(self, entry: Entry, *, autotune: bool = False) -> None:
         self.session.progress.say(f"compiling {entry.record.id}")
-        try:
+        with self._failure_costs(entry):
             self._prepare_program(entry, autotune)
-        except WORKER_FAILURES as problem:
-            self._fail_and_recover(entry, problem)
 
     def _prepare_program(self, entry: Entry, autotune: bool) -> None:
         """Compile in the entry's worker, unless it needs autotuning that is not allowed. Raises its failure."""
@@ -132,7 +130,8 @@ class CaseRunner:
         with ThreadPoolExecutor(1) as packing:
 
             def check(entry: Entry) -> None:
-                self._check_one(entry)
+                with self._failure_costs(entry):
+                    self._check_one(entry)
                 entry.packed = packing.submit(self.session.archive, entry.record)
 
             self._by_role(check, entries)
@@ -144,11 +143,7 @@ class CaseRunner:
         assert self._data is not None
         record = entry.record
         self.session.progress.say(f"checking {record.id}")
-        try:
-            outcome = self.workers.ask(entry.role, "check", id=record.id, scales=self._data.scales, timeout=300)
-        except WORKER_FAILURES as problem:
-            self._fail_and_recover(entry, problem)
-            return
+        outcome = self._ask(entry, "check", scales=self._data.scales)
         record.status, record.detail = "ok", None
         record.checked = Checked(outcome["device"], outcome["backend"], record.case.dtype, record.case.name)
         judge(record, convert(outcome["errors"], list[ErrorCheck]))
@@ -182,19 +177,16 @@ class CaseRunner:
                 if not entry.sound:  # its worker died under another implementation, and it failed to compile again
                     continue
                 if mode == MAIN:
-                    self._measure_main(entry, number)
+                    with self._failure_costs(entry):
+                        self._measure_main(entry, number)
                 elif mode not in entry.unavailable:
                     self._measure_mode(entry, mode, number)
 
     def _measure_main(self, entry: Entry, number: int) -> None:
-        try:
-            entry.rounds.append(
-                self._ask(entry, "measure", seconds=ROUND_SECONDS, first=number == 0, input_set=number)
-            )
-            entry.processes.append(self._timing.process_of(number))
-            entry.conditions.append(gpu_conditions.read())
-        except WORKER_FAILURES as problem:
-            self._fail_and_recover(entry, problem)
+        found = self._ask(entry, "measure", seconds=ROUND_SECONDS, first=number == 0, input_set=number)
+        entry.rounds.append(found)
+        entry.processes.append(self._timing.process_of(number))
+        entry.conditions.append(gpu_conditions.read())
 
     def _measure_mode(self, entry: Entry, mode: str, number: int) -> None:
         """Measure one round of a mode. Unlike the main mode, one that cannot be had costs itself alone."""
@@ -310,10 +302,15 @@ class CaseRunner:
 
     # Failures.
 
-    def _fail_and_recover(self, entry: Entry, problem: Exception) -> None:
-        self._fail(entry, problem)
-        if not isinstance(problem, WorkerError):
-            self._recover(entry.role)
+    @contextlib.contextmanager
+    def _failure_costs(self, entry: Entry) -> Iterator[None]:
+        """Put a failure of the entry's worker into its record; go on in a fresh worker if this one is gone."""
+        try:
+            yield
+        except WORKER_FAILURES as problem:
+            self._fail(entry, problem)
+            if not isinstance(problem, WorkerError):
+                self._recover(entry.role)
 
     def _fail(self, entry: Entry, problem: Exception) -> None:
         record = entry.record

@@ -91,7 +91,8 @@ def _execute(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # a job scheduler's stop ends a run as Ctrl-C does
     to_go_on = f"--out {folder} --resume{' --traffic' if traffic else ''} goes on"
     try:
-        with Progress(_records_by_block(plan), verbose=verbose) as progress:
+        by_block = Counter(case.block for case, implementations in plan.work for _ in implementations)
+        with Progress(by_block, verbose=verbose) as progress:
             if cluster:
                 on_cluster.run(plan, folder, cluster, done, target, progress, stop_after)
             elif not wanted <= done.keys():
@@ -118,13 +119,6 @@ def _execute(
     if lost := len(wanted - statuses.keys()):
         print(f"{lost} records are missing, and {to_go_on}", file=sys.stderr)
     return 1 if lost or any(statuses[id] in BAD for id in wanted) else 0
-
-
-def _records_by_block(plan: Plan) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for case, implementations in plan.work:
-        counts[case.block] += len(implementations)
-    return counts
 
 
 def with_whole_cases(plan: Plan, done: Collection[str]) -> Plan:
