@@ -48,6 +48,8 @@ class CaseRunner:
         """memory_bytes: of the GPU, None where no worker knows it."""
         self.session, self.workers, self._memory_bytes = session, workers, memory_bytes
         self._plan, self._timing = plan, plan.timing
+        self.group: Group = ()
+        self.gives_up = False  # the group ran out of GPU memory beside others
         self._cases: list[list[Entry]] = []
         self._data: Data | None = None
         self._alone = True
@@ -58,7 +60,7 @@ class CaseRunner:
         alone: no other group needs GPU memory. Beside others, a group that runs out of memory is given up at once, as
         XLA waits 30 s for memory before each such failure.
         """
-        self._alone = alone
+        self.group, self.gives_up, self._alone = group, False, alone
         self._cases = [[Entry(self.session.new(case, i), i) for i in found] for case, found in group]
         self._data = None
         for entry in self._entries():
@@ -151,11 +153,6 @@ class CaseRunner:
 
     # Measuring, while nothing else runs.
 
-    @property
-    def gives_up(self) -> bool:
-        """Return whether the group ran out of GPU memory beside others."""
-        return not self._alone and any(entry.out_of_memory for entry in self._entries())
-
     def measure(self, process: int) -> None:
         """Take the rounds that belong to this process number, of each case in turn."""
         for entries in self._cases:
@@ -239,19 +236,17 @@ class CaseRunner:
             self.session.progress.warn(f"{entry.record.id} has no graph: {problem}")
 
     def finish(self) -> None:
-        """Trace one call of each implementation where anything was timed, write the records, and let the group go."""
+        """Trace one call of each implementation where anything was timed, write the records, and let the group go.
+
+        A group that gives up gets no records.
+        """
         for entries in self._cases:
-            if self._plan.in_depth(entries[0].record.case):
+            if self._plan.in_depth(entries[0].record.case) and not self.gives_up:
                 self._trace([entry for entry in entries if entry.rounds])
             for entry in entries:
                 self._release(entry)
-                self._write(entry)
-        self._drop()
-
-    def abandon(self) -> None:
-        """Let the group go without records."""
-        for entry in self._entries():
-            self._release(entry)
+                if not self.gives_up:
+                    self._write(entry)
         self._drop()
 
     def _trace(self, entries: list[Entry]) -> None:
@@ -316,9 +311,11 @@ class CaseRunner:
         record = entry.record
         note_failure(record, problem)
         entry.sound = False
-        entry.out_of_memory = isinstance(problem, WorkerError) and problem.kind == "out_of_memory"
+        if not isinstance(problem, WorkerError) or problem.kind != "out_of_memory":
+            return
+        self.gives_up = not self._alone
         needed = memory_of([(record.case, [entry.implementation])])
-        if entry.out_of_memory and self._alone and self._memory_bytes is not None and needed > self._memory_bytes:
+        if self._alone and self._memory_bytes is not None and needed > self._memory_bytes:
             record.status = "skipped"
             record.detail = (
                 f"it needs about {needed / 1e9:.0f} GB by estimate, and this GPU has "

@@ -42,7 +42,6 @@ class Entry:
     implementation: Implementation
     sound: bool = True  # neither skipped nor failed nor wrong so far
     prepared: bool = False  # its worker holds its program
-    out_of_memory: bool = False
     packed: Future[None] | None = None  # the archive of its first compile's artifacts
     compiled: Answer | None = None  # of its first compile
     graph: FusionGraph | None = None

@@ -15,7 +15,9 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
@@ -61,7 +63,7 @@ def run(plan: Plan, session: Session, stop_after: float | None = None) -> None:
     Cases that span several GPUs come last, one by one. Raises TimeIsUp after `stop_after` seconds, or before a batch
     that would probably not be prepared by then.
     """
-    deadline = None if stop_after is None else time.monotonic() + stop_after
+    deadline = math.inf if stop_after is None else time.monotonic() + stop_after
     pending = [(case, left) for case, found in plan.work if (left := session.pending(case, found))]
     groups = list(groups_of(pending))
     single = [group for group in groups if not BLOCKS[group[0][0].block].spans_gpus]
@@ -79,7 +81,7 @@ def run(plan: Plan, session: Session, stop_after: float | None = None) -> None:
 class _Run:
     """The runners of one run, and its deadline."""
 
-    def __init__(self, plan: Plan, session: Session, deadline: float | None) -> None:
+    def __init__(self, plan: Plan, session: Session, deadline: float) -> None:
         self.runners: list[CaseRunner] = []
         self._plan, self._session, self._deadline = plan, session, deadline
         self._slowest_preparation = 0.0  # seconds, of the batches so far
@@ -171,8 +173,7 @@ class _Run:
 
         A group alone in its batch gets its records in any case.
         """
-        if self._deadline is not None and time.monotonic() + self._slowest_preparation > self._deadline:
-            raise TimeIsUp
+        self._check_deadline(self._slowest_preparation)
         runners = self.runners[: len(batch)]
         for runner, group in zip(runners, batch, strict=True):
             runner.take(group, alone=len(batch) == 1)
@@ -180,39 +181,34 @@ class _Run:
         self._prepare(runners)
         prepared = time.monotonic()
         self._slowest_preparation = max(self._slowest_preparation, prepared - began)
-        short_of_memory = self._measure(list(zip(runners, batch, strict=True)))
+        self._measure(runners)
         self._session.progress.announce(
             f"{', '.join(map(name_of, batch))}: prepared in {prepared - began:.0f} s, "
             f"measured in {time.monotonic() - prepared:.0f} s"
         )
         self._restart_those_that_keep_memory()
-        return short_of_memory
+        return [runner.group for runner in runners if runner.gives_up]
 
     def _prepare(self, runners: Sequence[CaseRunner]) -> None:
         self._in_parallel([runner.prepare for runner in runners])
         self._in_parallel([runner.autotune for runner in runners])
         self._in_parallel([runner.check for runner in runners])
 
-    def _measure(self, working: list[tuple[CaseRunner, Group]]) -> list[Group]:
-        """Measure group by group, once for each process number; return those that found too little memory."""
-        short_of_memory = []
+    def _measure(self, runners: Sequence[CaseRunner]) -> None:
+        """Measure group by group, once for each process number."""
         processes = self._plan.timing.restarts + 1 if self._plan.is_timed else 1
         for process in range(processes):
             if process:
                 self._session.progress.say("compiling again in fresh workers")
                 self._restart_workers()
-                self._prepare([runner for runner, _ in working])
-            for runner, group in list(working):
+                self._prepare(runners)
+            for runner in runners:
                 self._check_deadline()
                 if self._plan.is_timed and not runner.gives_up:
                     runner.measure(process)
-                if runner.gives_up:
-                    runner.abandon()
-                    working.remove((runner, group))
-                    short_of_memory.append(group)
-                elif process == processes - 1:
+                if runner.gives_up or process == processes - 1:
                     runner.finish()
-        return short_of_memory
+            runners = [runner for runner in runners if not runner.gives_up]
 
     def _restart_workers(self) -> None:
         """End all workers and join XLA's autotune results: the fresh workers of the next requests replay them."""
@@ -231,8 +227,9 @@ class _Run:
             self._in_parallel(keeping)
             autotune_results.join(self._session.folder)
 
-    def _check_deadline(self) -> None:
-        if self._deadline is not None and time.monotonic() > self._deadline:
+    def _check_deadline(self, needed: float = 0.0) -> None:
+        """Raise TimeIsUp where less than `needed` seconds are left."""
+        if time.monotonic() + needed > self._deadline:
             raise TimeIsUp
 
     def _in_parallel(self, tasks: Iterable[Callable[[], None]]) -> None:
@@ -244,7 +241,7 @@ class _Run:
         pool = ThreadPoolExecutor(max(1, len(tasks)))
         try:
             futures = [pool.submit(task) for task in tasks]
-            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            left = min(max(0.0, self._deadline - time.monotonic()), threading.TIMEOUT_MAX)
             done, not_done = wait(futures, timeout=left, return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()
