@@ -260,14 +260,14 @@ class CaseRunner:
                 record.trace = TimelineFields(unavailable=dead[entry.role])
                 continue
             try:
-                found = self._ask(entry, "trace")
-            except WorkerError as problem:
-                record.trace = TimelineFields(unavailable=problem.message)
-            except (WorkerDied, WorkerTimeout) as problem:
-                dead[entry.role] = f"while {record.id} was traced: {problem}"
-                record.trace = TimelineFields(unavailable=dead[entry.role])
-            else:
-                self.session.keep_trace(record, entry.timeline(found))
+                self.session.keep_trace(record, entry.timeline(self._ask(entry, "trace")))
+            except RunFolderError:
+                raise
+            except Exception as problem:  # also one of this process, as of a call that cannot be drawn
+                reason = str(problem) if isinstance(problem, WorkerError) else f"{type(problem).__name__}: {problem}"
+                if isinstance(problem, WorkerDied | WorkerTimeout):
+                    reason = dead[entry.role] = f"while {record.id} was traced: {problem}"
+                record.trace = TimelineFields(unavailable=reason)
 
     def _write(self, entry: Entry) -> None:
         """Write the record, with its measurement and graph. A graph that does not fit the times costs itself alone."""
