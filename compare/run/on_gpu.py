@@ -98,7 +98,10 @@ class _Run:
             self._work_off([group])
 
     def spanning(self, groups: Sequence[Group]) -> None:
-        """Do the cases over several GPUs one by one, in a process for each GPU."""
+        """Do the cases over several GPUs one by one, in a process for each GPU.
+
+        Ranks that do not start fail again, in their records.
+        """
         session = self._session
         work = [(case, i) for group in groups for case, found in group for i in found if not too_few_gpus(case)]
         described = self._environments({role_of(i.backend.worker, case) for case, i in work})

@@ -55,7 +55,7 @@ class RankGroup:
         """Start the workers of `role`. log: its stem begins the names of the ranks' logs."""
         worker, _, count = role.rpartition(SUFFIX)
         program = f"{worker}-ranks"
-        self._role, self._ranks = role, int(count)
+        self._ranks = int(count)
         meeting = Path(tempfile.mkdtemp(prefix="ranks-", dir=environment.get("XLAFUSE_SCRATCH")))
         place = {"XLAFUSE_RANKS": count, "XLAFUSE_COORDINATOR": f"127.0.0.1:{_free_port()}"}
         place["XLAFUSE_BARRIER"] = str(meeting / "barrier")
