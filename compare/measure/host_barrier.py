@@ -9,6 +9,7 @@ from __future__ import annotations
 import mmap
 import struct
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 _SIZE = 64  # bytes for each count, a cache line
@@ -35,3 +36,12 @@ class HostBarrier:
     def _count(self, rank: int) -> int:
         (found,) = struct.unpack_from("q", self._memory, _SIZE * rank)
         return int(found)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """This process's place among the ranks."""
+
+    number: int
+    count: int
+    barrier: HostBarrier

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec import to_builtins
 
+from ..graph import store
 from ..numerics import input_arrays
-from ..numerics.errors import ErrorCheck, relative_error, worst_row
+from ..numerics.errors import ErrorCheck, relative_error, worst_of_each, worst_row
 from ..numerics.tolerance import Scale
 from ..spec.blocks import BLOCKS
 from ..spec.case import Case
@@ -31,7 +33,7 @@ class WrongResult(Exception):
 
 
 @dataclass(frozen=True)
-class _InputSet:
+class InputSet:
     """One input set on the device."""
 
     index: int
@@ -58,6 +60,14 @@ class MeasuredProgram:
         """Take the scales of the references that are stored for each input set."""
         self.scales = [{name: Scale(**scale) for name, scale in group.items()} for group in scales]
 
+    def described(self) -> dict[str, Any]:
+        """Return compile time, fusion graph, command buffers, and how CUDA graphs get their inputs, as JSON data."""
+        program = self.program
+        return {
+            "compile_s": program.compile_s, "graph": None if program.graph is None else store.to_json(program.graph),
+            "command_buffers": program.command_buffers, "cuda_graph": to_builtins(program.graph_inputs),
+        }
+
     def check(self) -> list[ErrorCheck]:
         """Return the worst error check of each output and gradient over the input sets.
 
@@ -65,13 +75,11 @@ class MeasuredProgram:
         decides about an error above its tolerance.
         """
         self._check_stream_order()
-        worst: dict[str, ErrorCheck] = {}
+        checks: list[ErrorCheck] = []
         for index in range(len(self.folders)):
             arrays = self._input_set(index)
-            for check in self._error_checks(index, *self._call(arrays), arrays.inputs):
-                if check.name not in worst or check.severity > worst[check.name].severity:
-                    worst[check.name] = check
-        return list(worst.values())
+            checks += self._error_checks(index, *self._call(arrays), arrays.inputs)
+        return worst_of_each(checks)
 
     def call_as_timed(self) -> None:
         """Make one call as it will be timed, before the GPU is reserved for timing.
@@ -79,6 +87,19 @@ class MeasuredProgram:
         The first such call sets up more than a round takes: XLA compiles a program for each size that it poisons.
         """
         self._timed_call(self.program, untimed, self._input_set(0), dict.fromkeys(self.case.phases, True))
+
+    def measure_round(self, clock: Clock | None, seconds: float, first: bool, input_set: int) -> dict[str, Any]:
+        """Measure one round on an input set: device time by the clock, then wall time without it.
+
+        Each of the two takes `seconds`. The first round also measures peak memory.
+        """
+        result: dict[str, Any] = {"phases": None, "warm_up": None}
+        if clock:
+            result |= self.measure(clock, seconds, input_set)
+        result |= self.measure_wall(seconds, input_set)
+        if first:
+            result["peak_memory"] = to_builtins(self.peak_memory())
+        return result
 
     def measure(self, clock: Clock, seconds: float, input_set: int = 0) -> dict[str, Any]:
         """Time calls for about `seconds` on one input set, each on poisoned outputs and a cold L2; check the last.
@@ -135,11 +156,11 @@ class MeasuredProgram:
         arrays = self._input_set(0)
         self._call(arrays)
         self._before_call(self.program, "forward")
-        (_, saved), forward = clock.trace(partial(self.program.forward, arrays.inputs), self.backend.synchronize)
+        (_, saved), forward = clock.trace(partial(self.program.forward, arrays.inputs), self._waiting())
         if not self.program.backward:
             return {"forward": forward}
         self._before_call(self.program, "backward")
-        _, backward = clock.trace(partial(self.program.backward, saved, arrays.cotangents), self.backend.synchronize)
+        _, backward = clock.trace(partial(self.program.backward, saved, arrays.cotangents), self._waiting())
         return {"forward": forward, "backward": backward}
 
     def peak_memory(self) -> dict[str, PeakMemory]:
@@ -162,13 +183,13 @@ class MeasuredProgram:
             )
         return peaks
 
-    def _input_set(self, number: int) -> _InputSet:
+    def _input_set(self, number: int) -> InputSet:
         index = number % len(self.folders)
         folder = self.folders[index]
-        return _InputSet(index, self.backend.inputs(folder, self.case), self.backend.cotangents(folder, self.case))
+        return InputSet(index, self.backend.inputs(folder, self.case), self.backend.cotangents(folder, self.case))
 
     def _measure(
-        self, program: Program, clock: Clock, seconds: float, arrays: _InputSet, *, cold: bool
+        self, program: Program, clock: Clock, seconds: float, arrays: InputSet, *, cold: bool
     ) -> dict[str, Any]:
         phases = self.case.phases
         poisoned = dict.fromkeys(phases, cold)
@@ -195,7 +216,7 @@ class MeasuredProgram:
         }
 
     def _timed_call(
-        self, program: Program, timed: Timed, arrays: _InputSet, poisoned: dict[str, bool] | None
+        self, program: Program, timed: Timed, arrays: InputSet, poisoned: dict[str, bool] | None
     ) -> tuple[Arrays, Arrays]:
         """Return outputs and gradients of one call with each phase timed.
 
@@ -220,7 +241,7 @@ class MeasuredProgram:
                 poisoned["backward"] &= self.backend.was_poisoned(filled, computed)
         return outputs, gradients
 
-    def _call(self, arrays: _InputSet) -> tuple[Arrays, Arrays]:
+    def _call(self, arrays: InputSet) -> tuple[Arrays, Arrays]:
         with self.backend.poisoned_allocations(self.program):
             outputs, saved = self.program.forward(arrays.inputs)
             if self.program.backward:
@@ -258,9 +279,8 @@ class MeasuredProgram:
         for role, label, name, arrays in results:
             if name not in arrays:
                 raise WrongResult(f"no {role} {name!r}; got {sorted(arrays)}")
-            reference = self.backend.reference(folder, role, name)
             try:
-                checks.append(self._error_check(label, name, arrays[name], reference, scales[label], folder))
+                checks.append(self._error_check(label, role, name, arrays[name], scales[label], folder))
             except ValueError as problem:
                 raise WrongResult(f"{role} {name!r}: {problem}") from problem
         changed = self.backend.changed_inputs(inputs, folder, self.case)
@@ -268,10 +288,9 @@ class MeasuredProgram:
             raise WrongResult(f"the call changed its inputs: {', '.join(changed)}")
         return checks
 
-    def _error_check(
-        self, label: str, name: str, values: Any, reference: Any, scale: Scale, folder: Path
-    ) -> ErrorCheck:
+    def _error_check(self, label: str, role: str, name: str, values: Any, scale: Scale, folder: Path) -> ErrorCheck:
         """Return the check; the tolerance is that of rounded sums where the program declares them."""
+        reference = self.backend.reference(folder, role, name)
         dtype = BLOCKS[self.case.block].tensor(name).dtype_in(self.case)
         error = relative_error(values, reference, scale.rms, self.backend.largest_difference)
         declared = label == f"d_{name}" and name in self.rounded_sums
@@ -282,6 +301,10 @@ class MeasuredProgram:
             return ErrorCheck(label, error, tolerance, dtype)
         rounded = declared and scale.rounded_error is not None
         return ErrorCheck(label, error, scale.tolerance(DTYPES[dtype].eps, rounded), dtype if rounded else None)
+
+    def _waiting(self) -> Callable[..., None]:
+        """Return the function with which a clock waits for the device before a call and after it."""
+        return self.backend.synchronize
 
     def _before_call(self, program: Program, phase: str) -> list[Extent]:
         filled = (program.poison or partial(self.backend.poison, program))(phase)

@@ -33,6 +33,9 @@ class Program:
     graph_inputs: of a program that replays CUDA graphs by itself, in every mode; None for others.
     direct_launches: it launches Triton's kernels directly (triton_side.calls.direct_launch).
     peaks: for each phase, the peak of the call that was captured, because a replay allocates nothing.
+    late_graph: of a rank's program in PyTorch, makes the graph after the measurement, on all ranks at once, because it
+        may call the program; None for others.
+    sent: the bytes that a rank sends in a call, by the shapes of its exchanges; None where they are not known.
     """
 
     forward: Callable[[Arrays], tuple[Arrays, Any]]
@@ -48,6 +51,8 @@ class Program:
     graph_inputs: GraphInputs | None = None
     direct_launches: bool = False
     peaks: dict[str, PeakMemory] = field(default_factory=dict)
+    late_graph: Callable[[], FusionGraph] | None = None
+    sent: int | None = None
 
 
 class WorkerBackend(Protocol):

@@ -6,7 +6,7 @@ The error is absolute where the reference is zero throughout. compare.numerics.t
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..record.record_fields import ErrorCheck
@@ -28,6 +28,15 @@ def relative_error(values: Any, reference: Any, rms: float, largest_difference: 
     if not math.isfinite(error):
         return math.inf
     return error / rms if rms else error
+
+
+def worst_of_each(checks: Iterable[ErrorCheck]) -> list[ErrorCheck]:
+    """Return the worst check of each output and gradient, in the order in which their names first come."""
+    worst: dict[str, ErrorCheck] = {}
+    for check in checks:
+        if check.name not in worst or check.severity > worst[check.name].severity:
+            worst[check.name] = check
+    return list(worst.values())
 
 
 def worst_row(differences: Sequence[float], tolerances: Sequence[float], rms: float) -> tuple[float, float]:

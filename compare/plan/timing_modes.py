@@ -8,6 +8,8 @@ A mode is a way to make the same call on the same inputs:
 - `no-graph`: from a cold L2, every kernel launched by itself, where the framework's default replays graphs.
 - `triton-launch`: from a cold L2, every Triton kernel launched by Triton's own launcher, where the default is the
   direct launch of this project (triton_side.calls.direct_launch).
+
+A case that spans several GPUs is timed in two: `cold`, and `alone`, with each exchange replaced by a local operation.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 from .speedup import LEAST_ROUNDS
 
 MAIN = "cold"
+ALONE = "alone"
 OTHER_MODES = ("warm", "graph", "no-graph", "triton-launch")
 _ROUNDS_A_PROCESS = 2  # at least: they tell differences within a process from differences between processes
 

@@ -5,37 +5,25 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
 from msgspec import convert
 
-from ..graph import store
+from ..base import host
 from ..graph.join.kernel_records import join
-from ..graph.model import FusionGraph
-from ..measure import gpu_conditions, timeline
-from ..measure.clock import CallTrace, CuptiClock
-from ..measure.rounds import joined
+from ..measure import gpu_conditions
+from ..measure.clock import CuptiClock
 from ..plan.plan import Plan
 from ..plan.timing_modes import MAIN
-from ..record.record import Record
-from ..record.record_fields import (
-    Checked,
-    Condition,
-    ErrorCheck,
-    GraphInputs,
-    Measurement,
-    PeakMemory,
-    TimedMode,
-    TimelineFields,
-    WarmUp,
-)
-from ..spec.implementation import Implementation
+from ..record.record_fields import Checked, ErrorCheck, TimelineFields
+from ..record.run_folder import RunFolderError
+from ..spec.case import Case
 from ..workers.client import WORKER_FAILURES, WorkerDied, WorkerError, WorkerTimeout
 from ..workers.pool import WorkerPool
 from .batches import Group, memory_of, widest
+from .entry import Entry
 from .session import Data, Session, judge, note_failure
 
 # Time limits of one compile. On the host of an H200, beside seven other runners, the longest took 36 s (lm_step with 8
@@ -44,28 +32,11 @@ COMPILE_SECONDS, AUTOTUNE_SECONDS = 600, 900
 ROUND_SECONDS = 0.006  # of timed calls, for each implementation in each round and mode
 
 
-@dataclass
-class _Entry:
-    """One implementation of one case while it is prepared and measured."""
-
-    record: Record
-    implementation: Implementation
-    sound: bool = True  # neither skipped nor failed nor wrong so far
-    prepared: bool = False  # its worker holds its program
-    out_of_memory: bool = False
-    packed: Future[None] | None = None  # the archive of its first compile's artifacts
-    graph: FusionGraph | None = None
-    command_buffers: dict[str, tuple[int, int]] | None = None  # as in the record's measurement
-    rounds: list[dict[str, Any]] = field(default_factory=list)
-    processes: list[int] = field(default_factory=list)  # for each round, the number of the process that took it
-    conditions: list[Condition | None] = field(default_factory=list)  # the GPU's, right after each round
-    modes: dict[str, list[dict[str, Any]]] = field(default_factory=dict)  # rounds of each mode but the main one
-    unavailable: dict[str, str] = field(default_factory=dict)  # modes that cannot be had, each with the reason
-    traces: dict[str, CallTrace] | None = None  # one call, by phase
-
-    @property
-    def role(self) -> str:
-        return self.implementation.backend.worker
+def too_few_gpus(case: Case) -> str | None:
+    """Return why this machine cannot run a case over several GPUs, or None."""
+    if case.ranks == 1 or (gpus := host.gpu_count()) >= case.ranks:
+        return None
+    return f"the case spans {case.ranks} GPUs; this machine has {gpus}"
 
 
 class CaseRunner:
@@ -77,7 +48,9 @@ class CaseRunner:
         """memory_bytes: of the GPU, None where no worker knows it."""
         self.session, self.workers, self._memory_bytes = session, workers, memory_bytes
         self._plan, self._timing = plan, plan.timing
-        self._cases: list[list[_Entry]] = []
+        self.group: Group = ()
+        self.gives_up = False  # the group ran out of GPU memory beside others
+        self._cases: list[list[Entry]] = []
         self._data: Data | None = None
         self._alone = True
 
@@ -87,74 +60,60 @@ class CaseRunner:
         alone: no other group needs GPU memory. Beside others, a group that runs out of memory is given up at once, as
         XLA waits 30 s for memory before each such failure.
         """
-        self._alone = alone
-        self._cases = [[_Entry(self.session.new(case, i), i) for i in found] for case, found in group]
+        self.group, self.gives_up, self._alone = group, False, alone
+        self._cases = [[Entry(self.session.new(case, i), i) for i in found] for case, found in group]
         self._data = None
         for entry in self._entries():
-            if reason := entry.implementation.unsupported(entry.record.case):
+            case = entry.record.case
+            if reason := too_few_gpus(case) or entry.implementation.unsupported(case):
                 entry.record.status, entry.record.detail, entry.sound = "skipped", reason, False
 
     # Preparing, beside other runners.
 
     def prepare(self) -> None:
-        """Draw inputs; compile, beside the float64 references; check. Compiles that must autotune wait for
-        `autotune`."""
+        """Draw inputs; compile, beside the float64 references; check. Compiles that must autotune wait for `autotune`.
+
+        After a restart, compile again in fresh workers: a process draws its memory layout anew.
+        """
         if not any(self._sound()):
             return
-        with ThreadPoolExecutor(1) as beside:
-            self.workers.start({entry.role for entry in self._sound()})
-            try:
-                self._data = self.session.draw(widest(self._cases[0][0].record.case), self.workers)
-                references = beside.submit(self.session.refer, self._data, self.workers)
-                self._by_role(self._compile_first, self._sound())
-                references.result()
-            except WORKER_FAILURES as problem:
-                for entry in self._sound():
-                    self._fail(entry, problem)
-                    entry.record.detail = f"no reference: {entry.record.detail}"
-        self._check([entry for entry in self._sound() if entry.prepared])
+        self._forget(self._entries())
+        self.workers.start({entry.role for entry in self._sound()})
+        with ThreadPoolExecutor(1) as beside, self._references_needed():
+            self._data = self._data or self.session.draw(widest(self._cases[0][0].record.case), self.workers)
+            references = beside.submit(self.session.refer, self._data, self.workers)
+            self._by_role(self._compile, self._sound())
+            references.result()
+        self.check()
 
     def autotune(self) -> None:
         """Compile the implementations that autotune. No other work runs; the autotune lock keeps runners apart."""
-        self._by_role(partial(self._compile_first, autotune=True), self._not_prepared())
+        left = [entry for entry in self._sound() if not entry.prepared]
+        self._by_role(partial(self._compile, autotune=True), left)
 
-    def check_autotuned(self) -> None:
-        self._check([entry for entry in self._sound() if entry.prepared and not entry.record.checked])
-
-    def prepare_again(self) -> None:
-        """Compile again in fresh workers: a process draws its memory layout anew."""
-        self._forget(self._entries())
-        self.workers.start({entry.role for entry in self._sound()})
-        self._by_role(self._compile, self._sound())
-
-    def autotune_again(self) -> None:
-        self._by_role(partial(self._compile, autotune=True), self._not_prepared())
-
-    def _compile_first(self, entry: _Entry, *, autotune: bool = False) -> None:
-        """Compile, and keep what the record says of the first compile."""
-        self.session.progress.say(f"compiling {entry.record.id}")
-        if (prepared := self._compile(entry, autotune=autotune)) is not None:
-            entry.record.compile_s = prepared["compile_s"]
-            entry.command_buffers = convert(prepared["command_buffers"], dict[str, tuple[int, int]] | None)
-            entry.record.cuda_graph = convert(prepared["cuda_graph"], GraphInputs | None)
-            entry.graph = None if prepared["graph"] is None else store.from_json(prepared["graph"])
-
-    def _compile(self, entry: _Entry, *, autotune: bool = False) -> dict[str, Any] | None:
-        """Return the worker's answer to a compile; None where it failed, or needs autotuning that is not allowed."""
+    @contextlib.contextmanager
+    def _references_needed(self) -> Iterator[None]:
         try:
-            return self._prepare_program(entry, autotune)
+            yield
         except WORKER_FAILURES as problem:
-            self._fail_and_recover(entry, problem)
-            return None
+            for entry in self._sound():
+                self._fail(entry, problem)
+                entry.record.detail = f"no reference: {entry.record.detail}"
 
-    def _prepare_program(self, entry: _Entry, autotune: bool) -> dict[str, Any] | None:
+    def _compile(self, entry: Entry, *, autotune: bool = False) -> None:
+        self.session.progress.say(f"compiling {entry.record.id}")
+        with self._failure_costs(entry):
+            self._prepare_program(entry, autotune)
+
+    def _prepare_program(self, entry: Entry, autotune: bool) -> None:
+        """Compile in the entry's worker, unless it needs autotuning that is not allowed. Raises its failure."""
         assert self._data is not None
         record, dumps = entry.record, self.session.dumps_folder(entry.record)
         if entry.packed is not None:
             wait([entry.packed])
         shutil.rmtree(dumps, ignore_errors=True)  # an earlier process's
         try:
-            prepared: dict[str, Any] = self.workers.ask(
+            answer = self.workers.ask(
                 entry.role, "prepare", id=record.id, case=record.case.to_json(),
                 implementation=entry.implementation.request,
                 folders=[str(folder) for folder in self._data.folders], dumps=str(dumps), autotune=autotune,
@@ -162,17 +121,19 @@ class CaseRunner:
             )
         except WorkerError as problem:
             if problem.kind == "not_autotuned" and not autotune:
-                return None
+                return
             raise
         entry.prepared = True
-        return prepared
+        entry.keep_first_compile(answer)
 
-    def _check(self, entries: Sequence[_Entry]) -> None:
-        """Check the results of each entry, and pack the artifacts of its compile in a thread beside."""
+    def check(self) -> None:
+        """Check what was not checked yet, and pack the artifacts of each compile in a thread beside."""
+        entries = [entry for entry in self._sound() if entry.prepared and not entry.record.checked]
         with ThreadPoolExecutor(1) as packing:
 
-            def check(entry: _Entry) -> None:
-                self._check_one(entry)
+            def check(entry: Entry) -> None:
+                with self._failure_costs(entry):
+                    self._check_one(entry)
                 entry.packed = packing.submit(self.session.archive, entry.record)
 
             self._by_role(check, entries)
@@ -180,26 +141,17 @@ class CaseRunner:
             if entry.packed is not None:
                 entry.packed.result()
 
-    def _check_one(self, entry: _Entry) -> None:
+    def _check_one(self, entry: Entry) -> None:
         assert self._data is not None
         record = entry.record
         self.session.progress.say(f"checking {record.id}")
-        try:
-            outcome = self.workers.ask(entry.role, "check", id=record.id, scales=self._data.scales, timeout=300)
-        except WORKER_FAILURES as problem:
-            self._fail_and_recover(entry, problem)
-            return
+        outcome = self._ask(entry, "check", scales=self._data.scales)
         record.status, record.detail = "ok", None
         record.checked = Checked(outcome["device"], outcome["backend"], record.case.dtype, record.case.name)
         judge(record, convert(outcome["errors"], list[ErrorCheck]))
         entry.sound = record.status == "ok"
 
     # Measuring, while nothing else runs.
-
-    @property
-    def gives_up(self) -> bool:
-        """Return whether the group ran out of GPU memory beside others."""
-        return not self._alone and any(entry.out_of_memory for entry in self._entries())
 
     def measure(self, process: int) -> None:
         """Take the rounds that belong to this process number, of each case in turn."""
@@ -209,7 +161,7 @@ class CaseRunner:
                 if self._timing.process_of(number) == process:
                     self._round(entries, number)
 
-    def _round(self, entries: list[_Entry], number: int) -> None:
+    def _round(self, entries: list[Entry], number: int) -> None:
         """Measure every implementation once in each mode.
 
         Each round starts with another implementation, so that drift hits all alike, and uses another input set.
@@ -222,21 +174,18 @@ class CaseRunner:
                 if not entry.sound:  # its worker died under another implementation, and it failed to compile again
                     continue
                 if mode == MAIN:
-                    self._measure_main(entry, number)
+                    with self._failure_costs(entry):
+                        self._measure_main(entry, number)
                 elif mode not in entry.unavailable:
                     self._measure_mode(entry, mode, number)
 
-    def _measure_main(self, entry: _Entry, number: int) -> None:
-        try:
-            entry.rounds.append(
-                self._ask(entry, "measure", seconds=ROUND_SECONDS, first=number == 0, input_set=number)
-            )
-            entry.processes.append(self._timing.process_of(number))
-            entry.conditions.append(gpu_conditions.read())
-        except WORKER_FAILURES as problem:
-            self._fail_and_recover(entry, problem)
+    def _measure_main(self, entry: Entry, number: int) -> None:
+        found = self._ask(entry, "measure", seconds=ROUND_SECONDS, first=number == 0, input_set=number)
+        entry.rounds.append(found)
+        entry.processes.append(self._timing.process_of(number))
+        entry.conditions.append(gpu_conditions.read())
 
-    def _measure_mode(self, entry: _Entry, mode: str, number: int) -> None:
+    def _measure_mode(self, entry: Entry, mode: str, number: int) -> None:
         """Measure one round of a mode. Unlike the main mode, one that cannot be had costs itself alone."""
         rounds = entry.modes.setdefault(mode, [])
         if rounds and "same_as" in rounds[0]:
@@ -253,23 +202,54 @@ class CaseRunner:
             entry.unavailable[mode] = str(problem)
             self._recover(entry.role)
 
+    def one_by_one(self, check_deadline: Callable[[], None]) -> None:
+        """Do all steps for one implementation after the other; check_deadline comes before each.
+
+        So ranks have their GPUs for themselves, and ranks that hang or die lose one record.
+        """
+        if any(self._sound()):
+            with self._references_needed():
+                self._data = self.session.draw(widest(self._cases[0][0].record.case), self.workers)
+                self.session.refer(self._data, self.workers)
+                self.workers.restart({"reference"})  # its GPU memory is the first rank's
+        for entry in self._entries():
+            check_deadline()
+            if entry.sound:
+                self._compile(entry, autotune=True)
+                self.check()
+            if entry.sound and self._plan.is_timed and self.session.timers.get(entry.role) == CuptiClock.name:
+                for number in range(self._timing.rounds):
+                    self._round([entry], number)
+            if entry.sound and entry.rounds:
+                self._ask_for_graph(entry)
+                self._trace([entry])
+            if entry.prepared:
+                self._release(entry)
+            self._write(entry)
+        self._drop()
+
+    def _ask_for_graph(self, entry: Entry) -> None:
+        """Get the graph that ranks make after the measurement; a failure costs the graph alone."""
+        try:
+            entry.keep_graph(self._ask(entry, "graph"))
+        except WORKER_FAILURES as problem:
+            self.session.progress.warn(f"{entry.record.id} has no graph: {problem}")
+
     def finish(self) -> None:
-        """Trace one call of each implementation where anything was timed, write the records, and let the group go."""
+        """Trace one call of each implementation where anything was timed, write the records, and let the group go.
+
+        A group that gives up gets no records.
+        """
         for entries in self._cases:
-            if self._plan.in_depth(entries[0].record.case):
+            if self._plan.in_depth(entries[0].record.case) and not self.gives_up:
                 self._trace([entry for entry in entries if entry.rounds])
             for entry in entries:
                 self._release(entry)
-                self._write(entry)
+                if not self.gives_up:
+                    self._write(entry)
         self._drop()
 
-    def abandon(self) -> None:
-        """Let the group go without records."""
-        for entry in self._entries():
-            self._release(entry)
-        self._drop()
-
-    def _trace(self, entries: list[_Entry]) -> None:
+    def _trace(self, entries: list[Entry]) -> None:
         """Trace one more call of each for its timeline; a failure costs the timeline alone."""
         dead: dict[str, str] = {}  # by role, the reason why nothing more is traced
         for entry in entries:
@@ -280,28 +260,32 @@ class CaseRunner:
                 record.trace = TimelineFields(unavailable=dead[entry.role])
                 continue
             try:
-                found = self._ask(entry, "trace")
-            except WorkerError as problem:
-                record.trace = TimelineFields(unavailable=problem.message)
-            except (WorkerDied, WorkerTimeout) as problem:
-                dead[entry.role] = f"while {record.id} was traced: {problem}"
-                record.trace = TimelineFields(unavailable=dead[entry.role])
-            else:
-                entry.traces = {phase: convert(found[phase], CallTrace) for phase in record.case.phases}
+                self.session.keep_trace(record, entry.timeline(self._ask(entry, "trace")))
+            except RunFolderError:
+                raise
+            except Exception as problem:  # also one of this process, as of a call that cannot be drawn
+                reason = str(problem) if isinstance(problem, WorkerError) else f"{type(problem).__name__}: {problem}"
+                if isinstance(problem, WorkerDied | WorkerTimeout):
+                    reason = dead[entry.role] = f"while {record.id} was traced: {problem}"
+                record.trace = TimelineFields(unavailable=reason)
 
-    def _write(self, entry: _Entry) -> None:
-        """Write the record, with its timeline, measurement and graph."""
-        if entry.traces is not None:
-            self.session.keep_trace(entry.record, timeline.of_call(entry.traces, entry.graph, name=entry.record.id))
-        timer = self.session.timers[entry.role]
+    def _write(self, entry: Entry) -> None:
+        """Write the record, with its measurement and graph. A graph that does not fit the times costs itself alone."""
+        timer = self.session.timers.get(entry.role)
         if entry.sound and entry.rounds:
-            entry.record.measurement = _measurement(entry, timer)
-        if entry.graph is not None:
-            self._keep_graph(entry, entry.graph, timer)
+            entry.keep_measurement(timer)
+        try:
+            self._keep_graph(entry, timer)
+        except RunFolderError:
+            raise
+        except Exception as problem:
+            self.session.progress.warn(f"{entry.record.id} has no graph: {type(problem).__name__}: {problem}")
         self.session.write(entry.record)
 
-    def _keep_graph(self, entry: _Entry, graph: FusionGraph, timer: str | None) -> None:
+    def _keep_graph(self, entry: Entry, timer: str | None) -> None:
         """Keep the graph with the times of a median call, each record joined to its kernel."""
+        if (graph := entry.graph) is None:
+            return
         unjoined = {}
         for phase, measured in entry.record.times.items():
             if graph.kernels is not None and timer == CuptiClock.name:
@@ -313,18 +297,25 @@ class CaseRunner:
 
     # Failures.
 
-    def _fail_and_recover(self, entry: _Entry, problem: Exception) -> None:
-        self._fail(entry, problem)
-        if not isinstance(problem, WorkerError):
-            self._recover(entry.role)
+    @contextlib.contextmanager
+    def _failure_costs(self, entry: Entry) -> Iterator[None]:
+        """Put a failure of the entry's worker into its record; go on in a fresh worker if this one is gone."""
+        try:
+            yield
+        except WORKER_FAILURES as problem:
+            self._fail(entry, problem)
+            if not isinstance(problem, WorkerError):
+                self._recover(entry.role)
 
-    def _fail(self, entry: _Entry, problem: Exception) -> None:
+    def _fail(self, entry: Entry, problem: Exception) -> None:
         record = entry.record
         note_failure(record, problem)
         entry.sound = False
-        entry.out_of_memory = isinstance(problem, WorkerError) and problem.kind == "out_of_memory"
+        if not isinstance(problem, WorkerError) or problem.kind != "out_of_memory":
+            return
+        self.gives_up = not self._alone
         needed = memory_of([(record.case, [entry.implementation])])
-        if entry.out_of_memory and self._alone and self._memory_bytes is not None and needed > self._memory_bytes:
+        if self._alone and self._memory_bytes is not None and needed > self._memory_bytes:
             record.status = "skipped"
             record.detail = (
                 f"it needs about {needed / 1e9:.0f} GB by estimate, and this GPU has "
@@ -347,19 +338,20 @@ class CaseRunner:
                     self._forget(lost)
 
     @staticmethod
-    def _forget(entries: Iterable[_Entry]) -> None:
+    def _forget(entries: Iterable[Entry]) -> None:
         for entry in entries:
             entry.prepared = False
 
     # Plumbing.
 
-    def _ask(self, entry: _Entry, method: str, **params: Any) -> Any:
+    def _ask(self, entry: Entry, method: str, **params: Any) -> Any:
         return self.workers.ask(entry.role, method, id=entry.record.id, timeout=300, **params)
 
-    def _release(self, entry: _Entry) -> None:
+    def _release(self, entry: Entry) -> None:
         if entry.record.status != "skipped":
             with contextlib.suppress(*WORKER_FAILURES):  # a dead worker holds no program
                 self.workers.ask(entry.role, "release", id=entry.record.id)
+        entry.prepared = False
 
     def _drop(self) -> None:
         self._cases = []
@@ -367,16 +359,13 @@ class CaseRunner:
             shutil.rmtree(self._data.folders[0].parent, ignore_errors=True)
             self._data = None
 
-    def _entries(self) -> Iterator[_Entry]:
+    def _entries(self) -> Iterator[Entry]:
         return (entry for entries in self._cases for entry in entries)
 
-    def _sound(self) -> list[_Entry]:
+    def _sound(self) -> list[Entry]:
         return [entry for entry in self._entries() if entry.sound]
 
-    def _not_prepared(self) -> list[_Entry]:
-        return [entry for entry in self._sound() if not entry.prepared]
-
-    def _by_role(self, do: Callable[[_Entry], object], entries: Sequence[_Entry]) -> None:
+    def _by_role(self, do: Callable[[Entry], object], entries: Sequence[Entry]) -> None:
         """Do it for each entry: one role's in order, roles side by side."""
 
         def in_order(role: str) -> None:
@@ -387,36 +376,3 @@ class CaseRunner:
         roles = sorted({entry.role for entry in entries})
         with ThreadPoolExecutor(max(1, len(roles))) as threads:
             list(threads.map(in_order, roles))
-
-
-def _measurement(entry: _Entry, timer: str | None) -> Measurement:
-    """Return the record's measurement from its rounds."""
-    phases = None
-    if entry.rounds[0]["phases"] is not None:
-        described = entry.rounds[entry.processes.count(0) - 1]["phases"]  # of the process whose compile the graph has
-        phases = {
-            phase: joined([one["phases"][phase] for one in entry.rounds], described[phase]["records"])
-            for phase in entry.record.case.phases
-        }
-    warm_ups = [r["warm_up"] for r in entry.rounds if r["warm_up"]]
-    peaks = next((r["peak_memory"] for r in entry.rounds if "peak_memory" in r), None)
-    return Measurement(
-        timer=timer, phases=phases, wall_time=[r["wall_time"] for r in entry.rounds],
-        modes={mode: _mode(entry, mode) for mode in entry.modes}, processes=entry.processes,
-        warm_up=WarmUp(seconds=[w["seconds"] for w in warm_ups], settled=[w["settled"] for w in warm_ups]),
-        command_buffers=entry.command_buffers, peak_memory=convert(peaks, dict[str, PeakMemory] | None),
-        conditions=entry.conditions,
-    )
-
-
-def _mode(entry: _Entry, mode: str) -> TimedMode:
-    if mode in entry.unavailable:
-        return TimedMode(unavailable=entry.unavailable[mode])
-    rounds = entry.modes[mode]
-    if "same_as" in rounds[0]:
-        return TimedMode(same_as=rounds[0]["same_as"])
-    return TimedMode(
-        phases={phase: joined([one["phases"][phase] for one in rounds]) for phase in entry.record.case.phases},
-        settled=[r["warm_up"]["settled"] for r in rounds],
-        command_buffers=convert(rounds[0].get("command_buffers"), dict[str, tuple[int, int]] | None),
-    )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 from msgspec import convert
@@ -17,6 +18,7 @@ from ..backends import BACKENDS, Backend
 from ..graph import store
 from ..graph.analyse.summary import fingerprint
 from ..graph.model import FusionGraph
+from ..numerics.errors import worst_of_each
 from ..plan.plan import Plan
 from ..record.record import Record
 from ..record.record_fields import Checked, ErrorCheck, RecordedTimeFields
@@ -26,8 +28,7 @@ from ..spec.implementation import Implementation
 from ..targets import recorded_times
 from ..targets.recorded_times import RecordedTime
 from ..workers.client import WORKER_FAILURES, WorkerError
-from ..workers.rank_group import rank_role
-from .parallel import worst_errors
+from ..workers.rank_group import role_of
 from .session import Session, judge, note_failure
 
 
@@ -38,7 +39,6 @@ def _check_queue(backend: Backend) -> str | None:
 
 
 QUEUES = {name for backend in BACKENDS.values() for name in (backend.target_worker, _check_queue(backend)) if name}
-RANKS_SECONDS = 120  # of a request to ranks on the CPU
 _INDUCTOR = ("inductor", "inductor-ranks")  # families whose programs are built in C++ on a CPU
 DESCRIBED = {"xla", "torch", "target"}  # the workers whose versions a run keeps
 NOT_COMPILED_RANKS = "not compiled for {target}: its processes meet through the GPUs, from the first call on"
@@ -207,32 +207,15 @@ class _Checks:
                 cases = [c for c in cases if c.name == "odd"] or cases[:1]
             if not cases:
                 return None
-            check = self._check_ranks if implementation.backend.spans_gpus else self._check
             queue = _check_queue(implementation.backend) or role
-            self._known[key] = self._pools[queue].submit(check, role, cases, implementation)
+            self._known[key] = self._pools[queue].submit(self._check, role, cases, implementation)
         return self._known[key]
 
-    def _check_ranks(self, role: str, cases: list[Case], implementation: Implementation) -> dict[str, Any]:
-        """Check on CPU processes, one a rank."""
+    def _check(self, worker: str, cases: list[Case], implementation: Implementation) -> dict[str, Any]:
+        """Check on the CPU, in processes of their own for ranks."""
         answers: list[dict[str, Any]] = []
         for case in cases:
-            entry, ranks = self._session.new(case, implementation), rank_role(role, case.ranks)
-            data = self._session.check_data(case)
-            dumps = self._session.scratch / "checks" / ranks / entry.id.replace("/", "-")
-            self._session.workers.ask(
-                ranks, "prepare", id=entry.id, case=case.to_json(), implementation=implementation.request,
-                folders=[str(f) for f in data.folders], dumps=str(dumps), timeout=RANKS_SECONDS,
-            )
-            answers += self._session.workers.ask(
-                ranks, "check", id=entry.id, scales=data.scales, timeout=RANKS_SECONDS
-            )
-            self._session.workers.ask(ranks, "release", id=entry.id, timeout=RANKS_SECONDS)
-        return {"errors": worst_errors(answers), "checked": _checked(answers[-1], cases), "failed": ""}
-
-    def _check(self, role: str, cases: list[Case], implementation: Implementation) -> dict[str, Any]:
-        answers: list[dict[str, Any]] = []
-        for case in cases:
-            entry = self._session.new(case, implementation)
+            entry, role = self._session.new(case, implementation), role_of(worker, case)
             data = self._session.check_data(case)
             dumps = self._session.scratch / "checks" / role / entry.id.replace("/", "-")
             try:
@@ -259,12 +242,10 @@ def _with_sizes(case: Case) -> str:
 
 
 def _outcome(answers: list[dict[str, Any]], cases: list[Case]) -> dict[str, Any]:
-    failed = [
-        case for case, answer in zip(cases, answers, strict=True)
-        if not all(check.passes for check in convert(answer["errors"], list[ErrorCheck]))
-    ]
+    errors = [convert(answer["errors"], list[ErrorCheck]) for answer in answers]
+    failed = [case for case, found in zip(cases, errors, strict=True) if not all(check.passes for check in found)]
     return {
-        "errors": worst_errors(answers), "checked": _checked(answers[-1], cases),
+        "errors": worst_of_each(chain(*errors)), "checked": _checked(answers[-1], cases),
         "failed": _with_sizes(failed[0]) if failed else "",
     }
 

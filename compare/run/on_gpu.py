@@ -15,11 +15,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,14 +30,14 @@ from typing import Any
 from ..base import host
 from ..measure.clock_calibration import AGREEMENT, disagreement
 from ..plan.plan import Plan
+from ..plan.timing_modes import ALONE, Timing
 from ..spec.blocks import BLOCKS
-from ..spec.case import Case
-from ..spec.implementation import Implementation
 from ..workers import autotune_lock
 from ..workers.client import WORKER_FAILURES
-from . import autotune_results, parallel
+from ..workers.rank_group import role_of
+from . import autotune_results
 from .batches import Group, batches, groups_of, name_of
-from .case_runner import CaseRunner
+from .case_runner import CaseRunner, too_few_gpus
 from .session import Session, TimeIsUp
 
 CORES_PER_RUNNER = 1.5  # on the 16 cores of an H200's host, 12 runners compiled no faster than 10
@@ -60,67 +63,82 @@ def run(plan: Plan, session: Session, stop_after: float | None = None) -> None:
     Cases that span several GPUs come last, one by one. Raises TimeIsUp after `stop_after` seconds, or before a batch
     that would probably not be prepared by then.
     """
-    deadline = None if stop_after is None else time.monotonic() + stop_after
+    deadline = math.inf if stop_after is None else time.monotonic() + stop_after
     pending = [(case, left) for case, found in plan.work if (left := session.pending(case, found))]
-    spanning = [(case, found) for case, found in pending if BLOCKS[case.block].spans_gpus]
-    single = [(case, found) for case, found in pending if not BLOCKS[case.block].spans_gpus]
+    groups = list(groups_of(pending))
+    single = [group for group in groups if not BLOCKS[group[0][0].block].spans_gpus]
+    spanning = [group for group in groups if group not in single]
+    run = _Run(plan, session, deadline)
     if single:
-        _run_single(plan, single, session, deadline)
+        run.single(single)
     else:
         session.begin_segment({}, None)
     if spanning:
-        parallel.run(spanning, session, timed=plan.is_timed, deadline=deadline)
+        run.spanning(spanning)
     autotune_results.join(session.folder)
-
-
-def _run_single(
-    plan: Plan, pending: Sequence[tuple[Case, Sequence[Implementation]]], session: Session, deadline: float | None
-) -> None:
-    run = _Run(plan, pending, session, deadline)
-    groups = list(groups_of(pending))
-    memory_bytes = run.begin(groups)
-    short_of_memory: list[Group] = []
-    for batch in batches(groups, memory_bytes, len(run.runners)):
-        short_of_memory += run.work_off(batch)
-    for group in short_of_memory:
-        session.progress.say(f"again, alone in fresh workers: {name_of(group)} found too little GPU memory")
-        run.restart_workers()
-        run.work_off([group])
 
 
 class _Run:
     """The runners of one run, and its deadline."""
 
-    def __init__(
-        self, plan: Plan, work: Sequence[tuple[Case, Sequence[Implementation]]], session: Session,
-        deadline: float | None,
-    ) -> None:
+    def __init__(self, plan: Plan, session: Session, deadline: float) -> None:
         self.runners: list[CaseRunner] = []
-        self._plan, self._work, self._session, self._deadline = plan, work, session, deadline
+        self._plan, self._session, self._deadline = plan, session, deadline
         self._slowest_preparation = 0.0  # seconds, of the batches so far
 
-    def begin(self, groups: Sequence[Group]) -> int | None:
+    def single(self, groups: Sequence[Group]) -> None:
+        """Do the cases of one GPU, in batches."""
+        memory_bytes = self._begin(groups)
+        short_of_memory: list[Group] = []
+        for batch in batches(groups, memory_bytes, len(self.runners)):
+            short_of_memory += self._work_off(batch)
+        for group in short_of_memory:
+            self._session.progress.say(f"again, alone in fresh workers: {name_of(group)} found too little GPU memory")
+            self._restart_workers()
+            self._work_off([group])
+
+    def spanning(self, groups: Sequence[Group]) -> None:
+        """Do the cases over several GPUs one by one, in a process for each GPU.
+
+        Ranks that do not start fail again, in their records.
+        """
+        session = self._session
+        work = [(case, i) for group in groups for case, found in group for i in found if not too_few_gpus(case)]
+        described = self._environments({role_of(i.backend.worker, case) for case, i in work})
+        session.describe_workers({role.rpartition("-")[0]: found for role, found in described.items()})
+        session.timers |= {role: found.get("timer") for role, found in described.items()}
+        runner = CaseRunner(session, session.workers, replace(self._plan, timing=Timing((ALONE,))))
+        for group in groups:
+            runner.take(group, alone=True)
+            runner.one_by_one(self._check_deadline)
+
+    def _environments(self, roles: Collection[str]) -> dict[str, Any]:
+        """Start workers; return the environment of each role, or why it has none, with a warning."""
+        self._session.workers.start({*roles, "reference"})
+        found: dict[str, Any] = {}
+        for role in sorted(roles):
+            try:
+                found[role] = self._session.workers.ask(role, "environment")
+            except WORKER_FAILURES as problem:
+                found[role] = {"unavailable": str(problem)}
+                self._session.progress.warn(f"the {role} worker is not available: {problem}")
+        return found
+
+    def _begin(self, groups: Sequence[Group]) -> int | None:
         """Start the runners and the segment: its workers' environments, the GPU's ceilings, each clock's calibration.
 
         Return the GPU's memory in bytes, None where no worker knows it. A worker's failure costs a warning and the
         numbers that depend on its answer.
         """
         session = self._session
-        roles = {implementation.backend.worker for case, found in self._work for implementation in found}
+        roles = sorted({i.backend.worker for group in groups for _, found in group for i in found})
         autotune_results.join(session.folder)  # files of an earlier stretch
-        session.workers.start({*roles, "reference"})
         session.progress.say("measuring this GPU's ceilings")
-        described: dict[str, Any] = {}
-        for role in sorted(roles):
-            try:
-                described[role] = session.workers.ask(role, "environment")
-            except WORKER_FAILURES as problem:
-                described[role] = {"unavailable": str(problem)}
-                session.progress.warn(f"the {role} worker is not available: {problem}")
+        described = self._environments(roles)
         ceilings = _record_gpu(session) if "unavailable" not in described.get("torch", {"unavailable": ""}) else None
         if warning := autotune_results.mismatch(session.folder, described.get("xla", {}).get("jax")):
             session.progress.warn(warning)
-        available = [role for role in sorted(roles) if "unavailable" not in described[role]]
+        available = [role for role in roles if "unavailable" not in described[role]]
         memory = [found for role in available if (found := described[role].get("memory_bytes"))]
         memory_bytes = max(memory, default=None)
         most = min(MOST_RUNNERS, int(host.usable_cores() / CORES_PER_RUNNER), len(groups))
@@ -153,53 +171,49 @@ class _Run:
             progress.warn(f"the workers' clocks differ by {apart:.1%}: no ratio between them will be given")
         return clocks, uncalibrated
 
-    def work_off(self, batch: Sequence[Group]) -> list[Group]:
+    def _work_off(self, batch: Sequence[Group]) -> list[Group]:
         """Prepare a batch, measure it and write its records; return the groups that found too little memory.
 
         A group alone in its batch gets its records in any case.
         """
-        if self._deadline is not None and time.monotonic() + self._slowest_preparation > self._deadline:
-            raise TimeIsUp
+        self._check_deadline(self._slowest_preparation)
         runners = self.runners[: len(batch)]
         for runner, group in zip(runners, batch, strict=True):
             runner.take(group, alone=len(batch) == 1)
         began = time.monotonic()
-        self._in_parallel([runner.prepare for runner in runners])
-        self._in_parallel([runner.autotune for runner in runners])
-        self._in_parallel([runner.check_autotuned for runner in runners])
+        self._prepare(runners)
         prepared = time.monotonic()
         self._slowest_preparation = max(self._slowest_preparation, prepared - began)
-        short_of_memory = self._measure(list(zip(runners, batch, strict=True)))
+        self._measure(runners)
         self._session.progress.announce(
             f"{', '.join(map(name_of, batch))}: prepared in {prepared - began:.0f} s, "
             f"measured in {time.monotonic() - prepared:.0f} s"
         )
         self._restart_those_that_keep_memory()
-        return short_of_memory
+        return [runner.group for runner in runners if runner.gives_up]
 
-    def _measure(self, working: list[tuple[CaseRunner, Group]]) -> list[Group]:
-        """Measure group by group, once for each process number; return those that found too little memory."""
-        short_of_memory = []
+    def _prepare(self, runners: Sequence[CaseRunner]) -> None:
+        self._in_parallel([runner.prepare for runner in runners])
+        self._in_parallel([runner.autotune for runner in runners])
+        self._in_parallel([runner.check for runner in runners])
+
+    def _measure(self, runners: Sequence[CaseRunner]) -> None:
+        """Measure group by group, once for each process number."""
         processes = self._plan.timing.restarts + 1 if self._plan.is_timed else 1
         for process in range(processes):
             if process:
                 self._session.progress.say("compiling again in fresh workers")
-                self.restart_workers()
-                self._in_parallel([runner.prepare_again for runner, _ in working])
-                self._in_parallel([runner.autotune_again for runner, _ in working])
-            for runner, group in list(working):
+                self._restart_workers()
+                self._prepare(runners)
+            for runner in runners:
                 self._check_deadline()
                 if self._plan.is_timed and not runner.gives_up:
                     runner.measure(process)
-                if runner.gives_up:
-                    runner.abandon()
-                    working.remove((runner, group))
-                    short_of_memory.append(group)
-                elif process == processes - 1:
+                if runner.gives_up or process == processes - 1:
                     runner.finish()
-        return short_of_memory
+            runners = [runner for runner in runners if not runner.gives_up]
 
-    def restart_workers(self) -> None:
+    def _restart_workers(self) -> None:
         """End all workers and join XLA's autotune results: the fresh workers of the next requests replay them."""
         self._in_parallel([runner.workers.restart for runner in self.runners])
         autotune_results.join(self._session.folder)
@@ -216,8 +230,9 @@ class _Run:
             self._in_parallel(keeping)
             autotune_results.join(self._session.folder)
 
-    def _check_deadline(self) -> None:
-        if self._deadline is not None and time.monotonic() > self._deadline:
+    def _check_deadline(self, needed: float = 0.0) -> None:
+        """Raise TimeIsUp where less than `needed` seconds are left."""
+        if time.monotonic() + needed > self._deadline:
             raise TimeIsUp
 
     def _in_parallel(self, tasks: Iterable[Callable[[], None]]) -> None:
@@ -229,7 +244,7 @@ class _Run:
         pool = ThreadPoolExecutor(max(1, len(tasks)))
         try:
             futures = [pool.submit(task) for task in tasks]
-            left = None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+            left = min(max(0.0, self._deadline - time.monotonic()), threading.TIMEOUT_MAX)
             done, not_done = wait(futures, timeout=left, return_when=FIRST_EXCEPTION)
             for future in done:
                 future.result()

@@ -103,7 +103,8 @@ def _execute(
         return f"{shlex.join([*words, *['--traffic'][:traffic]])} goes on"
 
     try:
-        with Progress(_records_by_block(plan), verbose=verbose) as progress:
+        by_block = Counter(case.block for case, implementations in plan.work for _ in implementations)
+        with Progress(by_block, verbose=verbose) as progress:
             if cluster:
                 on_cluster.run(plan, folder, cluster, done, target, progress, stop_after)
             elif not wanted <= done.keys():
@@ -139,13 +140,6 @@ def _note_again(folder: Path, again: Mapping[str, str], cases: Collection[str]) 
     run, now, mine = run_folder.read_run(folder), datetime.now(UTC).isoformat(timespec="seconds"), program.describe()
     entries = [{"case": case, "reason": again[case], "at": now, **mine} for case in again if case in cases]
     run_folder.write_run(folder, {**run, "again": [*run.get("again", []), *entries]})
-
-
-def _records_by_block(plan: Plan) -> Counter[str]:
-    counts: Counter[str] = Counter()
-    for case, implementations in plan.work:
-        counts[case.block] += len(implementations)
-    return counts
 
 
 def with_whole_cases(plan: Plan, done: Collection[str]) -> Plan:

@@ -138,8 +138,8 @@ class Session:
         return Data(case, folders)
 
     def refer(self, data: Data, workers: WorkerPool) -> None:
-        """Draw the other inputs, and store float64 references of all. Raises the worker's failure."""
-        data.scales = share_worst_error(
+        """Draw the other inputs, and store float64 references of all, once. Raises the worker's failure."""
+        data.scales = data.scales or share_worst_error(
             [
                 workers.ask("reference", "produce", case=data.case.to_json(), seed=seed, folder=str(path))
                 for seed, path in zip(SEEDS, data.folders, strict=True)

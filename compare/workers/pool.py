@@ -46,10 +46,6 @@ class WorkerPool:
         """Return the roles that have a worker."""
         return sorted(self._workers)
 
-    def holds(self, role: str) -> bool:
-        """Return whether the role has a worker."""
-        return role in self._workers
-
     def ask(self, role: str, method: str, *, timeout: float = 900.0, **params: Any) -> Any:
         """Return a worker's answer. Raises WorkerError, WorkerDied or WorkerTimeout.
 

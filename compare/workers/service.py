@@ -37,10 +37,12 @@ def requested(case: dict[str, Any], implementation: Requested) -> tuple[Case, Im
 
 
 class Service:
-    """Holds the programs of one worker, by record id."""
+    """Holds the programs of one worker, by record id. program_on_data: how a rank measures its program, for ranks."""
 
-    def __init__(self, backend: WorkerBackend) -> None:
-        self._backend = backend
+    def __init__(
+        self, backend: WorkerBackend, program_on_data: Callable[..., MeasuredProgram] = MeasuredProgram
+    ) -> None:
+        self._backend, self._program_on_data = backend, program_on_data
         self._programs: dict[str, MeasuredProgram] = {}
         self.clock = backend.clock()  # one per process, because CUPTI has one subscriber
 
@@ -48,7 +50,7 @@ class Service:
         return {
             "environment": self.environment, "calibrate": self.calibrate, "stream": self.stream,
             "prepare": self.prepare, "check": self.check, "measure": self.measure, "measure_mode": self.measure_mode,
-            "profile": self.profile, "trace": self.trace,
+            "profile": self.profile, "graph": self.graph, "trace": self.trace,
             "release": self.release, "device_works": self._backend.device_works,
             "needs_restart": self._backend.needs_restart,
         }
@@ -73,8 +75,7 @@ class Service:
     ) -> dict[str, Any]:
         """Compile on the stored inputs, and keep the program until it is released.
 
-        Return compile time, fusion graph, command buffers, and how CUDA graphs get their inputs. Artifacts may still be
-        written until `check`.
+        Return what `MeasuredProgram.described` says of it. Artifacts may still be written until `check`.
 
         scales: the scales of each input set's references, if they are stored already.
         autotune: whether the compile may autotune (compare.workers.autotune_lock).
@@ -83,13 +84,11 @@ class Service:
         spec, row = requested(case, implementation)
         paths = [Path(f) for f in folders]
         program = self._backend.build(spec, row, paths[0], Path(dumps), autotune)
-        self._programs[id] = MeasuredProgram(self._backend, program, spec, paths, scales or [], row.rounded_sums)
-        graph = None if program.graph is None else store.to_json(program.graph)
+        measured = self._program_on_data(self._backend, program, spec, paths, scales or [], row.rounded_sums)
+        self._programs[id] = measured
+        described = measured.described()
         self._backend.release_memory(idle=False)
-        return {
-            "compile_s": program.compile_s, "graph": graph, "command_buffers": program.command_buffers,
-            "cuda_graph": to_builtins(program.graph_inputs),
-        }
+        return described
 
     def check(self, id: str, scales: list[Any] | None = None) -> dict[str, Any]:
         """Return the errors and tolerances of outputs and gradients, with the device and backend that computed them.
@@ -112,18 +111,8 @@ class Service:
         }
 
     def measure(self, id: str, seconds: float, first: bool, input_set: int) -> dict[str, Any]:
-        """Measure one round on an input set: device time by this worker's clock, then wall time without the clock.
-
-        Each of the two takes `seconds`. The first round also measures peak memory.
-        """
-        measured = self._programs[id]
-        result: dict[str, Any] = {"phases": None, "warm_up": None}
-        if self.clock:
-            result |= measured.measure(self.clock, seconds, input_set)
-        result |= measured.measure_wall(seconds, input_set)
-        if first:
-            result["peak_memory"] = to_builtins(measured.peak_memory())
-        return result
+        """Measure one round on an input set by this worker's clock; see `MeasuredProgram.measure_round`."""
+        return self._programs[id].measure_round(self.clock, seconds, first, input_set)
 
     def measure_mode(self, id: str, mode: str, seconds: float, input_set: int) -> dict[str, Any]:
         """Measure one round in another mode (compare.plan.timing_modes).
@@ -134,6 +123,11 @@ class Service:
         if self.clock is None:
             raise Skip("this worker has no clock")
         return self._programs[id].measure_mode(mode, self.clock, seconds, input_set) or {"same_as": timing_modes.MAIN}
+
+    def graph(self, id: str) -> dict[str, Any] | None:
+        """Return the fusion graph that is made after the measurement (`Program.late_graph`), if there is one."""
+        make = self._programs[id].program.late_graph
+        return None if make is None else store.to_json(make())
 
     def trace(self, id: str) -> dict[str, Any]:
         """Trace one call for a timeline (compare.measure.timeline): each phase's CallTrace as JSON data."""

@@ -21,14 +21,15 @@ from ...graph.build.from_inductor import from_inductor
 from ...graph.build.from_launches import from_launches
 from ...graph.model import FusionGraph
 from ...measure.clock import CuptiClock, cupti_missing
-from ...measure.rank_measurement import Rank, RankProgram
-from ...measure.worker_backend import Arrays
-from ...numerics import input_arrays
+from ...measure.host_barrier import Rank
+from ...measure.rank_measurement import RankProgram, with_alone
+from ...measure.worker_backend import Arrays, Program
 from ...spec.blocks import BLOCKS
 from ...spec.case import Case
 from ...spec.implementation import Implementation, load
-from ..rank_service import RankService, rank_of_environment
-from .prepare import eager_graph, finished, program_of, record_case
+from ..rank_group import rank_of_environment
+from ..service import Service
+from .prepare import Apply, eager_graph, finished, program_of, record_case
 from .worker import TorchBackend, set_precision
 
 EXCHANGE_SECONDS = 60  # a rank that waits longer for the others ends
@@ -44,7 +45,7 @@ def methods() -> dict[str, Callable[..., Any]]:
         timeout=timedelta(seconds=EXCHANGE_SECONDS),
         device_id=torch.device("cuda", rank.number) if on_gpu else None,
     )
-    return RankService(TorchRankBackend(rank), rank).methods()
+    return Service(TorchRankBackend(rank), partial(RankProgram, rank=rank)).methods()
 
 
 class TorchRankBackend(TorchBackend):
@@ -65,17 +66,22 @@ class TorchRankBackend(TorchBackend):
         self.known_clock = CuptiClock(peer_copies=True)
         return self.known_clock
 
-    def build(  # type: ignore[override]
-        self, case: Case, implementation: Implementation, folder: Path, dumps: Path, *, communicate: bool
-    ) -> RankProgram:
+    def build(
+        self, case: Case, implementation: Implementation, folder: Path, dumps: Path, autotune: bool = True
+    ) -> Program:
         set_precision(case.precision)
+        return with_alone(partial(self._compiled, case, implementation, folder), dumps)
+
+    def _compiled(
+        self, case: Case, implementation: Implementation, folder: Path, dumps: Path, *, communicate: bool
+    ) -> Program:
         ranks = Ranks(self.rank.number, self.rank.count, dist.group.WORLD, communicate)
         function = implementation.load()
         apply = partial(function, ranks=ranks, **BLOCKS[case.block].attributes_of(case))
-        held = RankProgram(case, program_of(case, apply), [folder])
+        program = program_of(case, apply)
         prepare: Callable[..., None] = load(implementation.backend.prepare)
-        prepare(self, held, implementation, apply, self.inputs(folder, case), dumps)
-        return held
+        prepare(self, program, case, implementation, apply, self.inputs(folder, case), dumps)
+        return program
 
     def inputs(self, folder: Path, case: Case) -> Arrays:
         block = BLOCKS[case.block]
@@ -86,71 +92,56 @@ class TorchRankBackend(TorchBackend):
         values = array.detach()
         return (values.float() if values.element_size() < 4 else values).cpu().numpy()
 
-    def release_memory(self, *, idle: bool = True) -> None:
-        super().release_memory(idle=True)
-
-    def _stored(self, folder: Path, role: str, name: str, dtype: str = "") -> torch.Tensor:
+    def _loaded(self, file: Path, name: str) -> Any:
         """Return this rank's slice of the stored array."""
-        if folder.parent != self._case_folder:
-            self._case_folder, self._cache = folder.parent, {}
-            torch.compiler.reset()
-        key = (folder, role, name)
-        if key not in self._cache:
-            whole = np.load(input_arrays.path_of(folder, role, name), mmap_mode="r")
-            own = np.array(self._tensors[name].of_rank(whole, self.rank.number, self.rank.count))
-            tensor = torch.from_numpy(own)
-            typed = tensor.view(getattr(torch, dtype)) if dtype in input_arrays.BITS else tensor
-            self._cache[key] = typed.to(self._device)
-        return self._cache[key]
-
-
-Apply = Callable[[Arrays], Arrays]
+        whole = np.load(file, mmap_mode="r")
+        return np.array(self._tensors[name].of_rank(whole, self.rank.number, self.rank.count))
 
 
 def eager(
-    backend: TorchRankBackend, held: RankProgram, implementation: Implementation, apply: Apply, inputs: Arrays,
-    dumps: Path,
+    backend: TorchRankBackend, program: Program, case: Case, implementation: Implementation, apply: Apply,
+    inputs: Arrays, dumps: Path,
 ) -> None:
     """Make the first call. The graph has the operations of a recorded call."""
-    _first_call(backend, held, inputs)
-    held.graph = partial(eager_graph, backend, held.case, implementation, apply, inputs, {})
+    _first_call(backend, program, inputs)
+    program.late_graph = partial(eager_graph, backend, case, implementation, apply, inputs, {})
 
 
 def inductor(
-    backend: TorchRankBackend, held: RankProgram, implementation: Implementation, apply: Apply, inputs: Arrays,
-    dumps: Path,
+    backend: TorchRankBackend, program: Program, case: Case, implementation: Implementation, apply: Apply,
+    inputs: Arrays, dumps: Path,
 ) -> None:
     """Make the first call, in which the function calls torch.compile, and keep Inductor's output."""
     from xlafuse.triton_side.inductor import compiler
 
-    held.program.intercepts_allocations = False
+    program.intercepts_allocations = False
     with compiler.capture() as captured:
-        _first_call(backend, held, inputs)
-    held.program.artifacts = backend.artifact_writer.submit(captured.write, dumps)
-    held.graph = lambda: finished(
-        from_inductor(captured, versions=host.installed("torch", "triton")), held.case, implementation
+        _first_call(backend, program, inputs)
+    program.artifacts = backend.artifact_writer.submit(captured.write, dumps)
+    program.late_graph = lambda: finished(
+        from_inductor(captured, versions=host.installed("torch", "triton")), case, implementation
     )
 
 
 def kernels(
-    backend: TorchRankBackend, held: RankProgram, implementation: Implementation, apply: Apply, inputs: Arrays,
-    dumps: Path,
+    backend: TorchRankBackend, program: Program, case: Case, implementation: Implementation, apply: Apply,
+    inputs: Arrays, dumps: Path,
 ) -> None:
     """Make the first call of hand-written Triton. The graph has the launches of a recorded call."""
     if not backend.has_gpu:
         raise Skip("hand-written Triton over several GPUs runs on GPUs only")
-    _first_call(backend, held, inputs)
+    _first_call(backend, program, inputs)
 
     def graph() -> FusionGraph:
         return from_launches(
-            record_case(held.case, apply, inputs, {}), name=implementation.name, compiler=implementation.backend.name,
+            record_case(case, apply, inputs, {}), name=implementation.name, compiler=implementation.backend.name,
             versions=host.installed("torch", "triton"),
         )
 
-    held.graph = lambda: finished(graph(), held.case, implementation)
+    program.late_graph = lambda: finished(graph(), case, implementation)
 
 
-def _first_call(backend: TorchRankBackend, held: RankProgram, inputs: Arrays) -> None:
+def _first_call(backend: TorchRankBackend, program: Program, inputs: Arrays) -> None:
     started = time.perf_counter()
-    backend.synchronize(held.program.forward(inputs))
-    held.program.compile_s = time.perf_counter() - started
+    backend.synchronize(program.forward(inputs))
+    program.compile_s = time.perf_counter() - started

@@ -249,10 +249,13 @@ class TorchBackend:
             torch.compiler.reset()
         key = (folder, role, name)
         if key not in self._cache:
-            tensor = torch.from_numpy(np.load(input_arrays.path_of(folder, role, name)))
+            tensor = torch.from_numpy(self._loaded(input_arrays.path_of(folder, role, name), name))
             typed = tensor.view(getattr(torch, dtype)) if dtype in input_arrays.BITS else tensor
             self._cache[key] = typed.to(self._device)
         return self._cache[key]
+
+    def _loaded(self, file: Path, name: str) -> Any:
+        return np.load(file)
 
 
 class EventClock:

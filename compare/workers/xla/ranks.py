@@ -21,13 +21,14 @@ from xlafuse.parallel import program as parallel
 from ...base import host
 from ...base.worker_protocol import Skip
 from ...measure.clock import CuptiClock, cupti_missing
-from ...measure.rank_measurement import RankProgram
-from ...measure.worker_backend import Arrays
+from ...measure.rank_measurement import RankProgram, with_alone
+from ...measure.worker_backend import Arrays, Program
 from ...numerics import input_arrays
 from ...spec.blocks import BLOCKS
 from ...spec.case import Case
 from ...spec.implementation import Implementation
-from ..rank_service import RankService, rank_of_environment
+from ..rank_group import rank_of_environment
+from ..service import Service
 from . import prepare as one_gpu
 from .rank_programs import flags_of, program_of, spec_of
 
@@ -41,7 +42,7 @@ def methods() -> dict[str, Callable[..., Any]]:
         coordinator, num_processes=rank.count, process_id=rank.number,
         local_device_ids=[rank.number] if on_gpu else None,
     )
-    return RankService(XlaRankBackend(), rank).methods()
+    return Service(XlaRankBackend(), partial(RankProgram, rank=rank)).methods()
 
 
 class XlaRankBackend(XlaBackend):
@@ -60,9 +61,15 @@ class XlaRankBackend(XlaBackend):
     def clock(self) -> CuptiClock | None:
         return CuptiClock(peer_copies=True) if self.has_gpu and not cupti_missing() else None
 
-    def build(  # type: ignore[override]
+    def build(
+        self, case: Case, implementation: Implementation, folder: Path, dumps: Path, autotune: bool = True
+    ) -> Program:
+        return with_alone(partial(self._compiled, case, implementation, folder), dumps)
+
+    def _compiled(
         self, case: Case, implementation: Implementation, folder: Path, dumps: Path, *, communicate: bool
-    ) -> RankProgram:
+    ) -> Program:
+        """Raises Skip where the program has no form without exchanges and was asked for it."""
         inputs = self.inputs(folder, case)
         if not communicate and implementation.backend.options.get("partitioned"):
             raise Skip("XLA's partitioner adds its exchanges, so there is no program without them")
@@ -73,31 +80,26 @@ class XlaRankBackend(XlaBackend):
         )
         halves = {"forward": compiled}
         program = one_gpu.program_of_halves(halves, dumps, has_gpu=self.has_gpu)
-        return RankProgram(
-            case, program, [folder], sent=link_traffic.sent(compiled.hlo_text, case.ranks),
-            graph=partial(one_gpu.graph_of_halves, halves, dumps, name=implementation.name, target=""),
-        )
+        program.sent = link_traffic.sent(compiled.hlo_text, case.ranks)
+        if communicate:
+            program.graph = one_gpu.graph_of_halves(halves, dumps, name=implementation.name, target="")
+        return program
 
     def local(self, array: Any) -> Any:
         (shard,) = array.addressable_shards
         return np.asarray(shard.data).astype(np.float32 if array.dtype.itemsize < 4 else array.dtype)
 
-    def release_memory(self, *, idle: bool = True) -> None:
-        super().release_memory(idle=True)
+    def changed_inputs(self, inputs: Arrays, folder: Path, case: Case) -> list[str]:
+        return []  # the arrays that a program gets are the only copy on the GPU
 
-    def _stored(self, folder: Path, role: str, name: str, dtype: str = "", copy: str = "live") -> jax.Array:
+    def _on_device(self, file: Path, name: str, dtype: str) -> jax.Array:
         """Return the whole array over all ranks; this process reads its slice."""
-        key = (folder, role, name)
-        if folder.parent != self._case_folder:
-            self._case_folder, self._cache = folder.parent, {}
-        if key not in self._cache:
-            stored = np.load(input_arrays.path_of(folder, role, name), mmap_mode="r")
-            typed = stored.view(jax.numpy.dtype(dtype)) if dtype in input_arrays.BITS else stored
-            sharding = NamedSharding(self.mesh, self._specs[name])
-            self._cache[key] = jax.make_array_from_callback(
-                typed.shape, sharding, lambda index: np.ascontiguousarray(typed[index])
-            )
-        return self._cache[key]
+        stored = np.load(file, mmap_mode="r")
+        typed = stored.view(jax.numpy.dtype(dtype)) if dtype in input_arrays.BITS else stored
+        sharding = NamedSharding(self.mesh, self._specs[name])
+        return jax.make_array_from_callback(
+            typed.shape, sharding, lambda index: np.ascontiguousarray(typed[index])
+        )
 
     def inputs(self, folder: Path, case: Case) -> Arrays:
         block = BLOCKS[case.block]

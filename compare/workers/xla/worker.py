@@ -77,7 +77,7 @@ class XlaBackend:
         self._device = jax.devices()[0]
         self.device = self._device.device_kind if _HAS_GPU else "cpu"
         self._case_folder: Path | None = None
-        self._cache: dict[Any, Any] = {}
+        self._cache: dict[Any, jax.Array] = {}
         self.flush_l2 = L2Flush(lambda n: jnp.ones(n, jnp.float32), lambda x: _sum(x).block_until_ready())
 
     def environment(self) -> dict[str, Any]:
@@ -185,9 +185,12 @@ class XlaBackend:
             self._case_folder, self._cache = folder.parent, {}
         key = (folder, role, name, copy)
         if key not in self._cache:
-            stored = np.load(input_arrays.path_of(folder, role, name))
-            self._cache[key] = jnp.asarray(stored.view(jnp.dtype(dtype)) if dtype in input_arrays.BITS else stored)
+            self._cache[key] = self._on_device(input_arrays.path_of(folder, role, name), name, dtype)
         return self._cache[key]
+
+    def _on_device(self, file: Path, name: str, dtype: str) -> jax.Array:
+        stored = np.load(file)
+        return jnp.asarray(stored.view(jnp.dtype(dtype)) if dtype in input_arrays.BITS else stored)
 
 
 @jax.jit

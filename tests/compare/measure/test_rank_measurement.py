@@ -13,11 +13,12 @@ import pytest
 
 from xlafuse.compare.measure import rank_measurement
 from xlafuse.compare.measure.clock import DeviceRecord, Sample, sample_of
-from xlafuse.compare.measure.host_barrier import HostBarrier
+from xlafuse.compare.measure.host_barrier import HostBarrier, Rank
 from xlafuse.compare.measure.measurement import WrongResult
-from xlafuse.compare.measure.rank_measurement import CALLS, Rank, RankProgram
+from xlafuse.compare.measure.rank_measurement import CALLS, WARM_UP_CALLS, RankProgram
 from xlafuse.compare.measure.worker_backend import Program
 from xlafuse.compare.numerics import input_arrays
+from xlafuse.compare.plan.timing_modes import ALONE
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.spec.case import Case
 
@@ -57,6 +58,12 @@ class Backend:
         x = np.load(input_arrays.path_of(folder, "input", "x"))
         return {"x": BLOCKS[case.block].tensor("x").of_rank(x, self.rank, 2)}
 
+    def cotangents(self, folder: Path, case: Case) -> dict[str, Any]:
+        return {}
+
+    def changed_inputs(self, inputs: dict[str, Any], folder: Path, case: Case) -> list[str]:
+        return []
+
     def poisoned_allocations(self, program: Program) -> Any:
         return nullcontext()
 
@@ -82,6 +89,10 @@ def on_both(task: Callable[[Rank], Any], tmp_path: Path) -> list[Any]:
         return list(threads.map(task, ranks))
 
 
+def on_rank(rank: Rank, made: Program, folder: Path, scales: list[Any] | None = None) -> RankProgram:
+    return RankProgram(Backend(rank.number), made, CASE, [folder], scales or [], rank=rank)
+
+
 def program(factor: float = 2.0, log: list[str] | None = None) -> Program:
     def forward(inputs: dict[str, Any]) -> tuple[dict[str, Any], None]:
         if log is not None:
@@ -95,36 +106,39 @@ def test_each_rank_compares_its_slice(folder: Path) -> None:
     scales = [{"y": {"rms": 10.0, "largest": 22.0, "independent_error": 1e-3}}]
 
     def check(rank: Rank, factor: float = 2.0) -> Any:
-        held = RankProgram(CASE, program(factor), [folder])
-        return rank_measurement.check(Backend(rank.number), rank, held, scales)
+        return on_rank(rank, program(factor), folder, scales).check()
 
     assert [one.passes for found in on_both(check, folder) for one in found] == [True, True]
     # The second rank's rows are larger, so the same factor errs more there.
     wrong = [found[0] for found in on_both(lambda rank: check(rank, 2.1), folder)]
     assert not wrong[0].passes and wrong[1].error > wrong[0].error
     with pytest.raises(WrongResult, match="shape"):
-        rank_measurement.check(
-            Backend(0), Rank(0, 1, HostBarrier(folder / "b", 0, 1)), RankProgram(CASE, program(), [folder]), scales
-        )
+        on_rank(Rank(0, 1, HostBarrier(folder / "b", 0, 1)), program(), folder, scales).check()
 
 
 def test_ranks_make_the_same_calls_and_return_their_times(folder: Path) -> None:
     logs: list[list[str]] = [[], []]
 
-    def measure(rank: Rank) -> dict[str, Any]:
+    def measure(rank: Rank) -> list[dict[str, Any]]:
         log = logs[rank.number]
-        held = RankProgram(CASE, program(log=log), [folder], alone=program(log=log))
-        clock: Any = Clock(log)
-        return rank_measurement.measure(Backend(rank.number), rank, held, clock, rounds=2)
+        made = program(log=log)
+        made.variants[ALONE] = lambda: program(log=log)
+        held, clock = on_rank(rank, made, folder), Clock(log)
+        rounds = []
+        for number in range(2):
+            rounds.append(held.measure_round(clock, 1.0, number == 0, number))
+            rounds.append(held.measure_mode(ALONE, clock, 1.0, number))
+        return [one["phases"]["forward"] for one in rounds]
 
     found = on_both(measure, folder)
-    assert logs[0] == logs[1] and logs[0].count("timed") == 2 * 2 * CALLS
-    for rank in found:
-        assert [len(calls) for calls in rank["program"]] == [len(calls) for calls in rank["alone"]] == [CALLS] * 2
-        assert rank["program"][0][0] == pytest.approx(
-            {"device_time": 2e-6, "busy_time": 2e-6, "communication": 1e-6, "compute": 2e-6, "both": 1e-6}
-        )
-        assert [one["name"] for one in rank["records"]] == ["nccl", "gemm"]
+    assert logs[0] == logs[1] == (["call"] * WARM_UP_CALLS + ["call", "timed"] * CALLS) * 4
+    for rounds in found:
+        for times in rounds:
+            expected = {"device_time": 2e-6, "busy_time": 2e-6, "communication": 1e-6, "compute": 2e-6, "both": 1e-6}
+            assert {name: times[name] for name in expected} == {
+                name: pytest.approx([seconds] * CALLS) for name, seconds in expected.items()
+            }
+            assert [one["name"] for one in times["records"]] == ["nccl", "gemm"]
 
 
 def test_a_missing_rank_ends_the_wait(tmp_path: Path) -> None:

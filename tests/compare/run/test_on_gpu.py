@@ -27,7 +27,7 @@ from xlafuse.compare.record import run_folder
 from xlafuse.compare.record.record import Record
 from xlafuse.compare.record.record_fields import KernelsOfPhase, PeakMemory, TimedMode, WarmUp
 from xlafuse.compare.record.run_folder import RunFolderError
-from xlafuse.compare.run import on_gpu, progress
+from xlafuse.compare.run import case_runner, on_gpu, progress
 from xlafuse.compare.run import run as run_module
 from xlafuse.compare.run.session import Session
 from xlafuse.compare.sources.run_source import open_run
@@ -415,6 +415,19 @@ def test_a_timeline_that_fails_costs_no_time(tmp_path: Path, fault: Exception, r
     assert eager and triton and xla
     assert reason in str(eager.unavailable) and xla.file
     assert (triton.file is None) == isinstance(fault, WorkerDied)  # its program died with the worker
+
+
+def test_a_graph_or_timeline_that_does_not_fit_costs_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **options: Any) -> Any:
+        raise ValueError("kernels of another program")
+
+    monkeypatch.setattr(case_runner, "join", refuse)
+    monkeypatch.setattr(timeline, "of_call", refuse)
+    said = Silent()
+    record = run(tmp_path, ScriptedPool({}), "triton", said=said)["triton"]
+    assert record.status == "ok" and record.measurement is not None and record.graph is None
+    assert record.trace is not None and record.trace.unavailable == "ValueError: kernels of another program"
+    assert said.warnings == [f"{record.id} has no graph: ValueError: kernels of another program"]
 
 
 def test_a_full_run_times_only_main_cases_in_every_mode_and_traces_them(tmp_path: Path) -> None:

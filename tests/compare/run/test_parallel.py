@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,42 +14,39 @@ from xlafuse.compare.base import host
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.model import FusionGraph, Kernel
 from xlafuse.compare.measure import timeline
+from xlafuse.compare.measure.rank_measurement import CALLS
+from xlafuse.compare.plan.plan import Plan
 from xlafuse.compare.plan.selection import resolve
+from xlafuse.compare.plan.speedup import LEAST_ROUNDS
 from xlafuse.compare.record import run_folder
 from xlafuse.compare.record.record import Record
 from xlafuse.compare.report import columns, ranks
 from xlafuse.compare.run import run as run_module
-from xlafuse.compare.run.parallel import worst_errors
 from xlafuse.compare.sources.run_source import open_run
 from xlafuse.compare.spec.blocks import BLOCKS
-from xlafuse.compare.workers.client import WorkerDied, WorkerError, WorkerTimeout
-from xlafuse.compare.workers.pool import WorkerPool
-from xlafuse.compare.workers.rank_group import rank_role
+from xlafuse.compare.workers import rank_group
+from xlafuse.compare.workers.client import Worker, WorkerDied, WorkerError, WorkerTimeout, interpreter
+from xlafuse.compare.workers.rank_group import joined
 
 
-def sample(device: float, exchange: float, both: float) -> dict[str, float]:
-    return {
-        "device_time": device, "busy_time": device, "communication": exchange, "compute": device - exchange + both,
-        "both": both,
+def a_round(device: float, exchange: float, both: float) -> dict[str, Any]:
+    """Return a rank's answer to `measure`, with a slow first call, which does not count."""
+    times = {
+        "device_time": [1.0, device, device], "busy_time": [1.0, device, device],
+        "communication": [0.5, exchange, exchange], "compute": [1.0, *[device - exchange + both] * 2],
+        "both": [0.5, both, both], "launches": 1, "records": [{"name": "k", "start": 0.0, "end": 1e-6}],
     }
-
-
-def calls(each: dict[str, float]) -> list[list[dict[str, float]]]:
-    """Return five rounds, each with a slow first call, which does not count."""
-    return [[sample(1.0, 0.5, 0.5), each, each]] * 5
+    return {"phases": {"forward": times}, "warm_up": None}
 
 
 GRAPH = store.to_json(FusionGraph("add", "xla", (Kernel("k", "elementwise", "forward", runtime_name="k"),)))
 
 
 class Ranks:
-    """Two ranks, the second 1 µs slower. faults: (method, implementation) -> exception; it ends the ranks."""
+    """Two ranks, the second 1 µs slower. faults: (method, implementation) -> exception; a death ends the ranks."""
 
     def __init__(self, faults: dict[tuple[str, str], Exception]) -> None:
         self.faults, self.calls, self.held = faults, Counter[tuple[str, str]](), False
-
-    def holds(self, role: str) -> bool:
-        return self.held
 
     def start(self, roles: Any) -> None: ...
 
@@ -69,26 +65,25 @@ class Ranks:
             raise fault
         assert self.held or method in ("environment", "prepare", "release"), "these ranks lack the program"
         self.held |= method == "prepare"
-        if method == "measure":
-            alone = None if ("prepare_alone", name) in self.faults else calls(sample(6e-6, 0.0, 0.0))
-            return [
-                {
-                    "program": calls(sample((9 + rank) * 1e-6, 4e-6, 1e-6)), "alone": alone,
-                    "records": [{"name": "k", "start": 0.0, "end": 1e-6}],
-                }
-                for rank in range(2)
-            ]
-        if method == "trace":
-            device = {"name": "k", "start": 2e-6, "end": 3e-6, "grid": None, "bytes": None}
-            return [{"returned": 5e-6, "host": [], "device": [device], "began": 1000 * rank} for rank in range(2)]
+        return joined(method, [self.answer(method, rank) for rank in range(2)])
+
+    @staticmethod
+    def answer(method: str, rank: int) -> Any:
+        device = {"name": "k", "start": 2e-6, "end": 3e-6, "grid": None, "bytes": None}
         answers: dict[str, Any] = {
             "environment": {"timer": "cupti", "device": "GPU"},
-            "graph": GRAPH, "prepare": {"compile_s": 0.5, "sent": 4000, "least_sent": 2000},
+            "graph": GRAPH,
+            "prepare": {
+                "compile_s": 0.5, "graph": None, "command_buffers": None, "cuda_graph": None, "sent": 4000,
+                "least_sent": 2000,
+            },
+            "measure": a_round((9 + rank) * 1e-6, 4e-6, 1e-6), "measure_mode": a_round(6e-6, 0.0, 0.0),
+            "trace": {"forward": {"returned": 5e-6, "host": [], "device": [device], "began": 1000 * rank}},
             "check": {
                 "errors": [{"name": "y", "error": 0.1, "tolerance": 0.2}], "device": "GPU", "backend": "simulated",
             },
         }
-        return [answers.get(method)] * 2
+        return answers.get(method)
 
 
 def run(
@@ -134,10 +129,10 @@ def run_folder_file(folder: Path, record: Record) -> Any:
 def test_a_fault_costs_its_own_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     faults: Any = {
         ("check", "xla"): WorkerTimeout("no answer within 60 s"),
-        ("prepare_alone", "xla-sharded"): WorkerError("skipped", "no program without them"),
+        ("measure_mode", "xla-sharded"): WorkerError("skipped", "no program without them"),
         ("measure", "xla-in-order"): WorkerDied("rank 1 died"),
-        ("prepare_alone", "eager"): WorkerDied("rank 0 died"),
-        ("graph", "xla-sharded"): ValueError("a graph that does not fit"),
+        ("measure_mode", "eager"): WorkerDied("rank 0 died"),
+        ("graph", "xla-sharded"): WorkerError("failed", "a graph that cannot be read"),
     }
     pool = Ranks(faults)
     found = run(monkeypatch, tmp_path / "run", pool, ["xla", "xla-sharded", "xla-in-order", "eager"])
@@ -159,45 +154,43 @@ def test_too_few_gpus_skip_the_case(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not pool.calls["prepare", "xla"]
 
 
-@pytest.fixture(scope="module")
-def cpu_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WorkerPool]:
-    scratch = tmp_path_factory.mktemp("ranks")
-    environment = {"CUDA_VISIBLE_DEVICES": "", "XLAFUSE_SCRATCH": str(scratch), "XLA_FLAGS": quick_compiles()}
-    pool = WorkerPool(scratch, environment)
-    pool.start([rank_role(name, 2) for name in ("xla", "torch")])
-    yield pool
-    pool.stop()
-
-
-CPU_CASES = [
-    ("moe_parallel", "odd", "joint", "xla"),  # experts without a token
-    ("moe_parallel", "all-on-one", "fwd", "xla"),
-    ("mlp_parallel", "odd", "joint", "xla"),
-    ("mlp_parallel", "odd", "joint", "xla-sharded"),
-    ("mlp_parallel", "odd", "joint", "eager"),
+CLOCKED = Path(__file__).with_name("clocked_ranks.py")
+ON_CPUS = [
+    ("mlp_parallel", "odd", "joint", ("xla", "xla-sharded", "eager")),
+    ("moe_parallel", "odd", "joint", ("xla",)),  # experts without a token
+    ("moe_parallel", "all-on-one", "fwd", ("xla",)),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("block", "shape", "direction", "implementation"), first_of_each(CPU_CASES, lambda case: case[3])
-)
-def test_on_two_cpu_processes(
-    cpu_ranks: WorkerPool, tmp_path: Path, block: str, shape: str, direction: str, implementation: str
+@pytest.mark.parametrize(("block", "shape", "direction", "names"), first_of_each(ON_CPUS))
+def test_a_run_on_two_cpu_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: str, shape: str, direction: str, names: tuple[str, ...]
 ) -> None:
+    """Each step on real ranks, whose clock alone is simulated."""
+
+    def clocked(role: str, log: Path, environment: Any) -> Worker:
+        return Worker(role, log, environment, [interpreter(role), str(CLOCKED), role])
+
+    monkeypatch.setattr(rank_group, "Worker", clocked)
+    monkeypatch.setattr(host, "gpu_present", lambda: True)
+    monkeypatch.setattr(host, "gpu_count", lambda: 2)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("XLA_FLAGS", quick_compiles())
     wanted = shape, "float32", direction
     case = next(c for c in BLOCKS[block].cases("check") if (c.name, c.dtype, c.direction) == wanted)
-    from xlafuse.compare.numerics import reference  # imports torch
-
-    scales = reference.produce(case, 0, tmp_path / "0")
-    role = rank_role(BLOCKS[block].implementation(implementation).backend.worker, 2)
-    prepared = cpu_ranks.ask(
-        role, "prepare", id="program", case=case.to_json(), implementation=implementation,
-        folders=[str(tmp_path / "0")], dumps=str(tmp_path / "dumps"), timeout=100,
-    )
-    answers = cpu_ranks.ask(role, "check", id="program", scales=[scales], timeout=60)
-    cpu_ranks.ask(role, "release", id="program")
-    assert [one["least_sent"] >= 0 for one in prepared] == [True, True]
-    checks = worst_errors(answers)
+    plan = Plan("parallel", ((case, tuple(map(BLOCKS[block].implementation, names))),))
+    assert run_module.execute(plan, folder=tmp_path / "run", target=None, resume=False) == 0
     expected = {"y"} | ({f"d_{t.name}" for t in BLOCKS[block].inputs} if direction == "joint" else set())
-    assert {check.name for check in checks} == expected and all(check.passes for check in checks), checks
+    records = run_folder.read_records(tmp_path / "run")[0]
+    assert [record.implementation for record in records] == [*names]
+    for record in records:
+        assert {check.name for check in record.errors} == expected
+        assert [len(calls) for calls in record.times["forward"].device_time] == [CALLS] * LEAST_ROUNDS
+        assert record.graph is not None and record.trace is not None and record.trace.file is not None
+        assert record.parallel is not None and len(record.parallel.ranks) == 2
+        for rank in record.parallel.ranks:
+            assert (rank.device_time, rank.communication, rank.overlap) == (2e-6, 1e-6, 1e-6)
+            assert rank.alone_device_time == (None if record.implementation == "xla-sharded" else 2e-6)
+            assert (rank.sent_bytes is None) == (record.implementation == "eager")
+            assert rank.least_sent_bytes >= 0
