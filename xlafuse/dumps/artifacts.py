@@ -4,6 +4,7 @@ XLA writes 60 to 120 files for each compile. Kept are those of `ARTIFACTS`, the 
 that changed it (`before_<pass>`, `after_<pass>`), and one PTX file for each code module.
 """
 
+import os
 import re
 import shutil
 import tempfile
@@ -56,6 +57,8 @@ _PTX_ENTRY = re.compile(r"^\s*(?:\.visible )?\.entry ([\w$]+)", re.MULTILINE)
 def raw_dump_folder(dump_to: Path | None) -> Iterator[Path | None]:
     """Yield a temporary folder for XLA's raw dump, or None if dump_to is None.
 
+    It is in the folder XLAFUSE_SCRATCH, where that is set: whoever set it removes what a killed process leaves there.
+
     Raises FileExistsError unless dump_to is empty or missing.
     """
     if dump_to is None:
@@ -64,7 +67,7 @@ def raw_dump_folder(dump_to: Path | None) -> Iterator[Path | None]:
     if dump_to.exists() and any(dump_to.iterdir()):
         raise FileExistsError(f"a dump folder holds one compile; {dump_to} is not empty. Name a new folder")
     dump_to.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="xlafuse-dump-") as raw:
+    with tempfile.TemporaryDirectory(prefix="xlafuse-dump-", dir=os.environ.get("XLAFUSE_SCRATCH")) as raw:
         yield Path(raw)
 
 
