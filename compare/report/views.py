@@ -8,9 +8,10 @@ from typing import Any
 
 from ..base.usage import UsageError, one_of
 from ..graph import formats
+from ..model.step import step_of
 from ..sources.row import Row
 from ..sources.source import Source
-from . import authorship, graph_views, matrix, peers, ranks, roofline, table, traffic
+from . import authorship, graph_views, matrix, parts_view, peers, ranks, roofline, table, traffic
 from .columns import COLUMNS, FINDING_COLUMNS, Column, as_data
 from .graph_views import Shown
 from .outline import Outline, of_rows
@@ -91,6 +92,13 @@ def _ranks(source: Source, shown: Shown) -> Outline:
     return _table("ranks", ranks.of(source.results), ranks.COLUMNS, ranks.render)
 
 
+def _parts(source: Source, shown: Shown) -> Outline:
+    """A line a part of the user's model: its time by phase, kernels and rate."""
+    graph_views.require_graphs(source)
+    lines = parts_view.lines(step_of(source))
+    return _table("parts", lines, parts_view.COLUMNS, parts_view.render)
+
+
 def _findings(source: Source, shown: Shown) -> Outline:
     """Sentences about what costs most, from the graphs and times."""
     source = source.largest()
@@ -109,7 +117,7 @@ def _render_findings(sentences: Sequence[StrongFinding], *, markdown: bool = Fal
 
 GRAPH_VIEWS = {
     "kernels": graph_views.kernels, "why": graph_views.why, "stages": graph_views.stages,
-    "passes": graph_views.passes, "steps": graph_views.steps,
+    "passes": graph_views.passes, "steps": graph_views.steps, "parts": _parts,
 }
 TABLE_VIEWS: dict[str, Callable[[Source, Shown], Outline]] = {
     "times": _times,
