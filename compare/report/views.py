@@ -95,6 +95,9 @@ def _ranks(source: Source, shown: Shown) -> Outline:
 def _parts(source: Source, shown: Shown) -> Outline:
     """A line a part of the user's model: its time by phase, kernels and rate."""
     graph_views.require_graphs(source)
+    alternatives = source.put_together is not None or source.kind in ("run", "file")
+    if alternatives and len(source.results) > 1:
+        raise UsageError(f"{source.path}: parts are those of one program; --module names one of several")
     lines = parts_view.lines(step_of(source))
     return _table("parts", lines, parts_view.COLUMNS, parts_view.render)
 
@@ -117,10 +120,10 @@ def _render_findings(sentences: Sequence[StrongFinding], *, markdown: bool = Fal
 
 GRAPH_VIEWS = {
     "kernels": graph_views.kernels, "why": graph_views.why, "stages": graph_views.stages,
-    "passes": graph_views.passes, "steps": graph_views.steps, "parts": _parts,
+    "passes": graph_views.passes, "steps": graph_views.steps,
 }
 TABLE_VIEWS: dict[str, Callable[[Source, Shown], Outline]] = {
-    "times": _times,
+    "parts": _parts, "times": _times,
     # Cases down, implementations across: device times, or kernel counts where nothing was timed.
     "matrix": partial(_records, "matrix", matrix.render),
     # Intensity, bound, roofline rate and recoverable time of each record.
