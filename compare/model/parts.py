@@ -36,6 +36,11 @@ class Piece:
         return self.kernel.device_time_us or 0.0
 
     @property
+    def bytes(self) -> int:
+        """Bytes that all its launches in a step declare to move, as far as they are known."""
+        return ((self.kernel.bytes_read or 0) + (self.kernel.bytes_written or 0)) * self.kernel.certain_launches
+
+    @property
     def flops(self) -> float:
         """FLOPs of all its launches in a step, as far as they are known."""
         return (self.kernel.flops or 0.0) * self.kernel.certain_launches
@@ -52,6 +57,10 @@ class Part:
     def time_us(self) -> float:
         return sum(piece.time_us for piece in self.pieces)
 
+    @cached_property
+    def bytes(self) -> int:
+        return sum(piece.bytes for piece in self.pieces)
+
     @property
     def model_flops(self) -> float:
         """FLOPs without those of a recomputation."""
@@ -59,13 +68,14 @@ class Part:
 
     @property
     def layers(self) -> int:
-        """The number of times that the model has it: how often most of its operations occur in one phase."""
-        sites: dict[str, set[str]] = {}
+        """The number of times that the model has it: how often most of its operations run in one phase."""
+        runs: dict[str, dict[str, int]] = {}
         for piece in self.pieces:
             for op in piece.kernel.source_ops if piece.phase == self.pieces[0].phase else ():
                 if op.site and key_of(op.stage, op.place) == self.key:
-                    sites.setdefault(any_layer(op.site.partition("~")[0]), set()).add(op.site)
-        counts = Counter(map(len, sites.values()))
+                    sites = runs.setdefault(any_layer(op.site.partition("~")[0]), {})
+                    sites[op.site] = max(sites.get(op.site, 0), piece.kernel.certain_launches)
+        counts = Counter(sum(sites.values()) for sites in runs.values())
         return min(counts, key=lambda count: (-counts[count], count), default=1)
 
 
@@ -90,11 +100,11 @@ def pieces(graphs: Mapping[str, FusionGraph]) -> list[Piece]:
 
 
 def parts(found: Iterable[Piece]) -> list[Part]:
-    """Return the parts of the pieces, the longest first."""
+    """Return the parts of the pieces, the longest first; of those without times, that with the most bytes."""
     by_key: dict[str, list[Piece]] = {}
     for piece in found:
         by_key.setdefault(piece.key, []).append(piece)
-    return sorted((Part(key, tuple(own)) for key, own in by_key.items()), key=lambda part: -part.time_us)
+    return sorted((Part(key, tuple(own)) for key, own in by_key.items()), key=lambda part: (-part.time_us, -part.bytes))
 
 
 def time_by_phase(found: Iterable[Piece]) -> dict[StepPhase, float]:

@@ -23,7 +23,7 @@ LEGEND = (
     "share: of the kernels' time. recompute: forward work that checkpointing repeats. update: what depends on",
     "gradients and is none, as the optimizer. TFLOP/s: of the part's own work, without what is recomputed.",
 )
-_MOST_LINES, _MOST_LETTERS = 10, 26
+_MOST_LINES, _MOST_LETTERS, _MOST_WIDE = 10, 26, 50
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Line:
 def _phase_us(phase: StepPhase) -> Column:
     return Column(
         f"{phase}_us", "µs", f"device time of its kernels of that phase: {phase}", f"{phase} µs",
-        lambda line: time_by_phase(line.part.pieces).get(phase),
+        lambda line: time_by_phase(line.part.pieces).get(phase) if line.step.time_us else None,
     )
 
 
@@ -53,7 +53,8 @@ def _where(line: Line) -> str:
 
 COLUMNS = (
     Column(
-        "part", "", "what the user's code calls it, or its named scope", "part", lambda line: line.step.name(line.part)
+        "part", "", "what the user's code calls it, or its named scope", "part", lambda line: line.step.name(line.part),
+        lambda line: formats.name(line.step.name(line.part), _MOST_WIDE),
     ),
     Column("where", "", "file and line of the call", "where", _where),
     Column(
@@ -70,6 +71,7 @@ COLUMNS = (
     ),
     *map(_phase_us, STEP_PHASES),
     Column("kernels", "", "number of its kernels", "kernels", lambda line: len(line.part.pieces)),
+    Column("bytes_declared", "bytes", "bytes that its kernels declare to move", "MB", lambda line: line.part.bytes),
     Column(
         "model_flops", "FLOP", "of a step, without those of a recomputation", "FLOP",
         lambda line: line.part.model_flops,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,13 @@ def test_layers_of_one_scope_are_one_part() -> None:
     ops = [op("mul", "nn.py:3 f", stage=scope, site=f"jit(f)/{scope}/mul@nn.py:3#1") for scope in scopes]
     found = parts(pieces({"step": graph(*(kernel(f"k{n}", "x", "y", one) for n, one in enumerate(ops)))}))
     assert [(part.key, part.layers, len(part.pieces)) for part in found] == [("layers_*/norm", 4, 4)]
+
+
+def test_a_loop_over_layers_counts_its_rounds() -> None:
+    """A scan's body is compiled once, and its kernels run once a layer."""
+    body = kernel("k", "x", "y", op("exp", "nn.py:3 f", stage="Block_0/attend", site="while/body/Block_0/attend/exp@1"))
+    (part,) = parts(pieces({"step": graph(replace(body, launches=12))}))
+    assert part.layers == 12
 
 
 def test_times_and_flops_add_up_and_a_recomputation_is_no_work_of_the_model() -> None:
