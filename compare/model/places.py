@@ -66,9 +66,14 @@ def _before(end: Position | None) -> Position:
 
 @dataclass
 class Sources:
-    """The user's files, read where they are found. folders: where a relative name may lie."""
+    """The user's files, read where they are found.
+
+    folders: where a relative name may lie. copies: a folder of copies, which are the only ones then: the files
+    themselves may have changed since.
+    """
 
     folders: Sequence[Path] = ()
+    copies: Path | None = None
     _trees: dict[str, ast.Module | None] = field(default_factory=dict)
 
     def label(self, place: Place) -> str:
@@ -86,8 +91,15 @@ class Sources:
         return self._trees[name]
 
     def _paths(self, name: str) -> list[Path]:
-        path = Path(name)
-        return [path] if path.is_absolute() else [folder / path for folder in self.folders]
+        if self.copies is not None:
+            return [self.copies / name.lstrip("/")]
+        return [Path(name)] if Path(name).is_absolute() else [folder / name for folder in self.folders]
+
+
+def sources_beside(path: Path) -> Sources:
+    """Return a capture's copies of the user's files, else the files beside a path or in the current folder."""
+    copies = path / "sources"
+    return Sources((path, path.parent, Path()), copies if copies.is_dir() else None)
 
 
 def _parsed(path: Path) -> ast.Module | None:

@@ -12,7 +12,7 @@ from ..sources.source import Source
 from .groups import Group, groups
 from .parts import Part, Piece, layers_of, parts, pieces, time_by_phase
 from .phases import StepPhase
-from .places import Place, Sources, parse
+from .places import Place, Sources, parse, sources_beside
 
 _MOST_NAMES = 4  # of parts in a group's name
 
@@ -75,9 +75,12 @@ class Step:
 
 
 def step_of(source: Source) -> Step:
-    """Return the step of a source, with the user's files where they are found: in its folder or the current one."""
+    """Return the step of a source, with the user's files.
+
+    A capture has copies of them. For another path they are looked for beside it and in the current folder.
+    """
     graphs = {result.id: result.graph for result in source.results if result.graph is not None}
-    return Step(graphs, Sources((source.path, source.path.parent, Path())))
+    return Step(graphs, sources_beside(source.path))
 
 
 def _lines(places: list[Place]) -> Iterator[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from xlafuse.compare.model.places import Place, Sources, parent_of, parse
+from xlafuse.compare.model.places import Place, Sources, parent_of, parse, sources_beside
 
 CODE = """class Layer:
     def __call__(self, x):
@@ -67,3 +67,12 @@ def test_without_the_file_a_place_has_the_name_of_its_function(tmp_path: Path) -
     assert sources.label(at("self.q(x)")) == "Layer.__call__" and sources.label(Place("model.py", 3)) == "model.py:3"
     (tmp_path / "broken.py").write_text("def (")
     assert sources.label(Place("broken.py", 1, "f", (1, 0), (1, 2))) == "f"
+
+
+def test_the_copies_of_a_capture_are_read_and_not_the_files(tmp_path: Path) -> None:
+    copies = tmp_path / "capture" / "sources"
+    copies.mkdir(parents=True)
+    (tmp_path / "model.py").write_text("changed = 1\n" + CODE)
+    assert sources_beside(tmp_path / "capture").label(at("self.q(x)")) == "Layer.__call__"
+    (copies / "model.py").write_text(CODE)
+    assert sources_beside(tmp_path / "capture").label(at("self.q(x)")) == "self.q"
