@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .parts import Part, Piece
-from .places import Place, parent_of, parse
+from .places import Place, Sources, parent_of, parse
 
 _OWN_SHARE = 0.25  # of a step: such a part is a group of its own
 _SMALL_SHARE = 0.05  # of a step: such groups of one function become one
@@ -27,18 +27,24 @@ class Group:
         return [piece for part in self.parts for piece in part.pieces]
 
 
-def groups(found: Sequence[Part]) -> list[Group]:
+def groups(found: Sequence[Part], sources: Sources) -> list[Group]:
     """Return the groups of parts, the longest first.
 
     Parts within one call are a group, such as `down(silu(gate(x)) * up(x))`. A part that takes a quarter of the step is
-    a group of its own. Short groups of one function are one.
+    a group of its own. Short groups of one function are one. Where no columns tell calls apart, each function is a
+    group.
     """
     total = sum(part.time_us for part in found) or 1.0
     places = {part.key: place for part in found if (place := parse(part.key)) is not None}
     calls: dict[object, list[Part]] = {}
     for part in found:
-        alone = part.key not in places or part.time_us >= _OWN_SHARE * total
-        calls.setdefault(part.key if alone else _outermost(places[part.key], list(places.values())), []).append(part)
+        place = places.get(part.key)
+        call: object = part.key
+        if place is not None and place.begin is None:
+            call = sources.function(place) or place
+        elif place is not None and part.time_us < _OWN_SHARE * total:
+            call = _outermost(place, list(places.values()))
+        calls.setdefault(call, []).append(part)
     by_function: dict[object, list[Part]] = {}
     for call, own in calls.items():
         short = sum(part.time_us for part in own) < _SMALL_SHARE * total

@@ -37,8 +37,8 @@ class PartChange:
 def changes(before: Step, after: Step) -> list[PartChange]:
     """Return the change of each part, the largest first.
 
-    Two parts are one if they have the same scope, or if a function calls the same in both. Where the user's files are not
-    found, they are one if they begin at the same place of a function: arguments may differ.
+    Two parts are one if they have the same scope, or if a function calls the same in both. Where the user's files are
+    not found, they are one if they begin at the same place of a function: arguments may differ.
     """
     by_call = _names_calls(before) and _names_calls(after)
     old, new = (_by_identity(step, by_call) for step in (before, after))

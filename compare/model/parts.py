@@ -116,12 +116,15 @@ def time_by_phase(found: Iterable[Piece]) -> dict[StepPhase, float]:
 
 
 def layers_of(found: Sequence[Part]) -> int:
-    """Return the number of layers of the model: that of the parts which take most of the time; 1 where none repeats."""
-    times: Counter[int] = Counter()
-    for part in found:
-        if part.layers > 1:
-            times[part.layers] += round(part.time_us)
-    return times.most_common(1)[0][0] if times else 1
+    """Return the number of layers of the model; 1 where no part repeats.
+
+    It is the number of some part that divides those of the parts with most of the time: a part may be twice in a layer.
+    """
+    def time_of_multiples(layers: int) -> float:
+        return sum(part.time_us for part in found if part.layers % layers == 0)
+
+    counts = sorted({part.layers for part in found if part.layers > 1}, reverse=True)
+    return max(counts, key=time_of_multiples, default=1)
 
 
 def _ranked(kernel: Kernel) -> list[str]:

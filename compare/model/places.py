@@ -77,13 +77,33 @@ class Sources:
     _trees: dict[str, ast.Module | None] = field(default_factory=dict)
 
     def label(self, place: Place) -> str:
-        """Return what the code at a place calls, such as "jax.nn.silu"; its function where no file is found."""
+        """Return what the code at a place calls, such as "jax.nn.silu".
+
+        Where no file is found or no columns are known, it is the function.
+        """
         tree = self._tree(place.file)
         if tree is not None and place.begin is not None and place.end is not None:
             call = _innermost_call(tree, place.begin, place.end)
             if call is not None:
                 return ast.unparse(call.func)[:_MOST_LABEL]
-        return place.function or place.where
+        function = self.function(place)
+        return place.function or place.where if function is None else function.function
+
+    def function(self, place: Place) -> Place | None:
+        """Return the function around a place, with its classes: "Attention.forward"; None where no file is found."""
+        tree = self._tree(place.file)
+        found: Place | None = None
+        around: list[tuple[str, ast.AST]] = [] if tree is None else [("", tree)]
+        while around:
+            prefix, node = around.pop()
+            for inner in ast.iter_child_nodes(node):
+                if isinstance(inner, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                    if inner.lineno <= place.line <= (inner.end_lineno or 0):
+                        name = f"{prefix}{inner.name}"
+                        if not isinstance(inner, ast.ClassDef):
+                            found = Place(place.file, inner.lineno, name)
+                        around.append((f"{name}.", inner))
+        return found
 
     def _tree(self, name: str) -> ast.Module | None:
         if name not in self._trees:

@@ -8,8 +8,10 @@ from functools import cached_property
 from pathlib import Path
 
 from ..graph.model import FusionGraph
+from ..sources.profiled import ProfiledSteps
 from ..sources.source import Source
 from .groups import Group, groups
+from .outside import in_profile
 from .parts import Part, Piece, layers_of, parts, pieces, time_by_phase
 from .phases import StepPhase
 from .places import Place, Sources, parse, sources_beside
@@ -19,15 +21,19 @@ _MOST_NAMES = 4  # of parts in a group's name
 
 @dataclass(frozen=True)
 class Step:
-    """The kernels of a step by parts of the model. graphs: of its compiled programs. sources: the user's files."""
+    """The kernels of a step by parts of the model.
+
+    graphs: of its compiled programs. sources: the user's files. profile: which also has what ran outside of the graphs.
+    """
 
     graphs: Mapping[str, FusionGraph]
     sources: Sources
+    profile: ProfiledSteps | None = None
 
     @cached_property
     def pieces(self) -> list[Piece]:
-        """The kernels of all graphs, each with its part and phase."""
-        return pieces(self.graphs)
+        """The kernels, each with its part and phase."""
+        return pieces(self.graphs) if self.profile is None else in_profile(pieces(self.graphs), self.profile)
 
     @cached_property
     def parts(self) -> list[Part]:
@@ -37,7 +43,7 @@ class Step:
     @cached_property
     def groups(self) -> list[Group]:
         """The parts in a dozen lines, the longest first."""
-        return groups(self.parts)
+        return groups(self.parts, self.sources)
 
     @property
     def time_us(self) -> float:
@@ -80,7 +86,7 @@ def step_of(source: Source) -> Step:
     A capture has copies of them. For another path they are looked for beside it and in the current folder.
     """
     graphs = {result.id: result.graph for result in source.results if result.graph is not None}
-    return Step(graphs, sources_beside(source.path))
+    return Step(graphs, sources_beside(source.path), source.profile)
 
 
 def _lines(places: list[Place]) -> Iterator[str]:

@@ -65,7 +65,8 @@ class Change:
 class ProfileDiff:
     """Changes between two profiles. step, busy: of a step's time on the device, and of the time in which kernels ran.
 
-    parts: of the model, those with the largest change first. kernels: the same. notes: differences of device and versions. other_card:
+    parts: of the model, those with the largest change first. kernels: the same.
+    notes: differences of device and versions. other_card:
     True where the GPUs are known and differ.
     """
 
@@ -104,7 +105,8 @@ def compare(before: ProfileView, after: ProfileView, tolerance: float) -> Profil
 
 
 def _step(view: ProfileView) -> Step:
-    return Step(view.opened.joined.graphs, sources_beside(view.opened.path))
+    opened = view.opened
+    return Step(opened.joined.graphs, sources_beside(opened.path), opened)
 
 
 @dataclass(frozen=True)
