@@ -45,7 +45,8 @@ class SourceOp:
 
     op: its name in the program ("mul", "dot_general", "aten.mul").
     stage: the named scopes around it, outermost first ("norm/scale").
-    line: "file:line".
+    line: "file:line". place: the innermost call in the user's own files that leads to it, with its columns and function
+        where they are known: "train.py:8:20-82 Layer.__call__".
     site: identifies the operation within the program; "" where it is unknown. Two kernels with one site compute one
         operation twice.
     backward: it computes a gradient.
@@ -58,6 +59,7 @@ class SourceOp:
     site: str = ""
     backward: bool = False
     rematerialized: bool = False
+    place: str = ""
 
 
 @dataclass(frozen=True)

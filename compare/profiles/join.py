@@ -1,7 +1,8 @@
 """The join of a profile's kernels with those of fusion graphs.
 
 XLA's profiler says of most kernels which instruction of which module they ran. All others are joined by their order:
-the kernels of a step are aligned with the graph's (compare.graph.join). A kernel that fits none stays without one.
+the kernels of a step are aligned with the graph's (compare.graph.join). A kernel that fits none stays without one. So
+does PyTorch's work outside of Inductor's code, where the profile of torch.profiler tells it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from ..backends import worker_of
 from ..graph.join.kernel_records import assign
 from ..graph.model import FusionGraph, Kernel
+from .host_parts import in_compiled_graph
 from .model import DeviceEvent
 from .steps import ProfiledStep
 
@@ -43,7 +45,8 @@ def join(steps: Sequence[ProfiledStep], graphs: Mapping[str, FusionGraph]) -> Jo
     known: dict[object, list[Owner | None]] = {}
     for step in steps:
         found: list[Owner | None] = [_named(event, indices) for event in step.events]
-        rest = [at for at, owner in enumerate(found) if owner is None]
+        outside = _outside_of_graphs(step.events, graphs)
+        rest = [at for at, owner in enumerate(found) if owner is None and at not in outside]
         waiting = [step.events[at] for at in rest]
         named = frozenset(filter(None, found))
         key = tuple((event.name, event.grid, event.module, event.program) for event in waiting), named
@@ -79,6 +82,19 @@ def _named(event: DeviceEvent, indices: Mapping[str, Mapping[str, int]]) -> Owne
         if index is not None:
             return name, index
     return None
+
+
+def _outside_of_graphs(events: Sequence[DeviceEvent], graphs: Mapping[str, FusionGraph]) -> frozenset[int]:
+    """Return the events that PyTorch launched outside of Inductor's code, if all graphs are such code.
+
+    The optimizer's kernels would fit its library calls. A graph of a live capture has operations between graphs, too.
+    """
+    for graph in graphs.values():
+        if graph.compiler != "inductor" or any(kernel.provenance == "eager" for kernel in graph.kernels or ()):
+            return frozenset()
+    inside = [in_compiled_graph(event) for event in events]
+    known = (at for at, event in enumerate(events) if event.host_path and not inside[at])
+    return frozenset(known) if any(inside) else frozenset()
 
 
 def _by_order(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ..graph.analyse.roofline import Ceilings, recoverable_us, roofline_time_us
 from ..graph.model import FusionGraph, Kernel
+from .host_parts import HostPart, host_parts
 from .join import Joined, Owner
 from .steps import ProfiledStep
 
@@ -56,6 +57,7 @@ class KernelTimes:
 
     name: as the profiler shows it. grid: None where it is unknown. graph, kernels: the graph's kernels that they are.
     host_ops: operations of PyTorch that launched them. host_functions: functions of the program that did.
+    host_part: of kernels without a graph, and of a compiled optimizer's; empty for others.
     launches: in a median step. step: times of a step, with those of `helpers`. launch: times of a launch, without them.
     roofline_us: of a step.
     """
@@ -66,6 +68,7 @@ class KernelTimes:
     kernels: tuple[int, ...]
     host_ops: tuple[str, ...]
     host_functions: tuple[str, ...]
+    host_part: HostPart
     launches: int
     step: Times
     launch: Times
@@ -84,12 +87,14 @@ def kernel_times(
     main = _main_kernels(steps, joined)
     alike: dict[tuple[object, ...], _Samples] = {}
     for number, (step, owners) in enumerate(zip(steps, joined.owners, strict=True)):
-        for event, owner in zip(step.events, owners, strict=True):
+        for event, owner, part in zip(step.events, owners, host_parts(step.events), strict=True):
             name, grid = (event.name, event.grid) if owner is None else main[owner]
-            key: tuple[object, ...] = (event.module, event.operation, name, grid)
+            if owner is not None and part.phase != "update":
+                part = HostPart()
+            key: tuple[object, ...] = (event.module, event.operation, name, grid, part)
             if owner is not None:
-                key = (owner[0], name, grid, *_work(joined.graphs[owner[0]].kernels or (), owner[1]))
-            samples = alike.setdefault(key, _Samples(name, grid, owner[0] if owner else ""))
+                key = (owner[0], name, grid, part, *_work(joined.graphs[owner[0]].kernels or (), owner[1]))
+            samples = alike.setdefault(key, _Samples(name, grid, owner[0] if owner else "", part))
             samples.by_name.setdefault(event.name, [[] for _ in steps])[number].append(event.seconds * 1e6)
             if owner is not None:
                 samples.kernels[owner[1]] = None
@@ -121,9 +126,10 @@ def _main_kernels(steps: Sequence[ProfiledStep], joined: Joined) -> dict[Owner, 
 class _Samples:
     """The launches of alike kernels and of their helpers in us, by name and step."""
 
-    def __init__(self, name: str, grid: tuple[int, ...] | None, graph: str) -> None:
+    def __init__(self, name: str, grid: tuple[int, ...] | None, graph: str, part: HostPart) -> None:
         self._name = name
         self._grid = grid
+        self._part = part
         self.graph = graph
         self.kernels: dict[int, None] = {}
         self.host_ops: dict[str, None] = {}
@@ -140,8 +146,8 @@ class _Samples:
         totals = [sum(map(sum, of_step)) for of_step in zip(*self.by_name.values(), strict=True)]
         return KernelTimes(
             self._name, self._grid, self.graph, tuple(self.kernels), tuple(self.host_ops), tuple(self.host_functions),
-            _launches(own), Times.of(totals), Times.of([time for each in own for time in each]), tuple(helpers),
-            roofline,
+            self._part, _launches(own), Times.of(totals), Times.of([time for each in own for time in each]),
+            tuple(helpers), roofline,
         )
 
 

@@ -3,8 +3,9 @@
 A GPU's work has the categories kernel, gpu_memcpy and gpu_memset. Its `correlation` is that of the launch on the host
 (cuda_runtime, cuda_driver). The operation that launched it is the innermost cpu_op around the launch, in its thread. An
 `External id` tells it only where the launch is unknown: several operations may have one id, and old traces have the
-correlation there. A step is an event "ProfilerStep#3" of the host. Calls of Python functions (python_function) are
-there with `with_stack=True`. PyTorch before 1.12 has other names for the categories.
+correlation there. A step is an event "ProfilerStep#3" of the host. Ranges of torch.profiler.record_function are
+user_annotations. Calls of Python functions (python_function) are there with `with_stack=True`. PyTorch before 1.12 has
+other names for the categories.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 from ..graph.join.kernel_records import MEMCPY, MEMSET
 from .chrome_trace import ChromeTrace
 from .model import MOST_EVENTS, DeviceEvent, Profile, ProfileError, Step
-from .python_frames import Call, innermost, user_functions
+from .python_frames import Call, around, user_functions
 
 MOST_BYTES = 1 << 30  # unpacked
 
@@ -28,6 +29,7 @@ _ON_DEVICE = {
 }
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "Runtime")
 _OPERATIONS = ("cpu_op", "Operator")
+_RANGE = "user_annotation"
 _STEP = "ProfilerStep#"
 _LATEST_US = 1e18
 _EPOCH_US = 10**9  # times are kept from a multiple of this on, because a float of the time since 1970 has 0.25 us
@@ -85,6 +87,7 @@ class _Events:
         self._counts: Counter[int | None] = Counter()
         self._launches: dict[int, tuple[object, float]] = {}
         self._operations: list[Call] = []
+        self._ranges: list[Call] = []
         self._of_id: dict[int, str] = {}
         self._calls: list[Call] = []
         self._steps: list[Step] = []
@@ -105,12 +108,14 @@ class _Events:
         elif start is not None:
             thread = (str(event.get("pid")), str(event.get("tid")))
             end = start + (duration or 0) * 1e-6
-            if name.startswith(_STEP) and category in ("user_annotation", *_OPERATIONS):
+            if name.startswith(_STEP) and category in (_RANGE, *_OPERATIONS):
                 self._steps.append(Step(f"step {name.removeprefix(_STEP)}", start, end))
             elif category in _LAUNCHES and (number := _integer(args.get("correlation"))) is not None:
                 self._launches[number] = (thread, start)
             elif category in _OPERATIONS:
                 self._add_operation(Call(thread, start, end, name), args)
+            elif category == _RANGE:
+                self._ranges.append(Call(thread, start, end, name))
             elif category == "python_function":
                 self._calls.append(Call(thread, start, end, name))
 
@@ -151,7 +156,8 @@ class _Events:
         only: the GPU of a process that has but one.
         """
         threads = {call.thread for call in self._operations}
-        operations = innermost(self._operations, self._launches)
+        operations = around(self._operations, self._launches)
+        paths = around([*self._ranges, *self._operations], self._launches) if self._ranges else operations
         functions = user_functions(self._calls, self._launches)
         found: dict[int | None, list[DeviceEvent]] = {}
         for device, event, launch, external in self._work:
@@ -159,7 +165,8 @@ class _Events:
             is_known = called is not None and called[0] in threads
             found.setdefault(only if device is None else device, []).append(replace(
                 event, launched=None if called is None else called[1], host_function=functions.get(launch, ""),
-                host_op=operations.get(launch, "") if is_known else self._of_id.get(external, ""),
+                host_op=operations.get(launch, ("",))[-1] if is_known else self._of_id.get(external, ""),
+                host_path=paths.get(launch, ()),
             ))
         return {
             device: tuple(sorted(found[device], key=lambda event: (event.start, event.end)))

@@ -22,6 +22,8 @@ class DeviceEvent:
         module; 0 where it is unknown.
     host_op: the operation of PyTorch that launched it. host_function: the user's Python function that called it,
         "main (train.py:60)"; "" where the profile does not say.
+    host_path: the operations of PyTorch and the ranges of torch.profiler.record_function around the launch, outermost
+        first, without the step: ("Optimizer.step#AdamW.step", "aten::_foreach_mul_").
     launched: when the host's call began; None where it is unknown.
     """
 
@@ -35,6 +37,7 @@ class DeviceEvent:
     host_op: str = ""
     host_function: str = ""
     launched: float | None = None
+    host_path: tuple[str, ...] = ()
 
     @property
     def seconds(self) -> float:

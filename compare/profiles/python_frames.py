@@ -30,12 +30,12 @@ def user_functions(calls: Iterable[Call], launches: Mapping[int, tuple[object, f
     A launch outside of such functions, as in the threads of autograd, is left out.
     """
     own = ((call, _FRAME.fullmatch(call.name)) for call in calls)
-    found = innermost((call for call, match in own if match and not _LIBRARY.match(match["file"])), launches)
-    return {number: _FRAME.sub(r"\g<function> (\g<file>:\g<line>)", name) for number, name in found.items()}
+    found = around((call for call, match in own if match and not _LIBRARY.match(match["file"])), launches)
+    return {number: _FRAME.sub(r"\g<function> (\g<file>:\g<line>)", names[-1]) for number, names in found.items()}
 
 
-def innermost(calls: Iterable[Call], launches: Mapping[int, tuple[object, float]]) -> dict[int, str]:
-    """Return the name of the innermost call around each launch; without launches that no call is around.
+def around(calls: Iterable[Call], launches: Mapping[int, tuple[object, float]]) -> dict[int, tuple[str, ...]]:
+    """Return the names of the calls around each launch, outermost first; without launches that no call is around.
 
     launches: thread and time by number. If calls begin together, the inner one ends first, or is listed later.
     """
@@ -45,7 +45,8 @@ def innermost(calls: Iterable[Call], launches: Mapping[int, tuple[object, float]
     for of_thread in waiting.values():
         of_thread.sort(key=lambda call: (call.start, -call.end))
         of_thread.reverse()
-    found: dict[int, str] = {}
+    found: dict[int, tuple[str, ...]] = {}
+    once: dict[tuple[str, ...], tuple[str, ...]] = {}  # a step repeats its paths
     stacks: dict[object, list[Call]] = {}
     for number, (thread, at) in sorted(launches.items(), key=lambda item: item[1][1]):
         later, stack = waiting.get(thread, []), stacks.setdefault(thread, [])
@@ -57,5 +58,6 @@ def innermost(calls: Iterable[Call], launches: Mapping[int, tuple[object, float]
         while stack and stack[-1].end < at:
             stack.pop()
         if stack:
-            found[number] = stack[-1].name
+            names = tuple(call.name for call in stack)
+            found[number] = once.setdefault(names, names)
     return found

@@ -10,6 +10,7 @@ from msgspec import to_builtins
 
 from ..base.text import printable
 from ..base.usage import UsageError, join_some, one_of
+from ..model.step import step_of
 from ..plan import paired_rounds
 from ..sources.case_results import CaseResults
 from ..sources.result import Result, reading_errors_as_usage
@@ -48,7 +49,7 @@ def kernels(source: Source, shown: Shown) -> Outline:
     """The kernels of each graph in the order they run, with their operations, bytes and times."""
     if shown.kernel is not None:
         return _kernels_named(source, shown.kernel, shown)
-    _require_graphs(source)
+    require_graphs(source)
     many = MOST_TREES if source.run is not None else SHOWN_AT_ONCE
     listed = len(source.results) > many and not shown.selected and (source.kind == "dump" or not shown.every)
     if listed and shown.price_as is not None:
@@ -197,7 +198,7 @@ def _tree(result: Result, shown: Shown, title: str | None = None, notes: Sequenc
 
 def with_graphs(source: Source) -> list[Result]:
     """Return the results whose graph can be read. Raises UsageError where none can, and where modules are too many."""
-    _require_graphs(source)
+    require_graphs(source)
     if source.run is None:
         if source.kind == "dump" and len(source.results) > SHOWN_AT_ONCE:
             raise UsageError(
@@ -213,7 +214,7 @@ def with_graphs(source: Source) -> list[Result]:
     return readable
 
 
-def _require_graphs(source: Source) -> None:
+def require_graphs(source: Source) -> None:
     if source.kind == "profile" and not source.results:
         raise UsageError(
             f"{source.path}: no compiler's files belong to this profile, so it has no graphs; name them with --dump"
@@ -389,10 +390,17 @@ def passes(source: Source, shown: Shown) -> Outline:
 
 
 def steps(source: Source, shown: Shown) -> Outline:
-    """The kernels of a profile by their time in a median step, with its gaps."""
+    """The parts of the model by their time in a median step, then the kernels, with the gaps between them."""
+    from . import parts_view
     from .profile_view import ProfileView
 
     if source.profile is None:
         raise UsageError(f"{source.path}: no profile, so it has no steps")
     view = ProfileView(source.profile, source.profile.ceilings(shown.price_as))
-    return Outline(view.to_json, lambda: [view.text(width=shown.width, every=shown.every)])
+
+    def trees() -> Iterator[RenderableType]:
+        if (parts := parts_view.screen(step_of(source))) is not None:
+            yield parts
+        yield view.text(width=shown.width, every=shown.every)
+
+    return Outline(view.to_json, trees)

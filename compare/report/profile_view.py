@@ -167,6 +167,8 @@ class ProfileView:
                 found.append(f"{formats.name(shown, 30)}: " * bool(stage) + printable(words, 80) + place)
         else:
             found += [f"grid {'x'.join(map(str, each.grid))}"] if each.grid else []
+            part, phase = each.host_part
+            found += [f"{phase}: {formats.name(part, 40)}"] if phase else []
             found += [f"by {formats.name(name, 40)}" for name in each.host_ops[:MOST_STAGES]]
             found += [f"in {formats.name(name, 60)}" for name in each.host_functions[:MOST_STAGES]]
         return found
@@ -236,6 +238,7 @@ class ProfileView:
             ],
             "graph": each.graph or None, "kernels": list(each.kernels),
             "host_ops": list(each.host_ops), "host_functions": list(each.host_functions),
+            "part": each.host_part.name or None, "phase": each.host_part.phase or None,
             "kind": kernels[0].kind if kernels else None,
             "operations": [[op.op, op.stage, op.line] for op in kernels[0].source_ops] if kernels else [],
             "lines": list(dict.fromkeys(line for kernel in kernels for line in kernel.lines)),

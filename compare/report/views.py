@@ -8,9 +8,10 @@ from typing import Any
 
 from ..base.usage import UsageError, one_of
 from ..graph import formats
+from ..model.step import step_of
 from ..sources.row import Row
 from ..sources.source import Source
-from . import authorship, graph_views, matrix, peers, ranks, roofline, table, traffic
+from . import authorship, graph_views, matrix, parts_view, peers, ranks, roofline, table, traffic
 from .columns import COLUMNS, FINDING_COLUMNS, Column, as_data
 from .graph_views import Shown
 from .outline import Outline, of_rows
@@ -91,6 +92,16 @@ def _ranks(source: Source, shown: Shown) -> Outline:
     return _table("ranks", ranks.of(source.results), ranks.COLUMNS, ranks.render)
 
 
+def _parts(source: Source, shown: Shown) -> Outline:
+    """A line a part of the user's model: its time by phase, kernels and rate."""
+    graph_views.require_graphs(source)
+    alternatives = source.put_together is not None or source.kind in ("run", "file")
+    if alternatives and len(source.results) > 1:
+        raise UsageError(f"{source.path}: parts are those of one program; --module names one of several")
+    lines = parts_view.lines(step_of(source))
+    return _table("parts", lines, parts_view.COLUMNS, parts_view.render)
+
+
 def _findings(source: Source, shown: Shown) -> Outline:
     """Sentences about what costs most, from the graphs and times."""
     source = source.largest()
@@ -112,7 +123,7 @@ GRAPH_VIEWS = {
     "passes": graph_views.passes, "steps": graph_views.steps,
 }
 TABLE_VIEWS: dict[str, Callable[[Source, Shown], Outline]] = {
-    "times": _times,
+    "parts": _parts, "times": _times,
     # Cases down, implementations across: device times, or kernel counts where nothing was timed.
     "matrix": partial(_records, "matrix", matrix.render),
     # Intensity, bound, roofline rate and recoverable time of each record.

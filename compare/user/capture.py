@@ -28,7 +28,8 @@ from typing import Any, Protocol
 
 SCHEMA = "xlafuse.capture/1"
 NAME = "capture.json"
-PROFILE = "profile"  # the folder of profiles in a capture's folder
+PROFILE, SOURCES = "profile", "sources"  # folders in a capture's folder: of profiles, of the program's own files
+MOST_SOURCES, MOST_SOURCE_BYTES = 500, 1 << 20
 FRAMEWORKS = ("jax", "torch")
 
 
@@ -160,6 +161,7 @@ def capture(folder: str | os.PathLike[str], *, framework: str | None = None) -> 
     finally:
         profiler.stop()
         write_facts(path, {"framework": framework, "device": profiler.device(), "versions": _versions()})
+        keep_sources(path, os.getcwd())
 
 
 def write_facts(folder: Path, facts: dict[str, Any]) -> None:
@@ -170,6 +172,28 @@ def write_facts(folder: Path, facts: dict[str, Any]) -> None:
     new = file.with_name(f"{NAME}.new")
     new.write_text(json.dumps({**known, **facts}, indent=1) + "\n")
     new.replace(file)
+
+
+def keep_sources(folder: Path, root: str, script: str = "") -> None:
+    """Copy the program's own files below `sources`, from which a reader names the calls of the captured program.
+
+    They are the script and the imported modules below its folder and below `root`, where the program began, without
+    installed packages. A copy has the name that code objects have: "train.py" as it was given, or an absolute path
+    without its first slash.
+    """
+    script = script or getattr(sys.modules.get("__main__"), "__file__", None) or ""
+    roots = [f"{root}/", f"{os.path.dirname(os.path.join(root, script))}/"]
+    names = [script, *(getattr(module, "__file__", None) or "" for module in list(sys.modules.values()))]
+    kept = 0
+    for name in dict.fromkeys(names):
+        path, copy = os.path.join(root, name), folder / SOURCES / name.lstrip("/")
+        own = name.endswith(".py") and "-packages/" not in path and any(path.startswith(each) for each in roots)
+        if own and ".." not in copy.parts and kept < MOST_SOURCES:
+            with contextlib.suppress(OSError):  # a file that is gone has no names to give
+                if os.path.getsize(path) <= MOST_SOURCE_BYTES:
+                    copy.parent.mkdir(parents=True, exist_ok=True)
+                    copy.write_bytes(Path(path).read_bytes())
+                    kept += 1
 
 
 def _versions() -> dict[str, str]:
@@ -308,7 +332,7 @@ def main(settings: str, program: list[str]) -> None:
         "torch.optim.optimizer": lambda module: count_optimizer_steps(module, steps),
         "jax.profiler": lambda module: count_step_annotations(module, steps),
     }))
-    kind = program[0] if program[0] in ("-m", "-c") else ""
+    root, kind = os.getcwd(), program[0] if program[0] in ("-m", "-c") else ""
     if not sys.flags.safe_path:  # sys.path[0] is this file's folder; python would have put the program's own there
         sys.path[0] = {"-m": os.getcwd(), "-c": ""}.get(kind, str(Path(program[0]).resolve().parent))
     try:
@@ -323,6 +347,7 @@ def main(settings: str, program: list[str]) -> None:
             runpy.run_path(program[0], run_name="__main__")
     finally:
         steps.close()
+        keep_sources(Path(options["folder"]), root, "" if kind else program[0])
 
 
 if __name__ == "__main__":

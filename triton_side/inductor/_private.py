@@ -35,6 +35,7 @@ from xlafuse.triton_side.inductor.graph import (
     Shape,
     SourceNode,
 )
+from xlafuse.triton_side.inductor.ir_text import stack_lines
 from xlafuse.triton_side.versions import TORCH_BUILDS
 
 _CUSTOM_PASSES = (
@@ -492,25 +493,39 @@ def _producer(node: torch.fx.Node) -> torch.fx.Node:
 
 
 def _pass_stages_on(graph: torch.fx.Graph) -> None:
-    """Copy stages to the gradients that torch.autograd.grad makes inside the graph.
+    """Copy stages and modules to the gradients that torch.autograd.grad makes inside the graph.
 
-    Each gradient gets the stage of the operation that it belongs to. If AOTAutograd differentiates, it has it already.
+    Each gradient gets those of the operation that it belongs to. If AOTAutograd differentiates, it has them already.
     """
-    stages: dict[int, Any] = {}
+    forward: dict[int, Mapping[str, Any]] = {}
     for node in graph.nodes:
         number = node.meta.get("seq_nr")
         if not node.meta.get("autograd_backward"):
-            stages.setdefault(number, node.meta.get("custom"))
-        elif "custom" not in node.meta and stages.get(number) and not node.meta.get("is_gradient_acc"):
-            node.meta["custom"] = stages[number]
+            forward.setdefault(number, node.meta)
+        elif number in forward and not node.meta.get("is_gradient_acc"):
+            for given, taken in (("custom", "custom"), ("nn_module_stack", "fwd_nn_module_stack")):
+                if taken not in node.meta and forward[number].get(given):
+                    node.meta[taken] = forward[number][given]
+
+
+_ROOT = re.compile(r"[LG](\[[^\]]*\])+\.?")  # G['models'][0]
+
+
+def _module_path(meta: Mapping[str, Any]) -> str | None:
+    """Return the module of an FX node, or of the one that it is the gradient of: "layers/0/mlp"; None if unknown."""
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack") or {}
+    path, _ = next(reversed(stack.values()), ("", None))
+    return _ROOT.sub("", path, count=1).replace(".", "/") or None
 
 
 def _source(node: torch.fx.Node) -> SourceNode:
+    _, line, place = stack_lines((node.meta.get("stack_trace") or "").replace(_TORCH_FOLDER, "torch/"))
     return SourceNode(
         name=node.name,
         op=_op(node.target) if node.op == "call_function" else node.op,
-        stage=stages.of_node(node.meta),
-        line=_user_line(node.meta.get("stack_trace")),
+        stage=stages.of_node(node.meta) or _module_path(node.meta),
+        line=line,
+        place=place,
         inputs=tuple(argument.name for argument in node.all_input_nodes),
         backward=node.meta.get("partitioner_tag") == "is_backward" or bool(node.meta.get("autograd_backward")),
         shapes=_shapes(node.meta.get("val")),
@@ -565,16 +580,8 @@ def _replacements(graph: torch.fx.Graph, rewritten: Sequence[torch.fx.Graph]) ->
     return found
 
 
-# '  File "/home/me/block.py", line 12, in apply'
-_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _TORCH_FOLDER = torch.__file__.rsplit("/", 1)[0] + "/"
 _OWN_FOLDER = __file__.rsplit("/", 2)[0] + "/"
-
-
-def _user_line(stack_trace: str | None) -> str | None:
-    frames = _FRAME.findall(stack_trace or "")
-    outside = [f"{file}:{line}" for file, line in frames if not file.startswith(_TORCH_FOLDER)]
-    return outside[-1] if outside else None
 
 
 # Triton kernels of a loaded module

@@ -295,6 +295,8 @@ def _of_trace(source: str, stream: IO[bytes], breaks: list[GraphBreak], notes: l
             before = after = ""
         elif name == "inductor_provenance_tracking_node_mappings" and found:
             found[-1].handles = _handles(payload)
+        elif name == STACKS and found:
+            found[-1].stacks = _lists(_json(payload))
         elif name == "dynamo_graph_break_reason":
             breaks.append(_graph_break(payload))
         elif name == "recompile_reasons":
@@ -302,10 +304,11 @@ def _of_trace(source: str, stream: IO[bytes], breaks: list[GraphBreak], notes: l
     return found
 
 
+STACKS = "inductor_provenance_tracking_kernel_stack_traces"
 _EVENT = re.compile(r"V\d{4} \S+ \d+ \S+\] (\{.*\})\s*$")
 _WANTED = {
     "before_post_grad_graph", "inductor_post_grad_graph", "inductor_output_code",
-    "inductor_provenance_tracking_node_mappings", "dynamo_graph_break_reason", "recompile_reasons",
+    "inductor_provenance_tracking_node_mappings", STACKS, "dynamo_graph_break_reason", "recompile_reasons",
 }
 
 
@@ -373,10 +376,13 @@ def _recompile(compiled: tuple[int, int], payload: str) -> str:
 
 def _handles(text: str) -> dict[str, list[str]]:
     mappings = _json(text)
-    found = mappings.get("cppCodeToPost") if isinstance(mappings, dict) else None
+    return _lists(mappings.get("cppCodeToPost") if isinstance(mappings, dict) else None)
+
+
+def _lists(found: Any) -> dict[str, list[str]]:
     if not isinstance(found, dict):
         return {}
-    return {str(handle): [str(name) for name in names] for handle, names in found.items() if isinstance(names, list)}
+    return {str(handle): [str(word) for word in words] for handle, words in found.items() if isinstance(words, list)}
 
 
 def _json(text: str) -> Any:

@@ -39,7 +39,10 @@ HLO_NAMES = {
 class SourceNode:
     """An FX node.
 
-    line: "file:line" outside torch. inputs: names of the nodes that it takes.
+    stage: the stages given with `xlafuse.triton_side.calls.stages.stage`, else the path of its module ("layers/0/mlp"),
+        which only a compile in this process knows.
+    line: "file:line" outside torch. place: "file:line function" outside of every library, that of the innermost call.
+    inputs: names of the nodes that it takes.
     backward: the node was traced for a gradient.
     shapes, input_shapes: shapes of the tensors that it returns and takes, in order; () if unknown.
     causal: whether an attention call uses a causal mask; None for other nodes, or if unknown.
@@ -54,6 +57,7 @@ class SourceNode:
     shapes: tuple[Shape, ...] = ()
     input_shapes: tuple[Shape, ...] = ()
     causal: bool | None = None
+    place: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +83,7 @@ class Kernel:
         `aten.add` where the code calls addmm); one entry per FX node. If a match replaced operations by several others,
         the kernels have the new operations.
     fx_nodes: the post-grad FX nodes by name.
-    stages: names given with `xlafuse.triton_side.calls.stages.stage`.
+    stages: those of its operations.
     lines: "file:line" of the code outside torch that wrote the operations.
     inputs, outputs: None if a dump does not say.
     is_template: generated from a hand-written template (max-autotune's GEMMs, FlexAttention).

@@ -17,6 +17,7 @@ import msgspec
 from xlafuse.triton_side.inductor.attribution import shares
 from xlafuse.triton_side.inductor.graph import (
     REDUCTIONS,
+    TWO_STEPS,
     Buffer,
     Call,
     CompiledGraph,
@@ -30,7 +31,18 @@ from xlafuse.triton_side.inductor.graph import (
     part_viewed,
     second_step,
 )
-from xlafuse.triton_side.inductor.ir_text import SIZES, FxText, IrNode, memory, read_fx, read_ir, replaced
+from xlafuse.triton_side.inductor.ir_text import (
+    SIZES,
+    FxText,
+    IrNode,
+    StackLines,
+    is_library,
+    memory,
+    read_fx,
+    read_ir,
+    replaced,
+    stack_lines,
+)
 from xlafuse.triton_side.inductor.output_code import USERS_OWN, EmittedCall, EmittedCode
 
 MAPPINGS = "inductor_provenance_tracking_node_mappings.json"
@@ -56,8 +68,8 @@ class Texts:
     """The texts of one graph.
 
     before, after: the FX graph before and after Inductor's post-grad passes. handles: the FX nodes of a call in the
-    code, by its handle, in Inductor's provenance mapping. kernels, resources: the entries of the calls in our own
-    kernels.json and resources.json.
+    code, by its handle, in Inductor's provenance mapping. stacks: the Python stacks of these nodes, by the handle.
+    kernels, resources: the entries of the calls in our own kernels.json and resources.json.
     elsewhere: nodes of `before` that another graph has. compiled: Dynamo's numbers of the frame and of its compile.
     """
 
@@ -67,6 +79,7 @@ class Texts:
     after: str = ""
     ir: str = ""
     handles: Mapping[str, list[str]] = field(default_factory=dict)
+    stacks: Mapping[str, list[str]] = field(default_factory=dict)
     kernels: list[dict[str, Any]] | None = None
     resources: Mapping[str, Any] = field(default_factory=dict)
     elsewhere: frozenset[str] = frozenset()
@@ -100,7 +113,9 @@ class GraphReader:
 
     @property
     def node_names(self) -> set[str]:
-        return set(self.after.nodes) | {name for call in self.named for name in call}
+        """The nodes before the passes, whose own names may be equal in two graphs; else those after them."""
+        is_own = self.before.nodes and not self.texts.elsewhere  # else it is the joint graph, or unknown
+        return set(self.before.nodes if is_own else self.after.nodes)
 
     def compiled(self, unit: int) -> CompiledGraph:
         """Return the graph, with its waits and views."""
@@ -218,7 +233,13 @@ class GraphReader:
         return [name for name in found if self.after.nodes[name].op != "getitem"]
 
     def _of_name(self, call: EmittedCall) -> tuple[str, ...]:
-        return (operation_of(call.name),) if call.scatters else ()
+        return (operation_of(call.name),) if call.scatters or call.sums_partials else ()
+
+    def _lines_of_partials(self, call: EmittedCall) -> set[tuple[str | None, str | None]]:
+        """Return the lines and places of the reductions that a call may finish: those that made the partial sums."""
+        pairs = zip(self.shares, self.code.calls, strict=True) if call.sums_partials else ()
+        names = [name for share, other in pairs if set(other.writes) & set(call.reads) for name in share.computed]
+        return {(node.line, node.place) for node in map(self._after, names) if node.op in TWO_STEPS}
 
     def _is_library(self, call: EmittedCall) -> bool:
         return call.is_extern or self._heuristic(call) == "template"
@@ -247,9 +268,15 @@ class GraphReader:
     def _call(self, index: int, call: EmittedCall, scratch: Mapping[str, int]) -> Call:
         share = self.shares[index]
         nodes, sources = share.operations(self._after, self._before, self.memory)
+        stacks = {stack_lines(stack) for stack in self.texts.stacks.get(call.handle, ())}
         if not nodes:  # use the call's comment; for a library call it also names the operations before it
             atens = (call.atens or self._of_name(call))[-1:] if call.is_extern else call.atens
-            sources = tuple(SourceNode("", aten, None, None, (), self.code.part == "backward") for aten in atens)
+            lines = {(line, place) for _, line, place in stacks} or self._lines_of_partials(call)
+            line, place = next(iter(lines)) if len(lines) == 1 else (None, None)
+            sources = tuple(
+                SourceNode("", aten, None, line, (), self.code.part == "backward", place=place) for aten in atens
+            )
+        sources = tuple(_outside_libraries(source, stacks) for source in sources)
         targets = {node.op for node in nodes or sources}
         heuristic = self._heuristic(call)
         reduces = "reduction" in heuristic or (not heuristic and bool(targets & REDUCTIONS))
@@ -364,6 +391,14 @@ class GraphReader:
         elif scheduled is not None:
             elements = (scheduled.reads if reads else scheduled.stores).get(buffer, math.prod(memory.shape))
         return None if elements is None else min(memory.bytes, elements * SIZES[memory.dtype])
+
+
+def _outside_libraries(node: SourceNode, stacks: Iterable[StackLines]) -> SourceNode:
+    """Return a node with a place outside of libraries, by the stacks of its kernel that end in its own one."""
+    if node.place is None or not is_library(node.place):
+        return node
+    places = {stack.place for stack in stacks if stack.innermost == node.place}
+    return replace(node, place=places.pop() if len(places) == 1 else None)
 
 
 def _listed_sources(listed: Mapping[str, Any]) -> list[SourceNode]:

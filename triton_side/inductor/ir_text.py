@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import NamedTuple
 
 from xlafuse.triton_side.inductor.graph import (
     DTYPES,
@@ -64,16 +65,22 @@ class FxText:
 
 _FX_TYPE = re.compile(r'\b(\w+): "(\w+)\[([^\]]*)\][^"]*"')
 _FX_NODE = re.compile(r'\s+(\w+)(?:: "[^"]*")? = ([\w.]+)(?:\((.*?)\))?(\[\d+\])?(?:;  .*)?$')
-_FX_PLACE = re.compile(r"#.*?File: (.+?):(\d+) in ")
-_TORCH = re.compile(r"(^|/site-packages/)torch/")  # such a line is not the user's
+_FX_PLACE = re.compile(r"#.*?File: (.+?):(\d+) in (.+?)(?:, code: |$)")
+_TORCH = re.compile(r"(^|/(site|dist)-packages/)torch/")  # such a line is not the user's
+_LIBRARY = re.compile(rf"(^|/)(site-packages|dist-packages|lib/python3\.\d+)/|{_TORCH.pattern}|^<")
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (.+))?')
 # calls.stages writes one key per stage. Older dumps have one key for all.
 _FX_STAGES = re.compile(r"'stage ([^']*)': True|'stage': '([^']*)'")
 
 
 def read_fx(text: str, *, backward: bool = False) -> FxText:
-    """Read an FX graph as `print_readable` prints it. backward: mark its nodes as a gradient's."""
+    """Read an FX graph as `print_readable` prints it. backward: mark its nodes as a gradient's.
+
+    The text has one frame of each node, so a node's place may be in a library.
+    """
     found = FxText()
     line_of: str | None = None
+    place_of: str | None = None
     stage: str | None = None
     for line in text.splitlines():
         stripped = line.lstrip()
@@ -83,6 +90,7 @@ def read_fx(text: str, *, backward: bool = False) -> FxText:
             comment = stripped[:_MAX_COMMENT]
             place = _FX_PLACE.match(comment)
             line_of = f"{place[1]}:{place[2]}" if place and not _TORCH.search(place[1]) else None
+            place_of = f"{place[1]}:{place[2]} {place[3]}" if place else None
             marks = _FX_STAGES.findall(comment.partition(" File: ")[0]) if comment.startswith("# Annotation: ") else []
             stage = "/".join(nested or single for nested, single in marks) or None
             continue
@@ -106,8 +114,32 @@ def read_fx(text: str, *, backward: bool = False) -> FxText:
         whole = found.nodes.get(inputs[0]) if op == "getitem" and inputs else None
         if whole is not None and whole.op.startswith("aten._foreach_"):  # its line has no type
             found.nodes[whole.name] = replace(whole, shapes=whole.shapes + own)
-        found.nodes[name] = SourceNode(name, op, stage, line_of, inputs, backward, own, shapes, causal)
+        found.nodes[name] = SourceNode(name, op, stage, line_of, inputs, backward, own, shapes, causal, place_of)
     return found
+
+
+class StackLines(NamedTuple):
+    """A `SourceNode`'s line and place. innermost: the innermost frame of its stack, written as a place."""
+
+    innermost: str | None
+    line: str | None
+    place: str | None
+
+
+def stack_lines(stack: str) -> StackLines:
+    """Read the Python stack of a node."""
+    found = [(f"{file}:{line}", function) for file, line, function in _FRAME.findall(stack)]
+    frames = [(line, f"{line} {function}".rstrip()) for line, function in found]
+    lines = [line for line, _ in frames if not _TORCH.search(line)]
+    places = [place for _, place in frames if not is_library(place)]
+    return StackLines(
+        frames[-1][1] if frames else None, lines[-1] if lines else None, places[-1] if places else None
+    )
+
+
+def is_library(place: str) -> bool:
+    """Return whether a place is in an installed package or in Python itself."""
+    return bool(_LIBRARY.search(place))
 
 
 def _is_causal(op: str, arguments: str) -> bool | None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from xlafuse import versions
 from xlafuse.hlo.shape import Element, Malformed, Shape, read_shapes
+from xlafuse.hlo.stack_frames import Frame, StackFrames
 from xlafuse.hlo.text_reader import DECLARATION, Computation, Instruction, Module, WindowDimension
 
 MAX_INSTRUCTIONS = 1_000_000
@@ -87,7 +88,7 @@ class _Reader:
     def __init__(self, proto: Any) -> None:
         self.module = Module(name=proto.name, is_scheduled=bool(proto.schedule.sequences))
         self._schedule = proto.schedule.sequences
-        self._sources = _Sources(proto.stack_frame_index)
+        self._stack = _stack_frames(proto.stack_frame_index)
         self._shapes: dict[bytes, tuple[tuple[Shape, ...], Element]] = {}
         self._computations: dict[int, Any] = {}
         self._operations: dict[int, Any] = {}  # computation -> its only operation, None if it has several
@@ -158,7 +159,8 @@ class _Reader:
             operands=tuple(_found(by_id, id, "operand").name for id in proto.operand_ids),
             calls=() if proto.opcode in ("async-update", "async-done") else self._calls(operation, by_id),
             op_name=metadata.op_name,
-            source=self._sources.line(metadata),
+            source=_source(metadata, self._stack),
+            place=self._stack.place(frame),
             site=str(frame) if frame else "",
             backend_config=proto.backend_config.decode(errors="replace"),
             custom_call_target=operation.custom_call_target,
@@ -282,34 +284,31 @@ def _dim_labels(proto: Any) -> str:
     return f"{names[0]}_{names[1]}->{names[2]}"
 
 
-class _Sources:
-    """Map stack frames to "file:line". Ids count from 1; 0 means none."""
+def _stack_frames(index: Any) -> StackFrames:
+    """Return a module's frames. Ids count from 1; 0 means none."""
 
-    def __init__(self, index: Any) -> None:
-        self._index = index
-        self._lines: dict[int, str] = {}
+    def frame(row: Any) -> Frame | None:
+        location = _row(index.file_locations, row.file_location_id)
+        file = _row(index.file_names, location.file_name_id) if location else None
+        if location is None or not file:
+            return None
+        return Frame(
+            file, location.line, _row(index.function_names, location.function_name_id) or "", location.end_line,
+            location.column, location.end_column, row.parent_frame_id,
+        )
 
-    def line(self, metadata: Any) -> str:
-        frame = metadata.stack_frame_id
-        if not frame:
-            return _line(metadata.source_file, metadata.source_line)
-        if frame not in self._lines:
-            self._lines[frame] = self._frame(frame)
-        return self._lines[frame]
-
-    def _frame(self, frame_id: int) -> str:
-        frame = _row(self._index.stack_frames, frame_id)
-        location = _row(self._index.file_locations, frame.file_location_id) if frame else None
-        file = _row(self._index.file_names, location.file_name_id) if location else None
-        return _line(file, location.line) if file and location else ""
+    found = ((number, frame(row)) for number, row in enumerate(index.stack_frames, 1))
+    return StackFrames({number: frame for number, frame in found if frame is not None})
 
 
 def _row(table: Any, id: int) -> Any:
     return table[id - 1] if 0 < id <= len(table) else None
 
 
-def _line(file: str, line: int) -> str:
-    return f"{file}:{line or '?'}" if file else ""
+def _source(metadata: Any, stack: StackFrames) -> str:
+    if metadata.stack_frame_id:
+        return stack.line(metadata.stack_frame_id)
+    return f"{metadata.source_file}:{metadata.source_line or '?'}" if metadata.source_file else ""
 
 
 _UNBOUNDED = _MERGED = -(1 << 63)

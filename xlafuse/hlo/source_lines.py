@@ -14,7 +14,8 @@ class SourceOp:
 
     op: the last part of its op_name; the HLO opcode if XLA recorded no op_name.
     stage: the named scopes around it, outermost first ("norm/scale"), "" if none is known.
-    line: "file:line" of its innermost recorded frame.
+    line: "file:line" of its innermost recorded frame. place: its innermost frame outside libraries, with columns and
+        function, as `stack_frames.place_of` writes it.
     site: an identity, equal in two kernels that both compute this operation: op_name and frame. A number follows if the
         same line ran several times during tracing, on other operands (layers built in a loop). "" without op_name.
     backward: its op_name says that it is a transpose.
@@ -27,6 +28,7 @@ class SourceOp:
     site: str = ""
     backward: bool = False
     rematerialized: bool = False
+    place: str = ""
 
 
 @dataclass
@@ -76,7 +78,9 @@ class SourceOpFinder:
         op_name = self._op_name(instruction)
         rematerialized = "rematted_computation" in op_name or bool(_XLA_REMAT.search(instruction.name))
         if not op_name:
-            return SourceOp(instruction.opcode, line=instruction.source, rematerialized=rematerialized)
+            return SourceOp(
+                instruction.opcode, line=instruction.source, rematerialized=rematerialized, place=instruction.place
+            )
         if self._borrows(instruction):
             # XLA concatenates the operands of merged products and names the result after one of them.
             merges = instruction.opcode == "concatenate"
@@ -86,6 +90,7 @@ class SourceOpFinder:
                 line="" if merges else instruction.source,
                 backward=_is_backward(op_name),
                 rematerialized=rematerialized,
+                place="" if merges else instruction.place,
             )
         frame = f"{instruction.source}#{instruction.site}"
         number = self._instance((op_name, frame), expressions)
@@ -96,6 +101,7 @@ class SourceOpFinder:
             site=f"{op_name}@{frame}" + (f"~{number}" if number > 1 else ""),
             backward=_is_backward(op_name),
             rematerialized=rematerialized,
+            place=instruction.place,
         )
 
     def _stage(self, op_name: str) -> str:

@@ -11,11 +11,12 @@ a line that begins like an instruction.
 
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from xlafuse.hlo.gc_pause import collector_paused
 from xlafuse.hlo.shape import MAX_DIGITS, Element, Malformed, Shape, read_integer, read_shapes
+from xlafuse.hlo.stack_frames import Frame, StackFrames
 from xlafuse.hlo.text_scanner import (
     INSTRUCTION,
     NAME,
@@ -43,7 +44,7 @@ class Instruction:
     calls: (attribute, computation) pairs, in order.
     op_name: the framework's path, "" if XLA recorded none.
     source: "file:line" of the innermost recorded frame, "" if there is none. site: the id of that frame; one line can
-        have several.
+        have several. place: the innermost frame outside libraries (`stack_frames.place_of`).
     backend_config: raw text. declared: the text of the frontend attribute that `custom_calls` reads.
     index: of a parameter or a get-tuple-element, else None.
 
@@ -64,6 +65,7 @@ class Instruction:
     calls: tuple[tuple[str, str], ...] = ()
     op_name: str = ""
     source: str = ""
+    place: str = field(default="", compare=False)
     site: str = ""
     backend_config: str = ""
     custom_call_target: str = ""
@@ -217,9 +219,10 @@ class _Reader:
         self._keeps_statements = statements
         self._original = text
         self._text = without_comments(text)
-        self._files: dict[str, str] = {}
-        self._locations: dict[str, dict[str, str]] = {}
-        self._frames: dict[str, str] = {}  # stack frame id -> file location id
+        self._names: dict[str, dict[str, str]] = {"FileNames": {}, "FunctionNames": {}}
+        self._locations: dict[str, Frame] = {}
+        self._frames: dict[int, Frame] = {}
+        self._stack = StackFrames(self._frames)
         self._shapes: dict[str, tuple[tuple[Shape, ...], Element]] = {}
         self._unparsed: list[int] = []
         self._cut_off = ""  # the computation in which the text ends
@@ -274,15 +277,23 @@ class _Reader:
             key, value = row.groups()
             if value.startswith('"') != table.endswith("Names"):
                 break
-            fields = dict(_ROW_FIELD.findall(value))
-            if table == "FileNames":
-                self._files[key] = string(value)
-            elif table == "FileLocations":
-                self._locations[key] = fields
-            elif table == "StackFrames":
-                self._frames[key] = fields.get("file_location_id", "")
+            if table in self._names:
+                self._names[table][key] = string(value)
+            else:
+                self._row(table, key, {name: int(number) for name, number in _ROW_FIELD.findall(value)})
             at = row.end()
         return at
+
+    def _row(self, table: str, key: str, fields: Mapping[str, int]) -> None:
+        if table == "FileLocations":
+            file = self._names["FileNames"].get(str(fields.get("file_name_id")))
+            function = self._names["FunctionNames"].get(str(fields.get("function_name_id")), "")
+            if file:
+                span = (fields.get(name, 0) for name in ("end_line", "column", "end_column"))
+                self._locations[key] = Frame(file, fields.get("line", 0), function, *span)
+        elif location := self._locations.get(str(fields.get("file_location_id"))):
+            # The text has 1 for no parent, and 1 more than a parent's number.
+            self._frames[int(key)] = replace(location, parent=fields.get("parent_frame_id", 1) - 1)
 
     def _computation(self, at: int) -> int:
         text, start = self._text, at
@@ -491,6 +502,7 @@ class _Reader:
             calls=tuple([(key, name) for key in _CALLS if key in calls for name in calls[key]]),
             op_name=metadata.get("op_name", ""),
             source=self._source(metadata),
+            place=self._stack.place(int(metadata.get("stack_frame_id", "0"))),
             site=metadata.get("stack_frame_id", ""),
             backend_config=string(attributes.get("backend_config", "")),
             custom_call_target=string(attributes.get("custom_call_target", "")),
@@ -512,11 +524,9 @@ class _Reader:
             self._shapes[text] = read_shapes(text)
         return self._shapes[text]
 
-    def _source(self, metadata: dict[str, str]) -> str:
+    def _source(self, metadata: Mapping[str, str]) -> str:
         if frame := metadata.get("stack_frame_id"):
-            location = self._locations.get(self._frames.get(frame, ""), {})
-            file = self._files.get(location.get("file_name_id", ""), "")
-            return f"{file}:{location.get('line', '?')}" if file else ""
+            return self._stack.line(int(frame))
         file = metadata.get("source_file", "")
         return f"{file}:{metadata.get('source_line', '?')}" if file else ""
 

@@ -146,7 +146,8 @@ def _kernel(
         phase=phase,
         runtime_name=None if on_tpu else kernel.runtime_name,
         source_ops=tuple([
-            SourceOp(op.op, op.stage, op.line, op.site, op.backward, op.rematerialized) for op in launch.source_ops
+            SourceOp(op.op, op.stage, op.line, op.site, op.backward, op.rematerialized, op.place)
+            for op in launch.source_ops
         ]),
         inputs=accesses(launch.reads),
         outputs=accesses(launch.writes),

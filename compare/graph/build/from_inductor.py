@@ -58,7 +58,7 @@ def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str
     program: Program = captured if isinstance(captured, Program) else captured.program()
     forward = [graph for graph in program.graphs if graph.part == "forward"]
     backward = sorted((graph for graph in program.graphs if graph.part == "backward"), key=lambda graph: -graph.unit)
-    sites = {_site(node, graph.unit) for graph in forward for call in graph.calls for node in call.sources}
+    sites = {_whole(_site(node, graph.unit)) for graph in forward for call in graph.calls for node in call.sources}
     about: dict[str, Any] = {"target": target, "versions": dict(versions or {})}
     calls: Counter[str] = Counter()
     same = _same_memory(forward)
@@ -175,7 +175,8 @@ def _source_op(node: SourceNode, graph: CompiledGraph, forward_sites: set[str]) 
         line=users_line(node.line or ""),
         site=site,
         backward=node.backward,
-        rematerialized=graph.part == "backward" and not node.backward and site in forward_sites,
+        rematerialized=graph.part == "backward" and not node.backward and _whole(site) in forward_sites,
+        place=users_line(node.place or ""),
     )
 
 
@@ -277,6 +278,11 @@ def _name(buffer: str, graph: CompiledGraph) -> str:
 
 def _site(node: SourceNode, unit: int) -> str:
     return f"graph-{unit}/{node.name}" if unit else node.name
+
+
+def _whole(site: str) -> str:
+    """Return the site of a whole operation for that of one of its kernels, which has a "#"."""
+    return site.partition("#")[0]
 
 
 # Buffers that forward passes to backward

@@ -1,4 +1,4 @@
-"""The kernels of two profiles: new, gone, slower and faster per step, as data and as text.
+"""Two profiles: the parts of the model, and the kernels that are new, gone, slower and faster, as data and as text.
 
 Two profiles share no step, so no noise cancels between them. A time counts as changed only if the ranges of the steps
 are apart and the medians differ by more than a tolerance.
@@ -15,6 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from ...base.text import printable
 from ...graph import formats
 from ...graph.render import text_view
+from ...model import part_changes
+from ...model.part_changes import PartChange
+from ...model.places import sources_beside
+from ...model.step import Step
 from ...profiles.kernel_times import KernelTimes, Times
 from ..profile_view import ProfileView, time_range
 
@@ -61,7 +65,8 @@ class Change:
 class ProfileDiff:
     """Changes between two profiles. step, busy: of a step's time on the device, and of the time in which kernels ran.
 
-    kernels: all of them, those with the largest change first. notes: differences of device and versions. other_card:
+    parts: of the model, those with the largest change first. kernels: the same.
+    notes: differences of device and versions. other_card:
     True where the GPUs are known and differ.
     """
 
@@ -69,6 +74,7 @@ class ProfileDiff:
     busy: Change
     kernels: tuple[Change, ...]
     notes: tuple[str, ...]
+    parts: tuple[PartChange, ...] = ()
     other_card: bool = False
 
     @property
@@ -82,6 +88,7 @@ class ProfileDiff:
     def to_json(self) -> dict[str, Any]:
         return {
             "schema": SCHEMA, "step": self.step.to_json(), "busy": self.busy.to_json(), "notes": list(self.notes),
+            "parts": [each.to_json() for each in self.parts],
             "kernels": [each.to_json() for each in self.kernels],
         }
 
@@ -93,8 +100,13 @@ def compare(before: ProfileView, after: ProfileView, tolerance: float) -> Profil
         Change("step", _word(before.device_us, after.device_us, tolerance), before.device_us, after.device_us),
         Change("busy", _word(before.busy_us, after.busy_us, tolerance), before.busy_us, after.busy_us),
         tuple(sorted(kernels, key=lambda change: -abs(change.lost_us))), tuple(_notes(before, after)),
-        _other_card(before, after),
+        tuple(part_changes.changes(_step(before), _step(after))), _other_card(before, after),
     )
+
+
+def _step(view: ProfileView) -> Step:
+    opened = view.opened
+    return Step(opened.joined.graphs, sources_beside(opened.path), opened)
 
 
 @dataclass(frozen=True)
@@ -180,6 +192,10 @@ def tree(found: ProfileDiff, title: str, *, every: bool = False) -> RenderableTy
     """Return the changes, those of most time first. every: all of them."""
     lines = [_line("a step on the device", found.step), _line("kernels in a step", found.busy), *found.notes]
     root = text_view.titled(title, lines)
+    if found.parts:
+        branch = root.add(text_view.plain("parts of the model, ms a step", "bold"))
+        for part in found.parts if every else found.parts[:MOST_ROWS]:
+            branch.add(_part(part))
     for word in WORDS:
         changes = found.of(word)
         if not changes:
@@ -199,6 +215,12 @@ def tree(found: ProfileDiff, title: str, *, every: bool = False) -> RenderableTy
 def _line(what: str, change: Change) -> str:
     verdict = "no change beyond the steps' spread and the tolerance" if change.word == "same" else change.word
     return f"{what}: {_times(change)}: {verdict}"
+
+
+def _part(change: PartChange) -> Any:
+    where = f" ({change.where})" if change.where else ""
+    times = (formats.UNKNOWN if us is None else f"{us / 1e3:.2f}" for us in (change.before_us, change.after_us))
+    return text_view.plain(f"{formats.name(change.name)}{where}: {' → '.join(times)}")
 
 
 def _kernel(change: Change) -> Any:

@@ -134,6 +134,23 @@ def test_other_kernels_stay_without_a_graph() -> None:
     assert not joined.graphs
 
 
+def test_work_of_pytorch_outside_of_compiled_code_stays_without_a_graph() -> None:
+    """A library call in the graph may run any number of kernels, and would take those of the optimizer."""
+    graph = graph_of(TRACE)
+    library = replace(graph.kernels[-1], name="aten.sum", kind="library", runtime_name=None, launches=None)
+    graph = replace(graph, kernels=(*graph.kernels, library))
+    compiled = ("## Call CompiledFxGraph f2x ##", "aten::sum")
+    inside = events_of([*ran(TRACE), "void at::native::reduce_kernel"], host_path=compiled)
+    foreach = "void at::native::multi_tensor_apply_kernel"
+    outside = [replace(event, start=1, end=2, host_path=("Optimizer.step#AdamW.step", "aten::_foreach_mul_"))
+               for event in events_of([foreach] * 3)]
+    count = len(graph.kernels)
+    joined = join([step([*inside, *outside])], {"mlp": graph})
+    assert joined.owners[0] == (*(("mlp", at) for at in range(count)), None, None, None)
+    untold = [replace(event, host_path=()) for event in (*inside, *outside)]
+    assert join([step(untold)], {"mlp": graph}).owners[0][count:] == (("mlp", count - 1),) * 3
+
+
 def test_a_gap_says_whether_the_host_was_late() -> None:
     found = gaps([
         DeviceEvent("a", 0, 10), DeviceEvent("overlaps", 2, 5), DeviceEvent("late", 14, 20, launched=13),

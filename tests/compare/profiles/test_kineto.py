@@ -149,6 +149,22 @@ def test_the_operation_around_the_launch_launched_a_kernel(tmp_path: Path) -> No
     assert [event.host_op for event in profile.events] == ["aten::copy_", "aten::to", "aten::mul", ""]
 
 
+def test_a_launch_has_the_ranges_and_operations_around_it(tmp_path: Path) -> None:
+    launches = (1012, 1030, 1210)
+    data = trace(
+        span("user_annotation", "ProfilerStep#3", 1000, 500),
+        span("user_annotation", "Optimizer.step#AdamW.step", 1005, 50),
+        span("cpu_op", "aten::_foreach_norm", 1010, 10), span("cpu_op", "aten::zeros", 1011, 5),
+        {**span("user_annotation", "elsewhere", 1000, 500), "tid": 8},
+        *(span("cuda_runtime", "cudaLaunchKernel", at, 1, correlation=at) for at in launches),
+        *(kernel("k", at + 20, 3, at) for at in launches),
+    )
+    (profile,) = kineto.read(written(tmp_path, data))
+    step = "Optimizer.step#AdamW.step"
+    assert [event.host_path for event in profile.events] == [(step, "aten::_foreach_norm", "aten::zeros"), (step,), ()]
+    assert [event.host_op for event in profile.events] == ["aten::zeros", "", ""]
+
+
 def test_an_external_id_tells_the_operation_only_of_an_unknown_launch(tmp_path: Path) -> None:
     operations = (("aten::mm", 1), ("aten::add", 2), ("aten::sub", 2), ("aten::neg", 7))
     data = trace(

@@ -24,20 +24,20 @@ from xlafuse.compare.sources.opening import open_source
 
 DATA = PROJECT / "tests" / "data"
 RUNS, HLO = DATA / "runs", DATA / "xla" / "softmax.hlo.txt"
-RECORDS = set(TABLE_VIEWS) - {"traffic"}
+RECORDS = set(TABLE_VIEWS) - {"traffic", "parts"}
 # The views that answer, by kind of path; the others say why they do not.
 ANSWERS = {
     "a run with times": RECORDS | {"kernels", "why", "stages", "traffic"},
     "a run for a target": RECORDS | {"kernels", "why"},
     "two runs": {"kernels", "why", "stages", "findings", "kernel-roofline"},
-    "an HLO file": {"kernels", "why", "findings", "kernel-roofline"},
-    "a dump": {"kernels", "why", "passes", "findings", "kernel-roofline"},
-    "a dump of many modules": {"kernels", "findings", "kernel-roofline"},
-    "Inductor's output": {"kernels", "why", "findings", "kernel-roofline"},
-    "a profile with graphs": {"kernels", "why", "passes", "steps", "findings", "kernel-roofline"},
+    "an HLO file": {"kernels", "why", "findings", "kernel-roofline", "parts"},
+    "a dump": {"kernels", "why", "passes", "findings", "kernel-roofline", "parts"},
+    "a dump of many modules": {"kernels", "findings", "kernel-roofline", "parts"},
+    "Inductor's output": {"kernels", "why", "findings", "kernel-roofline", "parts"},
+    "a profile with graphs": {"kernels", "why", "passes", "steps", "findings", "kernel-roofline", "parts"},
     "a profile": {"steps", "findings"},
     "an Explained": {"kernels", "why", "stages", "findings", "kernel-roofline"},
-    "a graph": {"kernels", "why", "findings", "kernel-roofline"},
+    "a graph": {"kernels", "why", "findings", "kernel-roofline", "parts"},
     "two files": {"kernels", "why", "stages", "findings", "kernel-roofline"},
 }
 WITHOUT_PAGE = {"a profile"}

@@ -194,3 +194,16 @@ def test_steps_are_checked(text: str) -> None:
     with pytest.raises(UsageError, match="FIRST:END"):
         capture_command.parse_steps(text)
     assert capture_command.parse_steps("3:5") == (3, 5)
+
+
+def test_a_capture_has_the_programs_own_files_as_they_were(tmp_path: Path) -> None:
+    """The script by the name it was given, and its modules, without installed packages."""
+    (tmp_path / "layers.py").write_text("def layer(x):\n    return x\n")
+    program = f"import sys, os\nsys.path.insert(0, {str(tmp_path)!r})\nimport layers\n{JAX}\nos.chdir('/')\n"
+    assert captured(tmp_path / "run", program).returncode == 0
+    (tmp_path / "run.py").write_text("changed\n")
+    sources = tmp_path / "run" / capture.SOURCES
+    kept = {str(path.relative_to(sources)) for path in sources.rglob("*.py")}
+    inside = str(tmp_path).lstrip("/")
+    assert kept >= {f"{inside}/run.py", f"{inside}/layers.py"} and not [name for name in kept if "-packages/" in name]
+    assert (sources / inside / "run.py").read_text() == program

@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from xlafuse.triton_side.calls.stages import stage
 from xlafuse.triton_side.inductor import _private as private
 from xlafuse.triton_side.inductor import compiler, dump
+from xlafuse.triton_side.inductor.graph import SourceNode
 from xlafuse.triton_side.inductor.ir_text import read_fx
 from xlafuse.triton_side.inductor.output_code import read_code
 
@@ -135,6 +137,67 @@ def test_a_gradient_inside_a_function_has_the_stage_of_its_operation():
     (graph,) = captured.graphs
     sources = {(s.stage, s.backward) for call in graph.compiled().calls for s in call.sources}
     assert {("up", False), ("up", True), ("act", True), ("down", True), ("descend", False)} <= sources
+
+
+class Gated(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = torch.nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.up(x)
+        with stage("gate"):
+            return y * torch.sigmoid(y)
+
+
+class Layers(torch.nn.Module):
+    def __init__(self, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(Gated() for _ in range(2))
+        self.checkpointed = checkpointed
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, use_reentrant=False) if self.checkpointed else layer(x)
+        return x.sum()
+
+
+def sources_of(function) -> list[tuple[str, SourceNode]]:
+    torch.compiler.reset()
+    with compiler.capture() as captured:
+        compiler.compile(function)(torch.randn(ROWS, WIDTH, requires_grad=True))
+    graphs = captured.program().graphs
+    return [(graph.part, source) for graph in graphs for call in graph.calls for source in call.sources]
+
+
+def test_operations_without_a_stage_have_the_path_of_their_module_in_both_phases():
+    net = Layers()
+    found = sources_of(net)
+    for part in ("forward", "backward"):
+        stages = {source.stage for phase, source in found if phase == part and source.stage}
+        assert stages == {"layers/0/up", "layers/1/up", "gate"}
+    places = {source.place.partition(" ")[2] for _, source in found if source.stage == "layers/0/up"}
+    assert places == {"forward"}
+
+    def through_a_global(x: Tensor) -> Tensor:
+        return net.layers[1](x)
+
+    assert {source.stage for _, source in sources_of(through_a_global)} >= {"layers/1/up", "gate"}
+
+
+@TAKES_GRADIENTS
+def test_a_gradient_inside_a_function_has_the_module_of_its_operation():
+    net = Layers()
+    found = sources_of(lambda x: torch.autograd.grad(net(x), list(net.parameters())))
+    assert {source.stage for _, source in found if source.backward} >= {"layers/0/up", "layers/1/up"}
+
+
+def test_operations_of_a_checkpoint_are_forwards_in_backward():
+    def again(found: list[tuple[str, SourceNode]]) -> set[str]:
+        return {source.op for part, source in found if part == "backward" and not source.backward}
+
+    assert "aten.addmm" in again(sources_of(Layers(checkpointed=True)))
+    assert "aten.addmm" not in again(sources_of(Layers()))
 
 
 def test_bytes_of_a_gemm_are_its_operands(run):

@@ -15,6 +15,7 @@ import pytest
 from xlafuse.triton_side.inductor import dump
 from xlafuse.triton_side.inductor.dump import DumpError, read
 from xlafuse.triton_side.inductor.graph import Buffer, GraphBreak, SourceNode, flops, kind_of
+from xlafuse.triton_side.inductor.graph_reader import GraphReader, Texts
 from xlafuse.triton_side.inductor.ir_text import read_fx, read_ir, replaced
 from xlafuse.triton_side.inductor.output_code import read_code
 
@@ -207,6 +208,112 @@ def test_a_kernel_that_prepares_an_attention_is_none():
     assert kind("triton_poi_fused__to_copy_0", "aten._scaled_dot_product_flash_attention") == "elementwise"
     call = "torch.ops.aten._scaled_dot_product_flash_attention.default"
     assert kind(call, "aten._scaled_dot_product_flash_attention", extern=True) == kind(call, extern=True) == "attention"
+
+
+LIBRARY = "/venv/lib/python3.12/site-packages/transformers/models/llama/modeling_llama.py"
+OWN = '  File "train.py", line 30, in f\n    loss = step(x)\n  File "train.py", line 8, in forward\n    x = norm(x)\n'
+IN_LIBRARY = f'{OWN}  File "{LIBRARY}", line 60, in forward\n    return x * scale\n'
+AOT = "# AOT ID: ['0_backward']\ndef call(self, args):\n    mul, permute = args\n"
+
+
+def read_with_stacks(code, stacks, **texts):
+    texts = Texts("dump", AOT + code, stacks=stacks, **texts)
+    return GraphReader(texts, read_code(texts.code)).compiled(0)
+
+
+def product(stacks):
+    """Return the operation of a product, to which no provenance mapping gives nodes, as in backward under autograd."""
+    graph = read_with_stacks(
+        """    buf0 = empty_strided_cuda((8192, 768), (768, 1), torch.bfloat16)
+    # Topologically Sorted Source Nodes: [permute_193, mm_47], Original ATen: [aten.t, aten.mm]
+    # [Provenance debug handles] extern_kernels.mm:2
+    extern_kernels.mm(mul, permute, out=buf0)
+    return (buf0, )
+""", {"extern_kernels.mm:2": stacks})
+    (source,) = graph.calls[0].sources
+    return source.op, source.line, source.place
+
+
+def test_a_place_is_the_innermost_call_outside_of_libraries():
+    assert product([OWN]) == ("aten.mm", "train.py:8", "train.py:8 forward")
+    assert product([IN_LIBRARY]) == ("aten.mm", f"{LIBRARY}:60", "train.py:8 forward")
+    inside = '  File "/usr/local/lib/python3.12/dist-packages/torch/optim/adamw.py", line 9, in step\n    p.add_(u)\n'
+    assert product([OWN + inside]) == ("aten.mm", "train.py:8", "train.py:8 forward")
+    assert product([OWN, OWN.replace("8", "9")]) == product([]) == ("aten.mm", None, None)
+
+
+@pytest.mark.parametrize("stacks, place", [
+    ([IN_LIBRARY, OWN], "train.py:8 forward"),
+    ([IN_LIBRARY, IN_LIBRARY.replace("line 8", "line 9")], None),  # both calls of the library are in the kernel
+    ([], None),
+])
+def test_a_node_of_a_library_has_the_place_of_its_call(stacks, place):
+    """A printed graph has only the innermost frame, and the stacks of a kernel say who called it."""
+    text = (
+        '    def forward(self, mul: "bf16[64, 32]", permute: "bf16[32, 32]"):\n'
+        f"        # File: {LIBRARY}:60 in forward, code: return x * scale\n"
+        '        mm: "bf16[64, 32]" = torch.ops.aten.mm.default(mul, permute)\n'
+        "        # File: train.py:12 in <genexpr>, code: q, k, v = (t.view(b) for t in qkv)\n"
+        '        neg: "bf16[64, 32]" = torch.ops.aten.neg.default(mm)\n'
+    )
+    assert [node.place for node in read_fx(text).nodes.values()] == [f"{LIBRARY}:60 forward", "train.py:12 <genexpr>"]
+    handle = "extern_kernels.mm:2"
+    graph = read_with_stacks(
+        f"""    buf0 = empty_strided_cuda((64, 32), (32, 1), torch.bfloat16)
+    # [Provenance debug handles] {handle}
+    extern_kernels.mm(mul, permute, out=buf0)
+    return (buf0, )
+""", {handle: stacks}, before=text, after=text, handles={handle: ["mm"]})
+    (source,) = graph.calls[0].sources
+    assert (source.line, source.place) == (f"{LIBRARY}:60", place)
+
+
+def test_partial_sums_have_the_place_of_their_reduction():
+    text = (
+        '    def forward(self, mul: "f32[64, 32]", permute: "f32[32]"):\n'
+        "        # File: train.py:8 in forward, code: x = norm(x)\n"
+        '        sum_1: "f32[32]" = torch.ops.aten.sum.dim_IntList(mul, [0])\n'
+    )
+    definition = """
+# Graph fragment:
+#   %mul : Tensor "f32[64, 32][32, 1]cuda:0" = PlaceHolder[target=mul]
+#   %sum_1 : Tensor "f32[32][1]cuda:0" = call_function[target=torch.ops.aten.sum.dim_IntList](args = (%mul, [0]))
+#   return %buf1
+triton_per_fused_sum_0 = async_compile.triton('triton_per_fused_sum_0', '''
+@triton.jit
+def triton_per_fused_sum_0(in_ptr0, ws_ptr, xnumel, r0_numel):
+    tmp0 = tl.load(in_ptr0 + (r0_1 + 32*x0), None)
+    tl.store(ws_ptr + (tl.program_id(0)), tmp0, None)
+''', device_str='cuda')
+"""
+    code = """    workspace_0 = empty_strided_cuda((128, ), (1, ), torch.float32)
+    triton_per_fused_sum_0.run(mul, workspace_0, 64, 32, stream=stream0)
+    buf1 = workspace_0[0 * 4 * 32 : (0 + 1) * 4 * 32].view(4, 32).sum(dim=0)
+    return (buf1, )
+"""
+    texts = Texts("dump", definition + AOT + code, text, text)
+    last = GraphReader(texts, read_code(texts.code)).compiled(0).calls[-1]
+    assert [(source.op, source.line, source.place) for source in last.sources] == [
+        ("aten.sum", "train.py:8", "train.py:8 forward"),
+    ]
+
+
+def test_a_backward_operation_of_forward_is_known_by_its_name_before_the_passes():
+    """The passes give new nodes the same names in forward and in backward."""
+    head = '    def forward(self, x: "f32[2]"):\n'
+    exp, new = (f'        {name}: "f32[2]" = torch.ops.aten.exp.default(x)\n' for name in ("exp", "exp_default"))
+    code = "# AOT ID: ['0_forward']\ndef call(self, args):\n    x, = args\n    return (x, )\n"
+    assert GraphReader(Texts("dump", code, head + exp, head + new), read_code(code)).node_names == {"exp"}
+    assert GraphReader(Texts("dump", code, after=head + new), read_code(code)).node_names == {"exp_default"}
+    joint = Texts("dump", code, head + exp, head + new, elsewhere=frozenset({"exp"}))
+    assert GraphReader(joint, read_code(code)).node_names == {"exp_default"}
+
+
+def test_the_stacks_of_a_traces_kernels_are_read():
+    (log,) = (DATA / "torch-2.11.0/trace").glob("*.log")
+    graphs = read(log).graphs
+    places = {source.place for graph in graphs for call in graph.calls for source in call.sources}
+    assert places and all(place is None or place.startswith("triton_side/blocks/") for place in places)
 
 
 def test_our_own_archive(tmp_path):

@@ -77,6 +77,18 @@ def test_forward_operations_computed_again_in_backward(mlp):
     assert not any(op.backward for k in mlp.kernels if k.phase == "forward" for op in k.source_ops)
 
 
+def test_a_second_step_of_an_operation_that_forward_computes_is_a_repetition():
+    def graph_of(part: str, *names: str) -> CompiledGraph:
+        nodes = tuple(SourceNode(name, "aten.var_mean", "norm", None, (), place="/home/me/a.py:3 f") for name in names)
+        computed = dataclasses.replace(call("k", "x", "c", "op0"), sources=nodes)
+        graph = program([computed], []).graphs[0]
+        return dataclasses.replace(graph, part=part)
+
+    graph = from_inductor(Program((graph_of("forward", "var_mean"), graph_of("backward", "var_mean#2", "add"))))
+    assert [op.rematerialized for kernel in graph.kernels for op in kernel.source_ops] == [False, True, False]
+    assert graph.kernels[0].source_ops[0].place == "/home/me/a.py:3 f"
+
+
 def test_residuals_are_one_buffer_across_both_parts(mlp):
     assert {buffer.name: (buffer.shape, buffer.dtype, buffer.bytes) for buffer in mlp.saved} == {
         "buf1": ((64, 1), "f32", 256),

@@ -1,0 +1,106 @@
+"""Measured rows of the suite on a GPU: those of the case nearest to a block of a user's program."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+from .. import targets
+from ..graph.analyse.roofline import Ceilings
+from ..sources.target_ceilings import target_ceilings
+from ..spec.blocks import BLOCKS
+from ..spec.case import Case
+from ..spec.dtype import DTYPES
+from ..targets import recorded_times
+
+_FARTHEST = 10.0  # doublings of all sizes together, beyond which a case says nothing
+_SWITCHES = ("causal", "window")  # sizes that choose another computation: both zero, or neither
+_HALF = ("bfloat16", "float16")  # as fast as each other
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Times of a measured case, and the case of the user's program that it is nearest to.
+
+    times_us: device time of a call, forward and backward together in training, by implementation.
+    """
+
+    target: str
+    measured: Case
+    wanted: Case
+    times_us: Mapping[str, float]
+
+    @property
+    def name(self) -> str:
+        return f"{self.measured.block}/{self.measured.name} {self.measured.direction}"
+
+    def scaled_us(self, implementation: str) -> float | None:
+        """Return the time of an implementation for the wanted case: the measured one times the ratio of their work."""
+        time = self.times_us.get(implementation)
+        return None if time is None else time * self.work_ratio
+
+    @property
+    def work_ratio(self) -> float:
+        """The shortest time of the wanted case at the GPU's ceilings over that of the measured one."""
+        ceilings = target_ceilings(self.target)
+        return work_us(self.wanted, ceilings) / work_us(self.measured, ceilings)
+
+
+def nearest(target: str, block: str, sizes: Mapping[str, int], dtype: str, direction: str) -> Evidence | None:
+    """Return the measured case of a block nearest to these sizes; None where none is near.
+
+    target: a GPU of a target pack ("h200"). sizes: by axis; an axis that is missing is taken from the measured case.
+    dtype: the long name. The distance is the sum of the doublings between the sizes.
+    """
+    found: list[tuple[float, Case]] = []
+    for case in _measured(target).get(block, {}).values():
+        if case.direction == direction and _alike(case.dtype, dtype) and _same_switches(case.sizes, sizes):
+            found.append((_distance(case.sizes, sizes) + (case.dtype != dtype) * 0.1, case))
+    distance, measured = min(found, key=lambda entry: entry[0], default=(math.inf, None))
+    if measured is None or distance > _FARTHEST:
+        return None
+    wanted = Case(block, "yours", {**measured.sizes, **sizes}, dtype, direction, measured.precision)
+    prefix = f"{measured.id}/"
+    recorded = _recorded(target)
+    times = {name.removeprefix(prefix): time for name, time in recorded.items() if name.startswith(prefix)}
+    return Evidence(target, measured, wanted, times)
+
+
+def work_us(case: Case, ceilings: Ceilings) -> float:
+    """Return the shortest time of a case: for each phase the longer one of its bytes and of its FLOPs."""
+    block, rate = BLOCKS[case.block], ceilings.rate(DTYPES[case.dtype].short)
+    traffic, flops = block.compulsory_traffic(case), block.phase_flops(case)
+    total = 0.0
+    for phase, (read, written) in traffic.items():
+        moved = (read + written) / ceilings.bandwidth(read, written)
+        total += max(moved, flops[phase] / rate if rate else 0.0)
+    return total * 1e6
+
+
+@cache
+def _recorded(target: str) -> dict[str, float]:
+    return {name: time.device_time_us for name, time in recorded_times.read(targets.FOLDER / target).items()}
+
+
+@cache
+def _measured(target: str) -> dict[str, dict[str, Case]]:
+    """Return the realistic cases that have a time on a target, by block and id."""
+    recorded = {name.rpartition("/")[0] for name in _recorded(target)}
+    return {
+        name: {case.id: case for case in block.cases("full") if case.id in recorded} for name, block in BLOCKS.items()
+    }
+
+
+def _alike(one: str, other: str) -> bool:
+    return one == other or (one in _HALF and other in _HALF)
+
+
+def _same_switches(measured: Mapping[str, int], sizes: Mapping[str, int]) -> bool:
+    return all(bool(measured[name]) == bool(sizes[name]) for name in _SWITCHES if name in sizes and name in measured)
+
+
+def _distance(measured: Mapping[str, int], sizes: Mapping[str, int]) -> float:
+    shared = [name for name in sizes if name in measured and sizes[name] > 0 and measured[name] > 0]
+    return sum(abs(math.log2(sizes[name] / measured[name])) for name in shared)

@@ -1,0 +1,102 @@
+"""Remedies: the change to a part of a step, the gain that measured rows promise, and the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from .advice import ADVICE, Advice
+from .evidence import nearest
+from .parts import Part
+from .phases import StepPhase
+
+_LEAST_GAIN = 0.01  # of the step: less is no remedy
+_ORDER = {"switch": 0, "library": 1, "kernel": 2}
+
+
+@dataclass(frozen=True)
+class Use:
+    """A block of the suite in a step, with the parts that it is.
+
+    sizes: of one layer. dtype: the long name. layers: how often the step has it. phases: in which it occurs.
+    """
+
+    block: str
+    sizes: Mapping[str, int]
+    dtype: str
+    layers: int
+    phases: frozenset[StepPhase]
+    parts: tuple[Part, ...]
+
+    @property
+    def time_us(self) -> float:
+        return sum(part.time_us for part in self.parts)
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change to a part.
+
+    before_us: the part's device time in a step. after_us: what the measured row promises, scaled by work. evidence: the
+    measured case and the time of the row there.
+    """
+
+    use: Use
+    advice: Advice
+    after_us: float
+    evidence: str
+
+    @property
+    def before_us(self) -> float:
+        return self.use.time_us
+
+    @property
+    def gain_us(self) -> float:
+        """The gain, which is never more than the part takes."""
+        return max(0.0, self.before_us - self.after_us)
+
+
+def remedies(uses: Iterable[Use], compiler: str, target: str, step_us: float) -> list[list[Remedy]]:
+    """Return the remedies of each block, the block with the largest gain first. Those of a block exclude each other.
+
+    Within a block a switch comes before a library's call, and that before a kernel. A later one is listed only where it
+    gains more. Nothing is listed without a measured row, or below a hundredth of the step.
+    """
+    found = []
+    for use in uses:
+        own: list[Remedy] = []
+        for advice in sorted((a for a in ADVICE if (a.block, a.compiler) == (use.block, compiler)), key=_rank):
+            remedy = _remedy(use, advice, target)
+            least = max([_LEAST_GAIN * step_us, *(1.02 * other.gain_us for other in own)])
+            if remedy is not None and remedy.gain_us >= least:
+                own.append(remedy)
+        if own:
+            found.append(own)
+    return sorted(found, key=lambda own: -own[0].gain_us)
+
+
+def _rank(advice: Advice) -> int:
+    return _ORDER[advice.kind]
+
+
+def _remedy(use: Use, advice: Advice, target: str) -> Remedy | None:
+    """Return the remedy of a change; None where no row is measured near.
+
+    A layer takes the row's time in training, or in inference where the step has no backward, and once more the time in
+    inference where the step computes it again.
+    """
+    directions = ["train" if "backward" in use.phases else "fwd", *(["fwd"] if "recompute" in use.phases else [])]
+    total, names = 0.0, []
+    for direction in directions:
+        evidence = nearest(target, use.block, use.sizes, use.dtype, direction)
+        time = None if evidence is None else evidence.scaled_us(advice.row)
+        if evidence is None or time is None:
+            return None
+        total += time
+        names.append(f"{evidence.name} {advice.row} {evidence.times_us[advice.row]:.0f} µs")
+    return Remedy(use, advice, use.layers * total, "; ".join(names))
+
+
+def best_of_each(found: Sequence[Sequence[Remedy]]) -> float:
+    """Return the gain of the first remedy of each block, in microseconds; they do not exclude each other."""
+    return sum(own[0].gain_us for own in found)

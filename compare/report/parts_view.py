@@ -1,0 +1,129 @@
+"""A step by parts of the user's model: a first screen of a dozen lines, and a table with a line a part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..base.text import printable
+from ..graph import formats
+from ..graph.render import text_view
+from ..model.parts import Part, Piece, time_by_phase
+from ..model.phases import STEP_PHASES, StepPhase
+from ..model.places import parse
+from ..model.step import Step
+from .columns import Column
+from .table import table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+LEGEND = (
+    "share: of the kernels' time. recompute: forward work that checkpointing repeats. update: what depends on",
+    "gradients and is none, as the optimizer. TFLOP/s: of the part's own work, without what is recomputed.",
+)
+_MOST_LINES, _MOST_LETTERS, _MOST_WIDE = 10, 26, 50
+
+
+@dataclass(frozen=True)
+class Line:
+    """A part, with the step that it is of."""
+
+    step: Step
+    part: Part
+
+
+def _phase_us(phase: StepPhase) -> Column:
+    return Column(
+        f"{phase}_us", "µs", f"device time of its kernels of that phase: {phase}", f"{phase} µs",
+        lambda line: time_by_phase(line.part.pieces).get(phase) if line.step.time_us else None,
+    )
+
+
+def _rate(line: Line) -> float | None:
+    work, time = line.part.model_flops, line.part.time_us
+    return work / time / 1e6 if work and time else None
+
+
+def _where(line: Line) -> str:
+    place = parse(line.part.key)
+    return "" if place is None else place.where
+
+
+COLUMNS = (
+    Column(
+        "part", "", "what the user's code calls it, or its named scope", "part", lambda line: line.step.name(line.part),
+        lambda line: formats.name(line.step.name(line.part), _MOST_WIDE),
+    ),
+    Column("where", "", "file and line of the call", "where", _where),
+    Column(
+        "key", "", "the named scope without numbers of layers, or the call with its columns and function", "key",
+        lambda line: line.part.key,
+    ),
+    Column("layers", "", "how often the model has it", "layers", lambda line: line.part.layers),
+    Column(
+        "device_time_us", "µs", "device time of its kernels in a step", "µs", lambda line: line.part.time_us or None
+    ),
+    Column(
+        "share", "share", "of the time of all kernels", "share",
+        lambda line: line.part.time_us / line.step.time_us if line.step.time_us else None,
+    ),
+    *map(_phase_us, STEP_PHASES),
+    Column("kernels", "", "number of its kernels", "kernels", lambda line: len(line.part.pieces)),
+    Column("bytes_declared", "bytes", "bytes that its kernels declare to move", "MB", lambda line: line.part.bytes),
+    Column(
+        "model_flops", "FLOP", "of a step, without those of a recomputation", "FLOP",
+        lambda line: line.part.model_flops,
+    ),
+    Column("tflop_per_s", "TFLOP/s", "model_flops over device_time_us", "TFLOP/s", _rate),
+)
+_SHOWN = tuple(column for column in COLUMNS if column.name not in ("key", "model_flops"))
+
+
+def lines(step: Step) -> list[Line]:
+    """Return a line for each part, the longest first."""
+    return [Line(step, part) for part in step.parts]
+
+
+def render(found: Sequence[Line], *, markdown: bool = False) -> str:
+    """Return the table of parts as text or Markdown."""
+    return "\n".join([table(found, _SHOWN, markdown), "", *LEGEND])
+
+
+def screen(step: Step) -> RenderableType | None:
+    """Return the first screen: a dozen groups of parts that hold all of the time. None where nothing was timed."""
+    total, phases = step.time_us, step.by_phase
+    if not total:
+        return None
+    shown, rest = step.groups[:_MOST_LINES], step.groups[_MOST_LINES:]
+    grid = text_view.columns(4, 7, None, *[9] * len(phases), right=(0, 1, *range(3, 3 + len(phases))), gap=1)
+    layers = f"part ({step.layers} layers as one)" if step.layers > 1 else "part"
+    grid.add_row(*map(text_view.plain, ("", "ms", layers, *phases)), style="dim")
+
+    def add(title: str, pieces: Sequence[Piece], style: str = "") -> None:
+        split = time_by_phase(pieces)
+        time = sum(split.values())
+        cells = (formats.share(time, total), _ms(time), title, *(_ms(split.get(phase)) for phase in phases))
+        grid.add_row(*(text_view.plain(cell, style) for cell in cells))
+
+    add("all kernels", step.pieces, "bold")
+    for group in shown:
+        where = f" ({where})" if (where := step.where(group)) else ""
+        names = ", ".join(_short(name) for name in step.names(group))
+        add(f"{printable(names, 80)}{where}", group.pieces)
+    if rest:
+        more = formats.count(len(rest), "more group")
+        add(f"{more}; --view parts lists all", [piece for group in rest for piece in group.pieces])
+    return grid
+
+
+def _short(name: str) -> str:
+    """Return a name without its first words, then without its middle, so that it fits on a line of a terminal."""
+    while len(name) > _MOST_LETTERS and "." in name:
+        name = name.partition(".")[2]
+    return formats.name(name, _MOST_LETTERS)
+
+
+def _ms(us: float | None) -> str:
+    return "" if us is None or us < 5 else f"{us / 1e3:.2f}"

@@ -1,0 +1,161 @@
+"""Parts, phases and layers of a step: small graphs, and a captured step of six layers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from commands import xlafuse
+
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
+from xlafuse.compare.model.groups import groups
+from xlafuse.compare.model.part_changes import changes
+from xlafuse.compare.model.parts import layers_of, parts, pieces
+from xlafuse.compare.model.phases import step_phases
+from xlafuse.compare.model.places import Sources
+from xlafuse.compare.model.step import Step, step_of
+from xlafuse.compare.sources.opening import open_source
+
+
+def kernel(name: str, reads: str, writes: str, *ops: SourceOp, time: float = 1.0, kind: str = "elementwise") -> Kernel:
+    """A kernel that reads and writes buffers of one letter each."""
+    return Kernel(
+        name, kind, source_ops=ops, device_time_us=time, flops=10.0,  # type: ignore[arg-type]
+        inputs=tuple(Access(b, 4) for b in reads), outputs=tuple(Access(b, 4) for b in writes),
+    )
+
+
+def graph(*kernels: Kernel) -> FusionGraph:
+    names = sorted({access.buffer for k in kernels for access in (*(k.inputs or ()), *(k.outputs or ()))})
+    return FusionGraph("step", "xla", kernels, tuple(Buffer(n, (1,), "f32", 4, "intermediate") for n in names))
+
+
+def op(
+    name: str, place: str = "", *, stage: str = "", site: str = "", backward: bool = False, again: bool = False
+) -> SourceOp:
+    return SourceOp(name, stage, "", site, backward, again, place)
+
+
+def test_what_depends_on_a_gradient_and_is_none_updates_the_model() -> None:
+    step = graph(
+        kernel("forward", "x", "y", op("mul")), kernel("again", "x", "z", op("mul", again=True)),
+        kernel("gradient", "yz", "g", op("mul", backward=True)), kernel("adam", "g", "p", op("sqrt")),
+        kernel("norm", "p", "n", op("add")), kernel("loss", "y", "l", op("log")),
+    )
+    assert step_phases(step) == ["forward", "recompute", "backward", "update", "update", "forward"]
+
+
+def test_most_of_the_work_decides_the_part_and_the_phase() -> None:
+    """A product outweighs what is fused into it; operations that move data count least."""
+    ops = op("mul", "a.py:1 f"), op("add", "a.py:1 f"), op("dot_general", "a.py:2 f", backward=True)
+    product = kernel("gemm", "x", "y", *ops, kind="gemm")
+    moves = kernel("fusion", "y", "z", *[op("transpose", "a.py:3 f")] * 3, op("exp", "a.py:4 f", again=True))
+    first, second = pieces({"step": graph(product, moves)})
+    assert (first.key, first.phase, first.others) == ("a.py:2 f", "backward", ("a.py:1 f",))
+    assert (second.key, second.phase, second.others) == ("a.py:4 f", "recompute", ("a.py:3 f",))
+
+
+def test_a_kernel_without_a_part_takes_that_of_its_reader_then_of_its_writer() -> None:
+    found = pieces({"step": graph(
+        kernel("made", "x", "a", op("mul", "a.py:1 f")), kernel("copy", "a", "b", op("copy")),
+        kernel("again", "b", "c"), kernel("read", "c", "d", op("exp", "a.py:2 f")), kernel("last", "d", "e"),
+    )})
+    assert [piece.key for piece in found] == ["a.py:1 f", "a.py:2 f", "a.py:2 f", "a.py:2 f", "a.py:2 f"]
+    assert [piece.key for piece in pieces({"step": graph(kernel("alone", "x", "y"))})] == [""]
+
+
+def test_layers_of_one_scope_are_one_part() -> None:
+    scopes = [f"layers_{number}/norm" for number in range(4)]
+    ops = [op("mul", "nn.py:3 f", stage=scope, site=f"jit(f)/{scope}/mul@nn.py:3#1") for scope in scopes]
+    found = parts(pieces({"step": graph(*(kernel(f"k{n}", "x", "y", one) for n, one in enumerate(ops)))}))
+    assert [(part.key, part.layers, len(part.pieces)) for part in found] == [("layers_*/norm", 4, 4)]
+
+
+def test_a_loop_over_layers_counts_its_rounds() -> None:
+    """A scan's body is compiled once, and its kernels run once a layer."""
+    body = kernel("k", "x", "y", op("exp", "nn.py:3 f", stage="Block_0/attend", site="while/body/Block_0/attend/exp@1"))
+    (part,) = parts(pieces({"step": graph(replace(body, launches=12))}))
+    assert part.layers == 12
+
+
+def test_times_and_flops_add_up_and_a_recomputation_is_no_work_of_the_model() -> None:
+    found = parts(pieces({"step": graph(
+        kernel("a", "x", "y", op("mul", "a.py:1 f"), time=5.0),
+        kernel("b", "y", "z", op("mul", "a.py:1 f", again=True), time=3.0),
+        kernel("c", "z", "w", op("mul", "a.py:2 f"), time=1.0),
+    )}))
+    assert [(part.time_us, part.model_flops) for part in found] == [(8.0, 10.0), (1.0, 10.0)]
+
+
+def test_short_parts_of_a_function_are_one_group_and_a_long_one_stands_alone() -> None:
+    def part(place: str, time: float) -> Kernel:
+        return kernel(place, "x", "y", op("mul", place), time=time)
+
+    found = groups(parts(pieces({"step": graph(
+        part("a.py:8:20-40 Layer.__call__", 60.0), part("a.py:8:10-50 Layer.__call__", 2.0),
+        part("a.py:7:10-30 Layer.__call__", 1.5), part("a.py:9:10-50 Layer.__call__", 12.0),
+        part("a.py:9:20-30 Layer.__call__", 20.0), part("a.py:12:1-5 Model.__call__", 3.0),
+    )})), Sources())
+    shown = [[part.key.split()[0].removeprefix("a.py:") for part in group.parts] for group in found]
+    assert shown == [["8:20-40"], ["9:20-30", "9:10-50"], ["8:10-50", "7:10-30"], ["12:1-5"]]
+
+
+@pytest.fixture(scope="module")
+def step(nnx: Path) -> Step:
+    return step_of(open_source(nnx))
+
+
+def test_the_captured_steps_time_is_of_the_users_calls(step: Step) -> None:
+    """By another program's count, attention takes 17.3 of 33.6 ms: 4.5 forward, 4.7 recomputed, 8.2 backward."""
+    attention = step.parts[0]
+    assert step.name(attention) == "jax.nn.dot_product_attention" and attention.layers == layers_of(step.parts) == 6
+    assert attention.time_us == pytest.approx(17.3e3, rel=0.03) and step.time_us == pytest.approx(33.6e3, rel=0.01)
+    assert sum(step.by_phase.values()) == pytest.approx(step.time_us)
+    assert sum(part.time_us for part in step.parts if not part.key) < 0.01 * step.time_us
+
+
+def test_the_captured_steps_groups_hold_all_of_it(step: Step) -> None:
+    named = {step.name(group.parts[0]): group for group in step.groups}
+    assert sum(group.time_us for group in step.groups) == pytest.approx(step.time_us)
+    assert len(step.groups) <= 10
+    assert named["s.h"].time_us == pytest.approx(2.1e3, rel=0.03)  # the head, with its norm
+    assert named["opt.update"].time_us == pytest.approx(1.09e3, rel=0.03)
+    update = named["opt.update"].pieces
+    assert sum(piece.time_us for piece in update if piece.phase == "update") > 0.98 * named["opt.update"].time_us
+
+
+def test_the_first_screen_is_a_dozen_lines_and_the_view_lists_every_part(nnx: Path, step: Step) -> None:
+    done = xlafuse("inspect", nnx)
+    before, _, _ = done.output.partition(str(nnx))
+    assert done.exit_code == 0 and "nn.dot_product_attention" in before and "train_nnx.py:8" in before
+    assert len(before.splitlines()) <= 20
+    table = xlafuse("inspect", nnx, "--view", "parts")
+    assert table.exit_code == 0 and all(step.name(part)[:30] in table.output for part in step.parts)
+
+
+def test_a_graph_without_times_has_parts(nnx: Path) -> None:
+    (module,) = (nnx / "xla").glob("*.hlo.pb")
+    done = xlafuse("inspect", module, "--view", "parts")
+    assert done.exit_code == 0 and "Layer.__call__" in done.output
+
+
+def test_a_captured_step_of_torch_has_the_optimizer_and_the_modules_functions(gpt: Path) -> None:
+    """Without columns, each function of the program is a line. What ran outside of compiled graphs has a part, too."""
+    step = step_of(open_source(gpt))
+    shares = {", ".join(step.names(group)): group.time_us / step.time_us for group in step.groups}
+    assert list(shares)[:4] == ["Attention.forward", "Gpt.forward", "Mlp.forward", "AdamW.step"]
+    assert shares["Attention.forward"] == pytest.approx(0.45, abs=0.02) and step.layers == 6
+    assert shares["AdamW.step"] + shares["clip_grad_norm_"] == pytest.approx(0.127, abs=0.01)
+    assert step.by_phase["update"] == pytest.approx(2.21e3, rel=0.02)
+    assert sum(part.time_us for part in step.parts if not part.key) < 0.02 * step.time_us
+
+
+def test_two_steps_are_compared_by_parts(nnx: Path, gpt: Path) -> None:
+    step, other = step_of(open_source(nnx)), step_of(open_source(gpt))
+    assert all(change.lost_us == 0 for change in changes(step, step))
+    found = changes(step, other)
+    assert sum(change.lost_us for change in found) == pytest.approx(other.time_us - step.time_us)
+    lost = [abs(change.lost_us) for change in found]
+    assert lost == sorted(lost, reverse=True) and found[0].after_us is None
+    assert (found[0].name, found[0].where) == ("jax.nn.dot_product_attention", "train_nnx.py:8")
