@@ -209,6 +209,20 @@ class GraphBreak:
         return f"the graph breaks{f' at {self.line}' if self.line else ''}: {self.reason}{so}"
 
 
+@dataclass
+class FxText:
+    """An FX graph.
+
+    nodes: by name, in order, without placeholders. memory: of every node that is a tensor. outputs: what it returns.
+    arguments: of each node, as printed.
+    """
+
+    nodes: dict[str, SourceNode] = field(default_factory=dict)
+    memory: dict[str, Memory] = field(default_factory=dict)
+    outputs: tuple[str, ...] = ()
+    arguments: dict[str, str] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class CompiledGraph:
     """One compiled graph.
@@ -218,6 +232,7 @@ class CompiledGraph:
     inputs, outputs: names of buffers, in order; None for a value that is no tensor.
     storages: a number for each input's and output's place in memory at the first call. Equal numbers in several units
         mean the same tensor. Empty if the code did not run.
+    traced: the FX graph before Inductor's passes; of a capture, that of forward and backward together.
     """
 
     part: Part
@@ -229,6 +244,7 @@ class CompiledGraph:
     refusals: tuple[Refusal, ...] = ()
     unparsed: tuple[str, ...] = ()
     storages: Mapping[str, int] = field(default_factory=dict)
+    traced: FxText = field(default_factory=FxText, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from xlafuse.triton_side.inductor.graph import (
     Buffer,
     Call,
     CompiledGraph,
+    FxText,
     Kernel,
     Provenance,
     Refusal,
@@ -31,6 +32,7 @@ from xlafuse.triton_side.inductor.graph import (
     part_viewed,
     second_step,
 )
+<<<<<<< HEAD
 from xlafuse.triton_side.inductor.ir_text import (
     SIZES,
     FxText,
@@ -43,6 +45,9 @@ from xlafuse.triton_side.inductor.ir_text import (
     replaced,
     stack_lines,
 )
+=======
+from xlafuse.triton_side.inductor.ir_text import SIZES, IrNode, memory, read_fx, read_ir, replaced
+>>>>>>> wg
 from xlafuse.triton_side.inductor.output_code import USERS_OWN, EmittedCall, EmittedCode
 
 MAPPINGS = "inductor_provenance_tracking_node_mappings.json"
@@ -134,6 +139,7 @@ class GraphReader:
             inputs=tuple(name for name in self.code.inputs if name in self.memory),
             outputs=tuple(name if name in self.memory else None for name in self.code.outputs),
             refusals=() if self.facts is None else self.facts.refusals,
+            traced=self.before,
             unparsed=(
                 *self.code.unparsed,
                 *self._unknown_effects(),

@@ -9,7 +9,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -18,6 +18,7 @@ from xlafuse.triton_side.inductor.graph import (
     HLO_NAMES,
     IS_CAUSAL,
     SUM_OF_PRODUCTS,
+    FxText,
     Memory,
     Shape,
     SourceNode,
@@ -49,18 +50,6 @@ def _extents(text: str) -> Shape | None:
 
 
 # FX graphs
-
-
-@dataclass
-class FxText:
-    """An FX graph.
-
-    nodes: by name, in order, without placeholders. memory: of every node that is a tensor. outputs: what it returns.
-    """
-
-    nodes: dict[str, SourceNode] = field(default_factory=dict)
-    memory: dict[str, Memory] = field(default_factory=dict)
-    outputs: tuple[str, ...] = ()
 
 
 _FX_TYPE = re.compile(r'\b(\w+): "(\w+)\[([^\]]*)\][^"]*"')
@@ -114,7 +103,12 @@ def read_fx(text: str, *, backward: bool = False) -> FxText:
         whole = found.nodes.get(inputs[0]) if op == "getitem" and inputs else None
         if whole is not None and whole.op.startswith("aten._foreach_"):  # its line has no type
             found.nodes[whole.name] = replace(whole, shapes=whole.shapes + own)
+<<<<<<< HEAD
         found.nodes[name] = SourceNode(name, op, stage, line_of, inputs, backward, own, shapes, causal, place_of)
+=======
+        found.nodes[name] = SourceNode(name, op, stage, line_of, inputs, backward, own, shapes, causal)
+        found.arguments[name] = arguments if item is None else item
+>>>>>>> wg
     return found
 
 

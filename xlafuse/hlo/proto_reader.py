@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib.util
 import mmap
+import struct
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,8 @@ class _Reader:
             feature_groups=operation.feature_group_count or 1,
             batch_groups=operation.batch_group_count or 1,
             detail=_detail(operation),
+            dimensions=tuple(operation.dimensions),
+            direction=operation.comparison_direction,
         )
 
     def _wrapped(self, start: Any) -> Any:
@@ -258,11 +261,34 @@ def _contracting(proto: Any) -> tuple[int, ...]:
 
 
 def _detail(proto: Any) -> str:
-    """Return a hash of a constant's literal, or a slice's bounds as in text."""
+    """Return a number as in text, a hash of another constant's literal, or a slice's bounds as in text."""
     if proto.opcode == "constant":
+        if (number := _number(proto)) is not None:
+            return number
         return hashlib.blake2b(proto.literal.SerializeToString(), digest_size=8).hexdigest()
     bounds = (f"{d.start}:{d.limit}" + (f":{d.stride}" if d.stride != 1 else "") for d in proto.slice_dimensions)
     return "{" + ", ".join(f"[{bound}]" for bound in bounds) + "}" if proto.slice_dimensions else ""
+
+
+# Fields of LiteralProto by element type; 16-bit floats are bytes.
+_LITERALS = {"f32": "f32s", "f64": "f64s", "s32": "s32s", "s64": "s64s", "u32": "u32s", "u64": "u64s", "pred": "preds"}
+
+
+def _number(proto: Any) -> str | None:
+    """Return the literal of a scalar constant: "0.125", "-inf", "true"; None for an array or another element type."""
+    dtype = _dtype(proto.shape)
+    if proto.shape.dimensions:
+        return None
+    if dtype in ("bf16", "f16"):
+        packed = getattr(proto.literal, f"{dtype}s")
+        if len(packed) != 2:
+            return None
+        (value,) = struct.unpack("<e", packed) if dtype == "f16" else struct.unpack("<f", bytes(2) + packed)
+        return f"{value:g}"
+    values: Any = getattr(proto.literal, _LITERALS[dtype]) if dtype in _LITERALS else ()
+    if len(values) != 1:
+        return None
+    return str(values[0]).lower() if dtype == "pred" else f"{values[0]:.9g}" if dtype[0] == "f" else str(values[0])
 
 
 def _window_dimension(proto: Any) -> WindowDimension:

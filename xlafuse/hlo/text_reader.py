@@ -55,6 +55,7 @@ class Instruction:
     feature_groups, batch_groups: feature_group_count and batch_group_count.
     detail: a constant's literal or a slice's bounds, shortened. It tells instructions with equal opcodes and operands
         apart, and equality ignores it.
+    dimensions: of a broadcast, reduction, transpose, concatenation or iota. direction: of a comparison ("LT").
     """
 
     name: str
@@ -79,6 +80,8 @@ class Instruction:
     feature_groups: int = 1
     batch_groups: int = 1
     detail: str = field(default="", compare=False, repr=False)
+    dimensions: tuple[int, ...] = field(default=(), compare=False, repr=False)
+    direction: str = field(default="", compare=False, repr=False)
 
     @property
     def bytes(self) -> int:
@@ -516,6 +519,8 @@ class _Reader:
             feature_groups=read_integer(attributes.get("feature_group_count", "1")),
             batch_groups=read_integer(attributes.get("batch_group_count", "1")),
             detail=(statement.literal if opcode == "constant" else attributes.get("slice", ""))[:_MAX_LITERAL],
+            dimensions=read_dimensions(attributes.get("dimensions", "") or attributes.get("iota_dimension", "")),
+            direction=attributes.get("direction", ""),
         )
 
     def _shape(self, text: str) -> tuple[tuple[Shape, ...], Element]:
