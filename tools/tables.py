@@ -18,7 +18,17 @@ from xlafuse.compare.base.text import number
 from xlafuse.compare.measure.overlap import overlap
 from xlafuse.compare.plan.peers import is_a
 from xlafuse.compare.record import run_folder
-from xlafuse.compare.report import at_a_glance, authorship, block_list, columns, parts_view, peers, ranks, roofline
+from xlafuse.compare.report import (
+    at_a_glance,
+    authorship,
+    block_list,
+    columns,
+    parts_view,
+    peers,
+    ranks,
+    remedies_view,
+    roofline,
+)
 from xlafuse.compare.report.columns import Column
 from xlafuse.compare.report.profile_view import ProfileView
 from xlafuse.compare.sources.opening import open_source
@@ -30,6 +40,7 @@ COLUMNS = {
     "records": columns.COLUMNS, "kernels": roofline.KERNEL_COLUMNS, "authorship": authorship.COLUMNS,
     "findings": columns.FINDING_COLUMNS, "peers": peers.COLUMNS,
     "ranks": ranks.COLUMNS, "parts": parts_view.COLUMNS,
+    "remedies": remedies_view.COLUMNS,
 }
 TOUR = PROJECT / "tests" / "data" / "runs" / "tour"
 CAPTURES = PROJECT / "tests" / "data" / "profiles"  # of training steps on an H200

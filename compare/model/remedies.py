@@ -2,35 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from .advice import ADVICE, Advice
 from .evidence import nearest
-from .parts import Part
-from .phases import StepPhase
+from .uses import Use
 
 _LEAST_GAIN = 0.01  # of the step: less is no remedy
 _ORDER = {"switch": 0, "library": 1, "kernel": 2}
-
-
-@dataclass(frozen=True)
-class Use:
-    """A block of the suite in a step, with the parts that it is.
-
-    sizes: of one layer. dtype: the long name. layers: how often the step has it. phases: in which it occurs.
-    """
-
-    block: str
-    sizes: Mapping[str, int]
-    dtype: str
-    layers: int
-    phases: frozenset[StepPhase]
-    parts: tuple[Part, ...]
-
-    @property
-    def time_us(self) -> float:
-        return sum(part.time_us for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -49,6 +29,12 @@ class Remedy:
     @property
     def before_us(self) -> float:
         return self.use.time_us
+
+    @property
+    def limits(self) -> str:
+        """Where the change does not apply, and what the program does not show."""
+        unknown = "if its mask, which is data here, is causal" if self.use.attributes.get("mask") == "data" else ""
+        return "; ".join(filter(None, [self.advice.limits, unknown]))
 
     @property
     def gain_us(self) -> float:
@@ -96,7 +82,3 @@ def _remedy(use: Use, advice: Advice, target: str) -> Remedy | None:
         names.append(f"{evidence.name} {advice.row} {evidence.times_us[advice.row]:.0f} µs")
     return Remedy(use, advice, use.layers * total, "; ".join(names))
 
-
-def best_of_each(found: Sequence[Sequence[Remedy]]) -> float:
-    """Return the gain of the first remedy of each block, in microseconds; they do not exclude each other."""
-    return sum(own[0].gain_us for own in found)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -76,8 +76,11 @@ class Step:
 
     def where(self, group: Group) -> str:
         """Return the lines of a group's parts: "train.py:7, 8"; "" where none has a place."""
-        places = [place for part in group.parts if (place := parse(part.key)) is not None]
-        return ", ".join(_lines(places))
+        return self.where_of(group.parts)
+
+    def where_of(self, parts: Iterable[Part]) -> str:
+        """Return the same of parts."""
+        return ", ".join(_lines([place for part in parts if (place := parse(part.key)) is not None]))
 
 
 def step_of(source: Source) -> Step:

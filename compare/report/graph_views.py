@@ -391,7 +391,8 @@ def passes(source: Source, shown: Shown) -> Outline:
 
 def steps(source: Source, shown: Shown) -> Outline:
     """The parts of the model by their time in a median step, then the kernels, with the gaps between them."""
-    from . import parts_view
+    from ..graph.render import text_view
+    from . import parts_view, remedies_view
     from .profile_view import ProfileView
 
     if source.profile is None:
@@ -399,8 +400,10 @@ def steps(source: Source, shown: Shown) -> Outline:
     view = ProfileView(source.profile, source.profile.ceilings(shown.price_as))
 
     def trees() -> Iterator[RenderableType]:
-        if (parts := parts_view.screen(step_of(source))) is not None:
+        step = step_of(source)
+        if (parts := parts_view.screen(step)) is not None:
             yield parts
+            yield from map(text_view.plain, remedies_view.sentences(remedies_view.lines(source, step)))
         yield view.text(width=shown.width, every=shown.every)
 
     return Outline(view.to_json, trees)

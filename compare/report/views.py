@@ -11,7 +11,7 @@ from ..graph import formats
 from ..model.step import step_of
 from ..sources.row import Row
 from ..sources.source import Source
-from . import authorship, graph_views, matrix, parts_view, peers, ranks, roofline, table, traffic
+from . import authorship, graph_views, matrix, parts_view, peers, ranks, remedies_view, roofline, table, traffic
 from .columns import COLUMNS, FINDING_COLUMNS, Column, as_data
 from .graph_views import Shown
 from .outline import Outline, of_rows
@@ -94,12 +94,23 @@ def _ranks(source: Source, shown: Shown) -> Outline:
 
 def _parts(source: Source, shown: Shown) -> Outline:
     """A line a part of the user's model: its time by phase, kernels and rate."""
+    _require_one_program(source)
+    lines = parts_view.lines(step_of(source))
+    return _table("parts", lines, parts_view.COLUMNS, parts_view.render)
+
+
+def _remedies(source: Source, shown: Shown) -> Outline:
+    """Changes to the blocks of a step, with the gain that measured rows promise."""
+    _require_one_program(source)
+    lines = remedies_view.timed_lines(source)
+    return _table("remedies", lines, remedies_view.COLUMNS, remedies_view.render)
+
+
+def _require_one_program(source: Source) -> None:
     graph_views.require_graphs(source)
     alternatives = source.put_together is not None or source.kind in ("run", "file")
     if alternatives and len(source.results) > 1:
         raise UsageError(f"{source.path}: parts are those of one program; --module names one of several")
-    lines = parts_view.lines(step_of(source))
-    return _table("parts", lines, parts_view.COLUMNS, parts_view.render)
 
 
 def _findings(source: Source, shown: Shown) -> Outline:
@@ -123,7 +134,7 @@ GRAPH_VIEWS = {
     "passes": graph_views.passes, "steps": graph_views.steps,
 }
 TABLE_VIEWS: dict[str, Callable[[Source, Shown], Outline]] = {
-    "parts": _parts, "times": _times,
+    "parts": _parts, "remedies": _remedies, "times": _times,
     # Cases down, implementations across: device times, or kernel counts where nothing was timed.
     "matrix": partial(_records, "matrix", matrix.render),
     # Intensity, bound, roofline rate and recoverable time of each record.

@@ -28,6 +28,7 @@ from .source import Source
 if TYPE_CHECKING:
     from xlafuse.dumps.dump_folder import Artifacts
     from xlafuse.hlo.text_reader import Module
+    from xlafuse.triton_side.inductor.graph import Program
 
     from ..graph.model import FusionGraph
 
@@ -129,7 +130,8 @@ def _of_file(path: Path) -> Source:
         return Source("file", path, tuple(_numbered(_of_inductor(path))))
     if path.suffix in (".nsys-rep", ".qdrep"):
         raise UsageError(f"{path}: a report of Nsight Systems; `nsys export --type sqlite` makes the file to read")
-    return Source("file", path, (Result(path.name, 1, path, partial(_from_hlo_file, path)),))
+    module = Result(path.name, 1, path, partial(_from_hlo_file, path), program=partial(_module_of_file, path))
+    return Source("file", path, (module,))
 
 
 def _head(path: Path, size: int = 4096) -> bytes:
@@ -156,7 +158,7 @@ def _of_modules(source: Path) -> list[Result]:
     return [
         Result(
             m.name, 1, source, partial(_from_artifacts, m.name, m.artifacts), cost=m.cost, order=m.id,
-            artifacts=m.artifacts,
+            artifacts=m.artifacts, program=partial(_module, m.name, m.artifacts),
         )
         for m in dump_folder.modules(source)
     ]
@@ -171,17 +173,23 @@ def _from_artifacts(name: str, artifacts: Artifacts) -> FusionGraph:
     from ..graph.build.epilogues import with_epilogues
     from ..graph.build.from_hlo import from_hlo, with_thunks
 
-    file = artifacts.find("hlo") or artifacts.find("hlo_proto")
-    if file is None:
-        raise ValueError(f"{artifacts.where}: {name}: no optimized HLO; XLA writes it with --xla_dump_hlo_as_text")
-    with file.local() as path:
-        module = _optimized(file_reader.read(path))
+    module = _module(name, artifacts)
     graph = from_hlo(module, phase="backward" if name == "backward" else "forward", target=_target(artifacts, module))
     if before := artifacts.find("hlo_before"):
         with before.local() as path:
             graph = with_epilogues(graph, file_reader.read(path))
     graph = with_thunks(graph, thunks.read(artifacts))
     return replace(graph, reasons=xla_reasons.reasons(graph, fusion_decisions.read_decisions(artifacts)))
+
+
+def _module(name: str, artifacts: Artifacts) -> Module:
+    from xlafuse.hlo import file_reader
+
+    file = artifacts.find("hlo") or artifacts.find("hlo_proto")
+    if file is None:
+        raise ValueError(f"{artifacts.where}: {name}: no optimized HLO; XLA writes it with --xla_dump_hlo_as_text")
+    with file.local() as path:
+        return _optimized(file_reader.read(path))
 
 
 _DEVICE = re.compile(r'^\s*device_description_str: "([^"]{1,100})"', re.MULTILINE)
@@ -206,14 +214,18 @@ def _other_platform(module: Module) -> str:
 
 
 def _from_hlo_file(path: Path) -> FusionGraph:
-    from xlafuse.hlo import file_reader
-
     from ..graph.build import xla_reasons
     from ..graph.build.from_hlo import from_hlo
 
-    module = _optimized(file_reader.read(path))
+    module = _module_of_file(path)
     graph = from_hlo(module, target=_other_platform(module))
     return replace(graph, reasons=xla_reasons.reasons(graph, ()))
+
+
+def _module_of_file(path: Path) -> Module:
+    from xlafuse.hlo import file_reader
+
+    return _optimized(file_reader.read(path))
 
 
 def _optimized(module: Module) -> Module:
@@ -238,17 +250,20 @@ def _of_inductor(path: Path, rank: int | None = None) -> list[Result]:
     if not _holds_inductor(path):
         return []
 
-    def read() -> FusionGraph:
+    def program() -> Program:
         from xlafuse.triton_side.inductor import dump
 
+        return dump.read(path, rank)
+
+    def read() -> FusionGraph:
         from ..graph.build.from_inductor import from_inductor
 
-        graph = from_inductor(dump.read(path, rank))
+        graph = from_inductor(program())
         if not graph.kernels:
             raise ValueError("no kernels found; expected Inductor's output_code.py, or a folder of it")
         return replace(graph, name=path.name)
 
-    return [Result(path.name, 1, path, read)]
+    return [Result(path.name, 1, path, read, program=program)]
 
 
 def _holds_inductor(path: Path) -> bool:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..base.usage import UsageError, join_some
 from ..graph import formats
@@ -22,6 +22,9 @@ from .profiled import ProfiledSteps
 from .result import Result, reader_of, reading_errors_as_usage
 from .run_source import is_run
 from .source import MOST_NAMED, Source
+
+if TYPE_CHECKING:
+    from xlafuse.hlo.text_reader import Module
 
 MOST_GRAPHS = 200  # modules that are read where events do not name theirs
 _MOST_CAPTURE_BYTES = 1 << 20
@@ -136,7 +139,9 @@ def _captured(folder: Path) -> dict[str, Any]:
 def _modules(profile: Profile, path: Path, dump: Path | None, *, required: bool) -> dict[str, Result]:
     """Return the modules that ran, from the dump where it has them, else from the profile."""
     known = {
-        key: Result(key[0], 1, path, partial(_from_proto, key[0], read), order=key[1])
+        key: Result(
+            key[0], 1, path, partial(_from_proto, key[0], read), order=key[1], program=partial(_module, read)
+        )
         for key, read in profile.modules.items()
     }
     if dump is not None:
@@ -184,13 +189,17 @@ def _read(modules: Mapping[str, Result], device: str, notes: list[str]) -> dict[
 
 
 def _from_proto(name: str, read: Callable[[], bytes]) -> FusionGraph:
-    from xlafuse.hlo.proto_reader import parse_proto
-
     from ..graph.build import xla_reasons
     from ..graph.build.from_hlo import from_hlo
 
-    graph = from_hlo(parse_proto(read()))
+    graph = from_hlo(_module(read))
     return replace(graph, name=name, reasons=xla_reasons.reasons(graph, ()))
+
+
+def _module(read: Callable[[], bytes]) -> Module:
+    from xlafuse.hlo.proto_reader import parse_proto
+
+    return parse_proto(read())
 
 
 def _kernel_counts(profile: Profile) -> Mapping[str, int]:

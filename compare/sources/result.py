@@ -42,7 +42,9 @@ class Result:
     id. graph_only: its record's numbers are not shown, as beside a result of another run. cost: bytes of text, the
     order of the list; None where unknown. order: XLA's number of the module. segment_ceilings: of the segment of a run.
     artifacts: of an XLA module. uncalibrated: the clocks of its segment's workers disagree. groups: the rows of
-    all results of the path by `Row.group`. made_by: the program that made a record (compare.base.program), where known.
+    all results of the path by `Row.group`. program: returns what the graph is made of, an HLO module or what Inductor
+    wrote; None where a path has the graph alone. made_by: the program that made a record (compare.base.program), where
+    known.
     """
 
     id: str
@@ -58,6 +60,7 @@ class Result:
     artifacts: Artifacts | None = None
     uncalibrated: bool = False
     groups: Mapping[Group, list[Row]] = field(default_factory=dict)
+    program: Callable[[], Any] | None = None
     made_by: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -32,10 +32,8 @@ from xlafuse.triton_side.inductor.graph import (
     part_viewed,
     second_step,
 )
-<<<<<<< HEAD
 from xlafuse.triton_side.inductor.ir_text import (
     SIZES,
-    FxText,
     IrNode,
     StackLines,
     is_library,
@@ -45,9 +43,6 @@ from xlafuse.triton_side.inductor.ir_text import (
     replaced,
     stack_lines,
 )
-=======
-from xlafuse.triton_side.inductor.ir_text import SIZES, IrNode, memory, read_fx, read_ir, replaced
->>>>>>> wg
 from xlafuse.triton_side.inductor.output_code import USERS_OWN, EmittedCall, EmittedCode
 
 MAPPINGS = "inductor_provenance_tracking_node_mappings.json"

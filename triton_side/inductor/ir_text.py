@@ -103,12 +103,8 @@ def read_fx(text: str, *, backward: bool = False) -> FxText:
         whole = found.nodes.get(inputs[0]) if op == "getitem" and inputs else None
         if whole is not None and whole.op.startswith("aten._foreach_"):  # its line has no type
             found.nodes[whole.name] = replace(whole, shapes=whole.shapes + own)
-<<<<<<< HEAD
         found.nodes[name] = SourceNode(name, op, stage, line_of, inputs, backward, own, shapes, causal, place_of)
-=======
-        found.nodes[name] = SourceNode(name, op, stage, line_of, inputs, backward, own, shapes, causal)
         found.arguments[name] = arguments if item is None else item
->>>>>>> wg
     return found
 
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
+from commands import xlafuse
 
 from xlafuse.compare.graph.model import Kernel
 from xlafuse.compare.model.advice import ADVICE
 from xlafuse.compare.model.evidence import nearest
 from xlafuse.compare.model.parts import Part, Piece
-from xlafuse.compare.model.remedies import Remedy, Use, remedies
+from xlafuse.compare.model.remedies import Remedy, remedies
+from xlafuse.compare.model.uses import Use
 from xlafuse.compare.spec.blocks import BLOCKS
 
 HEADS = {"batch": 8, "heads": 16, "kv_heads": 16, "sequence": 1024, "head_dim": 64, "causal": 1, "window": 0}
@@ -17,7 +22,7 @@ HEADS = {"batch": 8, "heads": 16, "kv_heads": 16, "sequence": 1024, "head_dim": 
 def attention(time_us: float, *phases: str, **sizes: int) -> Use:
     kernel = Kernel("k", "attention", device_time_us=time_us)
     part = Part("train.py:8 f", (Piece("step", 0, kernel, "train.py:8 f", "forward"),))
-    return Use("attention", HEADS | sizes, "bfloat16", 6, frozenset(phases), (part,))  # type: ignore[arg-type]
+    return Use("attention", HEADS | sizes, "bfloat16", 6, frozenset(phases), (part,), {})  # type: ignore[arg-type]
 
 
 def of_xla(use: Use, step_us: float = 34e3) -> list[Remedy]:
@@ -88,3 +93,19 @@ def test_later_remedies_of_a_block_gain_more_and_none_gains_more_than_the_part()
 def test_a_compiler_without_advice_and_a_block_without_rows_have_none() -> None:
     assert not remedies([attention(1e5, "forward")], "eager", "h200", 1e5)
     assert not remedies([attention(1e5, "forward")], "xla", "tpu-v5e", 1e5)
+
+
+def test_the_first_screens_name_the_change_to_attention(nnx: Path, gpt: Path) -> None:
+    """The decoder's kernels then took 17.6 ms; the other program's mask is data, which the remedy says."""
+    done = xlafuse("inspect", nnx, "--view", "remedies", "--json")
+    first = json.loads(done.stdout)["rows"][0]
+    assert (first["where"], first["part"], first["layers"]) == ("train_nnx.py:8", "jax.nn.dot_product_attention", 6)
+    assert 33.6e3 - first["gain_us"] == pytest.approx(17.55e3, rel=0.15) and "cudnn" in first["change"]
+    other = json.loads(xlafuse("inspect", gpt, "--view", "remedies", "--json").stdout)["rows"][0]
+    assert other["block"] == "attention" and "scaled_dot_product_attention" in other["change"] and "mask" in other["limits"]
+    assert first["change"].partition("(")[0] in xlafuse("inspect", nnx).output.partition(str(nnx))[0]
+
+
+def test_graphs_without_times_have_no_remedies(nnx: Path) -> None:
+    (module,) = (nnx / "xla").glob("*.hlo.pb")
+    assert xlafuse("inspect", module, "--view", "remedies").exit_code == 2

@@ -24,7 +24,7 @@ from xlafuse.compare.sources.opening import open_source
 
 DATA = PROJECT / "tests" / "data"
 RUNS, HLO = DATA / "runs", DATA / "xla" / "softmax.hlo.txt"
-RECORDS = set(TABLE_VIEWS) - {"traffic", "parts"}
+RECORDS = set(TABLE_VIEWS) - {"traffic", "parts", "remedies"}
 # The views that answer, by kind of path; the others say why they do not.
 ANSWERS = {
     "a run with times": RECORDS | {"kernels", "why", "stages", "traffic"},
@@ -34,7 +34,9 @@ ANSWERS = {
     "a dump": {"kernels", "why", "passes", "findings", "kernel-roofline", "parts"},
     "a dump of many modules": {"kernels", "findings", "kernel-roofline", "parts"},
     "Inductor's output": {"kernels", "why", "findings", "kernel-roofline", "parts"},
-    "a profile with graphs": {"kernels", "why", "passes", "steps", "findings", "kernel-roofline", "parts"},
+    "a profile with graphs": {
+        "kernels", "why", "passes", "steps", "findings", "kernel-roofline", "parts", "remedies",
+    },
     "a profile": {"steps", "findings"},
     "an Explained": {"kernels", "why", "stages", "findings", "kernel-roofline"},
     "a graph": {"kernels", "why", "findings", "kernel-roofline", "parts"},

@@ -1,0 +1,101 @@
+"""Changes to a step: the line, what to write, the gain that measured rows promise, and these rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .. import targets
+from ..base.usage import UsageError
+from ..graph import formats
+from ..model.remedies import Remedy, remedies
+from ..model.step import Step, step_of
+from ..model.uses import uses
+from ..sources.source import Source
+from .columns import Column
+from .table import table
+
+_MOST_WIDE = 60
+LEGEND = (
+    "before, after: device time of the part in a step. after: the time of the measured case that is named, scaled by",
+    "work. Lines of one number exclude each other; the first is the least effort.",
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    """A remedy. number: of the block that it changes; remedies of one block exclude each other."""
+
+    number: int
+    step: Step
+    remedy: Remedy
+
+    @property
+    def where(self) -> str:
+        return self.step.where_of(self.remedy.use.parts)
+
+    @property
+    def part(self) -> str:
+        return ", ".join(dict.fromkeys(map(self.step.name, self.remedy.use.parts)))
+
+
+COLUMNS = (
+    Column("number", "", "of the block; lines of one number exclude each other", "", lambda line: line.number),
+    Column("where", "", "file and lines of the part", "where", lambda line: line.where),
+    Column("part", "", "what the user's code calls", "part", lambda line: line.part),
+    Column("block", "", "the block of the suite that it is", "block", lambda line: line.remedy.use.block),
+    Column("layers", "", "how often the step has it", "layers", lambda line: line.remedy.use.layers),
+    Column(
+        "change", "", "what to write", "change", lambda line: line.remedy.advice.change,
+        lambda line: formats.name(line.remedy.advice.change, _MOST_WIDE),
+    ),
+    Column("kind", "", "switch, library or kernel", "kind", lambda line: line.remedy.advice.kind),
+    Column("before_us", "µs", "device time of the part in a step", "before µs", lambda line: line.remedy.before_us),
+    Column("after_us", "µs", "what the measured row promises", "after µs", lambda line: line.remedy.after_us),
+    Column("gain_us", "µs", "before_us minus after_us", "gain µs", lambda line: line.remedy.gain_us),
+    Column("limits", "", "where it does not apply", "only for", lambda line: line.remedy.limits),
+    Column(
+        "evidence", "", "measured cases, the row and its time there", "evidence", lambda line: line.remedy.evidence,
+        lambda line: formats.name(line.remedy.evidence, _MOST_WIDE),
+    ),
+)
+
+
+def lines(source: Source, step: Step) -> list[Line]:
+    """Return the remedies of a step, those of the block with the largest gain first; none where nothing was timed."""
+    graph = next(iter(step.graphs.values()), None)
+    device = graph.target if graph is not None else ""
+    if step.profile is not None:
+        device = step.profile.profile.device
+    target = targets.of_device(device)
+    if graph is None or target is None or not step.time_us:
+        return []
+    found = remedies(uses(source, step.parts), graph.compiler, target, step.time_us)
+    return [Line(number, step, remedy) for number, own in enumerate(found, 1) for remedy in own]
+
+
+def timed_lines(source: Source) -> list[Line]:
+    """Return the remedies of a step that was timed. Raises UsageError where it was not, or on a GPU without rows."""
+    step = step_of(source)
+    if not step.time_us:
+        raise UsageError(f"{source.path}: remedies need the times of a step; xlafuse capture takes them")
+    return lines(source, step)
+
+
+def render(found: Sequence[Line], *, markdown: bool = False) -> str:
+    """Return the remedies as text or Markdown."""
+    if not found:
+        return "no measured change to a block of this step gains a hundredth of it"
+    return "\n".join([table(found, COLUMNS, markdown), "", *LEGEND])
+
+
+def sentences(found: Sequence[Line]) -> list[str]:
+    """Return a line a remedy for the first screen."""
+    return [_sentence(line.number, line.where, line.remedy, line.step.time_us) for line in found]
+
+
+def _sentence(number: int, where: str, remedy: Remedy, step_us: float) -> str:
+    limits = f" ({remedy.limits})" if remedy.limits else ""
+    part = f"{remedy.before_us / 1e3:.1f} → {remedy.after_us / 1e3:.1f} ms"
+    step = f"kernels {step_us / 1e3:.1f} → {(step_us - remedy.gain_us) / 1e3:.1f} ms"
+    return f"{number} {where}  {remedy.advice.change}{limits}: {part}, {step}; {remedy.evidence}"
