@@ -40,8 +40,8 @@ def attentions(graph: OperationGraph) -> Iterator[RecognisedBlock]:
             if found is not None:
                 yield found
     for call in graph.of("attention"):
-        if not call.facts["backward"]:
-            yield _library(call)
+        if not call.facts["backward"] and (found := _library(call)) is not None:
+            yield found
 
 
 def scores_behind(operation: Operation, depth: int = 12) -> Scores | None:
@@ -195,10 +195,13 @@ def _axes(softmax: Softmax, scores: Scores) -> tuple[int, int, int] | None:
     return shape[0], math.prod(shape[1:-1]) // shape[axis], shape[axis]
 
 
-def _library(call: Operation) -> RecognisedBlock:
+def _library(call: Operation) -> RecognisedBlock | None:
     """Read a library's call, which says its shapes and its mask."""
     facts, given = call.facts, call.given
     (q, dtype), (k, _) = given[0], given[1]
+    scores = facts.get("scores") or q
+    if not (len(q) == len(k) == len(scores) == 4 and math.prod(q) > 0 and 0 < math.prod(scores[:3]) <= math.prod(q)):
+        return None
     if facts.get("scores"):  # cuDNN in XLA: [batch, heads, queries, keys]
         batch, heads, queries, keys = facts["scores"]
         head_dim = math.prod(q) // (batch * heads * queries)

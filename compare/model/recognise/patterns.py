@@ -91,7 +91,7 @@ def mean_of(operation: Operation) -> Mean | None:
             continue
         of = total.operands[0]
         count = of.elements // max(total.elements, 1)
-        if near(scale.value, count if operation.op == "divide" else 1 / count):
+        if count and near(scale.value, count if operation.op == "divide" else 1 / count):
             return Mean(of, count, total.facts["trailing"], (operation, total))
     return None
 

@@ -4,9 +4,11 @@ data/make_layers.py and data/make_torch_layers.py compiled the layers; no librar
 """
 
 import gzip
+import re
 import tarfile
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -240,3 +242,24 @@ def test_what_checkpointing_computes_again_is_a_block_of_its_own() -> None:
     path = CAPTURES.parent / "hlo" / "jax-0.11.2" / "h200-scan_remat.hlo.txt.gz"
     found = recognise(from_hlo(parse(gzip.decompress(path.read_bytes()).decode())))
     assert counted(found) == {("linear_gelu", phase): 1 for phase in ("forward", "recompute", "backward")}
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_damaged_text_is_read_without_an_error(seed: int) -> None:
+    random = Random(seed)
+    lines = random.choice(sorted(LAYERS.values() if seed % 2 else TORCH_LAYERS.values())).splitlines()
+    for _ in range(5):
+        index = random.randrange(1, len(lines))
+        damages = (
+            lambda line: "", lambda line: re.sub(r"%?[\w.]+, (?=%?\w)", "", line, count=1),
+            lambda line: re.sub(r"\d+", lambda number: random.choice(["0", "1", "7", number[0]]), line),
+            lambda line: re.sub(r"\[[\d,]*\]", "[]", line, count=1),
+        )
+        lines[index] = random.choice(damages)(lines[index])
+    text = "\n".join(lines)
+    try:
+        graph = from_hlo(parse(text)) if seed % 2 else fx_graph(text)
+    except ValueError as problem:
+        assert "calls itself" in str(problem)
+    else:
+        recognise(graph)
