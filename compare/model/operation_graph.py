@@ -28,9 +28,9 @@ _OPERANDS = {
         "add and compare divide maximum minimum multiply or power remainder shift-left shift-right-arithmetic "
         "shift-right-logical subtract xor".split(), 2,
     ),
-    **{"select": 3, "clamp": 3, "product": 2, "reduce-sum": 1, "reduce-max": 1, "mean": 1, "variance": 1, "slice": 1},
+    **{"select": 3, "clamp": 3, "product": 2, "reduce-sum": 1, "reduce-max": 1, "mean": 1, "variance": 1},
 }
-_AT_LEAST = {"gather": 2, "attention": 3, "concatenate": 1, "topk": 1, "sort": 1}
+_AT_LEAST = {"gather": 2, "attention": 3, "concatenate": 1, "slice": 1, "topk": 1, "sort": 1}
 # A product of exchanged operands is the transposed product, the same value.
 _COMMUTATIVE = frozenset("add and maximum minimum multiply or product xor".split())
 

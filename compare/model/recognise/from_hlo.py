@@ -123,7 +123,11 @@ class _Reader:
         return self.module.computations.get(names[0])
 
     def _loop(self, body: Computation, instruction: Instruction, operands: list[Tree]) -> Tree:
-        """Enter a loop's body once. Its state is new values, except what the body hands on unchanged."""
+        """Enter a loop's body once. Its state is new values, except what the body hands on unchanged.
+
+        A scan writes the value of each iteration into an array. That array is "stacked" from the value, and a slice of
+        it, as backward's scan takes, is the value.
+        """
         root, first = body.root, next((p for p in body.instructions.values() if p.opcode == "parameter"), None)
         if root is None or first is None:
             return self._fresh(instruction.result)
@@ -134,8 +138,17 @@ class _Reader:
                 given if _hands_on(body, first, result, index) else value
                 for index, (value, given, result) in enumerate(zip(state, initial, root.operands, strict=True))
             )
-        self.computation(body, [state], "")
-        return self._fresh(instruction.result)
+        made, result = self.computation(body, [state], ""), self._fresh(instruction.result)
+        if isinstance(made, tuple) and isinstance(state, tuple) and isinstance(result, tuple):
+            result = tuple(map(self._after_loop, state, made, result))
+        return result
+
+    def _after_loop(self, before: Tree, made: Tree, result: Tree) -> Tree:
+        if made is before:
+            return made
+        if isinstance(made, Operation) and made.op == "update" and made.operands[0] is before:
+            return self.builder.unique("stacked", made.shape, made.dtype, [made.operands[1]])
+        return result
 
     def _several(
         self, computation: Computation, instruction: Instruction, operands: list[Tree], place: Place
@@ -173,6 +186,8 @@ class _Reader:
         if opcode == "iota":
             dimension = len(dims) - next(iter(instruction.dimensions), 0)
             return add("iota", dims, dtype, key=dimension, place=place, axis=dimension)
+        if op == "slice" and operands[0].op == "stacked" and math.prod(dims) == operands[0].operands[0].elements:
+            return self.builder.moved(operands[0].operands[0], dims, dtype)
         given = [_given(computation, name) for name in instruction.operands]
         if opcode == "dot":
             summed = math.prod(given[0][0][axis] for axis in instruction.contracting if axis < len(given[0][0]))
@@ -183,6 +198,8 @@ class _Reader:
             return self._reduction(instruction, operands, given, place)
         if opcode == "compare":
             return add(op, dims, dtype, operands, given, place, instruction.direction, direction=instruction.direction)
+        if opcode == "dynamic-slice":  # a scan's layer: forward and backward count in opposite directions
+            return add(op, dims, dtype, operands[:1], given[:1], place, dims)
         if opcode == "slice":
             return add(op, dims, dtype, operands, given, place, instruction.detail)
         if opcode in ("all-gather", "all-to-all", "reduce-scatter", "random", "rng", "rng-bit-generator", "infeed"):

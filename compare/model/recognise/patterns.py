@@ -167,7 +167,6 @@ def narrowest(*operations: Operation) -> str:
 
 def is_random(operation: Operation) -> bool:
     """Return whether a value is a dropout mask: a comparison with random bits of a generator, or of Threefry."""
-    near_by = list(ancestors([operation], 60))
-    if not any(o.op in ("compare", "random") for o in near_by[:4]):
+    if operation.op not in ("compare", "random"):
         return False
-    return any(o.op in ("random", "shift-right-logical") for o in near_by)
+    return any(o.op in ("random", "shift-right-logical") for o in ancestors([operation], 60))

@@ -30,7 +30,8 @@ def embeddings(graph: OperationGraph) -> Iterator[RecognisedBlock]:
 
 def _is_of_integers(operation: Operation) -> bool:
     """Return whether an index is computed from integers: ids. Those that a router chose are computed from scores."""
-    return all(o.positional or o.dtype.startswith(("s", "u", "p")) for o in ancestors([operation], 100) if not o.operands)
+    leaves = [o for o in ancestors([operation], 100) if not o.operands]
+    return all(o.positional or o.dtype.startswith(("s", "u", "p")) for o in leaves)
 
 
 def cross_entropies(graph: OperationGraph) -> Iterator[RecognisedBlock]:

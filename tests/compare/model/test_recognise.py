@@ -128,8 +128,21 @@ def test_rope_has_the_sizes_of_its_attention() -> None:
     assert [(block.block, block.sizes) for block in found] == [rope(2), attention(kv_heads=2)]
 
 
+DECODER_BLOCKS = {"rmsnorm": 2, "attention": 1, "swiglu_mlp": 1}
+
+
+@pytest.mark.parametrize("name", ["scanned_decoder_train", "scanned_checkpointed_decoder_train"])
+def test_the_layers_of_a_scan_are_blocks_once(name: str) -> None:
+    """Backward's loop takes what forward's loop has saved from arrays of all iterations."""
+    phases = ["forward", "backward"] + (["recompute"] if "checkpointed" in name else [])
+    expected = {(block, phase): number for block, number in DECODER_BLOCKS.items() for phase in phases}
+    assert counted(recognise(from_hlo(parse(LAYERS[name])))) == expected
+
+
 def test_every_layer_is_expected() -> None:
-    assert LAYERS.keys() == EXPECTED.keys() | {"rotate_half_attention"}
+    assert LAYERS.keys() == EXPECTED.keys() | {
+        "rotate_half_attention", "scanned_decoder_train", "scanned_checkpointed_decoder_train",
+    }
     assert TORCH_LAYERS.keys() == TORCH_EXPECTED.keys()
     assert len(LAYERS) + len(TORCH_LAYERS) > 20 and len(LOOK_ALIKES) >= 20
 
@@ -242,6 +255,18 @@ def test_what_checkpointing_computes_again_is_a_block_of_its_own() -> None:
     path = CAPTURES.parent / "hlo" / "jax-0.11.2" / "h200-scan_remat.hlo.txt.gz"
     found = recognise(from_hlo(parse(gzip.decompress(path.read_bytes()).decode())))
     assert counted(found) == {("linear_gelu", phase): 1 for phase in ("forward", "recompute", "backward")}
+
+
+@pytest.mark.parametrize("name", ["h200-attention-fwd", "h200-swiglu_mlp-fwd", "h200-scan_remat", "h200-indexing"])
+def test_text_and_proto_have_the_same_blocks(name: str) -> None:
+    pytest.importorskip("google.protobuf")
+    pytest.importorskip("jaxlib")
+    from xlafuse.hlo.proto_reader import parse_proto
+
+    path = CAPTURES.parent / "hlo" / "jax-0.10.2" / f"{name}.hlo.pb.gz"
+    text = gzip.decompress(path.with_name(path.name.replace(".pb", ".txt")).read_bytes()).decode()
+    both = [recognise(from_hlo(module)) for module in (parse(text), parse_proto(gzip.decompress(path.read_bytes())))]
+    assert both[0] and list(map(described, both[0])) == list(map(described, both[1]))
 
 
 @pytest.mark.parametrize("seed", range(60))
