@@ -46,6 +46,10 @@ def attention(head_dim=64, kv_heads=8, causal=1, window=0, batch=4, sequence=512
     return "attention", sizes | {name: value for name, value in known.items() if value is not None}
 
 
+def biased(attention):
+    return "attention_bias", {axis: attention[1][axis] for axis in ("batch", "heads", "sequence", "head_dim")}
+
+
 def norm(block="rmsnorm", rows=2048):
     return block, {"rows": rows, "columns": 256}
 
@@ -69,7 +73,7 @@ EXPECTED = {
     "haiku_attention_causal": (attention(32), "f32", {}),
     # XLA folds a part of the window into an array, which its text leaves out. So the window is not known.
     "jax_nn_grouped_window": (attention(kv_heads=2, window=None), "bf16", {"mask": "data"}),
-    "jax_nn_bias": (("attention_bias", attention(causal=0)[1]), "bf16", {"bias": True}),
+    "jax_nn_bias": (biased(attention()), "bf16", {}),
     "jax_nn_cudnn": (attention(), "bf16", {"library": True}),
     "gemma_capped_grouped": (attention(kv_heads=2), "bf16", {"capped": True}),
     "einsum_attention": (attention(), "bf16", {}),
@@ -110,6 +114,7 @@ EXPECTED = {
 
 
 def described(block: RecognisedBlock):
+    assert block.sizes.keys() <= BLOCKS[block.block].shapes[0].sizes.keys()
     return (block.block, dict(block.sizes)), block.dtype, dict(block.attributes)
 
 
@@ -178,7 +183,7 @@ TORCH_EXPECTED = {
     "sdpa_causal": [torch_attention()],
     "plain_attention_train": [torch_attention()],
     "window_capped_grouped": [torch_attention(2, window=16)],
-    "einsum_bias": [("attention_bias", torch_attention(causal=0)[1])],
+    "einsum_bias": [biased(torch_attention())],
     "linear_cross_entropy_train": [TORCH_LOSS],
     "cross_entropy": [("cross_entropy", {"tokens": 256, "classes": 4096})],
     "plain_adamw": [("adamw", {"elements": 262_144})],
