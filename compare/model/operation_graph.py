@@ -22,6 +22,15 @@ ELEMENTWISE = frozenset(
     "shift-right-logical sign sin sqrt square subtract tan tanh xor".split()
 )
 
+_OPERANDS = {
+    **dict.fromkeys(ELEMENTWISE, 1),
+    **dict.fromkeys(
+        "add and compare divide maximum minimum multiply or power remainder shift-left shift-right-arithmetic "
+        "shift-right-logical subtract xor".split(), 2,
+    ),
+    **{"select": 3, "clamp": 3, "product": 2, "reduce-sum": 1, "reduce-max": 1, "mean": 1, "variance": 1},
+}
+_AT_LEAST = {"gather": 2, "attention": 3, "concatenate": 1, "slice": 1, "topk": 1, "sort": 1}
 # A product of exchanged operands is the transposed product, the same value.
 _COMMUTATIVE = frozenset("add and maximum minimum multiply or product xor".split())
 
@@ -114,8 +123,14 @@ class OperationBuilder:
         key: Any = (),
         **facts: Any,
     ) -> Operation:
-        """Return the operation of these operands, and note its place. key: what else tells it from others."""
+        """Return the operation of these operands, and note its place. key: what else tells it from others.
+
+        It counts as an unknown operation, "other", with another number of operands than its name has, and without
+        elements.
+        """
         elements = math.prod(shape)
+        if elements < 1 or len(operands) != _OPERANDS.get(op, len(operands)) or len(operands) < _AT_LEAST.get(op, 0):
+            op, key = "other", (op, key)
         numbers = [operand.number for operand in operands]
         identity = (op, elements, key, *(sorted(numbers) if op in _COMMUTATIVE else numbers))
         known = self._known.get(identity)

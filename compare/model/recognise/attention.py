@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ..operation_graph import Operation, OperationGraph
 from .block import RecognisedBlock, own_phase
 from .masks import HIDDEN, Mask, visibility
-from .patterns import Softmax, forward, quotient, softmaxes
+from .patterns import Softmax, forward, is_random, quotient, softmaxes
 
 _FEW_STEPS = 6  # between a softmax and the product with the values: normalisation, dropout
 
@@ -40,8 +40,8 @@ def attentions(graph: OperationGraph) -> Iterator[RecognisedBlock]:
             if found is not None:
                 yield found
     for call in graph.of("attention"):
-        if not call.facts["backward"]:
-            yield _library(call)
+        if not call.facts["backward"] and (found := _library(call)) is not None:
+            yield found
 
 
 def scores_behind(operation: Operation, depth: int = 12) -> Scores | None:
@@ -62,10 +62,8 @@ def scores_behind(operation: Operation, depth: int = 12) -> Scores | None:
         found.steps.append(operation)
         found.capped |= operation.op == "tanh"
         if operation.op == "select":
-            hidden = others[1].value if len(others) == 2 else None
-            if hidden is not None and hidden <= HIDDEN:
-                found.masks.append(Mask(others[0], hides=position == 2))
-            elif others and others[-1].op != "constant":
+            hidden = others[1].value
+            if hidden is None or hidden <= HIDDEN:
                 found.masks.append(Mask(others[0], hides=position == 2))
         elif operation.op in ("add", "subtract") and others[0].op != "constant":
             mask = _added_mask(others[0])
@@ -135,21 +133,22 @@ def _block(
     kv_heads = taken.elements // max(batch * keys * (head_dim if again else value_dim), 1)
     if kv_heads < 1 or heads % kv_heads:
         kv_heads = heads
-    biases = [bias for bias in scores.biases if bias.elements >= heads * queries * keys]
+    biases = [bias for bias in scores.biases if _is_for_each_head(bias, batch, heads, queries * keys)]
     data = [bias for bias in scores.biases if bias not in biases]
     seen = visibility(scores.masks, queries, keys, data=bool(data))
-    sizes = {
-        "batch": batch, "heads": heads, "kv_heads": kv_heads, "sequence": queries, "head_dim": head_dim,
-    }
+    sizes = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "sequence": queries, "head_dim": head_dim}
     attributes: dict[str, object] = {}
     if seen.data:
         attributes["mask"] = "data"
     if seen.causal is not None:
         sizes |= {"causal": int(seen.causal)} | ({} if seen.data and not seen.window else {"window": seen.window})
     if biases:
-        attributes["bias"] = True
+        sizes, others = _with_bias(sizes)
+        attributes |= others
     if scores.capped:
         attributes["capped"] = True
+    if any(is_random(operand) for step in steps for operand in step.operands):
+        attributes["dropout"] = True
     if keys != queries:
         attributes["keys"] = keys
     if value_dim != head_dim:
@@ -158,7 +157,7 @@ def _block(
         attributes["without_last_product"] = True
     divided = [user for user in out.users if (parts := quotient(user)) and parts[1] is softmax.total]
     inside = (
-        product, *reversed(scores.steps), softmax.maximum, softmax.shifted, softmax.exp, softmax.total, *steps,
+        product, *scores.steps, softmax.maximum, softmax.shifted, softmax.exp, softmax.total, *steps,
         *([] if again else [out, *divided]),
     )
     return RecognisedBlock(
@@ -166,6 +165,20 @@ def _block(
         tuple(dict.fromkeys(inside)), product.operands if again else (*product.operands, values),
         (divided or [out])[-1], attributes,
     )
+
+
+def _is_for_each_head(bias: Operation, batch: int, heads: int, pairs: int) -> bool:
+    """Return whether an added array has a value for each head; one of [batch, 1, queries, keys] is a mask."""
+    if len(bias.shape) == 4 and bias.shape[1] == 1 < heads:
+        return False
+    return bias.elements in (heads * pairs, batch * heads * pairs)
+
+
+def _with_bias(sizes: dict[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the sizes of block `attention_bias`, and as attributes what it does not have: groups of heads, a mask."""
+    own = {axis: sizes[axis] for axis in ("batch", "heads", "sequence", "head_dim")}
+    grouped = {"kv_heads": sizes["kv_heads"]} if sizes["kv_heads"] != sizes["heads"] else {}
+    return own, grouped | {name: sizes[name] for name in ("causal", "window") if sizes.get(name)}
 
 
 def _axes(softmax: Softmax, scores: Scores) -> tuple[int, int, int] | None:
@@ -195,10 +208,13 @@ def _axes(softmax: Softmax, scores: Scores) -> tuple[int, int, int] | None:
     return shape[0], math.prod(shape[1:-1]) // shape[axis], shape[axis]
 
 
-def _library(call: Operation) -> RecognisedBlock:
+def _library(call: Operation) -> RecognisedBlock | None:
     """Read a library's call, which says its shapes and its mask."""
     facts, given = call.facts, call.given
     (q, dtype), (k, _) = given[0], given[1]
+    scores = facts.get("scores") or q
+    if not (len(q) == len(k) == len(scores) == 4 and math.prod(q) > 0 and 0 < math.prod(scores[:3]) <= math.prod(q)):
+        return None
     if facts.get("scores"):  # cuDNN in XLA: [batch, heads, queries, keys]
         batch, heads, queries, keys = facts["scores"]
         head_dim = math.prod(q) // (batch * heads * queries)
@@ -214,7 +230,8 @@ def _library(call: Operation) -> RecognisedBlock:
     else:
         attributes["mask"] = "data"
     if facts["bias"]:
-        attributes["bias"] = True
+        sizes, others = _with_bias(sizes)
+        attributes |= others
     if keys != queries:
         attributes["keys"] = keys
     block = "attention_bias" if facts["bias"] else "attention"

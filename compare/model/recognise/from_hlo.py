@@ -23,6 +23,7 @@ _NAMES = {
 }
 _REDUCTIONS = {"add": "reduce-sum", "maximum": "reduce-max", "minimum": "reduce-min"}
 _ATTENTION = "__cudnn$fmha"
+_MOST_NESTED = 100  # computations, of which each is called by the one before
 
 
 def from_hlo(module: Module) -> OperationGraph:
@@ -65,7 +66,7 @@ class _Reader:
                 given = arguments is not None and index < len(arguments)
                 known[name] = arguments[index] if arguments is not None and given else self._fresh(instruction.result)
             else:
-                known[name] = self._value(computation, instruction, operands, kernel)
+                known[name] = self._read(computation, instruction, operands, kernel)
             if instruction.is_root:
                 result = known[name]
         self._open.discard(computation.name)
@@ -83,6 +84,13 @@ class _Reader:
         if element.shape is None:
             return tuple(self._fresh(part, op, operands, **facts) for part in element.elements)
         return self.builder.unique(op, element.shape.dims, element.shape.dtype, operands, **facts)
+
+    def _read(self, computation: Computation, instruction: Instruction, operands: list[Tree], kernel: str) -> Tree:
+        """Return an instruction's value, of an unknown operation where its operands do not fit its own."""
+        try:
+            return self._value(computation, instruction, operands, kernel)
+        except (IndexError, ValueError):
+            return self._fresh(instruction.result, "other")
 
     def _value(
         self, computation: Computation, instruction: Instruction, operands: list[Tree], kernel: str
@@ -110,10 +118,16 @@ class _Reader:
         names = instruction.called("calls", "body")
         if instruction.opcode in ("call", "async-start"):
             names = instruction.called("to_apply", "calls")
-        return self.module.computations.get(names[0]) if names and names[0] not in self._open else None
+        if not names or names[0] in self._open or len(self._open) >= _MOST_NESTED:
+            return None
+        return self.module.computations.get(names[0])
 
     def _loop(self, body: Computation, instruction: Instruction, operands: list[Tree]) -> Tree:
-        """Enter a loop's body once. Its state is new values, except what the body hands on unchanged."""
+        """Enter a loop's body once. Its state is new values, except what the body hands on unchanged.
+
+        A scan writes the value of each iteration into an array. That array is "stacked" from the value, and a slice of
+        it, as backward's scan takes, is the value.
+        """
         root, first = body.root, next((p for p in body.instructions.values() if p.opcode == "parameter"), None)
         if root is None or first is None:
             return self._fresh(instruction.result)
@@ -121,11 +135,20 @@ class _Reader:
         initial = operands[0] if operands else ()
         if isinstance(state, tuple) and isinstance(initial, tuple) and root.opcode == "tuple":
             state = tuple(
-                initial[i] if i < len(initial) and _hands_on(body, first, root.operands[i], i) else value
-                for i, value in enumerate(state)
+                given if _hands_on(body, first, result, index) else value
+                for index, (value, given, result) in enumerate(zip(state, initial, root.operands, strict=True))
             )
-        self.computation(body, [state], "")
-        return self._fresh(instruction.result)
+        made, result = self.computation(body, [state], ""), self._fresh(instruction.result)
+        if isinstance(made, tuple) and isinstance(state, tuple) and isinstance(result, tuple):
+            result = tuple(map(self._after_loop, state, made, result))
+        return result
+
+    def _after_loop(self, before: Tree, made: Tree, result: Tree) -> Tree:
+        if made is before:
+            return made
+        if isinstance(made, Operation) and made.op == "update" and made.operands[0] is before:
+            return self.builder.unique("stacked", made.shape, made.dtype, [made.operands[1]])
+        return result
 
     def _several(
         self, computation: Computation, instruction: Instruction, operands: list[Tree], place: Place
@@ -163,6 +186,8 @@ class _Reader:
         if opcode == "iota":
             dimension = len(dims) - next(iter(instruction.dimensions), 0)
             return add("iota", dims, dtype, key=dimension, place=place, axis=dimension)
+        if op == "slice" and operands[0].op == "stacked" and math.prod(dims) == operands[0].operands[0].elements:
+            return self.builder.moved(operands[0].operands[0], dims, dtype)
         given = [_given(computation, name) for name in instruction.operands]
         if opcode == "dot":
             summed = math.prod(given[0][0][axis] for axis in instruction.contracting if axis < len(given[0][0]))
@@ -173,6 +198,8 @@ class _Reader:
             return self._reduction(instruction, operands, given, place)
         if opcode == "compare":
             return add(op, dims, dtype, operands, given, place, instruction.direction, direction=instruction.direction)
+        if opcode == "dynamic-slice":  # a scan's layer: forward and backward count in opposite directions
+            return add(op, dims, dtype, operands[:1], given[:1], place, dims)
         if opcode == "slice":
             return add(op, dims, dtype, operands, given, place, instruction.detail)
         if opcode in ("all-gather", "all-to-all", "reduce-scatter", "random", "rng", "rng-bit-generator", "infeed"):

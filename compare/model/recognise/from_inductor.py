@@ -87,7 +87,7 @@ class _Reader:
         for name, node in self.text.nodes.items():
             if not self.of_gradient.isdisjoint(node.inputs):
                 self.of_gradient.add(name)
-            value = self.known[name] if name in self.earlier else self._value(node)
+            value = self.known[name] if name in self.earlier else self._read(node)
             for part in (value,) if isinstance(value, Operation) else value:
                 self._note(part, node)
             self.known[name] = value
@@ -111,6 +111,13 @@ class _Reader:
         elif value.places:
             return
         value.places.update({Place(kernel, phase, source.line or ""): None for kernel, source in kernels})
+
+    def _read(self, node: SourceNode) -> Tree:
+        """Return the value of a node, of an unknown operation where its arguments do not fit its own."""
+        try:
+            return self._value(node)
+        except (IndexError, ValueError):
+            return self.builder.unique("other", *self._described(node.name))
 
     def _value(self, node: SourceNode) -> Tree:
         text = self.text.arguments.get(node.name, "")

@@ -56,7 +56,7 @@ def _block(block: RecognisedBlock, operations: list[Operation]) -> RecognisedBlo
 def _is_of_labels(operation: Operation) -> bool:
     """Return whether a value is computed from integers and scalars alone: labels, their one-hots, the mean's scale."""
     leaves = [o for o in ancestors([operation], 60) if not o.operands]
-    return all(o.positional or o.dtype[0] in "sup" or o.elements == 1 for o in leaves)
+    return all(o.positional or o.dtype.startswith(("s", "u", "p")) or o.elements == 1 for o in leaves)
 
 
 def _is_backward(operation: Operation) -> bool:

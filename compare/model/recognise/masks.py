@@ -90,7 +90,8 @@ def _evaluate(operation: Operation, query: Any, key: Any) -> tuple[Any, bool]:
         return None, False
     with np.errstate(all="ignore"):
         if operation.op == "compare":
-            return _COMPARISONS[operation.facts["direction"]](*values), known
+            compared = _COMPARISONS.get(operation.facts["direction"])
+            return (None, False) if compared is None else (compared(*values), known)
         if operation.op in _BINARY:
             return _BINARY[operation.op](*values), known
         if operation.op == "not":

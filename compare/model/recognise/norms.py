@@ -160,7 +160,7 @@ def _dropout_and_sum(x: Operation) -> list[Operation] | None:
     if x.op != "add":
         return None
     for operand in x.operands:
-        chosen = [operand, *operand.operands]
+        chosen = [operand, *(operand.operands if operand.op in ("multiply", "divide") else ())]
         for kept in chosen:
             if kept.op in ("select", "multiply") and any(is_random(value) for value in kept.operands):
                 return list(dict.fromkeys((kept, operand, x)))

@@ -91,7 +91,7 @@ def mean_of(operation: Operation) -> Mean | None:
             continue
         of = total.operands[0]
         count = of.elements // max(total.elements, 1)
-        if near(scale.value, count if operation.op == "divide" else 1 / count):
+        if count and near(scale.value, count if operation.op == "divide" else 1 / count):
             return Mean(of, count, total.facts["trailing"], (operation, total))
     return None
 
@@ -167,7 +167,6 @@ def narrowest(*operations: Operation) -> str:
 
 def is_random(operation: Operation) -> bool:
     """Return whether a value is a dropout mask: a comparison with random bits of a generator, or of Threefry."""
-    near_by = list(ancestors([operation], 60))
-    if not any(o.op in ("compare", "random") for o in near_by[:4]):
+    if operation.op not in ("compare", "random"):
         return False
-    return any(o.op in ("random", "shift-right-logical") for o in near_by)
+    return any(o.op in ("random", "shift-right-logical") for o in ancestors([operation], 60))

@@ -20,7 +20,7 @@ def embeddings(graph: OperationGraph) -> Iterator[RecognisedBlock]:
         tokens = gather.elements // columns
         if columns < 2 or rows < 2 or tokens * columns != gather.elements or ids.elements % max(tokens, 1):
             continue
-        if table.dtype[0] in "sup" or not _is_of_integers(ids):
+        if table.dtype.startswith(("s", "u", "p")) or not _is_of_integers(ids):
             continue
         yield RecognisedBlock(
             "embedding", {"rows": rows, "columns": columns, "tokens": tokens}, gather.dtype, own_phase(gather),
@@ -30,7 +30,8 @@ def embeddings(graph: OperationGraph) -> Iterator[RecognisedBlock]:
 
 def _is_of_integers(operation: Operation) -> bool:
     """Return whether an index is computed from integers: ids. Those that a router chose are computed from scores."""
-    return all(o.positional or o.dtype[0] in "sup" for o in ancestors([operation], 100) if not o.operands)
+    leaves = [o for o in ancestors([operation], 100) if not o.operands]
+    return all(o.positional or o.dtype.startswith(("s", "u", "p")) for o in leaves)
 
 
 def cross_entropies(graph: OperationGraph) -> Iterator[RecognisedBlock]:

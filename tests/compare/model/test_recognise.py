@@ -4,9 +4,11 @@ data/make_layers.py and data/make_torch_layers.py compiled the layers; no librar
 """
 
 import gzip
+import re
 import tarfile
 from collections import Counter
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -44,6 +46,10 @@ def attention(head_dim=64, kv_heads=8, causal=1, window=0, batch=4, sequence=512
     return "attention", sizes | {name: value for name, value in known.items() if value is not None}
 
 
+def biased(attention):
+    return "attention_bias", {axis: attention[1][axis] for axis in ("batch", "heads", "sequence", "head_dim")}
+
+
 def norm(block="rmsnorm", rows=2048):
     return block, {"rows": rows, "columns": 256}
 
@@ -67,7 +73,7 @@ EXPECTED = {
     "haiku_attention_causal": (attention(32), "f32", {}),
     # XLA folds a part of the window into an array, which its text leaves out. So the window is not known.
     "jax_nn_grouped_window": (attention(kv_heads=2, window=None), "bf16", {"mask": "data"}),
-    "jax_nn_bias": (("attention_bias", attention(causal=0)[1]), "bf16", {"bias": True}),
+    "jax_nn_bias": (biased(attention()), "bf16", {}),
     "jax_nn_cudnn": (attention(), "bf16", {"library": True}),
     "gemma_capped_grouped": (attention(kv_heads=2), "bf16", {"capped": True}),
     "einsum_attention": (attention(), "bf16", {}),
@@ -108,6 +114,7 @@ EXPECTED = {
 
 
 def described(block: RecognisedBlock):
+    assert block.sizes.keys() <= BLOCKS[block.block].shapes[0].sizes.keys()
     return (block.block, dict(block.sizes)), block.dtype, dict(block.attributes)
 
 
@@ -126,8 +133,21 @@ def test_rope_has_the_sizes_of_its_attention() -> None:
     assert [(block.block, block.sizes) for block in found] == [rope(2), attention(kv_heads=2)]
 
 
+DECODER_BLOCKS = {"rmsnorm": 2, "attention": 1, "swiglu_mlp": 1}
+
+
+@pytest.mark.parametrize("name", ["scanned_decoder_train", "scanned_checkpointed_decoder_train"])
+def test_the_layers_of_a_scan_are_blocks_once(name: str) -> None:
+    """Backward's loop takes what forward's loop has saved from arrays of all iterations."""
+    phases = ["forward", "backward"] + (["recompute"] if "checkpointed" in name else [])
+    expected = {(block, phase): number for block, number in DECODER_BLOCKS.items() for phase in phases}
+    assert counted(recognise(from_hlo(parse(LAYERS[name])))) == expected
+
+
 def test_every_layer_is_expected() -> None:
-    assert LAYERS.keys() == EXPECTED.keys() | {"rotate_half_attention"}
+    assert LAYERS.keys() == EXPECTED.keys() | {
+        "rotate_half_attention", "scanned_decoder_train", "scanned_checkpointed_decoder_train",
+    }
     assert TORCH_LAYERS.keys() == TORCH_EXPECTED.keys()
     assert len(LAYERS) + len(TORCH_LAYERS) > 20 and len(LOOK_ALIKES) >= 20
 
@@ -163,7 +183,7 @@ TORCH_EXPECTED = {
     "sdpa_causal": [torch_attention()],
     "plain_attention_train": [torch_attention()],
     "window_capped_grouped": [torch_attention(2, window=16)],
-    "einsum_bias": [("attention_bias", torch_attention(causal=0)[1])],
+    "einsum_bias": [biased(torch_attention())],
     "linear_cross_entropy_train": [TORCH_LOSS],
     "cross_entropy": [("cross_entropy", {"tokens": 256, "classes": 4096})],
     "plain_adamw": [("adamw", {"elements": 262_144})],
@@ -240,3 +260,36 @@ def test_what_checkpointing_computes_again_is_a_block_of_its_own() -> None:
     path = CAPTURES.parent / "hlo" / "jax-0.11.2" / "h200-scan_remat.hlo.txt.gz"
     found = recognise(from_hlo(parse(gzip.decompress(path.read_bytes()).decode())))
     assert counted(found) == {("linear_gelu", phase): 1 for phase in ("forward", "recompute", "backward")}
+
+
+@pytest.mark.parametrize("name", ["h200-attention-fwd", "h200-swiglu_mlp-fwd", "h200-scan_remat", "h200-indexing"])
+def test_text_and_proto_have_the_same_blocks(name: str) -> None:
+    pytest.importorskip("google.protobuf")
+    pytest.importorskip("jaxlib")
+    from xlafuse.hlo.proto_reader import parse_proto
+
+    path = CAPTURES.parent / "hlo" / "jax-0.10.2" / f"{name}.hlo.pb.gz"
+    text = gzip.decompress(path.with_name(path.name.replace(".pb", ".txt")).read_bytes()).decode()
+    both = [recognise(from_hlo(module)) for module in (parse(text), parse_proto(gzip.decompress(path.read_bytes())))]
+    assert both[0] and list(map(described, both[0])) == list(map(described, both[1]))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_damaged_text_is_read_without_an_error(seed: int) -> None:
+    random = Random(seed)
+    lines = random.choice(sorted(LAYERS.values() if seed % 2 else TORCH_LAYERS.values())).splitlines()
+    for _ in range(5):
+        index = random.randrange(1, len(lines))
+        damages = (
+            lambda line: "", lambda line: re.sub(r"%?[\w.]+, (?=%?\w)", "", line, count=1),
+            lambda line: re.sub(r"\d+", lambda number: random.choice(["0", "1", "7", number[0]]), line),
+            lambda line: re.sub(r"\[[\d,]*\]", "[]", line, count=1),
+        )
+        lines[index] = random.choice(damages)(lines[index])
+    text = "\n".join(lines)
+    try:
+        graph = from_hlo(parse(text)) if seed % 2 else fx_graph(text)
+    except ValueError as problem:
+        assert "calls itself" in str(problem)
+    else:
+        recognise(graph)

@@ -287,6 +287,38 @@ def moe_ragged(x, router, gate, up, down):
     return jnp.zeros_like(x).at[order // 2].add(jax.lax.ragged_dot(hidden, down, counts) * shares)
 
 
+# Layers in a scan
+
+
+def norm(x, weight):
+    wide = x.astype(jnp.float32)
+    return (wide * jax.lax.rsqrt(jnp.mean(wide * wide, -1, keepdims=True) + 1e-6) * weight).astype(HALF)
+
+
+def decoder_layer(x, weights):
+    h = norm(x, weights["norm1"])
+    q, k, v = ((h @ weights[name]).reshape(BATCH, SEQUENCE, HEADS, 32) for name in "qkv")
+    x = x + jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(x.shape) @ weights["out"]
+    h = norm(x, weights["norm2"])
+    return x + (jax.nn.silu(h @ weights["gate"]) * (h @ weights["up"])) @ weights["down"], None
+
+
+SQUARES, NORMS = ("q", "k", "v", "out"), ("norm1", "norm2")
+DECODER = {name: array(6, WIDTH, WIDTH) for name in SQUARES} | {name: array(6, WIDTH) for name in NORMS} | {
+    "gate": array(6, WIDTH, HIDDEN), "up": array(6, WIDTH, HIDDEN), "down": array(6, HIDDEN, WIDTH),
+}
+
+
+def scan_train(decoder_layer):
+    def loss(x, weights):
+        return jax.lax.scan(decoder_layer, x, weights)[0].astype(jnp.float32).sum()
+
+    return jax.grad(loss, argnums=(0, 1))
+
+
+LAYERS["scanned_decoder_train"] = scan_train(decoder_layer), (X, DECODER)
+LAYERS["scanned_checkpointed_decoder_train"] = scan_train(jax.checkpoint(decoder_layer)), (X, DECODER)
+
 # Tables, losses, optimizers
 
 nnx_layer("nnx_embed", lambda rngs: nnx.Embed(CLASSES, WIDTH, rngs=rngs, dtype=HALF), IDS)
