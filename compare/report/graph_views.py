@@ -403,7 +403,8 @@ def steps(source: Source, shown: Shown) -> Outline:
         step = step_of(source)
         if (parts := parts_view.screen(step)) is not None:
             yield parts
-            yield from map(text_view.plain, remedies_view.sentences(remedies_view.lines(source, step)))
+            changes = remedies_view.lines(source, step)
+            yield from map(text_view.plain, remedies_view.sentences(changes, every=shown.every))
         yield view.text(width=shown.width, every=shown.every)
 
     return Outline(view.to_json, trees)

@@ -15,7 +15,7 @@ from ..sources.source import Source
 from .columns import Column
 from .table import table
 
-_MOST_WIDE = 60
+_MOST_WIDE, _MOST_SENTENCES = 60, 3
 LEGEND = (
     "before, after: device time of the part in a step. after: the time of the measured case that is named, scaled by",
     "work. Lines of one number exclude each other; the first is the least effort.",
@@ -89,9 +89,13 @@ def render(found: Sequence[Line], *, markdown: bool = False) -> str:
     return "\n".join([table(found, COLUMNS, markdown), "", *LEGEND])
 
 
-def sentences(found: Sequence[Line]) -> list[str]:
-    """Return a line a remedy for the first screen."""
-    return [_sentence(line.number, line.where, line.remedy, line.step.time_us) for line in found]
+def sentences(found: Sequence[Line], *, every: bool = False) -> list[str]:
+    """Return a line a remedy for the first screen: of few blocks the first remedy, unless `every`."""
+    first = [line for at, line in enumerate(found) if at == 0 or line.number != found[at - 1].number][:_MOST_SENTENCES]
+    shown = list(found) if every else first
+    made = [_sentence(line.number, line.where, line.remedy, line.step.time_us) for line in shown]
+    more = len(found) - len(shown)
+    return [*made, f"{formats.count(more, 'more change')}; --view remedies lists all"] if more else made
 
 
 def _sentence(number: int, where: str, remedy: Remedy, step_us: float) -> str:

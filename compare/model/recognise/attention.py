@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ..operation_graph import Operation, OperationGraph
 from .block import RecognisedBlock, own_phase
 from .masks import HIDDEN, Mask, visibility
+from .operation_graph import Operation, OperationGraph
 from .patterns import Softmax, forward, is_random, quotient, softmaxes
 
 _FEW_STEPS = 6  # between a softmax and the product with the values: normalisation, dropout

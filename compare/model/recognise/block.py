@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..operation_graph import ModelPhase, Operation, Place
+from .operation_graph import ModelPhase, Operation, Place
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from xlafuse.hlo.call_expansion import check_expansion
 from xlafuse.hlo.shape import Element, Shape
 from xlafuse.hlo.text_reader import Computation, Instruction, Module
 
-from ..operation_graph import ELEMENTWISE, ModelPhase, Operation, OperationBuilder, OperationGraph, Place
+from .operation_graph import ELEMENTWISE, ModelPhase, Operation, OperationBuilder, OperationGraph, Place
 
 Tree: TypeAlias = "Operation | tuple[Tree, ...]"
 

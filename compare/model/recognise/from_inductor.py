@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from xlafuse.triton_side.inductor.graph import ATTENTION, VIEWS, CompiledGraph, Program, SourceNode
 
-from ..operation_graph import ModelPhase, Operation, OperationBuilder, OperationGraph, Place, Shape
+from .operation_graph import ModelPhase, Operation, OperationBuilder, OperationGraph, Place, Shape
 
 Tree: TypeAlias = "Operation | tuple[Operation, ...]"
 

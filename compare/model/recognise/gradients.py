@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ..operation_graph import Operation, ancestors
 from .block import RecognisedBlock
+from .operation_graph import Operation, ancestors
 from .patterns import forward
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..operation_graph import Operation
+from .operation_graph import Operation
 
 HIDDEN = -1e4  # a score below is a masked one: -inf, or finfo's minimum
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {

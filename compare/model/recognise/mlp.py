@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..operation_graph import Operation, OperationGraph, ancestors
 from .block import RecognisedBlock, own_phase
+from .operation_graph import Operation, OperationGraph, ancestors
 from .patterns import factors, forward, is_random, product_behind, sigmoid_of, silu_by_quotient, without_constants
 
 

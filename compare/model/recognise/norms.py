@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..operation_graph import Operation, OperationGraph
 from .block import RecognisedBlock, own_phase
+from .operation_graph import Operation, OperationGraph
 from .patterns import Mean, forward, is_random, mean_of, narrowest, near, square_of
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..operation_graph import Operation, OperationGraph
 from .block import RecognisedBlock
+from .operation_graph import Operation, OperationGraph
 from .patterns import factors
 
 

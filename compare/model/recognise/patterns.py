@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..operation_graph import Operation, OperationGraph, ancestors
+from .operation_graph import Operation, OperationGraph, ancestors
 
 _NEAR = 0.01  # constants are rounded to bfloat16
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 from xlafuse.hlo.text_reader import Module
 
-from ..operation_graph import OperationGraph
 from .from_hlo import from_hlo
 from .from_inductor import from_inductor
+from .operation_graph import OperationGraph
 
 if TYPE_CHECKING:
     from xlafuse.triton_side.inductor.graph import Program

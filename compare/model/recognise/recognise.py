@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from ..operation_graph import OperationGraph
 from .attention import attentions
 from .block import RecognisedBlock
 from .gradients import gradient_of
 from .mlp import mixtures, mlps
 from .norms import norms
+from .operation_graph import OperationGraph
 from .optimizer import updates
 from .rope import ropes
 from .tables import cross_entropies, embeddings

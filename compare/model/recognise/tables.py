@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..operation_graph import Operation, OperationGraph, ancestors
 from .block import RecognisedBlock, own_phase
+from .operation_graph import Operation, OperationGraph, ancestors
 from .patterns import Softmax, forward, narrowest, product_behind, softmaxes, without_constants
 
 

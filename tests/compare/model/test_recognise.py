@@ -12,10 +12,10 @@ from random import Random
 
 import pytest
 
-from xlafuse.compare.model.operation_graph import OperationGraph
 from xlafuse.compare.model.recognise.block import RecognisedBlock
 from xlafuse.compare.model.recognise.from_hlo import from_hlo
 from xlafuse.compare.model.recognise.from_inductor import from_inductor
+from xlafuse.compare.model.recognise.operation_graph import OperationGraph
 from xlafuse.compare.model.recognise.recognise import recognise
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.hlo.text_reader import parse
