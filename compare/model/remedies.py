@@ -33,8 +33,9 @@ class Remedy:
     @property
     def limits(self) -> str:
         """Where the change does not apply, and what the program does not show."""
-        unknown = "if its mask, which is data here, is causal" if self.use.attributes.get("mask") == "data" else ""
-        return "; ".join(filter(None, [self.advice.limits, unknown]))
+        mask = "if its mask, which is data here, is causal" if self.use.attributes.get("mask") == "data" else ""
+        dropout = "the measured row has no dropout" if self.use.attributes.get("dropout") else ""
+        return "; ".join(filter(None, [self.advice.limits, mask, dropout]))
 
     @property
     def gain_us(self) -> float:

@@ -65,8 +65,7 @@ def _alike(blocks: Iterable[RecognisedBlock]) -> Iterator[list[RecognisedBlock]]
     """Yield blocks of one name, size and type together: those of all layers and phases."""
     found: dict[object, list[RecognisedBlock]] = {}
     for block in blocks:
-        key = block.block, tuple(block.sizes.items()), block.dtype, tuple(map(str, block.attributes.items()))
-        found.setdefault(key, []).append(block)
+        found.setdefault((block.block, tuple(block.sizes.items()), block.dtype), []).append(block)
     yield from found.values()
 
 
