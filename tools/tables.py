@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import lzma
 import re
+import tarfile
+import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from tabulate import tabulate
@@ -30,6 +34,7 @@ from xlafuse.compare.report import (
     roofline,
 )
 from xlafuse.compare.report.columns import Column
+from xlafuse.compare.report.graph_views import Shown, steps
 from xlafuse.compare.report.profile_view import ProfileView
 from xlafuse.compare.sources.opening import open_source
 from xlafuse.compare.sources.row import Row
@@ -44,6 +49,7 @@ COLUMNS = {
 }
 TOUR = PROJECT / "tests" / "data" / "runs" / "tour"
 CAPTURES = PROJECT / "tests" / "data" / "profiles"  # of training steps on an H200
+PACKED = PROJECT / "tests" / "data" / "captures"  # the same, packed
 RUN = PROJECT / "reports" / "h200"
 OVER_GPUS = PROJECT / "reports" / "h200-x2"
 RANK_COLUMNS = ("device_time_us", "exposed_us", "communication_us", "overlap_share", "sent_bytes", "least_sent_bytes")
@@ -223,14 +229,29 @@ def _tour() -> str:
 
 
 def _capture(framework: str, shown: int) -> str:
-    """Return the first `shown` lines of what `xlafuse inspect` shows of a capture."""
-    opened = open_source(CAPTURES / framework).profile
-    assert opened is not None
-    source = str(Path("step") / Path(opened.profile.source).relative_to(CAPTURES / framework))
-    opened = replace(opened, path=Path("step"), profile=replace(opened.profile, source=source))
+    """Return the first `shown` lines of what `xlafuse inspect` shows of a capture below the parts of the model."""
+    source = open_source(CAPTURES / framework)
+    assert source.profile is not None
+    profile = source.profile.profile
+    name = str(Path("step") / Path(profile.source).relative_to(CAPTURES / framework))
+    opened = replace(source.profile, path=Path("step"), profile=replace(profile, source=name))
+    return _printed([ProfileView(opened, opened.ceilings(None)).text(width=100)], shown)
+
+
+def _first_screen(name: str) -> str:
+    """Return the first screen of a packed capture: parts of the model, and changes to it."""
+    with tempfile.TemporaryDirectory() as folder:
+        with lzma.open(PACKED / f"{name}.tar.xz") as packed, tarfile.open(fileobj=packed) as archive:
+            archive.extractall(folder, filter="data")
+        *screen, _ = steps(open_source(Path(folder) / name), Shown(width=100)).trees()
+        return _printed(screen)
+
+
+def _printed(trees: Iterable[Any], shown: int | None = None) -> str:
     console = Console(width=100, no_color=True)
     with console.capture() as text:
-        console.print(ProfileView(opened, opened.ceilings(None)).text(width=100))
+        for tree in trees:
+            console.print(tree)
     lines = [line.rstrip() for line in text.get().splitlines()[:shown]]
     return "\n".join(["```", *lines, "```"])
 
@@ -245,6 +266,8 @@ def _kernels_of(block: str, direction: str) -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "tour": _tour,
+    "first screen of nnx": partial(_first_screen, "nnx"),
+    "first screen of gpt": partial(_first_screen, "gpt"),
     "capture of jax": partial(_capture, "jax", 20),
     "capture of torch": partial(_capture, "torch", 22),
     "wins and losses": lambda: _markdown(["main case", "Triton", "Pallas", "best other", "ratio"], wins_and_losses()),

@@ -24,6 +24,7 @@ LEGEND = (
     "gradients and is none, as the optimizer. TFLOP/s: of the part's own work, without what is recomputed.",
 )
 _MOST_LINES, _MOST_LETTERS, _MOST_WIDE = 10, 26, 50
+_SHORTEST_US = 5.0  # shorter times are blank: 0.00 ms
 
 
 @dataclass(frozen=True)
@@ -92,11 +93,12 @@ def render(found: Sequence[Line], *, markdown: bool = False) -> str:
 
 
 def screen(step: Step) -> RenderableType | None:
-    """Return the first screen: a dozen groups of parts that hold all of the time. None where nothing was timed."""
+    """Return the first screen: a dozen groups of parts that hold the time of a step. None where nothing was timed."""
     total, phases = step.time_us, step.by_phase
     if not total:
         return None
-    shown, rest = step.groups[:_MOST_LINES], step.groups[_MOST_LINES:]
+    groups = [group for group in step.groups if group.time_us >= _SHORTEST_US]
+    shown, rest = groups[:_MOST_LINES], groups[_MOST_LINES:]
     grid = text_view.columns(4, 7, None, *[9] * len(phases), right=(0, 1, *range(3, 3 + len(phases))), gap=1)
     layers = f"part ({step.layers} layers as one)" if step.layers > 1 else "part"
     grid.add_row(*map(text_view.plain, ("", "ms", layers, *phases)), style="dim")
@@ -126,4 +128,4 @@ def _short(name: str) -> str:
 
 
 def _ms(us: float | None) -> str:
-    return "" if us is None or us < 5 else f"{us / 1e3:.2f}"
+    return "" if us is None or us < _SHORTEST_US else f"{us / 1e3:.2f}"
