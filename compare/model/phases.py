@@ -14,8 +14,8 @@ STEP_PHASES: tuple[StepPhase, ...] = ("forward", "recompute", "backward", "updat
 def step_phases(graph: FusionGraph) -> list[StepPhase]:
     """Return the phase of each kernel.
 
-    A kernel is of the phase that most of its work is marked with. What no mark calls backward, and yet depends on a
-    gradient, updates the model.
+    A kernel is of the phase that most of its work is marked with. One that depends on a gradient, and is not
+    marked backward, updates the model.
     """
     phases: list[StepPhase] = []
     of_gradients: set[str] = set()

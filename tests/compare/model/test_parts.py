@@ -141,7 +141,7 @@ def test_a_graph_without_times_has_parts(nnx: Path) -> None:
 
 
 def test_a_captured_step_of_torch_has_the_optimizer_and_the_modules_functions(gpt: Path) -> None:
-    """Without columns, each function of the program is a line. What ran outside of compiled graphs has a part, too."""
+    """Without columns, each function of the program is a line. Work outside of compiled graphs has a part, too."""
     step = step_of(open_source(gpt))
     shares = {", ".join(step.names(group)): group.time_us / step.time_us for group in step.groups}
     assert list(shares)[:4] == ["Attention.forward", "Gpt.forward", "Mlp.forward", "AdamW.step"]
