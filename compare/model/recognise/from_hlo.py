@@ -125,8 +125,8 @@ class _Reader:
     def _loop(self, body: Computation, instruction: Instruction, operands: list[Tree]) -> Tree:
         """Enter a loop's body once. Its state is new values, except what the body hands on unchanged.
 
-        A scan writes the value of each iteration into an array. That array is "stacked" from the value, and a slice of
-        it, as backward's scan takes, is the value.
+        A scan writes the value of each iteration into an array. The array is an operation "stacked" of this value.
+        Backward's scan takes slices of it, which are the value.
         """
         root, first = body.root, next((p for p in body.instructions.values() if p.opcode == "parameter"), None)
         if root is None or first is None:

@@ -19,7 +19,7 @@ def gradient_of(block: RecognisedBlock) -> RecognisedBlock | None:
     inside = set(block.operations) - {block.result}
     own = {value for value in block.inputs if _is_exclusive(value, block)}
     if block.block == "embedding":
-        seeds = [user for user in block.inputs[1].users if user.op == "scatter" and _is_backward(user)]
+        seeds = [user for user in _users_of_ids(block.inputs[1]) if user.elements == block.inputs[0].elements]
     elif block.attributes.get("library"):
         seeds = [
             user for user in block.inputs[0].users
@@ -51,6 +51,21 @@ def _block(block: RecognisedBlock, operations: list[Operation]) -> RecognisedBlo
         return None
     ordered = tuple(sorted(operations, key=lambda operation: operation.number))
     return replace(block, phase="backward", operations=ordered)
+
+
+def _users_of_ids(ids: Operation) -> list[Operation]:
+    """Return the gradients that are scattered to the rows of these ids, which jax clamps and PyTorch compares."""
+    waiting = [source for source in ancestors([ids], 10) if not source.operands or source is ids]
+    found: dict[Operation, None] = {}
+    seen = set(waiting)
+    while waiting:
+        for user in waiting.pop().users:
+            if user.op == "scatter" and _is_backward(user):
+                found[user] = None
+            elif user not in seen and user.elements <= 2 * ids.elements and user.dtype.startswith(("s", "u", "p")):
+                seen.add(user)
+                waiting.append(user)
+    return list(found)
 
 
 def _is_of_labels(operation: Operation) -> bool:

@@ -12,7 +12,7 @@ from .patterns import Mean, forward, is_random, mean_of, narrowest, near, square
 
 @dataclass(frozen=True)
 class Statistic:
-    """What a norm divides by, before the root. centred: of x - mean(x)."""
+    """The mean by whose root a norm divides. centred: of x - mean(x)."""
 
     x: Operation
     centred: bool

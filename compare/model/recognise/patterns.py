@@ -140,17 +140,26 @@ def softmaxes(graph: OperationGraph) -> Iterator[Softmax]:
             continue
         x, subtracted = shifted.operands
         maximum = _maximum_of(subtracted, x)
-        totals = [user for user in exp.users if user.op == "reduce-sum" and user.elements == subtracted.elements]
+        guarded = [user for user in exp.users if user.op == "add" and any(_is_tiny(o) for o in user.operands)]
+        sums = [user for summed in (exp, *guarded) for user in summed.users if user.op == "reduce-sum"]
+        totals = [total for total in sums if total.elements == subtracted.elements]
         if maximum is not None and totals and exp.elements > totals[0].elements:
             yield Softmax(x, maximum, shifted, exp, totals[0], exp.elements // totals[0].elements)
 
 
 def _maximum_of(operation: Operation, x: Operation) -> Operation | None:
-    """Return the maximum of x behind what guards a row of only -inf: select(isfinite(m), m, 0)."""
+    """Return the maximum of x behind what guards a row of only -inf: select(isfinite(m), m, 0), max(x, -1e38)."""
     for near_by in ancestors([operation], 8):
-        if near_by.op == "reduce-max" and near_by.operands[0] is x:
-            return near_by
+        if near_by.op == "reduce-max":
+            taken = near_by.operands[0]
+            if taken is x or (taken.op == "maximum" and x in taken.operands):
+                return near_by
     return None
+
+
+def _is_tiny(operation: Operation) -> bool:
+    """Return whether a constant only keeps a sum of exponentials, of which the largest is 1, above 0."""
+    return operation.value is not None and 0 < operation.value < 1e-6
 
 
 def forward(operation: Operation) -> bool:

@@ -26,7 +26,7 @@ def recognise(graph: OperationGraph) -> list[RecognisedBlock]:
     """Return the blocks in a program: forward blocks, those computed again, and gradients, in the program's order.
 
     A forward block of which backward computes a product or a reduction again appears a second time, with phase
-    "recompute" and these operations. What no pattern fits is left out.
+    "recompute" and these operations. Operations that fit no pattern belong to no block.
     """
     found = list(attentions(graph))
     found += ropes(graph, found)

@@ -144,8 +144,36 @@ def test_the_layers_of_a_scan_are_blocks_once(name: str) -> None:
     assert counted(recognise(from_hlo(parse(LAYERS[name])))) == expected
 
 
+ONE_LAYER = {"rmsnorm": 2, "rope": 1, "attention": 1, "swiglu_mlp": 1}
+SUITE = {
+    "suite_attention_bias": {("attention_bias", "forward"): 1},
+    "suite_decoder_block": {(block, "forward"): number for block, number in ONE_LAYER.items()},
+    "suite_gpt2_block": {
+        (block, "forward"): 1 for block in ("layernorm", "attention", "dropout_residual_norm", "linear_gelu")
+    },
+    "suite_lm_step": {
+        (block, phase): number
+        for phase in ("forward", "backward")
+        for block, number in (
+            ("embedding", 1), ("rmsnorm", 5), ("rope", 2), ("attention", 2), ("swiglu_mlp", 2),
+            ("linear_cross_entropy", 1),
+        )
+    } | {("adamw", "update"): 1},
+}
+
+
+@pytest.mark.parametrize("name", SUITE)
+def test_blocks_of_the_suite(name: str) -> None:
+    found = recognise(from_hlo(parse(LAYERS[name])))
+    assert counted(found) == SUITE[name]
+    spec = BLOCKS[name.removeprefix("suite_")]
+    for block in found:
+        own = {axis: size for axis, size in spec.shapes[0].sizes.items() if axis in block.sizes}
+        assert block.block not in ("attention", "attention_bias") or own.items() <= block.sizes.items()
+
+
 def test_every_layer_is_expected() -> None:
-    assert LAYERS.keys() == EXPECTED.keys() | {
+    assert LAYERS.keys() == EXPECTED.keys() | SUITE.keys() | {
         "rotate_half_attention", "scanned_decoder_train", "scanned_checkpointed_decoder_train",
     }
     assert TORCH_LAYERS.keys() == TORCH_EXPECTED.keys()

@@ -7,6 +7,8 @@ needs jax 0.11.2, flax, optax, equinox and dm-haiku. It writes layers.tar.xz and
 
 import io
 import tarfile
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from xlafuse.compile.environment import configure_environment
@@ -21,6 +23,7 @@ import optax  # noqa: E402
 from flax import linen, nnx  # noqa: E402
 from look_alikes import LOOK_ALIKES  # noqa: E402
 
+from xlafuse.compare.spec.blocks import BLOCKS  # noqa: E402
 from xlafuse.compile import compiler  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -318,6 +321,16 @@ def scan_train(decoder_layer):
 
 LAYERS["scanned_decoder_train"] = scan_train(decoder_layer), (X, DECODER)
 LAYERS["scanned_checkpointed_decoder_train"] = scan_train(jax.checkpoint(decoder_layer)), (X, DECODER)
+
+# The suite's own blocks in JAX
+
+for suite_block in ("attention_bias", "decoder_block", "gpt2_block", "lm_step"):
+    block = BLOCKS[suite_block]
+    case = block.cases("quick", block.shapes[:1])[0]
+    LAYERS[f"suite_{suite_block}"] = (
+        partial(import_module(f"xlafuse.blocks.{suite_block}").apply, **block.attributes_of(case)),
+        ({tensor.name: array(*tensor.shape(case.sizes), dtype=tensor.dtype_in(case)) for tensor in block.inputs},),
+    )
 
 # Tables, losses, optimizers
 
