@@ -1,7 +1,8 @@
-"""The blocks of the suite in a step, with the parts that they are."""
+"""The blocks of the suite in a step, with the kernels that they are."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +17,15 @@ from .recognise.programs import operations_of
 from .recognise.recognise import recognise
 
 _MOST_OF_A_PART = 0.5  # of its time: then the part is that block's
+_PRODUCTS = ("gemm", "attention")
 
 
 @dataclass(frozen=True)
 class Use:
-    """A block of the suite in a step, with the parts that it is.
+    """A block of the suite in a step, with the kernels that it is.
 
     sizes: of one layer, by the block's axes. dtype: the long name. layers: how often the step has it. phases: in which
-    it occurs. attributes: what the sizes do not say, such as a mask that is data.
+    it occurs. pieces: its kernels. attributes: what the sizes do not say, such as a mask that is data.
     """
 
     block: str
@@ -31,34 +33,39 @@ class Use:
     dtype: str
     layers: int
     phases: frozenset[StepPhase]
-    parts: tuple[Part, ...]
+    pieces: tuple[Piece, ...]
     attributes: Mapping[str, Any]
 
     @property
     def time_us(self) -> float:
-        return sum(part.time_us for part in self.parts)
+        return sum(piece.time_us for piece in self.pieces)
 
 
 def uses(source: Source, parts: Sequence[Part]) -> list[Use]:
     """Return the blocks in the programs of a source, that with most time first.
 
     A part is of a block if most of its time is of kernels that compute some of it; of several blocks, of that which has
-    more of it. Programs of which a path has the graph alone have no blocks.
+    most of it. A product is of a block only if it is one of the block's own: a line may also have a projection.
+    Programs of which a path has the graph alone have no blocks.
     """
-    found: list[tuple[list[RecognisedBlock], dict[str, float]]] = []
-    for result in source.results:
-        if result.program is not None:
-            for alike in _alike(recognise(operations_of(result.program()))):
-                kernels = {(result.id, name) for block in alike for name in block.kernels}
-                found.append((alike, {part.key: _share(part, kernels) for part in parts}))
-    made = []
-    for number, (alike, shares) in enumerate(found):
-        own = [
-            part for part in parts
-            if shares[part.key] >= _MOST_OF_A_PART and number == _owner(part.key, [shares for _, shares in found])
-        ]
-        made.append(_use(alike, own))
-    return sorted((use for use in made if use.parts), key=lambda use: -use.time_us)
+    alike = [
+        (blocks, {(result.id, name) for block in blocks for name in block.kernels})
+        for result in source.results if result.program is not None
+        for blocks in _alike(recognise(operations_of(result.program())))
+    ]
+    owned: list[list[Piece]] = [[] for _ in alike]
+    for part in parts:
+        members = [_members(part, kernels) for _, kernels in alike]
+        times = [_cost(part, itertools.compress(part.pieces, own)) for own in members]
+        most = max(times, default=0.0)
+        for number, own in enumerate(members):
+            whole = times[number] == most >= _MOST_OF_A_PART * _cost(part, part.pieces)
+            owned[number] += [
+                piece for piece, is_member in zip(part.pieces, own, strict=True)
+                if (is_member if piece.kernel.kind in _PRODUCTS else whole)
+            ]
+    made = [_use(blocks, own) for (blocks, _), own in zip(alike, owned, strict=True) if own]
+    return sorted(made, key=lambda use: -use.time_us)
 
 
 def _alike(blocks: Iterable[RecognisedBlock]) -> Iterator[list[RecognisedBlock]]:
@@ -69,22 +76,26 @@ def _alike(blocks: Iterable[RecognisedBlock]) -> Iterator[list[RecognisedBlock]]
     yield from found.values()
 
 
-def _share(part: Part, kernels: set[tuple[str, str]]) -> float:
-    """Return the share of a part's time, or of its kernels where none was timed, that is of these kernels."""
+def _members(part: Part, kernels: set[tuple[str, str]]) -> list[bool]:
+    """Return whether each piece of a part is among a block's kernels, or is the same kernel launched again.
 
-    def cost(piece: Piece) -> float:
-        return piece.time_us if part.time_us else 1.0
-
-    own = sum(cost(piece) for piece in part.pieces if (piece.graph, piece.kernel.name) in kernels)
-    return own / (part.time_us or len(part.pieces))
-
-
-def _owner(key: str, shares: Sequence[Mapping[str, float]]) -> int:
-    return max(range(len(shares)), key=lambda number: shares[number][key])
+    PyTorch names no operations of a product in backward; beside the block's own products it is their gradient.
+    """
+    own = {_base(piece) for piece in part.pieces if (piece.graph, piece.kernel.name) in kernels}
+    return [_base(piece) in own for piece in part.pieces]
 
 
-def _use(alike: Sequence[RecognisedBlock], parts: Sequence[Part]) -> Use:
+def _base(piece: Piece) -> tuple[str, str]:
+    return piece.graph, piece.kernel.name.partition("#")[0]
+
+
+def _cost(part: Part, pieces: Iterable[Piece]) -> float:
+    """Return the time of pieces of a part; their number where none was timed."""
+    return sum(piece.time_us if part.time_us else 1.0 for piece in pieces)
+
+
+def _use(alike: Sequence[RecognisedBlock], pieces: Sequence[Piece]) -> Use:
     first, phases = alike[0], frozenset(block.phase for block in alike)
     layers = max(sum(block.phase == phase for block in alike) for phase in phases)
     dtype = LONG_NAMES.get(first.dtype, first.dtype)
-    return Use(first.block, first.sizes, dtype, layers, phases, tuple(parts), first.attributes)
+    return Use(first.block, first.sizes, dtype, layers, phases, tuple(pieces), first.attributes)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from .. import targets
 from ..base.usage import UsageError
 from ..graph import formats
+from ..model.parts import parts
 from ..model.remedies import Remedy, remedies
 from ..model.step import Step, step_of
 from ..model.uses import uses
@@ -32,11 +33,11 @@ class Line:
 
     @property
     def where(self) -> str:
-        return self.step.where_of(self.remedy.use.parts)
+        return self.step.where_of(parts(self.remedy.use.pieces))
 
     @property
     def part(self) -> str:
-        return ", ".join(dict.fromkeys(map(self.step.name, self.remedy.use.parts)))
+        return ", ".join(dict.fromkeys(map(self.step.name, parts(self.remedy.use.pieces))))
 
 
 COLUMNS = (

@@ -11,7 +11,7 @@ from commands import xlafuse
 from xlafuse.compare.graph.model import Kernel
 from xlafuse.compare.model.advice import ADVICE
 from xlafuse.compare.model.evidence import nearest
-from xlafuse.compare.model.parts import Part, Piece
+from xlafuse.compare.model.parts import Piece
 from xlafuse.compare.model.remedies import Remedy, remedies
 from xlafuse.compare.model.uses import Use
 from xlafuse.compare.spec.blocks import BLOCKS
@@ -21,8 +21,8 @@ HEADS = {"batch": 8, "heads": 16, "kv_heads": 16, "sequence": 1024, "head_dim": 
 
 def attention(time_us: float, *phases: str, **sizes: int) -> Use:
     kernel = Kernel("k", "attention", device_time_us=time_us)
-    part = Part("train.py:8 f", (Piece("step", 0, kernel, "train.py:8 f", "forward"),))
-    return Use("attention", HEADS | sizes, "bfloat16", 6, frozenset(phases), (part,), {})  # type: ignore[arg-type]
+    piece = Piece("step", 0, kernel, "train.py:8 f", "forward")
+    return Use("attention", HEADS | sizes, "bfloat16", 6, frozenset(phases), (piece,), {})  # type: ignore[arg-type]
 
 
 def of_xla(use: Use, step_us: float = 34e3) -> list[Remedy]:
@@ -104,6 +104,7 @@ def test_the_first_screens_name_the_change_to_attention(nnx: Path, gpt: Path) ->
     other = json.loads(xlafuse("inspect", gpt, "--view", "remedies", "--json").stdout)["rows"][0]
     assert other["block"] == "attention" and "scaled_dot_product_attention" in other["change"]
     assert "mask" in other["limits"] and "mask" not in first["limits"]
+    assert 18.5e3 - other["gain_us"] == pytest.approx(13.8e3, rel=0.15)  # by the host's clock, before and after
     assert first["change"].partition("(")[0] in xlafuse("inspect", nnx).output.partition(str(nnx))[0]
 
 
