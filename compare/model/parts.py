@@ -12,6 +12,7 @@ from ..profiles.kernel_times import any_layer
 from .phases import STEP_PHASES, StepPhase, step_phases
 from .weights import weight
 
+_MOST = 0.9  # of the time of parts that repeat
 _MOST_ROUNDS = 50  # in which kernels without a part take that of their neighbours
 
 
@@ -118,13 +119,14 @@ def time_by_phase(found: Iterable[Piece]) -> dict[StepPhase, float]:
 def layers_of(found: Sequence[Part]) -> int:
     """Return the number of layers of the model; 1 where no part repeats.
 
-    It is the number of some part that divides those of the parts with most of the time: a part may be twice in a layer.
+    It is the largest number of some part that divides those of the parts with most of the time: a part may be several
+    times in a layer.
     """
     def time_of_multiples(layers: int) -> float:
         return sum(part.time_us for part in found if part.layers % layers == 0)
 
-    counts = sorted({part.layers for part in found if part.layers > 1}, reverse=True)
-    return max(counts, key=time_of_multiples, default=1)
+    times = {count: time_of_multiples(count) for part in found if (count := part.layers) > 1}
+    return max((count for count, time in times.items() if time >= _MOST * max(times.values())), default=1)
 
 
 def _ranked(kernel: Kernel) -> list[str]:

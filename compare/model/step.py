@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from ..graph.model import FusionGraph
+from ..profiles.steps import device_seconds
 from ..sources.profiled import ProfiledSteps
 from ..sources.source import Source
 from .groups import Group, groups
@@ -59,9 +61,18 @@ class Step:
         return layers_of(self.parts)
 
     @property
-    def model_flops(self) -> float:
-        """FLOPs of the compiled kernels, without those of a recomputation."""
-        return sum(part.model_flops for part in self.parts)
+    def device_us(self) -> float | None:
+        """Time of a median step on the device, from its first kernel to its last; None without a profile."""
+        if self.profile is None:
+            return None
+        return statistics.median(device_seconds(step.events) for step in self.profile.steps) * 1e6
+
+    @property
+    def device(self) -> str:
+        """The name of the GPU that ran it, or that it was compiled for; "" where it is unknown."""
+        if self.profile is not None:
+            return self.profile.profile.device
+        return next((graph.target for graph in self.graphs.values()), "")
 
     def name(self, part: Part) -> str:
         """Return what the user's code calls a part; its named scope where it has one; "no part known" for neither."""

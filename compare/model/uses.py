@@ -50,7 +50,7 @@ def uses(source: Source, parts: Sequence[Part]) -> list[Use]:
     """
     alike = [
         (blocks, {(result.id, name) for block in blocks for name in block.kernels})
-        for result in source.results if result.program is not None
+        for result in source.results if result.program is not None and result.graph is not None
         for blocks in _alike(recognise(operations_of(result.program())))
     ]
     owned: list[list[Piece]] = [[] for _ in alike]
@@ -66,6 +66,18 @@ def uses(source: Source, parts: Sequence[Part]) -> list[Use]:
             ]
     made = [_use(blocks, own) for (blocks, _), own in zip(alike, owned, strict=True) if own]
     return sorted(made, key=lambda use: -use.time_us)
+
+
+def model_flops(parts: Iterable[Part], found: Iterable[Use]) -> float:
+    """Return the FLOPs of the model's own work in a step, as far as compiled kernels state theirs.
+
+    A recomputation is no work of the model, nor are the products of attention above a causal mask's diagonal.
+    """
+    masked = (
+        piece.flops / 2 for use in found if use.block == "attention" and use.sizes.get("causal")
+        for piece in use.pieces if piece.phase != "recompute" and piece.kernel.kind == "gemm"
+    )
+    return sum(part.model_flops for part in parts) - sum(masked)
 
 
 def _alike(blocks: Iterable[RecognisedBlock]) -> Iterator[list[RecognisedBlock]]:

@@ -11,6 +11,7 @@ from msgspec import to_builtins
 from ..base.text import printable
 from ..base.usage import UsageError, join_some, one_of
 from ..model.step import step_of
+from ..model.uses import uses
 from ..plan import paired_rounds
 from ..sources.case_results import CaseResults
 from ..sources.result import Result, reading_errors_as_usage
@@ -401,9 +402,11 @@ def steps(source: Source, shown: Shown) -> Outline:
 
     def trees() -> Iterator[RenderableType]:
         step = step_of(source)
-        if (parts := parts_view.screen(step)) is not None:
-            yield parts
-            changes = remedies_view.lines(source, step)
+        if step.time_us:
+            found = uses(source, step.parts)
+            yield text_view.plain(parts_view.headline(step, found))
+            yield parts_view.screen(step)
+            changes = remedies_view.lines(step, found)
             yield from map(text_view.plain, remedies_view.sentences(changes, every=shown.every))
         yield view.text(width=shown.width, every=shown.every)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from .. import targets
 from ..base.text import printable
 from ..graph import formats
 from ..graph.render import text_view
@@ -13,6 +14,7 @@ from ..model.parts import Part, Piece, time_by_phase
 from ..model.phases import STEP_PHASES, StepPhase
 from ..model.places import parse
 from ..model.step import Step
+from ..model.uses import Use, model_flops
 from .columns import Column
 from .table import table
 
@@ -24,6 +26,7 @@ LEGEND = (
     "gradients and is none, as the optimizer. TFLOP/s: of the part's own work, without what is recomputed.",
 )
 _MOST_LINES, _MOST_LETTERS, _MOST_WIDE = 10, 26, 50
+_MOST_UNKNOWN = 0.05
 _SHORTEST_US = 5.0  # shorter times are blank: 0.00 ms
 
 
@@ -92,11 +95,29 @@ def render(found: Sequence[Line], *, markdown: bool = False) -> str:
     return "\n".join([table(found, _SHOWN, markdown), "", *LEGEND])
 
 
-def screen(step: Step) -> RenderableType | None:
-    """Return the first screen: a dozen groups of parts that hold the time of a step. None where nothing was timed."""
+def headline(step: Step, found: Sequence[Use]) -> str:
+    """Return the time of a step, and the rate of the model's own work beside the peak. found: its blocks."""
+    time = step.device_us or step.time_us
+    target = targets.of_device(step.device)
+    peak = None if target is None else targets.load(target).peak("bfloat16")
+    rate = model_flops(step.parts, found) / time * 1e6
+    share = f", {formats.share(rate, peak)} of its peak in bf16" if peak and rate else ""
+    work = f"; {formats.flops(rate)}/s of the model's own work{share}" if rate and not _has_unknown_work(step) else ""
+    return f"a step takes {formats.span(time)}{f' on {step.device}' if step.device else ''}{work}"
+
+
+def _has_unknown_work(step: Step) -> bool:
+    """Return whether products of which no FLOPs are known take a share of the time that hides the rate."""
+    unknown = (
+        piece.time_us for piece in step.pieces
+        if piece.kernel.flops is None and piece.kernel.kind in ("gemm", "attention")
+    )
+    return sum(unknown) > _MOST_UNKNOWN * step.time_us
+
+
+def screen(step: Step) -> RenderableType:
+    """Return the first screen: a dozen groups of parts that hold the time of a step."""
     total, phases = step.time_us, step.by_phase
-    if not total:
-        return None
     groups = [group for group in step.groups if group.time_us >= _SHORTEST_US]
     shown, rest = groups[:_MOST_LINES], groups[_MOST_LINES:]
     grid = text_view.columns(4, 7, None, *[9] * len(phases), right=(0, 1, *range(3, 3 + len(phases))), gap=1)

@@ -11,7 +11,7 @@ from ..graph import formats
 from ..model.parts import parts
 from ..model.remedies import Remedy, remedies
 from ..model.step import Step, step_of
-from ..model.uses import uses
+from ..model.uses import Use, uses
 from ..sources.source import Source
 from .columns import Column
 from .table import table
@@ -62,25 +62,24 @@ COLUMNS = (
 )
 
 
-def lines(source: Source, step: Step) -> list[Line]:
-    """Return the remedies of a step, those of the block with the largest gain first; none where nothing was timed."""
-    graph = next(iter(step.graphs.values()), None)
-    device = graph.target if graph is not None else ""
-    if step.profile is not None:
-        device = step.profile.profile.device
-    target = targets.of_device(device)
+def lines(step: Step, found: Sequence[Use]) -> list[Line]:
+    """Return the remedies of a step, those of the block with the largest gain first; none where nothing was timed.
+
+    found: its blocks.
+    """
+    graph, target = next(iter(step.graphs.values()), None), targets.of_device(step.device)
     if graph is None or target is None or not step.time_us:
         return []
-    found = remedies(uses(source, step.parts), graph.compiler, target, step.time_us)
-    return [Line(number, step, remedy) for number, own in enumerate(found, 1) for remedy in own]
+    changes = remedies(found, graph.compiler, target, step.time_us)
+    return [Line(number, step, remedy) for number, own in enumerate(changes, 1) for remedy in own]
 
 
 def timed_lines(source: Source) -> list[Line]:
-    """Return the remedies of a step that was timed. Raises UsageError where it was not, or on a GPU without rows."""
+    """Return the remedies of a step that was timed. Raises UsageError where it was not."""
     step = step_of(source)
     if not step.time_us:
         raise UsageError(f"{source.path}: remedies need the times of a step; xlafuse capture takes them")
-    return lines(source, step)
+    return lines(step, uses(source, step.parts))
 
 
 def render(found: Sequence[Line], *, markdown: bool = False) -> str:

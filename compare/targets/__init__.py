@@ -4,6 +4,7 @@
 - `xla/autotune-<jax version>.textproto.gz`: XLA's recorded choices, for the jax version that wrote them
 - `cuda_device_properties.json`: the properties that Inductor reads (torch.cuda.get_device_properties)
 - `ceilings.json`: measured bandwidths and product rates (compare.measure.ceilings)
+- `data_sheet.json`: the peak rates that NVIDIA states, for shares of the peak
 - `recorded_times.json.gz`: device times of a run there (recorded_times.py)
 - `provenance.json`: the run that each part comes from
 
@@ -68,6 +69,11 @@ class Pack:
         """A TPU's description; None for a GPU."""
         path = self.folder / "tpu.json"
         return dict(json.loads(path.read_text())) if path.is_file() else None
+
+    def peak(self, dtype: str) -> float | None:
+        """Return the FLOP per second of products that the data sheet states for a dtype; None where it is not known."""
+        path = self.folder / "data_sheet.json"
+        return json.loads(path.read_text())["products"].get(dtype) if path.is_file() else None
 
     def xla_config(self, jax_version: str) -> str:
         """Return XLA's device description for this version of jax.

@@ -128,8 +128,9 @@ def test_the_captured_steps_groups_hold_all_of_it(step: Step) -> None:
 def test_the_first_screen_is_a_dozen_lines_and_the_view_lists_every_part(nnx: Path, step: Step) -> None:
     done = xlafuse("inspect", nnx)
     before, _, _ = done.output.partition(str(nnx))
+    assert "34.1 ms" in before and "202 TFLOP/s" in before and "20% of" in before  # 6 N T plus half a square: 201
     assert done.exit_code == 0 and "nn.dot_product_attention" in before and "train_nnx.py:8" in before
-    assert len(before.splitlines()) <= 24
+    assert len(before.splitlines()) <= 26
     table = xlafuse("inspect", nnx, "--view", "parts")
     assert table.exit_code == 0 and all(step.name(part)[:30] in table.output for part in step.parts)
 
