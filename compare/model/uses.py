@@ -5,16 +5,16 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xlafuse.hlo.shape import LONG_NAMES
 
 from ..sources.source import Source
 from .parts import Part, Piece
 from .phases import StepPhase
-from .recognise.block import RecognisedBlock
-from .recognise.programs import operations_of
-from .recognise.recognise import recognise
+
+if TYPE_CHECKING:
+    from .recognise.block import RecognisedBlock
 
 _MOST_OF_A_PART = 0.5  # of its time: then the part is that block's
 _PRODUCTS = ("gemm", "attention")
@@ -48,6 +48,9 @@ def uses(source: Source, parts: Sequence[Part]) -> list[Use]:
     most of it. A product is of a block only if it is one of the block's own: a line may also have a projection.
     Programs of which a path has the graph alone have no blocks.
     """
+    from .recognise.programs import operations_of  # masks need numpy, and readers start faster without it
+    from .recognise.recognise import recognise
+
     alike = [
         (blocks, {(result.id, name) for block in blocks for name in block.kernels})
         for result in source.results if result.program is not None and result.graph is not None
