@@ -18,6 +18,8 @@ Kind = Literal[
 Role = Literal["input", "output", "intermediate", "saved", "constant"]
 Phase = Literal["forward", "backward"]
 PHASES: tuple[Phase, ...] = ("forward", "backward")
+StepPhase = Literal["forward", "recompute", "backward", "update"]  # of a user's step
+STEP_PHASES: tuple[StepPhase, ...] = ("forward", "recompute", "backward", "update")
 
 # Why two kernels were not fused, in the same words for every compiler. `Reason.text` has the compiler's own words.
 REASONS = {

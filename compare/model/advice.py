@@ -12,7 +12,7 @@ Kind = Literal["switch", "library", "kernel"]
 class Advice:
     """A change to a block.
 
-    block: of the suite. compiler: whose program it changes ("xla", "inductor", "eager"). row: the implementation of the
+    block: of the suite. compiler: whose program it changes ("xla", "inductor"). row: the implementation of the
     block that stands for it. change: what to write. kind: an argument or flag, a library's call, or an own kernel.
     limits: where it does not apply.
     """
@@ -48,8 +48,6 @@ ADVICE = (
     Advice("rmsnorm", "xla", "pallas", _OWN.format("pallas", "rmsnorm"), "kernel", _PALLAS),
     Advice("rmsnorm", "inductor", "triton", _OWN.format("triton", "rmsnorm"), "kernel"),
     Advice("layernorm", "inductor", "triton", _OWN.format("triton", "layernorm"), "kernel"),
-    Advice("softmax", "inductor", "triton", _OWN.format("triton", "softmax"), "kernel"),
     Advice("moe", "xla", "xla", "jax.lax.ragged_dot over tokens sorted by expert", "library"),
     Advice("moe", "inductor", "library", "F.grouped_mm over tokens sorted by expert", "library"),
-    Advice("adamw", "eager", "inductor", "torch.compile(optimizer.step)", "switch"),
 )

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..graph.model import Kernel
+from ..graph.model import STEP_PHASES, Kernel, StepPhase
 from ..profiles.kernel_times import KernelTimes, kernel_times
 from ..sources.profiled import ProfiledSteps
 from .parts import Piece
-from .phases import STEP_PHASES, StepPhase
 
 
 def in_profile(pieces: Sequence[Piece], profile: ProfiledSteps) -> list[Piece]:

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..graph.model import Access, FusionGraph, Kernel
+from ..graph.model import STEP_PHASES, Access, FusionGraph, Kernel, StepPhase
 from ..profiles.kernel_times import any_layer
-from .phases import STEP_PHASES, StepPhase, step_phases
+from .phases import step_phases
 from .weights import weight
 
 _MOST = 0.9  # of the time of parts that repeat
@@ -67,7 +67,7 @@ class Part:
         """FLOPs without those of a recomputation."""
         return sum(piece.flops for piece in self.pieces if piece.phase != "recompute")
 
-    @property
+    @cached_property
     def layers(self) -> int:
         """The number of times that the model has it: how often most of its operations run in one phase."""
         runs: dict[str, dict[str, int]] = {}

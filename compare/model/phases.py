@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from ..graph.model import FusionGraph, Kernel, SourceOp
+from ..graph.model import STEP_PHASES, FusionGraph, Kernel, SourceOp, StepPhase
 from .weights import weight
-
-StepPhase = Literal["forward", "recompute", "backward", "update"]
-STEP_PHASES: tuple[StepPhase, ...] = ("forward", "recompute", "backward", "update")
 
 
 def step_phases(graph: FusionGraph) -> list[StepPhase]:

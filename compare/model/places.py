@@ -112,7 +112,8 @@ class Sources:
 
     def _paths(self, name: str) -> list[Path]:
         if self.copies is not None:
-            return [self.copies / name.lstrip("/")]
+            copy = self.copies / name.lstrip("/")
+            return [copy] if copy.resolve().is_relative_to(self.copies.resolve()) else []
         return [Path(name)] if Path(name).is_absolute() else [folder / name for folder in self.folders]
 
 

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from ..graph.model import FusionGraph
+from ..graph.model import FusionGraph, StepPhase
 from ..profiles.steps import device_seconds
 from ..sources.profiled import ProfiledSteps
 from ..sources.source import Source
 from .groups import Group, groups
 from .outside import in_profile
 from .parts import Part, Piece, layers_of, parts, pieces, time_by_phase
-from .phases import StepPhase
 from .places import Place, Sources, parse, sources_beside
 
 _MOST_NAMES = 4  # of parts in a group's name
@@ -56,7 +55,7 @@ class Step:
     def by_phase(self) -> dict[StepPhase, float]:
         return time_by_phase(self.pieces)
 
-    @property
+    @cached_property
     def layers(self) -> int:
         return layers_of(self.parts)
 
@@ -101,6 +100,11 @@ def step_of(source: Source) -> Step:
     """
     graphs = {result.id: result.graph for result in source.results if result.graph is not None}
     return Step(graphs, sources_beside(source.path), source.profile)
+
+
+def step_of_profile(profile: ProfiledSteps) -> Step:
+    """Return the step of a profile with all its graphs."""
+    return Step(profile.joined.graphs, sources_beside(profile.path), profile)
 
 
 def _lines(places: list[Place]) -> Iterator[str]:

@@ -43,8 +43,8 @@ def in_compiled_graph(event: DeviceEvent) -> bool:
 def host_parts(events: Sequence[DeviceEvent]) -> list[HostPart]:
     """Return the part of each event of a step.
 
-    Of other work, what a backward call follows is forward, and what the optimizer's step follows is update. Work after
-    these has no phase.
+    Other work before a backward call is forward, and other work before the optimizer's step is update. Work after these
+    has no phase.
     """
     order = sorted(range(len(events)), key=lambda at: _launched(events[at]), reverse=True)
     found = [HostPart()] * len(events)

@@ -11,7 +11,7 @@ from msgspec import to_builtins
 from ..base.text import printable
 from ..base.usage import UsageError, join_some, one_of
 from ..model.step import step_of
-from ..model.uses import uses
+from ..model.used_blocks import used_blocks
 from ..plan import paired_rounds
 from ..sources.case_results import CaseResults
 from ..sources.result import Result, reading_errors_as_usage
@@ -403,7 +403,7 @@ def steps(source: Source, shown: Shown) -> Outline:
     def trees() -> Iterator[RenderableType]:
         step = step_of(source)
         if step.time_us:
-            found = uses(source, step.parts)
+            found = used_blocks(source, step.parts)
             yield text_view.plain(parts_view.headline(step, found))
             yield parts_view.screen(step)
             changes = remedies_view.lines(step, found)

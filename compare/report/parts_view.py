@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from .. import targets
 from ..base.text import printable
 from ..graph import formats
+from ..graph.model import STEP_PHASES, StepPhase
 from ..graph.render import text_view
 from ..model.parts import Part, Piece, time_by_phase
-from ..model.phases import STEP_PHASES, StepPhase
 from ..model.places import parse
 from ..model.step import Step
-from ..model.uses import Use, model_flops
+from ..model.used_blocks import UsedBlock, model_flops
 from .columns import Column
 from .table import table
 
@@ -95,7 +95,7 @@ def render(found: Sequence[Line], *, markdown: bool = False) -> str:
     return "\n".join([table(found, _SHOWN, markdown), "", *LEGEND])
 
 
-def headline(step: Step, found: Sequence[Use]) -> str:
+def headline(step: Step, found: Sequence[UsedBlock]) -> str:
     """Return the time of a step, and the rate of the model's own work beside the peak. found: its blocks."""
     time = step.device_us or step.time_us
     target = targets.of_device(step.device)

@@ -11,7 +11,7 @@ from ..graph import formats
 from ..model.parts import parts
 from ..model.remedies import Remedy, remedies
 from ..model.step import Step, step_of
-from ..model.uses import Use, uses
+from ..model.used_blocks import UsedBlock, used_blocks
 from ..sources.source import Source
 from .columns import Column
 from .table import table
@@ -33,19 +33,19 @@ class Line:
 
     @property
     def where(self) -> str:
-        return self.step.where_of(parts(self.remedy.use.pieces))
+        return self.step.where_of(parts(self.remedy.used.pieces))
 
     @property
     def part(self) -> str:
-        return ", ".join(dict.fromkeys(map(self.step.name, parts(self.remedy.use.pieces))))
+        return ", ".join(dict.fromkeys(map(self.step.name, parts(self.remedy.used.pieces))))
 
 
 COLUMNS = (
     Column("number", "", "of the block; lines of one number exclude each other", "", lambda line: line.number),
     Column("where", "", "file and lines of the part", "where", lambda line: line.where),
     Column("part", "", "what the user's code calls", "part", lambda line: line.part),
-    Column("block", "", "the block of the suite that it is", "block", lambda line: line.remedy.use.block),
-    Column("layers", "", "how often the step has it", "layers", lambda line: line.remedy.use.layers),
+    Column("block", "", "the block of the suite that it is", "block", lambda line: line.remedy.used.block),
+    Column("layers", "", "how often the step has it", "layers", lambda line: line.remedy.used.layers),
     Column(
         "change", "", "what to write", "change", lambda line: line.remedy.advice.change,
         lambda line: formats.name(line.remedy.advice.change, _MOST_WIDE),
@@ -62,7 +62,7 @@ COLUMNS = (
 )
 
 
-def lines(step: Step, found: Sequence[Use]) -> list[Line]:
+def lines(step: Step, found: Sequence[UsedBlock]) -> list[Line]:
     """Return the remedies of a step, those of the block with the largest gain first; none where nothing was timed.
 
     found: its blocks.
@@ -79,7 +79,7 @@ def timed_lines(source: Source) -> list[Line]:
     step = step_of(source)
     if not step.time_us:
         raise UsageError(f"{source.path}: remedies need the times of a step; xlafuse capture takes them")
-    return lines(step, uses(source, step.parts))
+    return lines(step, used_blocks(source, step.parts))
 
 
 def render(found: Sequence[Line], *, markdown: bool = False) -> str:

@@ -411,7 +411,7 @@ def _listed_sources(listed: Mapping[str, Any]) -> list[SourceNode]:
 
 
 def _scheduled(nodes: Iterable[IrNode], code: EmittedCode) -> list[IrNode | None]:
-    """Return the scheduler's node of each call. Of several that write one buffer, each is that of a later call.
+    """Return the scheduler's node of each call. If several write one buffer, each is that of a later call.
 
     A C++ function has the loops of several nodes: one for each parameter that it writes. They count as one node.
     """

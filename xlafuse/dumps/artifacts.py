@@ -57,7 +57,7 @@ _PTX_ENTRY = re.compile(r"^\s*(?:\.visible )?\.entry ([\w$]+)", re.MULTILINE)
 def raw_dump_folder(dump_to: Path | None) -> Iterator[Path | None]:
     """Yield a temporary folder for XLA's raw dump, or None if dump_to is None.
 
-    It is in the folder XLAFUSE_SCRATCH, where that is set: whoever set it removes what a killed process leaves there.
+    It is in the folder XLAFUSE_SCRATCH, where that is set. The process that set it removes that folder after a kill.
 
     Raises FileExistsError unless dump_to is empty or missing.
     """

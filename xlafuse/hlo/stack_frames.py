@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import sysconfig
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 # Files of installed packages, of Python itself, and of the program that captures another one.
 _LIBRARY = re.compile(r"(^|/)(site-packages|dist-packages|lib/python3\.\d+)/|^<|(^|/)compare/user/capture\.py$")
-_OWN_LIBRARY = sysconfig.get_paths()["stdlib"] + "/"
 _MOST_FRAMES = 1000  # a damaged table may have a circle
 
 
@@ -62,7 +60,7 @@ class StackFrames:
 
 def is_library(file: str) -> bool:
     """Return whether a file belongs to an installed package or to Python, and not to the user's own program."""
-    return bool(_LIBRARY.search(file)) or file.startswith(_OWN_LIBRARY)
+    return bool(_LIBRARY.search(file))
 
 
 def place_of(frame: Frame) -> str:

@@ -188,7 +188,7 @@ _BODY = re.compile(r"\s*\{(?!\s*[\d:])")
 _TABLE = re.compile(r"(?:FileNames|FunctionNames|FileLocations|StackFrames)\b")
 # 2 "blocks.py"    or    3 {file_name_id=1 function_name_id=3 line=9 end_line=9 column=55 end_column=92}
 _ROW = re.compile(rf"""\s*(\d{{1,18}})\s*({STRING}|\{{[a-z_0-9=,\s]*+\}})""")
-_ROW_FIELD = re.compile(r"([a-z_]+)=(\d+)")
+_ROW_FIELD = re.compile(r"([a-z_]+)=(\d{1,18})(?!\d)")
 
 _INSTRUCTION = re.compile(rf"(?={INSTRUCTION})(ROOT\s+)?+%?({NAME})\s*=\s*")
 _ARRAY = re.compile(r"[a-z][a-z0-9]*+\s*+\[[^\[\]]*+\](?:\s*+\{(?:\s*+[\d:][^{}]*+)?\})?+")
@@ -505,7 +505,7 @@ class _Reader:
             calls=tuple([(key, name) for key in _CALLS if key in calls for name in calls[key]]),
             op_name=metadata.get("op_name", ""),
             source=self._source(metadata),
-            place=self._stack.place(int(metadata.get("stack_frame_id", "0"))),
+            place=self._stack.place(_frame_number(metadata)),
             site=metadata.get("stack_frame_id", ""),
             backend_config=string(attributes.get("backend_config", "")),
             custom_call_target=string(attributes.get("custom_call_target", "")),
@@ -530,10 +530,16 @@ class _Reader:
         return self._shapes[text]
 
     def _source(self, metadata: Mapping[str, str]) -> str:
-        if frame := metadata.get("stack_frame_id"):
-            return self._stack.line(int(frame))
+        if "stack_frame_id" in metadata:
+            return self._stack.line(_frame_number(metadata))
         file = metadata.get("source_file", "")
         return f"{file}:{metadata.get('source_line', '?')}" if file else ""
+
+
+def _frame_number(metadata: Mapping[str, str]) -> int:
+    """Return the number of an instruction's stack frame; 0 where it has none, or one that no compiler prints."""
+    number = metadata.get("stack_frame_id", "")
+    return int(number) if re.fullmatch(r"[0-9]{1,18}", number) else 0
 
 
 def _declared(text: str) -> str:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .operation_graph import ModelPhase, Operation, Place
+from ...graph.model import StepPhase
+from .operation_graph import Occurrence, Operation
 
 
 @dataclass(frozen=True)
@@ -24,29 +25,29 @@ class RecognisedBlock:
     block: str
     sizes: Mapping[str, int]
     dtype: str
-    phase: ModelPhase
+    phase: StepPhase
     operations: tuple[Operation, ...]
     inputs: tuple[Operation, ...]
     result: Operation
     attributes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def places(self) -> tuple[Place, ...]:
-        """The places of its operations that belong to its phase. No compiler marks an optimizer's: all count."""
-        places = (place for operation in self.operations for place in operation.places)
-        return tuple(dict.fromkeys(place for place in places if self.phase in (place.phase, "update")))
+    def occurrences(self) -> tuple[Occurrence, ...]:
+        """The occurrences of its operations that belong to its phase. No compiler marks an optimizer's: all count."""
+        occurrences = (occurrence for operation in self.operations for occurrence in operation.occurrences)
+        return tuple(dict.fromkeys(one for one in occurrences if self.phase in (one.phase, "update")))
 
     @property
     def kernels(self) -> tuple[str, ...]:
         """Names of the kernels that compute a part of it; a kernel may also hold operations of other blocks."""
-        return tuple(dict.fromkeys(place.kernel for place in self.places if place.kernel))
+        return tuple(dict.fromkeys(occurrence.kernel for occurrence in self.occurrences if occurrence.kernel))
 
     @property
     def lines(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(place.line for place in self.places if place.line))
+        return tuple(dict.fromkeys(occurrence.line for occurrence in self.occurrences if occurrence.line))
 
 
-def own_phase(operation: Operation) -> ModelPhase:
+def own_phase(operation: Operation) -> StepPhase:
     """Return the phase in which a block is found: forward where its operation also runs there, else recompute."""
     phases = operation.phases()
     for phase in ("forward", "recompute", "backward"):

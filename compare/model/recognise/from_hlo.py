@@ -11,7 +11,8 @@ from xlafuse.hlo.call_expansion import check_expansion
 from xlafuse.hlo.shape import Element, Shape
 from xlafuse.hlo.text_reader import Computation, Instruction, Module
 
-from .operation_graph import ELEMENTWISE, ModelPhase, Operation, OperationBuilder, OperationGraph, Place
+from ...graph.model import StepPhase
+from .operation_graph import ELEMENTWISE, Occurrence, Operation, OperationBuilder, OperationGraph
 
 Tree: TypeAlias = "Operation | tuple[Tree, ...]"
 
@@ -29,7 +30,7 @@ _MOST_NESTED = 100  # computations, of which each is called by the one before
 def from_hlo(module: Module) -> OperationGraph:
     """Return the operations of a module, before or after XLA's passes.
 
-    A place's kernel is the name of the instruction that runs: a fusion, a library call, a single operation. The phase
+    An occurrence's kernel is the name of the instruction that runs: a fusion, a library call, an operation. The phase
     is that of the op_name: jax marks gradients and what checkpointing computes again.
 
     Raises ValueError if the module's calls expand more than those of any real module.
@@ -42,7 +43,7 @@ def from_hlo(module: Module) -> OperationGraph:
     return reader.builder.graph()
 
 
-def phase_of(op_name: str) -> ModelPhase:
+def phase_of(op_name: str) -> StepPhase:
     if "rematted_computation" in op_name:
         return "recompute"
     return "backward" if "transpose(" in op_name else "forward"
@@ -109,10 +110,10 @@ class _Reader:
         if called is not None and opcode == "while":
             return self._loop(called, instruction, operands)
         arrays = [operand for operand in operands if isinstance(operand, Operation)]
-        place = Place(kernel or instruction.name, phase_of(instruction.op_name), instruction.source)
+        occurrence = Occurrence(kernel or instruction.name, phase_of(instruction.op_name), instruction.source)
         if len(arrays) != len(operands) or len(instruction.shapes) != 1 or instruction.result.shape is None:
-            return self._several(computation, instruction, operands, place)
-        return self._operation(computation, instruction, arrays, place)
+            return self._several(computation, instruction, operands, occurrence)
+        return self._operation(computation, instruction, arrays, occurrence)
 
     def _called(self, instruction: Instruction) -> Computation | None:
         names = instruction.called("calls", "body")
@@ -151,12 +152,12 @@ class _Reader:
         return result
 
     def _several(
-        self, computation: Computation, instruction: Instruction, operands: list[Tree], place: Place
+        self, computation: Computation, instruction: Instruction, operands: list[Tree], occurrence: Occurrence
     ) -> Tree:
         """Add an operation with several results or with a tuple as operand."""
         arrays = [leaf for operand in operands for leaf in _leaves(operand)]
         if instruction.opcode in ("custom-call", "custom-call-start") and instruction.shapes:
-            first = self._call(computation, instruction, arrays, instruction.shapes[0], place)
+            first = self._call(computation, instruction, arrays, instruction.shapes[0], occurrence)
             if isinstance(instruction.result.shape, Shape):
                 return first
             rest = [self._fresh(part, "other", arrays) for part in instruction.result.elements[1:]]
@@ -166,11 +167,11 @@ class _Reader:
             op = "other"
         value = self._fresh(instruction.result, op, arrays)
         for leaf in _leaves(value):
-            leaf.places[place] = None
+            leaf.occurrences[occurrence] = None
         return value
 
     def _operation(
-        self, computation: Computation, instruction: Instruction, operands: list[Operation], place: Place
+        self, computation: Computation, instruction: Instruction, operands: list[Operation], occurrence: Occurrence
     ) -> Operation:
         opcode, shape = instruction.synchronous_opcode, instruction.shapes[0]
         dims, dtype = shape.dims, shape.dtype
@@ -185,33 +186,34 @@ class _Reader:
             return add("constant", dims, dtype, key=literal if value is None else value, value=value)
         if opcode == "iota":
             dimension = len(dims) - next(iter(instruction.dimensions), 0)
-            return add("iota", dims, dtype, key=dimension, place=place, axis=dimension)
+            return add("iota", dims, dtype, key=dimension, occurrence=occurrence, axis=dimension)
         if op == "slice" and operands[0].op == "stacked" and math.prod(dims) == operands[0].operands[0].elements:
             return self.builder.moved(operands[0].operands[0], dims, dtype)
         given = [_given(computation, name) for name in instruction.operands]
         if opcode == "dot":
             summed = math.prod(given[0][0][axis] for axis in instruction.contracting if axis < len(given[0][0]))
-            return self.builder.product(dims, dtype, operands, given, summed, place)
+            return self.builder.product(dims, dtype, operands, given, summed, occurrence)
         if opcode == "custom-call":
-            return self._call(computation, instruction, operands, shape, place)
+            return self._call(computation, instruction, operands, shape, occurrence)
         if opcode == "reduce":
-            return self._reduction(instruction, operands, given, place)
+            return self._reduction(instruction, operands, given, occurrence)
         if opcode == "compare":
-            return add(op, dims, dtype, operands, given, place, instruction.direction, direction=instruction.direction)
+            direction = instruction.direction
+            return add(op, dims, dtype, operands, given, occurrence, direction, direction=direction)
         if opcode == "dynamic-slice":  # a scan's layer: forward and backward count in opposite directions
-            return add(op, dims, dtype, operands[:1], given[:1], place, dims)
+            return add(op, dims, dtype, operands[:1], given[:1], occurrence, dims)
         if opcode == "slice":
-            return add(op, dims, dtype, operands, given, place, instruction.detail)
+            return add(op, dims, dtype, operands, given, occurrence, instruction.detail)
         if opcode in ("all-gather", "all-to-all", "reduce-scatter", "random", "rng", "rng-bit-generator", "infeed"):
             made = self.builder.unique(op, dims, dtype, operands)
-            made.places[place] = None
+            made.occurrences[occurrence] = None
             return made
         key = () if op in ELEMENTWISE else (dims, instruction.dimensions)
-        return add(op, dims, dtype, operands, given, place, key)
+        return add(op, dims, dtype, operands, given, occurrence, key)
 
     def _reduction(
         self, instruction: Instruction, operands: list[Operation], given: list[tuple[tuple[int, ...], str]],
-        place: Place,
+        occurrence: Occurrence,
     ) -> Operation:
         """Add a reduction. XLA sums a long product in parts; the sum of the parts is the product."""
         applied = self.module.computations.get(next(iter(instruction.called("to_apply")), ""))
@@ -220,14 +222,15 @@ class _Reader:
         shape, axes = instruction.shapes[0], instruction.dimensions
         taken, rank = operands[0], len(given[0][0])
         if op == "reduce-sum" and taken.op == "product" and axes == (0,) and taken.facts["batch"] == given[0][0][0]:
-            if place.line in {known.line for known in taken.places}:
+            if occurrence.line in {known.line for known in taken.occurrences}:
                 whole = taken.facts["k"] * taken.facts["batch"]
-                return self.builder.product(shape.dims, shape.dtype, taken.operands, taken.given, whole, place)
+                return self.builder.product(shape.dims, shape.dtype, taken.operands, taken.given, whole, occurrence)
         trailing = axes == tuple(range(rank - len(axes), rank))
-        return self.builder.reduction(op, shape.dims, shape.dtype, taken, given[0], trailing, place)
+        return self.builder.reduction(op, shape.dims, shape.dtype, taken, given[0], trailing, occurrence)
 
     def _call(
-        self, computation: Computation, instruction: Instruction, operands: list[Operation], shape: Shape, place: Place
+        self, computation: Computation, instruction: Instruction, operands: list[Operation], shape: Shape,
+        occurrence: Occurrence,
     ) -> Operation:
         """Add a library call: cuBLAS's product with its epilogue, cuDNN's attention, or another one."""
         target = instruction.custom_call_target
@@ -237,8 +240,8 @@ class _Reader:
         if target.startswith("__cublas") and isinstance(gemm, dict) and len(operands) > 1:
             numbers = gemm.get("dot_dimension_numbers", {})
             summed = math.prod(given[0][0][int(axis)] for axis in numbers.get("lhs_contracting_dimensions", ()))
-            made = self.builder.product(shape.dims, shape.dtype, operands[:2], given[:2], summed, place)
-            return self._epilogue(gemm, made, operands[2:], shape, place)
+            made = self.builder.product(shape.dims, shape.dtype, operands[:2], given[:2], summed, occurrence)
+            return self._epilogue(gemm, made, operands[2:], shape, occurrence)
         if target.startswith(_ATTENTION) and isinstance(attention, dict):
             facts = {
                 "backward": "Backward" in target, "mask": attention.get("mask_type", ""),
@@ -246,26 +249,26 @@ class _Reader:
                 "scores": [int(n) for n in attention.get("intermediate_tensor_shape", {}).get("dimensions", ())],
                 "layout": attention.get("bmm1_dot_dimension_numbers", {}).get("lhs_batch_dimensions", ()),
             }
-            return self.builder.add("attention", shape.dims, shape.dtype, operands, given, place, target, **facts)
+            return self.builder.add("attention", shape.dims, shape.dtype, operands, given, occurrence, target, **facts)
         op = "topk" if "topk" in target.lower() else "other"
         made = self.builder.unique(op, shape.dims, shape.dtype, operands, target=target)
         made.given = tuple(given)
-        made.places[place] = None
+        made.occurrences[occurrence] = None
         return made
 
     def _epilogue(
-        self, gemm: dict[str, Any], made: Operation, others: list[Operation], shape: Shape, place: Place
+        self, gemm: dict[str, Any], made: Operation, others: list[Operation], shape: Shape, occurrence: Occurrence
     ) -> Operation:
         """Add what cuBLAS computes after the product: c + ..., a bias, an activation."""
         rest = list(others)
         epilogue = str(gemm.get("epilogue", ""))
         if gemm.get("beta") and rest:
-            made = self.builder.add("add", shape.dims, shape.dtype, [made, rest.pop(0)], place=place)
+            made = self.builder.add("add", shape.dims, shape.dtype, [made, rest.pop(0)], occurrence=occurrence)
         if "BIAS" in epilogue and rest:
-            made = self.builder.add("add", shape.dims, shape.dtype, [made, rest.pop(0)], place=place)
+            made = self.builder.add("add", shape.dims, shape.dtype, [made, rest.pop(0)], occurrence=occurrence)
         for word in ("GELU", "RELU", "SILU"):
             if word in epilogue:
-                made = self.builder.add(word.lower(), shape.dims, shape.dtype, [made], place=place)
+                made = self.builder.add(word.lower(), shape.dims, shape.dtype, [made], occurrence=occurrence)
         return made
 
 

@@ -9,7 +9,8 @@ from typing import TypeAlias
 
 from xlafuse.triton_side.inductor.graph import ATTENTION, VIEWS, CompiledGraph, Program, SourceNode
 
-from .operation_graph import ModelPhase, Operation, OperationBuilder, OperationGraph, Place, Shape
+from ...graph.model import StepPhase
+from .operation_graph import Occurrence, Operation, OperationBuilder, OperationGraph, Shape
 
 Tree: TypeAlias = "Operation | tuple[Operation, ...]"
 
@@ -36,7 +37,7 @@ def from_inductor(program: Program) -> OperationGraph:
     """Return the operations of a compile or dump. Kernels have their names in the fusion graph.
 
     Forward and backward are one graph: backward takes what forward saved by its name there. A forward operation that
-    backward computes again has a place in each.
+    backward computes again has an occurrence in each.
     """
     forward = [graph for graph in program.graphs if graph.part == "forward"]
     backward = sorted((graph for graph in program.graphs if graph.part == "backward"), key=lambda graph: -graph.unit)
@@ -104,13 +105,13 @@ class _Reader:
         gradient = node.name in self.of_gradient or any(source.backward for _, source in kernels)
         if self.part == "backward" and node.name not in self.earlier:
             gradient = True
-        phase: ModelPhase = "backward" if gradient else "recompute" if self.part == "backward" else "forward"
+        phase: StepPhase = "backward" if gradient else "recompute" if self.part == "backward" else "forward"
         if kernels[0][0]:  # a known kernel takes the place of an unknown one, and of the phase that went with it
-            for place in [place for place in value.places if not place.kernel]:
-                del value.places[place]
-        elif value.places:
+            for occurrence in [occurrence for occurrence in value.occurrences if not occurrence.kernel]:
+                del value.occurrences[occurrence]
+        elif value.occurrences:
             return
-        value.places.update({Place(kernel, phase, source.line or ""): None for kernel, source in kernels})
+        value.occurrences.update({Occurrence(kernel, phase, source.line or ""): None for kernel, source in kernels})
 
     def _read(self, node: SourceNode) -> Tree:
         """Return the value of a node, of an unknown operation where its arguments do not fit its own."""

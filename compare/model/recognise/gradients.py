@@ -79,4 +79,4 @@ def _is_backward(operation: Operation) -> bool:
 
 
 def _is_exclusive(value: Operation, block: RecognisedBlock) -> bool:
-    return all(user in block.operations for user in value.users if user.places and forward(user))
+    return all(user in block.operations for user in value.users if user.occurrences and forward(user))

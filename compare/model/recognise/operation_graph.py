@@ -1,8 +1,8 @@
 """A program as a graph of operations with the same names for every compiler, in which blocks are recognised.
 
-Equal operations on equal operands are one `Operation` with several places, however many kernels compute it. Moves are
-left out: an operand is the value before conversions, broadcasts, reshapes, transposes and copies. So one pattern fits
-every layout and every fusion.
+Equal operations on equal operands are one `Operation` with several occurrences, however many kernels compute it. Moves
+are left out: an operand is the value before conversions, broadcasts, reshapes, transposes and copies. So one pattern
+fits every layout and every fusion.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
+
+from ...graph.model import StepPhase
 
 Shape: TypeAlias = tuple[int, ...]
-ModelPhase: TypeAlias = Literal["forward", "recompute", "backward", "update"]
 
 # Operations whose result at a position depends on nothing else at other positions.
 ELEMENTWISE = frozenset(
@@ -35,14 +36,14 @@ _AT_LEAST = {"gather": 2, "attention": 3, "concatenate": 1, "slice": 1, "topk": 
 _COMMUTATIVE = frozenset("add and maximum minimum multiply or product xor".split())
 
 
-class Place(NamedTuple):
+class Occurrence(NamedTuple):
     """Where an operation is computed: the kernel's name in the fusion graph, the phase, and "file:line".
 
     The kernel is "" where the compiler's output does not say it.
     """
 
     kernel: str
-    phase: ModelPhase
+    phase: StepPhase
     line: str
 
 
@@ -65,7 +66,7 @@ class Operation:
     operands: tuple[Operation, ...]
     given: tuple[tuple[Shape, str], ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)
-    places: dict[Place, None] = field(default_factory=dict)
+    occurrences: dict[Occurrence, None] = field(default_factory=dict)
     users: list[Operation] = field(default_factory=list)
     variants: dict[tuple[Shape, str], None] = field(default_factory=dict)
     positional: bool = False
@@ -83,8 +84,8 @@ class Operation:
         """The value of a scalar constant; None for everything else."""
         return self.facts.get("value") if self.op == "constant" else None
 
-    def phases(self) -> set[ModelPhase]:
-        return {place.phase for place in self.places}
+    def phases(self) -> set[StepPhase]:
+        return {occurrence.phase for occurrence in self.occurrences}
 
     def in_shape(self, rank: int) -> list[Shape]:
         """Return the shapes of this rank that the value or a moved copy has."""
@@ -119,11 +120,11 @@ class OperationBuilder:
         dtype: str,
         operands: Sequence[Operation] = (),
         given: Sequence[tuple[Shape, str]] = (),
-        place: Place | None = None,
+        occurrence: Occurrence | None = None,
         key: Any = (),
         **facts: Any,
     ) -> Operation:
-        """Return the operation of these operands, and note its place. key: what else tells it from others.
+        """Return the operation of these operands, and note its occurrence. key: what else tells it from others.
 
         It counts as an unknown operation, "other", with another number of operands than its name has, and without
         elements.
@@ -138,8 +139,8 @@ class OperationBuilder:
             known = self._new(op, shape, dtype, operands, given, facts)
             self._known[identity] = known
         known.variants[shape, dtype] = None
-        if place is not None:
-            known.places[place] = None
+        if occurrence is not None:
+            known.occurrences[occurrence] = None
         return known
 
     def unique(self, op: str, shape: Shape, dtype: str, operands: Sequence[Operation] = (), **facts: Any) -> Operation:
@@ -184,7 +185,7 @@ class OperationBuilder:
 
     def reduction(
         self, op: str, shape: Shape, dtype: str, operand: Operation, given: tuple[Shape, str], trailing: bool,
-        place: Place | None,
+        occurrence: Occurrence | None,
     ) -> Operation:
         """Return a reduction. A sum of sums is one sum: compilers sum a long axis in two steps.
 
@@ -192,18 +193,18 @@ class OperationBuilder:
         """
         if operand.op == op == "reduce-sum":
             trailing, given, operand = trailing and operand.facts["trailing"], operand.given[0], operand.operands[0]
-        return self.add(op, shape, dtype, [operand], [given], place, trailing, trailing=trailing)
+        return self.add(op, shape, dtype, [operand], [given], occurrence, trailing, trailing=trailing)
 
     def product(
         self, result: Shape, dtype: str, operands: Sequence[Operation], given: Sequence[tuple[Shape, str]],
-        summed: int, place: Place | None,
+        summed: int, occurrence: Occurrence | None,
     ) -> Operation:
         """Return a batched product with its sizes `batch`, `m`, `n` and `k` as facts. summed: k."""
         left, right = (math.prod(shape) for shape, _ in given[:2])
         made, k = math.prod(result), max(summed, 1)
         batch = left * right // max(made * k * k, 1) or 1
         return self.add(
-            "product", result, dtype, operands, given, place, key=k,
+            "product", result, dtype, operands, given, occurrence, key=k,
             batch=batch, m=left // (batch * k), n=right // (batch * k), k=k,
         )
 

@@ -164,7 +164,7 @@ def _is_tiny(operation: Operation) -> bool:
 
 def forward(operation: Operation) -> bool:
     """Return whether an operation runs outside the gradient."""
-    return not operation.places or bool(operation.phases() & {"forward", "recompute"})
+    return not operation.occurrences or bool(operation.phases() & {"forward", "recompute"})
 
 
 def narrowest(*operations: Operation) -> str:

@@ -17,8 +17,7 @@ from ...graph import formats
 from ...graph.render import text_view
 from ...model import part_changes
 from ...model.part_changes import PartChange
-from ...model.places import sources_beside
-from ...model.step import Step
+from ...model.step import step_of_profile
 from ...profiles.kernel_times import KernelTimes, Times
 from ..profile_view import ProfileView, time_range
 
@@ -100,13 +99,9 @@ def compare(before: ProfileView, after: ProfileView, tolerance: float) -> Profil
         Change("step", _word(before.device_us, after.device_us, tolerance), before.device_us, after.device_us),
         Change("busy", _word(before.busy_us, after.busy_us, tolerance), before.busy_us, after.busy_us),
         tuple(sorted(kernels, key=lambda change: -abs(change.lost_us))), tuple(_notes(before, after)),
-        tuple(part_changes.changes(_step(before), _step(after))), _other_card(before, after),
+        tuple(part_changes.changes(step_of_profile(before.opened), step_of_profile(after.opened))),
+        _other_card(before, after),
     )
-
-
-def _step(view: ProfileView) -> Step:
-    opened = view.opened
-    return Step(opened.joined.graphs, sources_beside(opened.path), opened)
 
 
 @dataclass(frozen=True)

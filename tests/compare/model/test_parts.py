@@ -160,3 +160,13 @@ def test_two_steps_are_compared_by_parts(nnx: Path, gpt: Path) -> None:
     lost = [abs(change.lost_us) for change in found]
     assert lost == sorted(lost, reverse=True) and found[0].after_us is None
     assert (found[0].name, found[0].where) == ("jax.nn.dot_product_attention", "train_nnx.py:8")
+
+
+def test_one_argument_is_seen_as_the_change_of_one_part(captures: Path) -> None:
+    """The step of 34.1 ms takes 18.1 with cuDNN's attention."""
+    before, after = (step_of(open_source(captures / name)) for name in ("nnx", "nnx_cudnn"))
+    first, *others = changes(before, after)
+    assert (first.name, first.where) == ("jax.nn.dot_product_attention", "train_nnx_cudnn.py:8")
+    assert first.before_us == pytest.approx(17.58e3, rel=0.01) and first.after_us == pytest.approx(1.82e3, rel=0.01)
+    assert max(abs(change.lost_us) for change in others) < 0.01 * before.time_us
+    assert (before.device_us, after.device_us) == (pytest.approx(34.13e3, rel=0.01), pytest.approx(18.14e3, rel=0.01))

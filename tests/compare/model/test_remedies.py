@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,20 +14,20 @@ from xlafuse.compare.model.advice import ADVICE
 from xlafuse.compare.model.evidence import nearest
 from xlafuse.compare.model.parts import Piece
 from xlafuse.compare.model.remedies import Remedy, remedies
-from xlafuse.compare.model.uses import Use
+from xlafuse.compare.model.used_blocks import UsedBlock
 from xlafuse.compare.spec.blocks import BLOCKS
 
 HEADS = {"batch": 8, "heads": 16, "kv_heads": 16, "sequence": 1024, "head_dim": 64, "causal": 1, "window": 0}
 
 
-def attention(time_us: float, *phases: str, **sizes: int) -> Use:
+def attention(time_us: float, *phases: str, **sizes: int) -> UsedBlock:
     kernel = Kernel("k", "attention", device_time_us=time_us)
     piece = Piece("step", 0, kernel, "train.py:8 f", "forward")
-    return Use("attention", HEADS | sizes, "bfloat16", 6, frozenset(phases), (piece,), {})  # type: ignore[arg-type]
+    return UsedBlock("attention", HEADS | sizes, "bfloat16", 6, frozenset(phases), (piece,), {})  # type: ignore[arg-type]
 
 
-def of_xla(use: Use, step_us: float = 34e3) -> list[Remedy]:
-    found = remedies([use], "xla", "h200", step_us)
+def of_xla(used: UsedBlock, step_us: float = 34e3) -> list[Remedy]:
+    found = remedies([used], "xla", "h200", step_us)
     return found[0] if found else []
 
 
@@ -57,9 +58,17 @@ def test_a_case_far_from_all_measured_ones_has_no_evidence(sizes: dict[str, int]
 def test_a_mask_is_never_evidence_for_another_one() -> None:
     for sizes in ({"causal": 0}, {"causal": 1, "window": 512}):
         found = nearest("h200", "attention", HEADS | sizes, "bfloat16", "fwd")
-        assert found is None or (bool(found.measured.sizes["causal"]), bool(found.measured.sizes["window"])) == (
-            bool(sizes["causal"]), bool(sizes.get("window"))
-        )
+        assert found is not None
+        masked = bool(found.measured.sizes["causal"]), bool(found.measured.sizes["window"])
+        assert masked == (bool(sizes["causal"]), bool(sizes.get("window")))
+
+
+def test_a_mask_that_is_data_is_compared_with_a_causal_one() -> None:
+    """The remedies for attention are causal, and say so."""
+    known = attention(17.58e3, "forward", "backward")
+    sizes = {name: size for name, size in known.sizes.items() if name not in ("causal", "window")}
+    first, other = of_xla(known)[0], of_xla(replace(known, sizes=sizes, attributes={"mask": "data"}))[0]
+    assert (other.after_us, other.evidence) == (first.after_us, first.evidence) and other.limits != first.limits
 
 
 def test_the_captured_decoders_attention_becomes_cudnns() -> None:

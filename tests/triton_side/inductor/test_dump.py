@@ -248,7 +248,7 @@ def test_a_place_is_the_innermost_call_outside_of_libraries():
     ([], None),
 ])
 def test_a_node_of_a_library_has_the_place_of_its_call(stacks, place):
-    """A printed graph has only the innermost frame, and the stacks of a kernel say who called it."""
+    """A printed graph has only the innermost frame; the stacks of a kernel have its callers."""
     text = (
         '    def forward(self, mul: "bf16[64, 32]", permute: "bf16[32, 32]"):\n'
         f"        # File: {LIBRARY}:60 in forward, code: return x * scale\n"

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from xlafuse.hlo.shape import LONG_NAMES
 
+from ..graph.model import StepPhase
 from ..sources.source import Source
 from .parts import Part, Piece
-from .phases import StepPhase
 
 if TYPE_CHECKING:
     from .recognise.block import RecognisedBlock
@@ -21,7 +21,7 @@ _PRODUCTS = ("gemm", "attention")
 
 
 @dataclass(frozen=True)
-class Use:
+class UsedBlock:
     """A block of the suite in a step, with the kernels that it is.
 
     sizes: of one layer, by the block's axes. dtype: the long name. layers: how often the step has it. phases: in which
@@ -40,8 +40,13 @@ class Use:
     def time_us(self) -> float:
         return sum(piece.time_us for piece in self.pieces)
 
+    @property
+    def has_unknown_mask(self) -> bool:
+        """Return whether it has a mask that the program does not show, because it is data."""
+        return self.attributes.get("mask") == "data"
 
-def uses(source: Source, parts: Sequence[Part]) -> list[Use]:
+
+def used_blocks(source: Source, parts: Sequence[Part]) -> list[UsedBlock]:
     """Return the blocks in the programs of a source, that with most time first.
 
     A part is of a block if most of its time is of kernels that compute some of it; of several blocks, of that which has
@@ -67,18 +72,18 @@ def uses(source: Source, parts: Sequence[Part]) -> list[Use]:
                 piece for piece, is_member in zip(part.pieces, own, strict=True)
                 if (is_member if piece.kernel.kind in _PRODUCTS else whole)
             ]
-    made = [_use(blocks, own) for (blocks, _), own in zip(alike, owned, strict=True) if own]
-    return sorted(made, key=lambda use: -use.time_us)
+    made = [_used(blocks, own) for (blocks, _), own in zip(alike, owned, strict=True) if own]
+    return sorted(made, key=lambda used: -used.time_us)
 
 
-def model_flops(parts: Iterable[Part], found: Iterable[Use]) -> float:
+def model_flops(parts: Iterable[Part], found: Iterable[UsedBlock]) -> float:
     """Return the FLOPs of the model's own work in a step, as far as compiled kernels state theirs.
 
     A recomputation is no work of the model, nor are the products of attention above a causal mask's diagonal.
     """
     masked = (
-        piece.flops / 2 for use in found if use.block == "attention" and use.sizes.get("causal")
-        for piece in use.pieces if piece.phase != "recompute" and piece.kernel.kind == "gemm"
+        piece.flops / 2 for used in found if used.block == "attention" and used.sizes.get("causal")
+        for piece in used.pieces if piece.phase != "recompute" and piece.kernel.kind == "gemm"
     )
     return sum(part.model_flops for part in parts) - sum(masked)
 
@@ -109,8 +114,8 @@ def _cost(part: Part, pieces: Iterable[Piece]) -> float:
     return sum(piece.time_us if part.time_us else 1.0 for piece in pieces)
 
 
-def _use(alike: Sequence[RecognisedBlock], pieces: Sequence[Piece]) -> Use:
+def _used(alike: Sequence[RecognisedBlock], pieces: Sequence[Piece]) -> UsedBlock:
     first, phases = alike[0], frozenset(block.phase for block in alike)
     layers = max(sum(block.phase == phase for block in alike) for phase in phases)
     dtype = LONG_NAMES.get(first.dtype, first.dtype)
-    return Use(first.block, first.sizes, dtype, layers, phases, tuple(pieces), first.attributes)
+    return UsedBlock(first.block, first.sizes, dtype, layers, phases, tuple(pieces), first.attributes)
