@@ -95,7 +95,8 @@ def read_fx(text: str, *, backward: bool = False) -> FxText:
         name, target, arguments, item = match.groups()
         if arguments is None:  # getitem = call[0]
             arguments, target = target, "getitem"
-        inputs = tuple(word for word in re.findall(r"\w+", arguments) if word in found.nodes or word in found.memory)
+        words = re.findall(r"\b\w+\b(?!\s*=)", arguments)  # a keyword may have the name of a node: "index = 0"
+        inputs = tuple(word for word in words if word in found.nodes or word in found.memory)
         shapes = tuple(found.memory[word].shape for word in inputs if word in found.memory)
         own = (found.memory[name].shape,) if name in found.memory else ()
         op = _op(target)

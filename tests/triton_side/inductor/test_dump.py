@@ -729,3 +729,13 @@ def test_a_fused_node_counts_the_accesses_of_its_members():
     )
     assert node.operations == {"op0", "op1"} and node.writes == {"buf0", "buf1"}
     assert dict(node.reads) == {"arg0_1": 8} and dict(node.stores) == {"buf0": 4, "buf1": 4}
+
+
+def test_a_keyword_with_the_name_of_a_node_is_no_operand() -> None:
+    found = read_fx("""
+    def forward(self, arg0_1: "i64[4]"):
+        index: "f32[4, 8]" = torch.ops.aten.index.Tensor(arg0_1, [arg0_1])
+        iota: "i64[8]" = torch.ops.prims.iota.default(8, start = 0, device = device(type='cuda', index=0))
+        mul: "f32[4, 8]" = torch.ops.aten.mul.Tensor(index, iota)
+""")
+    assert found.nodes["iota"].inputs == () and found.nodes["mul"].inputs == ("index", "iota")
