@@ -287,7 +287,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "blocks": lambda: block_list.as_markdown(list(BLOCKS.values())),
     **{name: partial(_columns, of) for name, of in COLUMNS.items()},
 }
+DOCUMENTS = [
+    path for path in (PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md")))
+    if "<!-- table: " in path.read_text()
+]
 
 if __name__ == "__main__":
-    for document in (PROJECT / "README.md", *sorted((PROJECT / "docs").rglob("*.md"))):
+    for document in DOCUMENTS:
         document.write_text(with_tables(document.read_text()))
