@@ -574,10 +574,10 @@ def hostile(tmp_path: Path, statement: str) -> Path:
     ids=["brackets", "lists", "signs", "attributes", "sums", "views", "digits", "formats", "null"],
 )
 def test_a_hostile_statement_is_unparsed_or_harmless(tmp_path, statement):
-    started = time.monotonic()
+    started = time.process_time()
     (graph,) = read(hostile(tmp_path, statement)).graphs
     assert graph.calls == ()
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
 
 
 def test_nothing_in_a_dump_is_executed(tmp_path):
@@ -639,9 +639,9 @@ def test_reading_time_grows_linearly(tmp_path):
     annotations = "# Annotation: " + "File: a" * (run // 7) + "\n"
     (folder / "fx_graph_transformed.py").write_text(annotations + "        " + "a" * run + " = 1\n")
     (folder / "ir_post_fusion.txt").write_text("op0: SchedulerNode(x)\nop0.outputs = [\n  " + "a" * run + "\n]\n")
-    started = time.monotonic()
+    started = time.process_time()
     read(tmp_path)
-    assert time.monotonic() - started < 10
+    assert time.process_time() - started < 10
 
 
 ON_CPU = """# AOT ID: ['0_inference']
