@@ -9,7 +9,6 @@ import float64_reference
 import pytest
 import torch
 from float64_reference import ONE_GPU, attributes_of, case_of, cotangents_of, inputs_of
-from full_marks import full
 from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
@@ -175,7 +174,8 @@ def test_sdpa_has_no_window(apply: Callable[..., Arrays]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
-@pytest.mark.parametrize("shape", ["odd-window", full("odd"), full("odd-full")])
+@pytest.mark.full
+@pytest.mark.parametrize("shape", ["odd-window", "odd", "odd-full"])
 def test_flex_forward_on_a_cpu(shape: str) -> None:
     check(case_of("attention", "float32", shape), library_attention.apply_flex, gradients=False)
 

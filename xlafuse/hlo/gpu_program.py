@@ -126,7 +126,7 @@ def program(module: Module) -> Program:
 
     A copy of an array without elements is not a launch.
 
-    Raises ValueError if the module's calls expand to more instructions than any module that XLA writes.
+    Raises ValueError if a computation calls itself, or if calls expand to more instructions than XLA ever writes.
     """
     check_expansion(module)
     walk = ModuleWalk(module)

@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from full_marks import full
 
 import xlafuse
 from xlafuse import FusionGraph
@@ -114,8 +115,10 @@ def test_a_call_does_not_see_the_settings_of_an_earlier_one(module: Callable[[st
     ("setting", "is_set"),
     [
         ("_inductor.config.max_fusion_size = 1", "_inductor.config.max_fusion_size == 1"),
-        ("_dynamo.config.reorderable_logging_functions.add(1)", "_dynamo.config.reorderable_logging_functions >= {1}"),
-        ("_functorch.config.activation_memory_budget = 0.5", "_functorch.config.activation_memory_budget == 0.5"),
+        full(
+            "_dynamo.config.reorderable_logging_functions.add(1)", "_dynamo.config.reorderable_logging_functions >= {1}"
+        ),
+        full("_functorch.config.activation_memory_budget = 0.5", "_functorch.config.activation_memory_budget == 0.5"),
     ],
 )
 def test_a_call_does_not_see_what_an_earlier_one_set_for_torch(

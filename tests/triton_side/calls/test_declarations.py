@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from full_marks import first_of_each
 
 ROOT = Path(__file__).parents[3]
 PROPERTIES = ROOT / "compare/targets/h200/cuda_device_properties.json"
@@ -203,11 +204,21 @@ print(json.dumps(found))
 """
 
 
+IN_MAKE_TEST = {value.values[0] for value in first_of_each(CASES, lambda case: CASES[case][:2]) if not value.marks}
+each_case = pytest.mark.parametrize("case", first_of_each(CASES, lambda case: CASES[case][:2]))
+
+
+def recorded(case: str) -> dict[str, list[dict[str, Any]]]:
+    """Return the events of a case by phase. Cases of `make test` are recorded together, and so are the others."""
+    return _recorded(case in IN_MAKE_TEST)[case]
+
+
 @cache
-def recorded() -> dict[str, dict[str, list[dict[str, Any]]]]:
+def _recorded(in_make_test: bool) -> dict[str, dict[str, list[dict[str, Any]]]]:
+    cases = {name: case for name, case in (CASES | WHOLE_STEP).items() if (name in IN_MAKE_TEST) == in_make_test}
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    given = map(json.dumps, (CASES | WHOLE_STEP, OWN_DTYPES, FORWARD_ONLY))
+    given = map(json.dumps, (cases, OWN_DTYPES, FORWARD_ONLY))
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, str(PROPERTIES), *given],
         env=environment, capture_output=True, text=True, timeout=280,
@@ -217,7 +228,7 @@ def recorded() -> dict[str, dict[str, list[dict[str, Any]]]]:
 
 
 def launches(case: str) -> Iterator[dict[str, Any]]:
-    for events in recorded()[case].values():
+    for events in recorded(case).values():
         yield from (event for event in events if "label" in event)
 
 
@@ -260,9 +271,9 @@ def jax_stages(block: str) -> set[str]:
     return set(stacks(jax.make_jaxpr(lambda given: apply(given, **attributes))(inputs).jaxpr, "")) - {""}
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_every_launch_declares_its_operations(case: str) -> None:
-    parts = recorded()[case]
+    parts = recorded(case)
     assert set(parts) == ({"forward"} if CASES[case][1] in FORWARD_ONLY else {"forward", "backward"})
     for part, events in parts.items():
         assert events
@@ -278,13 +289,13 @@ def test_every_launch_declares_its_operations(case: str) -> None:
                 assert event["flops"] is None if by_data else (event["flops"] > 0) != moves, event
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_a_repeated_operation_exists_in_the_forward_pass(case: str) -> None:
-    forward = {o["site"] for event in recorded()[case]["forward"] for o in event.get("operations", ())}
-    sites = [o["site"] for event in recorded()[case]["forward"] for o in event.get("operations", ())]
+    forward = {o["site"] for event in recorded(case)["forward"] for o in event.get("operations", ())}
+    sites = [o["site"] for event in recorded(case)["forward"] for o in event.get("operations", ())]
     if CASES[case][1] not in ("linear_cross_entropy", "lm_step"):  # which loop over chunks of tokens
         assert len(sites) == len(forward), "an operation is declared twice"
-    for event in recorded()[case].get("backward", ()):
+    for event in recorded(case).get("backward", ()):
         operations = event.get("operations", ())
         assert {o["site"] for o in operations if o["again"]} <= forward, event["label"]
         assert not {o["site"] for o in operations if o["backward"]} & forward, event["label"]
@@ -293,30 +304,30 @@ def test_a_repeated_operation_exists_in_the_forward_pass(case: str) -> None:
 
 def test_attention_declares_operations_that_backward_kernels_repeat() -> None:
     _, keys, queries = (
-        {o["site"] for o in event["operations"]} for event in recorded()["attention, portable"]["backward"]
+        {o["site"] for o in event["operations"]} for event in recorded("attention, portable")["backward"]
     )
     assert len(keys & queries) == 8
     assert {site.rpartition(":")[2] for site in keys - queries} == {"dk", "dv"}
     assert {site.rpartition(":")[2] for site in queries - keys} == {"dq"}
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_declared_stages_are_those_of_the_jax_block(case: str) -> None:
     stages = jax_stages(CASES[case][1])
-    declared = {o["stage"] for events in recorded()[case].values() for e in events for o in e.get("operations", [e])}
+    declared = {o["stage"] for events in recorded(case).values() for e in events for o in e.get("operations", [e])}
     assert declared <= stages
-    forward = {o["stage"] for event in recorded()[case]["forward"] for o in event.get("operations", [event])}
+    forward = {o["stage"] for event in recorded(case)["forward"] for o in event.get("operations", [event])}
     missing = [s for s in stages if not any(f"{f}/".startswith(f"{s}/") or s.startswith(f"{f}/") for f in forward)]
     assert not missing
 
 
-@pytest.mark.parametrize("case", CASES)
+@each_case
 def test_declared_stages_are_those_of_the_pytorch_block_or_within_them(case: str) -> None:
     stages = torch_stages(CASES[case][1])
-    declared = {o["stage"] for events in recorded()[case].values() for e in events for o in e.get("operations", [e])}
+    declared = {o["stage"] for events in recorded(case).values() for e in events for o in e.get("operations", [e])}
     outside = {stage for stage in declared if not any(f"{stage}/".startswith(f"{s}/") for s in stages)}
     # PyTorch's product with a bias has only the stage around both.
-    events = [event for events in recorded()[case].values() for event in events]
+    events = [event for events in recorded(case).values() for event in events]
     around = {event["stage"] for event in events if event.get("op") == "aten.addmm.default"}
     outside -= {stage for stage in around if any(s.startswith(f"{stage}/") for s in stages)}
     assert not outside, (outside, stages)
@@ -345,7 +356,7 @@ def test_reads_and_writes_through_descriptors_helpers_and_loops() -> None:
     inputs = ["q_ptr", "k_ptr", "v_ptr", "dout_ptr", "logsumexp2_ptr", "delta_ptr"]
     assert found["attention_dk_dv_kernel"] == (inputs, ["dk_ptr", "dv_ptr"])
     assert found["attention_dq_kernel"] == (inputs, ["dq_ptr"])
-    down = recorded()["swiglu_mlp"]["forward"][-1]
+    down = recorded("swiglu_mlp")["forward"][-1]
     assert (down["reads"], down["writes"]) == (["a_ptr", "b_ptr", "residual_ptr"], ["c_ptr"])
     for case, of_pointers in (("swiglu_mlp", "swiglu_mlp, pointers"), ("attention, portable", "attention, pointers")):
         pointers = {launch["label"]: (launch["reads"], launch["writes"]) for launch in launches(of_pointers)}
@@ -354,16 +365,16 @@ def test_reads_and_writes_through_descriptors_helpers_and_loops() -> None:
 
 
 def test_a_sum_over_rows_names_its_vectors() -> None:
-    *_, last = recorded()["dropout_residual_norm"]["backward"]
+    *_, last = recorded("dropout_residual_norm")["backward"]
     assert last["label"] == "sum_columns_kernel" and last["names"] == ["dbias", "dweight", "dshift"]
     assert {(o["stage"], o["op"]) for o in last["operations"]} == {("bias", "reduce_sum"), ("affine", "reduce_sum")}
 
 
 def test_the_linear_layer_names_its_outputs() -> None:
-    parts = recorded()["linear_gelu"]
+    parts = recorded("linear_gelu")
     names = {part: [n for event in events for n in event.get("names", ())] for part, events in parts.items()}
     assert names == {"forward": ["pre", "y"], "backward": ["dpre", "dbias", "dx", "dweight"]}
-    *_, product = recorded()["linear"]["backward"]
+    *_, product = recorded("linear")["backward"]
     assert product["names"] == ["dweight", "dbias"] and product["flops"] == 2 * 128 * 256 * 64 + 64 * 256
 
 
@@ -371,7 +382,7 @@ def test_linear_layers_of_few_rows_move_compulsory_bytes() -> None:
     m, k, n = 64, 128, 256
     x, weight, y, bias = (2 * elements for elements in (m * k, k * n, m * n, n))
     moved = {
-        case: [sum(event["bytes"] for event in events) for events in recorded()[case].values()]
+        case: [sum(event["bytes"] for event in events) for events in recorded(case).values()]
         for case in ("linear", "linear_residual")
     }
     products = (y + weight + x) + (x + y + weight)
@@ -382,14 +393,14 @@ def test_linear_layers_of_few_rows_move_compulsory_bytes() -> None:
 
 
 def test_an_fp8_product_reads_one_byte_per_element_and_writes_two() -> None:
-    (product,) = recorded()["matmul_fp8"]["forward"]
+    (product,) = recorded("matmul_fp8")["forward"]
     assert product["reads"] == ["a_ptr", "b_ptr", "a_scale_ptr", "b_scale_ptr"] and product["names"] == ["c"]
     assert product["bytes"] == 64 * 128 + 256 * 128 + 2 * 4 + 2 * 64 * 256
     assert product["flops"] == 2 * 64 * 128 * 256 + 64 * 256
 
 
 def test_the_mlp_names_its_intermediates() -> None:
-    parts = recorded()["swiglu_mlp"]
+    parts = recorded("swiglu_mlp")
     names = {part: [n for event in events for n in event.get("names", ())] for part, events in parts.items()}
     assert names["forward"] == ["h", "rstd", "gate", "up", "act", "y"]
     assert names["backward"] == [
@@ -399,7 +410,7 @@ def test_the_mlp_names_its_intermediates() -> None:
 
 
 def test_a_layer_fuses_residuals_and_rotation_into_other_kernels() -> None:
-    forward, backward = recorded()["decoder_block"].values()
+    forward, backward = recorded("decoder_block").values()
     copies = [event["op"] for event in (*forward, *backward) if "op" in event and "mm" not in event["op"]]
     assert copies == []  # attention's kernels write rows of tokens, so nothing is copied
     names = [n for event in (*forward, *backward) for n in event.get("names", ())]
@@ -415,7 +426,7 @@ def test_a_layer_fuses_residuals_and_rotation_into_other_kernels() -> None:
 
 
 def test_rope_rotates_queries_and_keys_in_one_launch() -> None:
-    (forward,), (backward,) = recorded()["rope"].values()
+    (forward,), (backward,) = recorded("rope").values()
     assert (forward["reads"], forward["names"]) == (["q_ptr", "k_ptr", "positions_ptr"], ["q_out", "k_out"])
     assert (backward["reads"], backward["names"]) == (forward["reads"], ["dq", "dk"])
     bytes = 2 * 2 * (2 * (9 + 2) * 128 * 64) + 4 * 2 * 128  # bfloat16 read once and written once, plus positions
@@ -423,12 +434,12 @@ def test_rope_rotates_queries_and_keys_in_one_launch() -> None:
 
 
 def test_adamw_reads_and_writes_a_parameter_and_its_moments_once() -> None:
-    (launch,) = recorded()["adamw"]["forward"]
+    (launch,) = recorded("adamw")["forward"]
     assert launch["names"] == ["new_param", "new_mu", "new_nu"] and launch["bytes"] == 7 * 4 * 4096 + 4
 
 
 def test_a_step_updates_all_parameters_in_one_launch_that_moves_each_once() -> None:
-    (update,) = (event for event in recorded()["lm_step"]["forward"] if event.get("label") == "adamw_kernel")
+    (update,) = (event for event in recorded("lm_step")["forward"] if event.get("label") == "adamw_kernel")
     elements = sum(math.prod(shape) for shape in PARAMETERS.values())
     assert update["flops"] == 16 * elements
     assert update["bytes"] == (3 * 2 + 4 * 4) * elements + 4  # bfloat16 parameters and gradients, float32 moments
@@ -438,7 +449,7 @@ def test_a_step_updates_all_parameters_in_one_launch_that_moves_each_once() -> N
 
 
 def test_a_lookup_reads_as_much_as_it_returns_and_its_gradient_writes_the_table_once() -> None:
-    (forward,), backward = recorded()["embedding"]["forward"], recorded()["embedding"]["backward"]
+    (forward,), backward = recorded("embedding")["forward"], recorded("embedding")["backward"]
     assert forward["bytes"] == 2 * 64 * (2 * 128) + 4 * 64
     order, dtable = (event["bytes"] for event in backward)
     assert order == 3 * 4 * 64
@@ -448,20 +459,20 @@ def test_a_lookup_reads_as_much_as_it_returns_and_its_gradient_writes_the_table_
 def test_decoding_reads_every_key_once_and_stores_partial_results_per_chunk() -> None:
     queries, keys, statistics = 2 * 2 * 6 * 64, 2 * 2 * (2 * 2 * 640 * 64), 4 * 2
     for case, table in (("decode_attention", 0), ("decode_attention_paged", 4 * 2 * 40)):
-        attend, combine = recorded()[case]["forward"]
+        attend, combine = recorded(case)["forward"]
         assert (attend["names"], combine["names"]) == (["partial", "max", "sum"], ["out"])
         assert attend["flops"] == 2 * 3 * keys / 2  # two per cache element and query head; three heads share a cache
         partials = attend["bytes"] - (queries + keys + statistics + table)
         splits, left_over = divmod(partials, 4 * 2 * 6 * (64 + 2))
         assert splits == 10 and left_over == 0
         assert combine["bytes"] == partials + statistics + queries
-    (alone,) = recorded()["decode_attention, one chunk"]["forward"]
+    (alone,) = recorded("decode_attention, one chunk")["forward"]
     assert alone["names"] == ["out"] and alone["bytes"] == 2 * queries + keys / 10 + statistics
 
 
 def test_flops_are_those_of_the_products() -> None:
     def declared(case: str, part: str) -> float:
-        return sum(event.get("flops", 0) for event in recorded()[case][part])
+        return sum(event.get("flops", 0) for event in recorded(case)[part])
 
     causal = 2 * 2 * 1 * 2 * 128 * 128 * 64 / 2
     assert declared("attention", "forward") == declared("attention, portable", "forward") == causal
@@ -486,7 +497,7 @@ def test_flops_are_those_of_the_products() -> None:
 
 
 def test_the_fused_loss_needs_little_memory() -> None:
-    parts, sizes = recorded()["linear_cross_entropy"], dict[str, int]()
+    parts, sizes = recorded("linear_cross_entropy"), dict[str, int]()
     for event in (*parts["forward"], *parts["backward"]):
         for storage, size in event.get("sizes", {}).items():
             sizes[storage] = max(sizes.get(storage, 0), size)
@@ -499,7 +510,7 @@ def test_the_fused_loss_needs_little_memory() -> None:
 
 
 def test_a_step_projects_in_the_stage_head() -> None:
-    events = recorded()["lm_step"]["forward"]
+    events = recorded("lm_step")["forward"]
     operations = [(event, o) for event in events for o in event.get("operations", [event])]
     products = [event.get("label", o["op"]) for event, o in operations if o["stage"] == "head"]
     assert products == ["projected_statistics_kernel", "aten.mm.out", "aten.mm.out"]  # logits, then dh and dw
@@ -513,22 +524,22 @@ def test_layernorm_moves_compulsory_bytes_and_a_few_partial_sums(case: str) -> N
     """In addition to compulsory bytes: mean and rstd per row, and partial sums of dweight and dbias, twice."""
     rows, columns = 64, 128
     matrix, vector, statistics = 2 * rows * columns, 2 * columns, 2 * 4 * rows
-    forward, backward = (sum(event["bytes"] for event in recorded()[case][part]) for part in ("forward", "backward"))
+    forward, backward = (sum(event["bytes"] for event in recorded(case)[part]) for part in ("forward", "backward"))
     assert forward == 2 * matrix + 2 * vector + statistics
     partials, left_over = divmod(backward - (3 * matrix + 3 * vector + statistics), 2 * 2 * 4 * columns)
     assert 1 <= partials <= rows and left_over == 0
-    names = [event["names"] for event in recorded()[case]["backward"]]
+    names = [event["names"] for event in recorded(case)["backward"]]
     assert names == [["dx", "partial"], ["dweight", "dbias"]]
 
 
 def test_the_mixture_computes_only_chosen_experts_and_names_its_intermediates() -> None:
-    parts = recorded()["moe"]
+    parts = recorded("moe")
     products = 3 * 2 * (64 * 2) * 128 * 256
     declared = {part: sum(event["flops"] for event in events) for part, events in parts.items()}
     assert declared["forward"] == pytest.approx(products, rel=0.03)
     assert declared["backward"] == pytest.approx(2 * products, rel=0.03)
     names = {part: [n for event in events for n in event["names"]] for part, events in parts.items()}
-    few = recorded()["moe, few tokens"]["forward"]
+    few = recorded("moe, few tokens")["forward"]
     assert sum(operation["op"] == "sort" for event in few for operation in event["operations"]) == 2  # top_k and slots
     assert len(few) == len(parts["forward"]) - 2
     assert all("x_in_slots" not in event["names"] for event in few)
@@ -544,7 +555,7 @@ def test_a_layer_uses_our_products_if_they_fuse_more_and_fill_the_gpu() -> None:
         return [event["label"] for event in launches(case) if event["label"] == "matmul_kernel"]
 
     def pytorch_s(case: str) -> list[str]:
-        return [event["op"] for events in recorded()[case].values() for event in events if "op" in event]
+        return [event["op"] for events in recorded(case).values() for event in events if "op" in event]
 
     assert (len(ours("decoder_block")), len(ours("gpt2_block"))) == (2, 1)
     assert ours("decoder_block, few tiles") == ours("gpt2_block, few tiles") == []

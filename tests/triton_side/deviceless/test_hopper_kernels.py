@@ -4,6 +4,7 @@ import math
 import re
 
 import pytest
+from full_marks import full
 
 RECORD = """
 from xlafuse.triton_side.kernels import {module} as module
@@ -37,11 +38,11 @@ def packed(head_dim: int) -> str:
 @pytest.mark.parametrize(
     ("code", "spills", "in_turns"),
     [
-        (dense(128, 1, 0), 0, 0), (dense(64, 1, 0), 0, 2), (dense(128, 0, 0), 0, 0), (dense(64, 0, 0), 0, 0),
-        (dense(128, 1, 200), 0, 0), (dense(256, 1, 0), 32, 0),
-        (dense(64, 0, 0, heads=64), 0, 4),  # enough tiles of 256 queries for all multiprocessors
+        (dense(128, 1, 0), 0, 0), full(dense(64, 1, 0), 0, 2), full(dense(128, 0, 0), 0, 0),
+        full(dense(64, 0, 0), 0, 0), full(dense(128, 1, 200), 0, 0), (dense(256, 1, 0), 32, 0),
+        full(dense(64, 0, 0, heads=64), 0, 4),  # enough tiles of 256 queries for all multiprocessors
         # The place of a packed sequence takes registers.
-        (packed(128), 128, 0), (packed(64), 128, 2),
+        full(packed(128), 128, 0), (packed(64), 128, 2),
     ],
 )
 def test_attention_uses_the_tensor_cores_of_hopper(fake_gpu, code: str, spills: int, in_turns: int) -> None:

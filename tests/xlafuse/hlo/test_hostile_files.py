@@ -444,7 +444,7 @@ def _changed(data: bytes, changes: list[tuple[str, float, bytes]]) -> bytes:
 
 
 @given(st.sampled_from([TEXT, PROTO, gzip.compress(TEXT)]), _CHANGES)
-def test_damage_raises_only_unreadable_hlo(data: bytes, changes: list[tuple[str, float, bytes]]) -> None:
+def test_damage_raises_only_errors_of_one_line(data: bytes, changes: list[tuple[str, float, bytes]]) -> None:
     with tempfile.NamedTemporaryFile() as file:
         file.write(_changed(data, changes))
         file.flush()
@@ -453,4 +453,7 @@ def test_damage_raises_only_unreadable_hlo(data: bytes, changes: list[tuple[str,
         except UnreadableHlo as problem:
             assert file.name in str(problem) and "\n" not in str(problem)
             return
-    gpu_program.program(module)
+    try:
+        gpu_program.program(module)
+    except ValueError as problem:  # as of a computation that calls itself
+        assert "no module XLA wrote" in str(problem) and "\n" not in str(problem)

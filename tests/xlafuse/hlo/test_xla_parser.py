@@ -295,6 +295,7 @@ def test_a_module_of_this_name_in_the_current_folder_is_not_run(
     assert not (tmp_path / "ran").exists()
 
 
+@pytest.mark.full
 def test_nesting_that_crashes_xla_and_text_that_is_too_long() -> None:
     deep = "f32[] " + "negate(" * 200_000 + "f32[] a" + ")" * 200_000
     with pytest.raises(xla_printer.NotPrinted, match="fails|takes more than"):  # more, on a busy machine
