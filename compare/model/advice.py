@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["switch", "library", "kernel"]
+Kind = Literal["switch", "library", "kernel", "checkpoint", "bound"]
 
 
 @dataclass(frozen=True)
@@ -13,8 +13,9 @@ class Advice:
     """A change to a block.
 
     block: of the suite. compiler: whose program it changes ("xla", "inductor"). row: the implementation of the
-    block that stands for it. change: what to write. kind: an argument or flag, a library's call, or an own kernel.
-    limits: where it does not apply.
+    block that stands for it. change: what to write. kind: an argument or flag, a library's call, an own kernel, less
+    checkpointing, or a bound without a known way.
+    limits: what it needs besides the dtype of the measured row.
     """
 
     block: str
@@ -25,8 +26,7 @@ class Advice:
     limits: str = ""
 
 
-_HALF = "bf16 or fp16"
-_PALLAS = "bf16 or fp16, Hopper, jax 0.11"
+_PALLAS = "Hopper, jax 0.11"
 _CUDNN = 'jax.nn.dot_product_attention(..., implementation="cudnn")'
 _CUDNN_BIAS = 'jax.nn.dot_product_attention(..., bias=..., implementation="cudnn")'
 _SDPA = "F.scaled_dot_product_attention(..., is_causal=True)"
@@ -35,12 +35,12 @@ _SDPA_CUDNN = f"{_SDPA} under sdpa_kernel(SDPBackend.CUDNN_ATTENTION)"
 _OWN = "from xlafuse.kernels.{} import {}"
 
 ADVICE = (
-    Advice("attention", "xla", "xla-cudnn", _CUDNN, "switch", _HALF),
+    Advice("attention", "xla", "xla-cudnn", _CUDNN, "switch"),
     Advice("attention", "xla", "pallas", _OWN.format("pallas", "attention"), "kernel", _PALLAS),
-    Advice("attention", "inductor", "sdpa-flash", _SDPA, "library", _HALF),
-    Advice("attention", "inductor", "sdpa-cudnn", _SDPA_CUDNN, "library", _HALF),
+    Advice("attention", "inductor", "sdpa-flash", _SDPA, "library"),
+    Advice("attention", "inductor", "sdpa-cudnn", _SDPA_CUDNN, "library"),
     Advice("attention", "inductor", "triton", _OWN.format("triton", "attention"), "kernel"),
-    Advice("attention_bias", "xla", "xla-cudnn", _CUDNN_BIAS, "switch", _HALF),
+    Advice("attention_bias", "xla", "xla-cudnn", _CUDNN_BIAS, "switch"),
     Advice("attention_bias", "inductor", "sdpa-efficient", _SDPA_BIAS, "library"),
     Advice("cross_entropy", "inductor", "triton", _OWN.format("triton", "cross_entropy"), "kernel"),
     Advice("linear_cross_entropy", "xla", "xla-chunked", "the loss in chunks of tokens, by jax.lax.map", "library"),

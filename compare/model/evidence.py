@@ -43,25 +43,37 @@ class Evidence:
 
     @property
     def work_ratio(self) -> float:
-        """The shortest time of the wanted case at the GPU's ceilings over that of the measured one."""
-        ceilings = target_ceilings(self.target)
-        return work_us(self.wanted, ceilings) / work_us(self.measured, ceilings)
+        """The shortest time of the wanted case over that of the measured one."""
+        return self.roofline_us / work_us(self.measured, target_ceilings(self.target))
+
+    @property
+    def roofline_us(self) -> float:
+        """The shortest time of the wanted case at the GPU's ceilings."""
+        return work_us(self.wanted, target_ceilings(self.target))
+
+    @property
+    def fastest(self) -> str:
+        """The implementation with the shortest time."""
+        return min(self.times_us, key=self.times_us.__getitem__)
 
 
 def nearest(target: str, block: str, sizes: Mapping[str, int], dtype: str, direction: str) -> Evidence | None:
     """Return the measured case of a block nearest to these sizes; None where none is near.
 
     target: a GPU of a target pack ("h200"). sizes: by axis; an axis that is missing is taken from the measured case.
-    dtype: the long name. The distance is the sum of the doublings between the sizes.
+    dtype: the long name. direction: "fwd", or "train", which a joint program of forward and backward is, too. The
+    distance is the sum of the doublings between the sizes.
     """
     found: list[tuple[float, Case]] = []
     for case in _measured(target).get(block, {}).values():
-        if case.direction == direction and _alike(case.dtype, dtype) and _same_switches(case.sizes, sizes):
-            found.append((_distance(case.sizes, sizes) + (case.dtype != dtype) * 0.1, case))
+        same = case.direction == direction or (case.direction, direction) == ("joint", "train")
+        if same and _alike(case.dtype, dtype) and _same_switches(case.sizes, sizes):
+            other = (case.dtype != dtype) + (case.direction != direction)
+            found.append((_distance(case.sizes, sizes) + 0.1 * other, case))
     distance, measured = min(found, key=lambda entry: entry[0], default=(math.inf, None))
     if measured is None or distance > _FARTHEST:
         return None
-    wanted = Case(block, "yours", {**measured.sizes, **sizes}, dtype, direction, measured.precision)
+    wanted = Case(block, "yours", {**measured.sizes, **sizes}, dtype, measured.direction, measured.precision)
     prefix = f"{measured.id}/"
     recorded = _recorded(target)
     times = {name.removeprefix(prefix): time for name, time in recorded.items() if name.startswith(prefix)}
@@ -70,7 +82,8 @@ def nearest(target: str, block: str, sizes: Mapping[str, int], dtype: str, direc
 
 def work_us(case: Case, ceilings: Ceilings) -> float:
     """Return the shortest time of a case: for each phase the longer one of its bytes and of its FLOPs."""
-    block, rate = BLOCKS[case.block], ceilings.rate(DTYPES[case.dtype].short)
+    block, dtype = BLOCKS[case.block], "bfloat16" if case.dtype in _HALF else case.dtype
+    rate = ceilings.rate(DTYPES[dtype].short)
     traffic, flops = block.compulsory_traffic(case), block.phase_flops(case)
     total = 0.0
     for phase, (read, written) in traffic.items():

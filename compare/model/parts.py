@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..graph.alike import any_layer
 from ..graph.model import STEP_PHASES, Access, FusionGraph, Kernel, StepPhase
-from ..profiles.kernel_times import any_layer
 from .phases import step_phases
 from .weights import weight
 

@@ -2,49 +2,112 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
+from .. import targets
 from .advice import ADVICE, Advice
-from .evidence import nearest
+from .checkpoint import checkpoint, freed_bytes
+from .evidence import Evidence, nearest
+from .parts import Piece
+from .step import Step
 from .used_blocks import UsedBlock
 
 _LEAST_GAIN = 0.01  # of the step: less is no remedy
+_NEARLY = 1.2  # times the fastest measured time: such a block has no remedy
+_BELOW = 0.95  # of the roofline time: such a block has kernels that are not known
 _ORDER = {"switch": 0, "library": 1, "kernel": 2}
 
 
 @dataclass(frozen=True)
 class Remedy:
-    """A change to a part.
+    """A change to kernels of a step.
 
-    before_us: the part's device time in a step. after_us: what the measured row promises, scaled by work. evidence: the
-    measured case and the time of the row there.
+    layers: how often the step has the block. after_us: device time that the kernels take then. evidence: the measured
+    case and the time of the row there. limits: where the change does not apply, and what the program does not show.
+    place: the call to change, where it is not the kernels' own. memory_bytes: the change of the step's most memory.
     """
 
-    used: UsedBlock
+    pieces: tuple[Piece, ...]
+    layers: int
     advice: Advice
     after_us: float
     evidence: str
+    limits: str = ""
+    place: str = ""
+    memory_bytes: int = 0
 
     @property
     def before_us(self) -> float:
-        return self.used.time_us
-
-    @property
-    def limits(self) -> str:
-        """Where the change does not apply, and what the program does not show."""
-        mask = "if its mask, which is data here, is causal" if self.used.has_unknown_mask else ""
-        dropout = "the measured row has no dropout" if self.used.attributes.get("dropout") else ""
-        return "; ".join(filter(None, [self.advice.limits, mask, dropout]))
+        """The kernels' device time in a step."""
+        return sum(piece.time_us for piece in self.pieces)
 
     @property
     def gain_us(self) -> float:
-        """The gain, which is never more than the part takes."""
+        """The gain, which is never more than the kernels take."""
         return max(0.0, self.before_us - self.after_us)
 
 
-def remedies(blocks: Iterable[UsedBlock], compiler: str, target: str, step_us: float) -> list[list[Remedy]]:
-    """Return the remedies of each block, the block with the largest gain first. Those of a block exclude each other.
+@dataclass(frozen=True)
+class Best:
+    """A block that is nearly as fast as the fastest measured implementation.
+
+    least_us: the longer one of that implementation's time and of the roofline time that the block does not undercut.
+    """
+
+    used: UsedBlock
+    least_us: float
+
+
+def changes(step: Step, blocks: Sequence[UsedBlock]) -> list[list[Remedy]]:
+    """Return the remedies of a step, the block with the largest gain first. Those of one list exclude each other.
+
+    To drop checkpointing presupposes the first remedy of all where it changes what is computed again. The last ones are
+    bounds: blocks without a remedy, of which an implementation was measured that takes less. Nothing is listed below a
+    hundredth of the step, or on a GPU of which no rows are recorded.
+    """
+    target = targets.of_device(step.device)
+    graph = next(iter(step.graphs.values()), None)
+    if target is None or graph is None or not step.time_us:
+        return []
+    found = [
+        [replace(remedy, memory_bytes=-freed_bytes(step, remedy.pieces)) for remedy in of_block]
+        for of_block in measured_remedies(blocks, graph.compiler, target, step.time_us)
+    ]
+    taken = [of_block[0] for of_block in found]
+    if (dropped := _without_checkpoint(step, taken)) is not None and dropped.gain_us >= _LEAST_GAIN * step.time_us:
+        found.append([dropped])
+    found.sort(key=lambda of_block: -of_block[0].gain_us)
+    bounds = filter(None, (_bound(used, target) for used in _others(blocks, taken)))
+    worth = [
+        bound for bound in bounds
+        if bound.gain_us >= _LEAST_GAIN * step.time_us and bound.before_us > _NEARLY * bound.after_us
+    ]
+    return [*found, *([bound] for bound in sorted(worth, key=lambda bound: -bound.gain_us))]
+
+
+def at_their_best(step: Step, blocks: Sequence[UsedBlock], made: Sequence[Remedy]) -> list[Best]:
+    """Return the blocks of a hundredth of the step or more that need no change, the longest first.
+
+    made: the remedies of the step.
+    """
+    target = targets.of_device(step.device)
+    if target is None:
+        return []
+    found = []
+    for used in _others(blocks, made):
+        bound, roofline_us = _bound(used, target), _roofline_us(used, target)
+        fast = bound is not None and used.time_us <= _NEARLY * bound.after_us
+        if bound and fast and used.time_us >= max(_LEAST_GAIN * step.time_us, _BELOW * roofline_us):
+            known = [time for time in (bound.after_us, roofline_us) if time <= used.time_us]
+            found.append(Best(used, max(known, default=used.time_us)))
+    return found
+
+
+def measured_remedies(
+    blocks: Iterable[UsedBlock], compiler: str, target: str, step_us: float
+) -> list[list[Remedy]]:
+    """Return the remedies that measured rows stand for, of each block, the block with the largest gain first.
 
     Within a block a switch comes before a library's call, and that before a kernel. A later one is listed only where it
     gains more. Nothing is listed without a measured row, or below a hundredth of the step.
@@ -67,20 +130,69 @@ def _rank(advice: Advice) -> int:
 
 
 def _remedy(used: UsedBlock, advice: Advice, target: str) -> Remedy | None:
-    """Return the remedy of a change; None where no row is measured near.
-
-    A layer takes the row's time in training, or in inference where the step has no backward, and once more the time in
-    inference where the step computes it again. A mask that is data counts as causal, which `limits` says.
-    """
-    sizes = {**used.sizes, "causal": 1, "window": 0} if used.has_unknown_mask else used.sizes
-    directions = ["train" if "backward" in used.phases else "fwd", *(["fwd"] if "recompute" in used.phases else [])]
+    """Return the remedy of a change; None where no row is measured near."""
     total, names = 0.0, []
-    for direction in directions:
-        evidence = nearest(target, used.block, sizes, used.dtype, direction)
+    for evidence in _evidence(used, target):
         time = None if evidence is None else evidence.scaled_us(advice.row)
         if evidence is None or time is None:
             return None
         total += time
         names.append(f"{evidence.name} {advice.row} {evidence.times_us[advice.row]:.0f} µs")
-    return Remedy(used, advice, used.layers * total, "; ".join(names))
+    mask = "if its mask, which is data here, is causal" if used.has_unknown_mask else ""
+    dropout = "the measured row has no dropout" if used.attributes.get("dropout") else ""
+    limits = "; ".join(filter(None, [advice.limits, mask, dropout]))
+    return Remedy(used.pieces, used.layers, advice, used.layers * total, "; ".join(names), limits)
 
+
+def _bound(used: UsedBlock, target: str) -> Remedy | None:
+    """Return what the block gains with the fastest measured implementation; None without a measured case near."""
+    total, names = 0.0, []
+    for evidence in _evidence(used, target):
+        if evidence is None:
+            return None
+        total += evidence.times_us[evidence.fastest] * evidence.work_ratio
+        names.append(f"{evidence.name} {evidence.fastest} {evidence.times_us[evidence.fastest]:.0f} µs")
+    change = f"at most, as the fastest measured {used.block} of any framework"
+    return Remedy(
+        used.pieces, used.layers, Advice(used.block, "", "", change, "bound"), used.layers * total, "; ".join(names)
+    )
+
+
+def _roofline_us(used: UsedBlock, target: str) -> float:
+    return used.layers * sum(evidence.roofline_us for evidence in _evidence(used, target) if evidence is not None)
+
+
+def _evidence(used: UsedBlock, target: str) -> Iterator[Evidence | None]:
+    """Yield the measured cases that together are a layer of the block.
+
+    A layer takes the row's time in training, or in inference where the step has no backward, and once more the time in
+    inference where the step computes it again. A mask that is data counts as causal.
+    """
+    sizes = {**used.sizes, "causal": 1, "window": 0} if used.has_unknown_mask else used.sizes
+    for direction in ("train" if "backward" in used.phases else "fwd", *["fwd"] * ("recompute" in used.phases)):
+        yield nearest(target, used.block, sizes, used.dtype, direction)
+
+
+def _without_checkpoint(step: Step, taken: Sequence[Remedy]) -> Remedy | None:
+    """Return the remedy not to compute anything again, after the first one of those taken if that gains more."""
+    repeated = checkpoint(step, taken[0].pieces if taken else ())
+    presupposes = repeated is not None and bool(taken) and taken[0].gain_us > repeated.time_us
+    if not presupposes:
+        repeated = checkpoint(step, ())
+    if repeated is None:
+        return None
+    advice = Advice("", "", "", f"{'then ' * presupposes}drop {repeated.name}", "checkpoint")
+    return Remedy(
+        repeated.pieces, repeated.layers, advice, 0.0, "this step's recomputation", place=repeated.place,
+        memory_bytes=repeated.memory_bytes,
+    )
+
+
+def _others(blocks: Iterable[UsedBlock], taken: Sequence[Remedy]) -> list[UsedBlock]:
+    """Return the blocks of which no remedy changes a kernel."""
+    changed = _identities(piece for remedy in taken if remedy.advice.kind != "checkpoint" for piece in remedy.pieces)
+    return [used for used in blocks if changed.isdisjoint(_identities(used.pieces))]
+
+
+def _identities(pieces: Iterable[Piece]) -> set[tuple[str, int]]:
+    return {(piece.graph, piece.index) for piece in pieces}

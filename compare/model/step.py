@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from ..graph.model import FusionGraph, StepPhase
-from ..profiles.steps import device_seconds
+from ..profiles.steps import device_seconds, gaps
 from ..sources.profiled import ProfiledSteps
 from ..sources.source import Source
 from .groups import Group, groups
+from .memory import Memory, memory
 from .outside import in_profile
 from .parts import Part, Piece, layers_of, parts, pieces, time_by_phase
 from .places import Place, Sources, parse, sources_beside
-
-_MOST_NAMES = 4  # of parts in a group's name
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,18 @@ class Step:
     """The kernels of a step by parts of the model.
 
     graphs: of its compiled programs. sources: the user's files. profile: which also has what ran outside of the graphs.
+    readers: return what graphs are made of, an HLO module or what Inductor wrote, by the graph's name.
     """
 
     graphs: Mapping[str, FusionGraph]
     sources: Sources
     profile: ProfiledSteps | None = None
+    readers: Mapping[str, Callable[[], Any]] = field(default_factory=dict)
+
+    @cached_property
+    def programs(self) -> dict[str, Any]:
+        """What the graphs are made of, where a path has it."""
+        return {name: read() for name, read in self.readers.items()}
 
     @cached_property
     def pieces(self) -> list[Piece]:
@@ -59,12 +66,39 @@ class Step:
     def layers(self) -> int:
         return layers_of(self.parts)
 
+    @cached_property
+    def largest(self) -> str:
+        """The name of the graph with the most memory; "" without graphs with kernels."""
+        return max(self.memory, key=lambda name: self.memory[name].bytes, default="")
+
+    @cached_property
+    def memory(self) -> dict[str, Memory]:
+        """The most memory of each graph with kernels."""
+        return {name: memory(graph, self.keys(name)) for name, graph in self.graphs.items() if graph.kernels}
+
+    @property
+    def at_the_peak(self) -> Mapping[str, int]:
+        """Bytes between kernels when the largest program takes the most memory, by the part that wrote them."""
+        return self.memory[self.largest].between if self.largest else {}
+
+    def keys(self, graph: str) -> list[str]:
+        """Return the parts of a graph's kernels, in launch order."""
+        by_index = {piece.index: piece.key for piece in self.pieces if piece.graph == graph}
+        return [by_index[index] for index in sorted(by_index)]
+
     @property
     def device_us(self) -> float | None:
         """Time of a median step on the device, from its first kernel to its last; None without a profile."""
         if self.profile is None:
             return None
         return statistics.median(device_seconds(step.events) for step in self.profile.steps) * 1e6
+
+    @property
+    def idle_us(self) -> float:
+        """Time of a median step in which no kernel runs; 0 without a profile."""
+        steps = () if self.profile is None else self.profile.steps
+        idle = [sum(gap.seconds for gap in gaps(step.events)) for step in steps]
+        return statistics.median(idle) * 1e6 if idle else 0.0
 
     @property
     def device(self) -> str:
@@ -79,10 +113,8 @@ class Step:
         return self.sources.label(place) if place is not None else part.key or "no part known"
 
     def names(self, group: Group) -> list[str]:
-        """Return the names of a group's longest parts, each once."""
-        found = list(dict.fromkeys(map(self.name, group.parts)))
-        more = len(found) - _MOST_NAMES
-        return found if more <= 0 else [*found[:_MOST_NAMES], f"{more} more"]
+        """Return the names of a group's parts, each once, those of the longest first."""
+        return list(dict.fromkeys(map(self.name, group.parts)))
 
     def where(self, group: Group) -> str:
         """Return the lines of a group's parts: "train.py:7, 8"; "" where none has a place."""
@@ -99,7 +131,8 @@ def step_of(source: Source) -> Step:
     A capture has copies of them. For another path they are looked for beside it and in the current folder.
     """
     graphs = {result.id: result.graph for result in source.results if result.graph is not None}
-    return Step(graphs, sources_beside(source.path), source.profile)
+    readers = {result.id: result.program for result in source.results if result.program and result.graph is not None}
+    return Step(graphs, sources_beside(source.path), source.profile, readers)
 
 
 def step_of_profile(profile: ProfiledSteps) -> Step:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from xlafuse.hlo.shape import LONG_NAMES
 
 from ..graph.model import StepPhase
-from ..sources.source import Source
 from .parts import Part, Piece
+from .step import Step
 
 if TYPE_CHECKING:
     from .recognise.block import RecognisedBlock
@@ -46,8 +46,8 @@ class UsedBlock:
         return self.attributes.get("mask") == "data"
 
 
-def used_blocks(source: Source, parts: Sequence[Part]) -> list[UsedBlock]:
-    """Return the blocks in the programs of a source, that with most time first.
+def used_blocks(step: Step) -> list[UsedBlock]:
+    """Return the blocks in the programs of a step, that with most time first.
 
     A part is of a block if most of its time is of kernels that compute some of it; of several blocks, of that which has
     most of it. A product is of a block only if it is one of the block's own: a line may also have a projection.
@@ -57,12 +57,12 @@ def used_blocks(source: Source, parts: Sequence[Part]) -> list[UsedBlock]:
     from .recognise.recognise import recognise
 
     alike = [
-        (blocks, {(result.id, name) for block in blocks for name in block.kernels})
-        for result in source.results if result.program is not None and result.graph is not None
-        for blocks in _alike(recognise(operations_of(result.program())))
+        (blocks, {(graph, name) for block in blocks for name in block.kernels})
+        for graph, program in step.programs.items()
+        for blocks in _alike(recognise(operations_of(program)))
     ]
     owned: list[list[Piece]] = [[] for _ in alike]
-    for part in parts:
+    for part in step.parts:
         members = [_members(part, kernels) for _, kernels in alike]
         times = [_cost(part, itertools.compress(part.pieces, own)) for own in members]
         most = max(times, default=0.0)
@@ -76,16 +76,16 @@ def used_blocks(source: Source, parts: Sequence[Part]) -> list[UsedBlock]:
     return sorted(made, key=lambda used: -used.time_us)
 
 
-def model_flops(parts: Iterable[Part], found: Iterable[UsedBlock]) -> float:
-    """Return the FLOPs of the model's own work in a step, as far as compiled kernels state theirs.
-
-    A recomputation is no work of the model, nor are the products of attention above a causal mask's diagonal.
-    """
-    masked = (
-        piece.flops / 2 for used in found if used.block == "attention" and used.sizes.get("causal")
-        for piece in used.pieces if piece.phase != "recompute" and piece.kernel.kind == "gemm"
-    )
-    return sum(part.model_flops for part in parts) - sum(masked)
+def block_of(pieces: Iterable[Piece], blocks: Iterable[UsedBlock]) -> str:
+    """Return the block that most of the time of some kernels is of; "" for none."""
+    own = list(pieces)
+    times: dict[str, float] = {}
+    for used in blocks:
+        of_block = {(piece.graph, piece.index) for piece in used.pieces}
+        time = sum(piece.time_us for piece in own if (piece.graph, piece.index) in of_block)
+        times[used.block] = times.get(used.block, 0.0) + time
+    name = max(times, key=times.__getitem__, default="")
+    return name if times.get(name, 0.0) > _MOST_OF_A_PART * sum(piece.time_us for piece in own) else ""
 
 
 def _alike(blocks: Iterable[RecognisedBlock]) -> Iterator[list[RecognisedBlock]]:

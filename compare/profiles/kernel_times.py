@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ..graph.alike import work_of
 from ..graph.analyse.roofline import Ceilings, recoverable_us, roofline_time_us
-from ..graph.model import FusionGraph, Kernel
+from ..graph.model import FusionGraph
 from .host_parts import HostPart, host_parts
 from .join import Joined, Owner
 from .steps import ProfiledStep
-
-_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def kernel_times(
                 part = HostPart()
             key: tuple[object, ...] = (event.module, event.operation, name, grid, part)
             if owner is not None:
-                key = (owner[0], name, grid, part, *_work(joined.graphs[owner[0]].kernels or (), owner[1]))
+                key = (owner[0], name, grid, part, *work_of(joined.graphs[owner[0]], owner[1]))
             samples = alike.setdefault(key, _Samples(name, grid, owner[0] if owner else "", part))
             samples.by_name.setdefault(event.name, [[] for _ in steps])[number].append(event.seconds * 1e6)
             if owner is not None:
@@ -151,22 +149,8 @@ class _Samples:
         )
 
 
-def any_layer(stage: str) -> str:
-    """Return a stage without the layer's number: "layer*/attention" for "layer3/attention"."""
-    return _NUMBER.sub("*", stage)
-
-
 def _launches(by_step: Sequence[Sequence[float]]) -> int:
     return round(statistics.median(map(len, by_step)))
-
-
-def _work(kernels: Sequence[Kernel], index: int) -> tuple[object, ...]:
-    """Return the work of a kernel, which is equal for that of another layer."""
-    kernel = kernels[index]
-    operations = tuple((op.op, any_layer(op.stage), op.line, op.backward) for op in kernel.source_ops)
-    if not operations:
-        return (index,)
-    return kernel.phase, kernel.kind, kernel.bytes_read, kernel.bytes_written, kernel.flops, operations
 
 
 def _roofline(graph: FusionGraph, kernels: Sequence[int], calls: int, ceilings: Ceilings | None) -> float | None:

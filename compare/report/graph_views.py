@@ -10,8 +10,6 @@ from msgspec import to_builtins
 
 from ..base.text import printable
 from ..base.usage import UsageError, join_some, one_of
-from ..model.step import step_of
-from ..model.used_blocks import used_blocks
 from ..plan import paired_rounds
 from ..sources.case_results import CaseResults
 from ..sources.result import Result, reading_errors_as_usage
@@ -392,22 +390,20 @@ def passes(source: Source, shown: Shown) -> Outline:
 
 def steps(source: Source, shown: Shown) -> Outline:
     """The parts of the model by their time in a median step, then the kernels, with the gaps between them."""
-    from ..graph.render import text_view
-    from . import parts_view, remedies_view
+    from .first_screen import first_screen
     from .profile_view import ProfileView
 
     if source.profile is None:
         raise UsageError(f"{source.path}: no profile, so it has no steps")
     view = ProfileView(source.profile, source.profile.ceilings(shown.price_as))
 
+    def document() -> dict[str, Any]:
+        screen = first_screen(source)
+        return {**view.to_json(), "step": None if screen is None else screen.to_json()}
+
     def trees() -> Iterator[RenderableType]:
-        step = step_of(source)
-        if step.time_us:
-            found = used_blocks(source, step.parts)
-            yield text_view.plain(parts_view.headline(step, found))
-            yield parts_view.screen(step)
-            changes = remedies_view.lines(step, found)
-            yield from map(text_view.plain, remedies_view.sentences(changes, every=shown.every))
+        if (screen := first_screen(source)) is not None:
+            yield from screen.terminal(every=shown.every)
         yield view.text(width=shown.width, every=shown.every)
 
-    return Outline(view.to_json, trees)
+    return Outline(document, trees)

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from ..base.text import printable
 from ..base.usage import join_some
 from ..graph import formats
+from ..graph.alike import any_layer
 from ..graph.analyse.roofline import Ceilings
 from ..graph.model import Kernel
 from ..graph.render import text_view
-from ..profiles.kernel_times import KernelTimes, Times, any_layer, kernel_times
+from ..profiles.kernel_times import KernelTimes, Times, kernel_times
 from ..profiles.steps import Gap, device_seconds, gaps
 from ..sources.profiled import ProfiledSteps
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .. import targets
 from ..base.usage import UsageError
 from ..graph import formats
 from ..model.parts import parts
-from ..model.remedies import Remedy, remedies
+from ..model.places import parse
+from ..model.remedies import Remedy, at_their_best, changes
 from ..model.step import Step, step_of
 from ..model.used_blocks import UsedBlock, used_blocks
 from ..sources.source import Source
@@ -17,9 +17,12 @@ from .columns import Column
 from .table import table
 
 _MOST_WIDE, _MOST_SENTENCES = 60, 3
+_NOTABLE = 1.05  # times as fast: a sentence says how much
+_MEMORY_SHARE = 0.03  # of a step's memory: a sentence names such a change
 LEGEND = (
     "before, after: device time of the part in a step. after: the time of the measured case that is named, scaled by",
-    "work. Lines of one number exclude each other; the first is the least effort.",
+    "work. Lines of one number exclude each other; the first is the least effort. memory: change of the most memory.",
+    '"then" presupposes the first change of all. "at most": as an implementation that may be of another framework.',
 )
 
 
@@ -33,27 +36,35 @@ class Line:
 
     @property
     def where(self) -> str:
-        return self.step.where_of(parts(self.remedy.used.pieces))
+        place = parse(self.remedy.place)
+        return self.step.where_of(parts(self.remedy.pieces)) if place is None else place.where
 
     @property
     def part(self) -> str:
-        return ", ".join(dict.fromkeys(map(self.step.name, parts(self.remedy.used.pieces))))
+        return ", ".join(dict.fromkeys(map(self.step.name, parts(self.remedy.pieces))))
 
 
 COLUMNS = (
     Column("number", "", "of the block; lines of one number exclude each other", "", lambda line: line.number),
     Column("where", "", "file and lines of the part", "where", lambda line: line.where),
-    Column("part", "", "what the user's code calls", "part", lambda line: line.part),
-    Column("block", "", "the block of the suite that it is", "block", lambda line: line.remedy.used.block),
-    Column("layers", "", "how often the step has it", "layers", lambda line: line.remedy.used.layers),
+    Column(
+        "part", "", "what the user's code calls", "part", lambda line: line.part,
+        lambda line: formats.name(line.part, _MOST_WIDE),
+    ),
+    Column("block", "", "the block of the suite that it is", "block", lambda line: line.remedy.advice.block),
+    Column("layers", "", "how often the step has it", "layers", lambda line: line.remedy.layers),
     Column(
         "change", "", "what to write", "change", lambda line: line.remedy.advice.change,
         lambda line: formats.name(line.remedy.advice.change, _MOST_WIDE),
     ),
-    Column("kind", "", "switch, library or kernel", "kind", lambda line: line.remedy.advice.kind),
+    Column("kind", "", "switch, library, kernel, checkpoint or bound", "kind", lambda line: line.remedy.advice.kind),
     Column("before_us", "µs", "device time of the part in a step", "before µs", lambda line: line.remedy.before_us),
     Column("after_us", "µs", "what the measured row promises", "after µs", lambda line: line.remedy.after_us),
     Column("gain_us", "µs", "before_us minus after_us", "gain µs", lambda line: line.remedy.gain_us),
+    Column(
+        "memory_bytes", "bytes", "change of the most memory that the buffers of a program take", "MB",
+        lambda line: line.remedy.memory_bytes,
+    ),
     Column("limits", "", "where it does not apply", "only for", lambda line: line.remedy.limits),
     Column(
         "evidence", "", "measured cases, the row and its time there", "evidence", lambda line: line.remedy.evidence,
@@ -62,16 +73,10 @@ COLUMNS = (
 )
 
 
-def lines(step: Step, found: Sequence[UsedBlock]) -> list[Line]:
-    """Return the remedies of a step, those of the block with the largest gain first; none where nothing was timed.
-
-    found: its blocks.
-    """
-    graph, target = next(iter(step.graphs.values()), None), targets.of_device(step.device)
-    if graph is None or target is None or not step.time_us:
-        return []
-    changes = remedies(found, graph.compiler, target, step.time_us)
-    return [Line(number, step, remedy) for number, own in enumerate(changes, 1) for remedy in own]
+def lines(step: Step, blocks: Sequence[UsedBlock]) -> list[Line]:
+    """Return the remedies of a step, those of the block with the largest gain first; none where nothing was timed."""
+    numbered = enumerate(changes(step, blocks), 1)
+    return [Line(number, step, remedy) for number, of_block in numbered for remedy in of_block]
 
 
 def timed_lines(source: Source) -> list[Line]:
@@ -79,7 +84,7 @@ def timed_lines(source: Source) -> list[Line]:
     step = step_of(source)
     if not step.time_us:
         raise UsageError(f"{source.path}: remedies need the times of a step; xlafuse capture takes them")
-    return lines(step, used_blocks(source, step.parts))
+    return lines(step, used_blocks(step))
 
 
 def render(found: Sequence[Line], *, markdown: bool = False) -> str:
@@ -93,13 +98,35 @@ def sentences(found: Sequence[Line], *, every: bool = False) -> list[str]:
     """Return a line a remedy for the first screen: of few blocks the first remedy, unless `every`."""
     first = [line for at, line in enumerate(found) if at == 0 or line.number != found[at - 1].number][:_MOST_SENTENCES]
     shown = list(found) if every else first
-    made = [_sentence(line.number, line.where, line.remedy, line.step.time_us) for line in shown]
+    made = list(map(_sentence, shown))
     more = len(found) - len(shown)
     return [*made, f"{formats.count(more, 'more change')}; --view remedies lists all"] if more else made
 
 
-def _sentence(number: int, where: str, remedy: Remedy, step_us: float) -> str:
+def left(step: Step, blocks: Sequence[UsedBlock], found: Sequence[Line]) -> str:
+    """Return a sentence about the blocks that need no change; "" where there is none."""
+    of_block: dict[str, tuple[float, float]] = {}
+    for best in at_their_best(step, blocks, [line.remedy for line in found]):
+        time, least = of_block.get(best.used.block, (0.0, 0.0))
+        of_block[best.used.block] = time + best.used.time_us, least + best.least_us
+    named = [f"{name} ({_ms(time)} ms, at best {_ms(least)})" for name, (time, least) in of_block.items()]
+    return f"leave: {', '.join(named)}" if named else ""
+
+
+def _sentence(line: Line) -> str:
+    remedy, step = line.remedy, line.step
+    before = step.device_us or step.time_us
+    after = before - remedy.gain_us
+    factor = f" ({before / after:.1f}x)" if before > _NOTABLE * after else ""
+    gains = [f"{_ms(remedy.before_us)} → ~{_ms(remedy.after_us)} ms", f"step ~{_ms(after)} ms{factor}"]
+    if remedy.advice.kind in ("checkpoint", "bound"):
+        gains = [f"-{_ms(remedy.gain_us)} ms"]
+    if abs(remedy.memory_bytes) > _MEMORY_SHARE * sum(program.bytes for program in step.memory.values()):
+        gains.append(f"{'+' if remedy.memory_bytes > 0 else '-'}{abs(remedy.memory_bytes) / 1e9:.1f} GB")
     limits = f" ({remedy.limits})" if remedy.limits else ""
-    part = f"{remedy.before_us / 1e3:.1f} → {remedy.after_us / 1e3:.1f} ms"
-    step = f"kernels {step_us / 1e3:.1f} → {(step_us - remedy.gain_us) / 1e3:.1f} ms"
-    return f"{number} {where}  {remedy.advice.change}{limits}: {part}, {step}; {remedy.evidence}"
+    evidence = remedy.evidence.partition(";")[0]
+    return f"{line.number} {line.where}  {remedy.advice.change}{limits}: {', '.join(gains)}; as {evidence}"
+
+
+def _ms(us: float) -> str:
+    return f"{us / 1e3:.1f}"

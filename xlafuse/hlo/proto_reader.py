@@ -87,9 +87,9 @@ class _Reader:
     """The state shared by a module's computations: source lines, shapes read before, the schedule."""
 
     def __init__(self, proto: Any) -> None:
-        self.module = Module(name=proto.name, is_scheduled=bool(proto.schedule.sequences))
-        self._schedule = proto.schedule.sequences
         self._stack = _stack_frames(proto.stack_frame_index)
+        self.module = Module(name=proto.name, is_scheduled=bool(proto.schedule.sequences), stack=self._stack)
+        self._schedule = proto.schedule.sequences
         self._shapes: dict[bytes, tuple[tuple[Shape, ...], Element]] = {}
         self._computations: dict[int, Any] = {}
         self._operations: dict[int, Any] = {}  # computation -> its only operation, None if it has several

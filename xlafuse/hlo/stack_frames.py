@@ -31,7 +31,7 @@ class Frame:
 class StackFrames:
     """The frames of a module, by their numbers, which begin at 1."""
 
-    frames: Mapping[int, Frame]
+    frames: Mapping[int, Frame] = field(default_factory=dict)
     _places: dict[int, str] = field(default_factory=dict)
 
     def line(self, number: int) -> str:
@@ -42,9 +42,12 @@ class StackFrames:
     def place(self, number: int) -> str:
         """Return the innermost frame outside libraries, as `place_of` writes it; "" where there is none."""
         if number not in self._places:
-            own = (frame for frame in self.chain(number) if not is_library(frame.file))
-            self._places[number] = place_of(frame) if (frame := next(own, None)) is not None else ""
+            self._places[number] = next(self.places(number), "")
         return self._places[number]
+
+    def places(self, number: int) -> Iterator[str]:
+        """Yield a frame and its callers outside libraries, innermost first, as `place_of` writes them."""
+        return (place_of(frame) for frame in self.chain(number) if not is_library(frame.file))
 
     def chain(self, number: int) -> Iterator[Frame]:
         """Yield a frame and its callers, innermost first."""

@@ -160,6 +160,7 @@ class Module:
     unparsed: (line number from 1, text) of every line that the reader did not understand. If the text ends inside a
     computation, one more entry says so.
     is_short: one of these lines is in the short form that no compiler prints.
+    stack: the frames that `Instruction.site` refers to.
     """
 
     name: str = ""
@@ -168,6 +169,7 @@ class Module:
     computations: dict[str, Computation] = field(default_factory=dict)
     unparsed: list[tuple[int, str]] = field(default_factory=list)
     is_short: bool = False
+    stack: StackFrames = field(default_factory=StackFrames, compare=False, repr=False)
 
 
 def parse(text: str | Iterable[str], *, statements: bool = False) -> Module:
@@ -218,14 +220,14 @@ class _Reader:
     """The text, the tables read so far, and the places that were not understood."""
 
     def __init__(self, text: str, statements: bool) -> None:
-        self.module = Module()
+        self._frames: dict[int, Frame] = {}
+        self._stack = StackFrames(self._frames)
+        self.module = Module(stack=self._stack)
         self._keeps_statements = statements
         self._original = text
         self._text = without_comments(text)
         self._names: dict[str, dict[str, str]] = {"FileNames": {}, "FunctionNames": {}}
         self._locations: dict[str, Frame] = {}
-        self._frames: dict[int, Frame] = {}
-        self._stack = StackFrames(self._frames)
         self._shapes: dict[str, tuple[tuple[Shape, ...], Element]] = {}
         self._unparsed: list[int] = []
         self._cut_off = ""  # the computation in which the text ends

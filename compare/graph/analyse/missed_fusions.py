@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..alike import work_of
 from ..buffer_edges import BufferEdge, buffer_edges, bytes_passed, connected, reads_of, written_for
 from ..model import FusionGraph, Reason
 from .products import split_products
@@ -69,6 +70,38 @@ def ranked(graph: FusionGraph, ceilings: Ceilings | None) -> list[MissedFusion]:
     return sorted(
         (one for one in found if one.price.bytes), key=lambda one: (one.price.us or 0.0, one.price.bytes), reverse=True
     )
+
+
+@dataclass(frozen=True)
+class AlikeFusions:
+    """Missed fusions of the same work, such as one in each layer. price: of all of them, each alone."""
+
+    fusions: tuple[MissedFusion, ...]
+
+    @property
+    def first(self) -> MissedFusion:
+        return self.fusions[0]
+
+    @property
+    def price(self) -> Price:
+        prices = [fusion.price for fusion in self.fusions]
+        us = sum(price.us for price in prices if price.us is not None)
+        return Price(
+            sum(price.bytes for price in prices), self.first.price.buffers, sum(price.launches for price in prices),
+            None if any(price.us is None for price in prices) else us,
+        )
+
+
+def folded(graph: FusionGraph, fusions: Sequence[MissedFusion]) -> list[AlikeFusions]:
+    """Return ranked fusions with those of the same work as one, the largest saving of all together first."""
+    alike: dict[object, list[MissedFusion]] = {}
+    for fusion in fusions:
+        reason = fusion.reason
+        ends = (graph.named.get(name, ()) for name in (reason.producer, reason.consumer))
+        work = tuple(work_of(graph, indices[0]) if len(indices) == 1 else indices for indices in ends)
+        alike.setdefault((work, reason.code, reason.origin, reason.line, fusion.price.bytes), []).append(fusion)
+    found = [AlikeFusions(tuple(same)) for same in alike.values()]
+    return sorted(found, key=lambda same: (same.price.us or 0.0, same.price.bytes), reverse=True)
 
 
 def together(graph: FusionGraph, ceilings: Ceilings | None) -> Price:

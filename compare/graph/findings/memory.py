@@ -6,12 +6,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from .. import formats
-from ..analyse.missed_fusions import ranked
+from ..analyse.missed_fusions import folded, ranked
 from ..analyse.products import passed_on
 from ..model import PHASES, REASONS, Buffer, Phase, Reason
 from ..operations import is_product, may_multiply
 from .finding import Finding, FindingKind
-from .view import View, count, verb
+from .view import View, count, how_often, verb
 
 
 def kept_on_chip(views: Sequence[View]) -> Iterator[Finding]:
@@ -83,27 +83,30 @@ def largest(view: View) -> Iterator[Finding]:
 
 
 def missed(view: View) -> Iterator[Finding]:
-    """Yield the missed fusion with the largest saving."""
+    """Yield the missed fusion with the largest saving, with those of the same work."""
     named = view.graph.named
     priced = [
         one for one in ranked(view.graph, None) if one.reason.producer in named and one.reason.consumer in named
     ]
     if not priced:
         return
-    best, size = priced[0].reason, priced[0].price.bytes
+    alike = folded(view.graph, priced)[0]
+    best, size = alike.first.reason, alike.price.bytes
     if not view.is_significant(size):
         return
     indices = [named[name] for name in (best.producer, best.consumer)]
     ends = list(map(view.kernel_kind, indices))
     if ends[0] == ends[1]:  # one kind and one place, so only the operations tell the two apart
         ends = [f"the kernel of {view.work(end)}" for end in indices]
+    times = f", {how_often(len(alike.fusions))}" if len(alike.fusions) > 1 else ""
     text = (
-        f"{view.name} does not fuse {ends[0]} with {ends[1]}: {_because(view, best)}. "
+        f"{view.name} does not fuse {ends[0]} with {ends[1]}{times}: {_because(view, best)}. "
         f"Fusing them would save at most {formats.size(size)}."
     )
-    kernels = {view.key: (*named[best.producer], *named[best.consumer])}
+    reasons = [fusion.reason for fusion in alike.fusions]
+    kernels = {view.key: tuple(i for r in reasons for name in (r.producer, r.consumer) for i in named[name])}
     # The buffer with most of the saving decides whether another finding has covered it.
-    buffers = frozenset((view.key, name) for name in priced[0].price.buffers[:1])
+    buffers = frozenset((view.key, name) for name in alike.price.buffers[:1])
     yield Finding("missed", text, (view.key,), size, None, kernels, buffers)
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from ...base.text import printable
 from .. import formats
-from ..analyse.missed_fusions import MissedFusion, Price, missed, ranked, together
+from ..analyse.missed_fusions import AlikeFusions, MissedFusion, Price, folded, missed, ranked, together
 from ..analyse.roofline import Ceilings
 from ..model import REASONS, FusionGraph, Reason
 from .text_view import add_some, plain
@@ -37,23 +37,33 @@ def tree(graph: FusionGraph, ceilings: Ceilings | None, whose: str, *, every: bo
     if len(priced) > 1:
         total = together(graph, ceilings)
         vanish = f"; {formats.count(total.launches, 'launch', 'launches')} fewer" if total.launches else ""
-        root.add(plain(f"all of them together: {_saved(total)}{vanish}"))
-    shown = priced if every else priced[:MOST_SHOWN]
+        root.add(plain(f"all of them together: {_saved(total)}{vanish}{_at_products(graph, ceilings, total)}"))
+    alike = folded(graph, priced)
+    shown = alike if every else alike[:MOST_SHOWN]
     places = {
         kernel.name: ", ".join(kernel.stages or map(formats.place, kernel.lines)) for kernel in graph.kernels or ()
     }
-    for number, one in enumerate(shown, 1):
-        _add(root, number, one.reason, one.price, places)
-    add_some(root, (), len(priced) - len(shown), "with smaller savings; --all shows them")
+    for number, same in enumerate(shown, 1):
+        _add(root, number, same, places)
+    add_some(root, (), len(alike) - len(shown), "with smaller savings; --all shows them")
     if rest:
         branch = root.add(plain(f"{formats.count(len(rest), 'more reason')} with no saving, or an unknown one", "bold"))
         listed = rest if every else rest[:MOST_SHOWN]
         lines = [f"{_pair(reason)}: {reason.code}: {printable(reason.text, 120)}" for reason in listed]
         add_some(branch, lines, len(rest) - len(listed), "more; --all shows them")
-    codes = dict.fromkeys(reason.code for reason in (*(one.reason for one in shown), *rest) if reason.code != "other")
+    reasons = [*(same.first.reason for same in shown), *rest]
+    codes = dict.fromkeys(reason.code for reason in reasons if reason.code != "other")
     if codes:
         add_some(root.add(plain("reason codes", "bold")), [f"{code}: {REASONS[code]}" for code in codes])
     return root
+
+
+def _at_products(graph: FusionGraph, ceilings: Ceilings | None, total: Price) -> str:
+    """Return how much of a saving is at matrix products and library calls, into which compilers fuse little."""
+    fusible = [reason for reason in graph.reasons if reason.code not in ("gemm", "library")]
+    rest = together(replace(graph, reasons=tuple(fusible)), ceilings)
+    share = formats.share(total.bytes - rest.bytes, total.bytes)
+    return f"; {share} of the bytes at matrix products, into which compilers fuse little" if share != "0%" else ""
 
 
 def _priced(graph: FusionGraph, ceilings: Ceilings | None) -> tuple[list[MissedFusion], list[Reason]]:
@@ -83,9 +93,11 @@ def _saved(price: Price) -> str:
     return formats.size(price.bytes) + ("" if price.us is None else f", {formats.microseconds(price.us)}")
 
 
-def _add(root: Tree, number: int, reason: Reason, price: Price, places: Mapping[str, str]) -> None:
-    branch = root.add(plain(f"{number}. {_saved(price)}", "bold"))
-    branch.add(plain(_pair(reason)))
+def _add(root: Tree, number: int, same: AlikeFusions, places: Mapping[str, str]) -> None:
+    reason, others = same.first.reason, len(same.fusions) - 1
+    several = f" in {others + 1} pairs that do the same work" if others else ""
+    branch = root.add(plain(f"{number}. {_saved(same.price)}{several}", "bold"))
+    branch.add(plain(_pair(reason) + (f" and {others} more" if others else "")))
     ends = [places.get(name, "") for name in (reason.producer, reason.consumer)]
     if any(ends):  # stages or lines, which often say more than the kernels' names
         branch.add(plain(" → ".join(formats.name(end, 34) if end else "?" for end in ends)))

@@ -21,6 +21,7 @@ from ...sources.case_results import CaseResults
 from ...sources.source import Source
 from .. import charts
 from ..columns import mega
+from ..first_screen import first_screen, milliseconds
 from ..overall import overall
 from ..strongest_findings import strongest
 from . import embed
@@ -63,7 +64,8 @@ def document(source: Source, packages: libraries.Libraries, files: Path | None) 
     elements = [
         embed.element("settings", {
             "colours": palette, "cases": [c.id for c in source.cases],
-            "links": links, "home": links[0] if source.run is None and len(links) == 1 else "#/",
+            "links": links,
+            "home": links[0] if source.run is None and source.profile is None and len(links) == 1 else "#/",
         }),
         embed.text("lib-vega", packages.vega),
     ]
@@ -105,6 +107,7 @@ def _views(source: Source, files: Path | None) -> list[Markup]:
 def _front(source: Source, title: str) -> Markup:
     values = {
         "title": title, "recorded": source.run is not None, "overall": overall(source), "findings": strongest(source),
+        "screen": first_screen(source),
         "matrix": overview.matrix(source), "graphs": [] if source.run is not None else overview.graphs(source),
         "timed": source.timed, "recorded_on": source.recorded_on,
         "some_roofline": any(result.row.roofline_time_us is not None for result in source.shown),
@@ -133,7 +136,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        number=number, mega=mega, us=formats.number_of_us, span=formats.span, href=overview.href, size=formats.size,
+        number=number, mega=mega, us=formats.number_of_us, span=formats.span, ms=milliseconds, href=overview.href, size=formats.size,
         digits=lambda value: "" if value is None else f"{value:.3g}",
     )
     return environment

@@ -147,10 +147,11 @@ def _missed(case: CaseResults) -> tuple[list[dict[str, Any]], int, str]:
         ceilings, whose = own if result.ceilings else own_ceilings(result.graph)
         devices.append(whose)
         places = {kernel.name: kernels.where(kernel) for kernel in result.graph.kernels or ()}
-        for one in missed_fusions.ranked(result.graph, ceilings):
-            reason, saved = one.reason, one.price
+        for same in missed_fusions.folded(result.graph, missed_fusions.ranked(result.graph, ceilings)):
+            reason, saved = same.first.reason, same.price
             found.append({
                 "implementation": result.name, "us": saved.us, "bytes": saved.bytes, "code": reason.code,
+                "others": len(same.fusions) - 1,
                 "text": printable(reason.text, 400), "origin": printable(reason.origin, 60),
                 "ends": [
                     {"name": formats.name(name, 44) if name else "?", "where": places.get(name, "")}
