@@ -17,7 +17,7 @@ class Memory:
 
     arguments, results: they exist during the whole call; memory that a program donates counts as both. kernel: the
     index of the launch with the most memory. between: buffers between kernels that exist then, by the part whose kernel
-    wrote them.
+    wrote them, with that kernel's workspace.
     """
 
     arguments: int
@@ -39,15 +39,19 @@ def memory(
     A buffer exists from the launch that writes it to the last that reads it. A kernel writes to the memory of an
     operand of the same size that no later kernel reads. without: buffers that a change to the program removes. early:
     buffers that exist from launch `since` on.
+
     Buffers between kernels and results together are 1.00 of what XLA plans in the median of 699 programs that it
     compiled for an H200, and 0.84 to 1.16 from the 10th to the 90th percentile.
     """
+    kernels = graph.kernels or ()
     most, peak, at = -1, list[str](), 0
     for index, exists in enumerate(_existing(graph, without, early, since)):
-        now = sum(graph.buffer[name].bytes for name in exists)
+        now = sum(graph.buffer[name].bytes for name in exists) + kernels[index].workspace_bytes
         if now > most:
             most, peak, at = now, exists, index
     between: dict[str, int] = {}
+    if kernels and (workspace := kernels[at].workspace_bytes):
+        between[keys[at]] = workspace
     for name in peak:
         key = keys[graph.producers[name][0]]
         between[key] = between.get(key, 0) + graph.buffer[name].bytes

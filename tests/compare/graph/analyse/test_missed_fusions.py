@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from graph_builder import graph, kernel
 
-from xlafuse.compare.graph.analyse.missed_fusions import MissedFusion, ranked, together
+from xlafuse.compare.graph.analyse.missed_fusions import MissedFusion, folded, ranked, together
 from xlafuse.compare.graph.analyse.roofline import Ceilings
 from xlafuse.compare.graph.build.kernel_edges import bytes_saved, kernel_edges
 from xlafuse.compare.graph.model import Access, FusionGraph, Kernel, Reason
@@ -201,3 +201,14 @@ def test_the_price_of_a_launch_is_the_targets_measurement() -> None:
 def test_a_bandwidth_must_be_positive() -> None:
     with pytest.raises(ValueError, match="bandwidth must be positive"):
         ranked(graph(step("a", "x", "m")), Ceilings({0.5: 0.0}, {}))
+
+
+def test_fusions_of_the_same_work_in_every_layer_are_one() -> None:
+    layers = [(step(f"exp.{i}", f"x{i}", f"m{i}"), step(f"sum.{i}", f"m{i}", f"y{i}")) for i in range(3)]
+    kernels = [replace(k, source_ops=step(k.name.split(".")[0], "", "").source_ops) for pair in layers for k in pair]
+    other = step("other", "y2", "z")
+    program = unfused(graph(*kernels, other), *(f"exp.{i} sum.{i}" for i in range(3)), "sum.2 other")
+    found = folded(program, ranked(program, CEILINGS))
+    assert [len(same.fusions) for same in found] == [3, 1]
+    assert found[0].price.us == 3 * 8.5 and found[0].price.bytes == 3 * 2 * BUFFER and found[0].price.launches == 3
+    assert sum(len(same.fusions) for same in found) == len(ranked(program, CEILINGS))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import lzma
 import shutil
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -118,6 +120,19 @@ def test_a_capture_has_the_times_of_a_median_step(tmp_path: Path, embedded: Any)
     assert [took / 1e3 for took in shown["bars"][0]["took"]] == pytest.approx(times, abs=1e-3)
     assert "The measured time of each kernel" in shown["html"] and "nothing was measured" not in shown["html"]
     assert "HloModule jit_train_step" in embedded(out, "sources", 0)["texts"][0]["lines"][0]
+
+
+def test_a_captured_step_opens_on_its_parts_and_changes(tmp_path: Path, visit: Any) -> None:
+    with lzma.open(DATA / "captures" / "nnx.tar.xz") as packed, tarfile.open(fileobj=packed) as archive:
+        archive.extractall(tmp_path, filter="data")
+    out = tmp_path / "page.html"
+    page.write(open_source(tmp_path / "nnx"), out, files=False)
+    with visit(out) as it:
+        assert "34.1 ms" in it.locator(".overall").inner_text()
+        rows = it.locator("#parts tbody tr").all_inner_texts()
+        assert "33.60" in rows[0] and "dot_product_attention" in rows[1] and "52%" in rows[1]
+        first = it.locator("#changes li").first.inner_text()
+        assert 'implementation="cudnn"' in first and "train_nnx.py:8" in first
 
 
 def test_a_profile_without_a_graph_has_no_page(tmp_path: Path) -> None:
