@@ -243,12 +243,12 @@ def _first_screen(name: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         with lzma.open(PACKED / f"{name}.tar.xz") as packed, tarfile.open(fileobj=packed) as archive:
             archive.extractall(folder, filter="data")
-        *screen, _ = steps(open_source(Path(folder) / name), Shown(width=100)).trees()
-        return _printed(screen)
+        *screen, _ = steps(open_source(Path(folder) / name), Shown(width=125)).trees()
+        return _printed(screen, width=125)
 
 
-def _printed(trees: Iterable[Any], shown: int | None = None) -> str:
-    console = Console(width=100, no_color=True)
+def _printed(trees: Iterable[Any], shown: int | None = None, width: int = 100) -> str:
+    console = Console(width=width, no_color=True)
     with console.capture() as text:
         for tree in trees:
             console.print(tree)
