@@ -136,7 +136,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        number=number, mega=mega, us=formats.number_of_us, span=formats.span, ms=milliseconds, href=overview.href, size=formats.size,
-        digits=lambda value: "" if value is None else f"{value:.3g}",
+        number=number, mega=mega, us=formats.number_of_us, span=formats.span, ms=milliseconds, href=overview.href,
+        size=formats.size, digits=lambda value: "" if value is None else f"{value:.3g}",
     )
     return environment
