@@ -21,3 +21,9 @@ def work_of(graph: FusionGraph, index: int) -> tuple[object, ...]:
     if not operations:
         return (index,)
     return kernel.phase, kernel.kind, kernel.bytes_read, kernel.bytes_written, kernel.flops, operations
+
+
+def first_alike(graph: FusionGraph) -> list[int]:
+    """Return for each kernel the first one that does the same work: its own index where there is none before it."""
+    first: dict[tuple[object, ...], int] = {}
+    return [first.setdefault(work_of(graph, index), index) for index in range(len(graph.kernels or ()))]

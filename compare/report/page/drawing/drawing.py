@@ -12,6 +12,7 @@ from typing import Any
 from ....base.text import printable
 from ....base.usage import UsageError
 from ....graph import formats
+from ....graph.alike import first_alike
 from ....graph.analyse.align import Alignment, align
 from ....graph.analyse.missed_fusions import missed
 from ....graph.analyse.products import described
@@ -106,7 +107,7 @@ def _column(
     order = {buffer.name: i for i, buffer in enumerate(graph.buffers)}
     declared = tally(map(declared_bytes, kernels)).exact
     time = tally(kernel.device_time_us for kernel in kernels).exact
-    products = described(graph)
+    products, first = described(graph), first_alike(graph)
     limits, _ = source.priced_for(None)
     boxes = [
         {
@@ -114,6 +115,7 @@ def _column(
             "ops": operations(kernel, numbers, bands),
             "in": bytes_of(graph, kernel.inputs, ("input", "constant")),
             "out": bytes_of(graph, kernel.outputs, ("output",)),
+            "same": first[index], "times": first.count(index),
         }
         for index, (kernel, numbers) in enumerate(zip(kernels, of_kernels, strict=True))
     ]

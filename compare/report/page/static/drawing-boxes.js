@@ -58,7 +58,8 @@ Object.assign(xlafuse.drawn, (() => {
   function tip(state, column, unit) {
     const { kernel } = unit;
     const list = make("dl");
-    const times = kernel.launches === "1" ? "" : `, ${kernel.launches} launches`;
+    const times = (kernel.launches === "1" ? "" : `, ${kernel.launches} launches`)
+      + (kernel.times > 1 ? `; one of ${kernel.times} that do the same work` : "");
     const kind = kernel.work === kernel.kind ? kernel.kind : `${kernel.kind}, ${kernel.work}`;
     line(list, "kind", `${kind}, ${kernel.phase}${times}`);
     line(list, "time", kernel.time ? kernel.time + (kernel.time_share ? `, ${kernel.time_share} of ${column.name}'s` : "") : "not measured");
@@ -147,7 +148,7 @@ Object.assign(xlafuse.drawn, (() => {
       node.style.setProperty("--dr-kind", `var(--kind-${kindOf(kernel)})`);
       node.setAttribute("aria-label", [`${unit.order + 1}`, kernel.name, kernel.kind, kernel.time, kernel.bytes]
         .filter(Boolean).join(", "));
-      const cost = [kernel.time, kernel.bytes].filter(Boolean).join(" · ");
+      const cost = [kernel.time, kernel.bytes, kernel.times > 1 && `one of ${kernel.times} alike`].filter(Boolean).join(" · ");
       const name = make("b");
       name.append(make("i", "", unit.order + 1), " ");
       breakable(name, kernel.name);

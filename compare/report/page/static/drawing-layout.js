@@ -135,10 +135,15 @@ xlafuse.drawn = (() => {
     return { boxes, tracks };
   }
 
-  // Return the launch indices of all but the costliest kernels.
+  // Return the launch indices of all but the costliest kernels. Of kernels that do the same work, as in every layer, the
+  // first stands for all. A short column has none.
   function lowCost(kernels) {
-    const cost = costs(kernels);
-    return new Set([...cost.keys()].sort((a, b) => cost[b] - cost[a]).slice(UNFOLDED));
+    if (kernels.length <= UNFOLDED) return new Set();
+    const cost = costs(kernels), total = kernels.map(() => 0);
+    kernels.forEach(({ same }, index) => { total[same] += cost[index]; });
+    const first = [...total.keys()].filter((index) => kernels[index].same === index);
+    const shown = new Set(first.sort((a, b) => total[b] - total[a]).slice(0, UNFOLDED));
+    return new Set([...total.keys()].filter((index) => !shown.has(index)));
   }
 
   // Return groups of low-cost kernels in one place: a band of a track, or a phase without bands.

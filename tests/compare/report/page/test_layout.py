@@ -13,7 +13,7 @@ from graph_builder import graph, kernel
 
 from xlafuse.compare.graph import formats
 from xlafuse.compare.graph.analyse.totals import declared_bytes
-from xlafuse.compare.graph.model import FusionGraph
+from xlafuse.compare.graph.model import FusionGraph, Kernel
 from xlafuse.compare.report.page import page
 from xlafuse.compare.report.page.drawing import drawing
 from xlafuse.compare.sources.result import Result
@@ -21,6 +21,11 @@ from xlafuse.compare.sources.result import Result
 STATIC = Path(page.__file__).parent / "static"
 NORM = kernel("n", "reduction", "norm:mean@1", "x", "h")
 MOST_BANDS, UNFOLDED = 20, 16  # of static/drawing-layout.js
+
+
+def distinct(number: int) -> Kernel:
+    """Return a kernel for the operation of a line of its own."""
+    return kernel(f"n{number}", "reduction", f"norm:mean@{number}", "x", "h")
 
 
 @pytest.fixture(scope="module")
@@ -60,16 +65,26 @@ def test_neighbouring_low_cost_stages_are_grouped(layouts: Any) -> None:
 
 
 def test_long_columns_fold_low_cost_kernels(layouts: Any) -> None:
-    many = [replace(NORM, name=f"n{i}", device_time_us=1.0) for i in range(UNFOLDED + 3)]
+    many = [replace(distinct(i), device_time_us=1.0) for i in range(UNFOLDED + 3)]
     (laid,) = layouts(graph(replace(NORM, device_time_us=500.0), *many))
     (fold,) = laid["columns"][0]["folds"]
     assert len(fold["members"]) == 4 and 0 not in fold["members"]
     assert fold["text"] == "4.00 µs, 32.0 kB"
 
 
+def test_one_kernel_stands_for_those_of_the_same_work_in_every_layer(layouts: Any) -> None:
+    """By their time together they come before a kernel that is longer than one of them."""
+    layers = [replace(NORM, name=f"n{i}", device_time_us=10.0) for i in range(6)]
+    others = [replace(distinct(i + 2), device_time_us=30.0) for i in range(UNFOLDED)]
+    (laid,) = layouts(graph(*layers, *others))
+    (fold,) = laid["columns"][0]["folds"]
+    assert fold["members"] == [1, 2, 3, 4, 5, UNFOLDED + 5]
+    assert [each["times"] for each in laid["columns"][0]["kernels"][:7]] == [6, 0, 0, 0, 0, 0, 1]
+
+
 @pytest.mark.parametrize("time", [0.0004, 0.025, 1.005, 8.5, 12.345, 123.45, 61413.0, None])
 def test_totals_of_a_fold_are_those_of_the_terminal(layouts: Any, time: float | None) -> None:
-    few = [replace(NORM, name=f"n{i}", device_time_us=time) for i in range(UNFOLDED + 2)]
+    few = [replace(distinct(i), device_time_us=time) for i in range(UNFOLDED + 2)]
     made = graph(replace(NORM, device_time_us=9e5), *few)
     fold = layouts(made)[0]["columns"][0]["folds"][0]
     folded = [(made.kernels or ())[i] for i in fold["members"]]
@@ -83,7 +98,7 @@ def test_sizes_are_those_of_the_terminal(script: Any, size: int) -> None:
 
 
 def test_short_columns_fold_nothing(layouts: Any) -> None:
-    (laid,) = layouts(graph(*[replace(NORM, name=f"n{i}") for i in range(UNFOLDED)]))
+    (laid,) = layouts(graph(*[distinct(i) for i in range(UNFOLDED)]))
     assert laid["columns"][0]["folds"] == []
 
 
