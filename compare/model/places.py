@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -104,6 +104,14 @@ class Sources:
                             found = Place(place.file, inner.lineno, name)
                         around.append((f"{name}.", inner))
         return found
+
+    def calls(self, methods: Collection[str], files: Iterable[str]) -> list[str]:
+        """Return the lines of these files, as places name them, that call one of the methods: "train.py:33"."""
+        return list(dict.fromkeys(
+            f"{Path(name).name}:{node.lineno}" for name in files if (tree := self._tree(name)) is not None
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in methods
+        ))
 
     def _tree(self, name: str) -> ast.Module | None:
         if name not in self._trees:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..graph.join.kernel_records import MEMCPY, MEMSET
 from .chrome_trace import ChromeTrace
-from .model import MOST_EVENTS, DeviceEvent, Profile, ProfileError, Step
+from .model import MOST_EVENTS, DeviceEvent, HostWait, Profile, ProfileError, Step
 from .python_frames import Call, around, user_functions
 
 MOST_BYTES = 1 << 30  # unpacked
@@ -30,6 +30,8 @@ _ON_DEVICE = {
 _LAUNCHES = ("cuda_runtime", "cuda_driver", "Runtime")
 _OPERATIONS = ("cpu_op", "Operator")
 _RANGE = "user_annotation"
+_SYNCHRONISES = "Synchronize"  # in the name of a call of the CUDA runtime
+_INPUT, _COMPILE = "enumerate(DataLoader)", "(dynamo_timed)"  # in the names of ranges
 _STEP = "ProfilerStep#"
 _LATEST_US = 1e18
 _EPOCH_US = 10**9  # times are kept from a multiple of this on, because a float of the time since 1970 has 0.25 us
@@ -47,12 +49,13 @@ def read(path: Path) -> list[Profile]:
     devices = events.by_device(next(iter(names)) if len(names) == 1 else None)
     if not devices:
         raise ProfileError(f"{path}: {_why_none(trace, events)}")
+    waits = events.waits()
     return [
         Profile(
             "torch.profiler", str(path), "GPU ?" if number is None else names.get(number, f"GPU {number}"), work,
             events.steps(), _rank(trace.top.get("distributedInfo")), gpu=number,
             skipped=events.skipped + trace.unreadable,
-            notes=(f"{trace.problem}: steps may lack kernels",) if trace.problem else (),
+            notes=(f"{trace.problem}: steps may lack kernels",) if trace.problem else (), waits=waits,
         )
         for number, work in devices.items()
     ]
@@ -91,6 +94,8 @@ class _Events:
         self._of_id: dict[int, str] = {}
         self._calls: list[Call] = []
         self._steps: list[Step] = []
+        self._synchronisations: list[Call] = []
+        self._waits: list[HostWait] = []
 
     def add(self, event: Any) -> None:
         if not isinstance(event, dict):
@@ -108,6 +113,10 @@ class _Events:
         elif start is not None:
             thread = (str(event.get("pid")), str(event.get("tid")))
             end = start + (duration or 0) * 1e-6
+            if category in _LAUNCHES and _SYNCHRONISES in name:
+                self._synchronisations.append(Call(thread, start, end, name))
+            elif _INPUT in name or _COMPILE in name:
+                self._waits.append(HostWait("input" if _INPUT in name else "compile", name, start, end))
             if name.startswith(_STEP) and category in (_RANGE, *_OPERATIONS):
                 self._steps.append(Step(f"step {name.removeprefix(_STEP)}", start, end))
             elif category in _LAUNCHES and (number := _integer(args.get("correlation"))) is not None:
@@ -149,6 +158,15 @@ class _Events:
 
     def steps(self) -> tuple[Step, ...]:
         return tuple(sorted(self._steps, key=lambda step: step.start))
+
+    def waits(self) -> tuple[HostWait, ...]:
+        """Return the host's waits by their beginning."""
+        operations = around(self._operations, {n: (c.thread, c.start) for n, c in enumerate(self._synchronisations)})
+        found = [
+            HostWait("synchronisation", operations.get(number, (call.name,))[0], call.start, call.end)
+            for number, call in enumerate(self._synchronisations)
+        ]
+        return tuple(sorted([*found, *self._waits], key=lambda wait: wait.start))
 
     def by_device(self, only: int | None) -> dict[int | None, tuple[DeviceEvent, ...]]:
         """Return the work of each GPU, with what launched it; that of an unknown GPU last, by the key None.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 MOST_EVENTS = 2_000_000  # of one device
 
@@ -53,6 +54,19 @@ class Step:
     end: float
 
 
+@dataclass(frozen=True, slots=True)
+class HostWait:
+    """A time in which the host launched nothing, because it waited for the device, for input or for a compiler.
+
+    kind: "synchronisation", "input" or "compile". name: of the operation of PyTorch around it, else of the call.
+    """
+
+    kind: Literal["synchronisation", "input", "compile"]
+    name: str
+    start: float
+    end: float
+
+
 @dataclass(frozen=True)
 class Profile:
     """The work of one device.
@@ -60,7 +74,7 @@ class Profile:
     tool: "jax.profiler", "torch.profiler" or "Nsight Systems". source: the file. device: its name, else its number;
     "cpu" where a host ran XLA's operations. gpu: its number. rank: of the process. Both are None where the profile does
     not say. events: by their beginning. modules: readers of serialized HloProtos by (name, XLA's number).
-    skipped: events that could not be read. notes: what else is missing.
+    skipped: events that could not be read. notes: what else is missing. waits: of the host, where the profile has them.
     """
 
     tool: str
@@ -74,3 +88,4 @@ class Profile:
     skipped: int = 0
     gpu: int | None = None
     notes: tuple[str, ...] = ()
+    waits: tuple[HostWait, ...] = ()

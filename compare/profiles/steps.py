@@ -22,13 +22,16 @@ class ProfiledStep:
 class Gap:
     """A time in which the device did nothing, between two kernels.
 
-    host_late: the seconds of it before the host launched the second one; None where the launch is unknown.
+    host_late: the seconds of it before the host launched the second one; None where the launch is unknown. start: when
+    it begins. number: of the second event in its step.
     """
 
     before: str
     after: str
     seconds: float
     host_late: float | None
+    start: float = 0.0
+    number: int = 0
 
 
 def profiled_steps(profile: Profile) -> list[ProfiledStep]:
@@ -62,11 +65,11 @@ def gaps(events: Sequence[DeviceEvent]) -> list[Gap]:
     """Return the times between events in which no stream did anything."""
     found = []
     latest = events[0]
-    for event in events[1:]:
+    for number, event in enumerate(events[1:], 1):
         if event.start > latest.end:
             idle = event.start - latest.end
             late = None if event.launched is None else min(max(0.0, event.launched - latest.end), idle)
-            found.append(Gap(latest.name, event.name, idle, late))
+            found.append(Gap(latest.name, event.name, idle, late, latest.end, number))
         if event.end > latest.end:
             latest = event
     return found

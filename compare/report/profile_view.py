@@ -13,6 +13,9 @@ from ..graph.alike import any_layer
 from ..graph.analyse.roofline import Ceilings
 from ..graph.model import Kernel
 from ..graph.render import text_view
+from ..model.places import parse, sources_beside
+from ..profiles.gap_causes import Cause, gap_causes
+from ..profiles.host_parts import host_parts
 from ..profiles.kernel_times import KernelTimes, Times, kernel_times
 from ..profiles.steps import Gap, device_seconds, gaps
 from ..sources.profiled import ProfiledSteps
@@ -25,6 +28,10 @@ MOST_ROWS = 25
 MOST_REMARKS = 5
 MOST_STAGES = 3
 MOST_STEPS = 6
+_LEAST_CAUSE = 0.01  # of a step: a sentence names a cause of its gaps
+# Methods that wait for the device, by the operation of PyTorch that they are.
+WAITING_CALLS = {"item": ("item", "tolist"), "_local_scalar_dense": ("item", "tolist"), "copy_": ("cpu", "numpy"),
+                 "_to_copy": ("cpu", "numpy"), "to": ("cpu", "numpy"), "nonzero": ("nonzero",)}
 _HOST_LATE = 0.5  # the share of a gap in which the host had not launched, above which the host caused it
 
 
@@ -60,6 +67,43 @@ class ProfileView:
         """The idle time of a median step before the host's launches that are known; None where none is."""
         known = [[gap.host_late for gap in found if gap.host_late is not None] for found in self._gaps]
         return statistics.median(sum(found) * 1e6 for found in known) if any(known) else None
+
+    def causes(self) -> dict[Cause, float]:
+        """Return the microseconds of a step's gaps by cause, the mean of the steps."""
+        total: dict[Cause, float] = {}
+        for step, owners, found in zip(self.steps, self.opened.joined.owners, self._gaps, strict=True):
+            parts = {
+                number: f"compiled code of {owner[0]}" if owner and part.phase != "update" else part.name
+                for number, (owner, part) in enumerate(zip(owners, host_parts(step.events), strict=True))
+            }
+            for cause, seconds in gap_causes(found, self.opened.profile.waits, parts).items():
+                total[cause] = total.get(cause, 0.0) + seconds * 1e6 / len(self.steps)
+        return dict(sorted(total.items(), key=lambda item: -item[1]))
+
+    def _causes(self) -> str:
+        """Return the causes in words; "" where the host caused nothing that is worth a word."""
+        words = {
+            "synchronisation": "after {}, which waits for the device", "input": "while the host gets input",
+            "compile": "while the host compiles", "launches": "before launches of {}",
+        }
+        named = [
+            f"{formats.microseconds(us)} {words[cause.kind].format(cause.name or 'other work')}{self._where(cause)}"
+            for cause, us in self.causes().items()
+            if cause.kind in words and us >= _LEAST_CAUSE * self.device_us.median
+        ]
+        return "; ".join(named)
+
+    def _where(self, cause: Cause) -> str:
+        """Return the lines of the user's program that may call what waits."""
+        if cause.kind != "synchronisation":
+            return ""
+        methods = WAITING_CALLS.get(cause.name.removeprefix("aten::"), ())
+        places = {
+            place.file: None for graph in self.opened.joined.graphs.values() for kernel in graph.kernels or ()
+            for op in kernel.source_ops if (place := parse(op.place)) is not None
+        }
+        lines = sources_beside(self.opened.path).calls(methods, places)
+        return f" ({join_some(lines, MOST_STAGES)})" if lines else ""
 
     def gap_pairs(self) -> list[tuple[str, str, float, bool | None]]:
         """Return pairs of kernels with the idle time between them in a median step, and whether the host was late."""
@@ -112,6 +156,8 @@ class ProfileView:
             some = "at least " * any(gap.host_late is None for found in self._gaps for gap in found)
             cause = "" if late is None else f", {some}{formats.microseconds(late)} of it before the host's launch"
             found.append(f"gaps between kernels take {time_range(self.idle_us)}{cause}")
+            if causes := self._causes():
+                found.append(f"of it {causes}")
         graphs = ", ".join(
             name + (f" ({calls} times a step)" if calls > 1 else "") for name, calls in self.opened.joined.calls.items()
         )
@@ -222,6 +268,7 @@ class ProfileView:
             "operator_shares": self.operator_shares(),
             "graphs": dict(self.opened.joined.calls),
             "kernels": [self._kernel_json(each) for each in self.kernels],
+            "gap_causes": [{"kind": cause.kind, "name": cause.name, "us": us} for cause, us in self.causes().items()],
             "gaps": [
                 {"before": before, "after": after, "us": us, "host_late": late}
                 for before, after, us, late in self.gap_pairs()

@@ -1,9 +1,11 @@
-"""A pool of real workers for tests, started once a session, on the CPU or on the GPU."""
+"""A pool of real workers, started once a session, on the CPU or on the GPU; and captured steps."""
 
 from __future__ import annotations
 
 import json
+import lzma
 import os
+import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from xlafuse.compare.workers.client import WorkerError
 from xlafuse.compare.workers.pool import WorkerPool
 
 H200 = PROJECT / "reports" / "h200"
+CAPTURES = PROJECT / "tests" / "data" / "captures"
 Check = Callable[..., dict[str, Any]]
 
 
@@ -70,3 +73,23 @@ def check_on_gpu(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Check]:
     # Half of XLA's 400 rows have products, which XLA would autotune. Runs check the autotuned code.
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_gpu_autotune_level=0".strip()
     yield from _checker(tmp_path_factory.mktemp("gpu"), {"XLA_FLAGS": flags})
+
+
+@pytest.fixture(scope="session")
+def captures(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The captured steps of `tests/data/captures`, with their programs."""
+    folder = tmp_path_factory.mktemp("captures")
+    for file in CAPTURES.glob("*.tar.xz"):
+        with lzma.open(file) as packed, tarfile.open(fileobj=packed) as archive:
+            archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def nnx(captures: Path) -> Path:
+    return captures / "nnx"
+
+
+@pytest.fixture(scope="session")
+def gpt(captures: Path) -> Path:
+    return captures / "gpt"

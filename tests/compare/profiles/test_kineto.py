@@ -298,3 +298,19 @@ def test_a_large_file_and_many_events_are_refused(tmp_path: Path, monkeypatch: p
     path.write_bytes(b'{"a": "' + bytes(3 << 20) + b'", "traceEvents": []}')
     with pytest.raises(ProfileError, match="a value of more than"):
         kineto.read(path)
+
+
+def test_the_hosts_waits_have_their_operation(tmp_path: Path) -> None:
+    profile, = kineto.read(written(tmp_path, trace(
+        kernel("a", 0, 10, 1),
+        span("cpu_op", "aten::item", 5, 20), span("cpu_op", "aten::_local_scalar_dense", 6, 18),
+        span("cuda_runtime", "cudaStreamSynchronize", 7, 15, correlation=2),
+        span("cuda_runtime", "cudaDeviceSynchronize", 40, 5, correlation=3),
+        span("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 60, 5),
+        span("cpu_op", "backend_compile (dynamo_timed)", 80, 5),
+    )))
+    assert [(wait.kind, wait.name.partition("#")[0]) for wait in profile.waits] == [
+        ("synchronisation", "aten::item"), ("synchronisation", "cudaDeviceSynchronize"),
+        ("input", "enumerate(DataLoader)"), ("compile", "backend_compile (dynamo_timed)"),
+    ]
+    assert [round((wait.end - wait.start) * 1e6) for wait in profile.waits] == [15, 5, 5, 5]
