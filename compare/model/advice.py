@@ -14,7 +14,7 @@ class Advice:
 
     block: of the suite. compiler: whose program it changes ("xla", "inductor"). row: the implementation of the
     block that stands for it. change: what to write. kind: an argument or flag, a library's call, or an own kernel.
-    limits: where it does not apply.
+    limits: where it does not apply. switch: for `xlafuse capture --try`; "" where the change needs an edit.
     """
 
     block: str
@@ -23,6 +23,7 @@ class Advice:
     change: str
     kind: Kind
     limits: str = ""
+    switch: str = ""
 
 
 _HALF = "bf16 or fp16"
@@ -35,12 +36,12 @@ _SDPA_CUDNN = f"{_SDPA} under sdpa_kernel(SDPBackend.CUDNN_ATTENTION)"
 _OWN = "from xlafuse.kernels.{} import {}"
 
 ADVICE = (
-    Advice("attention", "xla", "xla-cudnn", _CUDNN, "switch", _HALF),
+    Advice("attention", "xla", "xla-cudnn", _CUDNN, "switch", _HALF, "attention:cudnn"),
     Advice("attention", "xla", "pallas", _OWN.format("pallas", "attention"), "kernel", _PALLAS),
     Advice("attention", "inductor", "sdpa-flash", _SDPA, "library", _HALF),
     Advice("attention", "inductor", "sdpa-cudnn", _SDPA_CUDNN, "library", _HALF),
     Advice("attention", "inductor", "triton", _OWN.format("triton", "attention"), "kernel"),
-    Advice("attention_bias", "xla", "xla-cudnn", _CUDNN_BIAS, "switch", _HALF),
+    Advice("attention_bias", "xla", "xla-cudnn", _CUDNN_BIAS, "switch", _HALF, "attention:cudnn"),
     Advice("attention_bias", "inductor", "sdpa-efficient", _SDPA_BIAS, "library"),
     Advice("cross_entropy", "inductor", "triton", _OWN.format("triton", "cross_entropy"), "kernel"),
     Advice("linear_cross_entropy", "xla", "xla-chunked", "the loss in chunks of tokens, by jax.lax.map", "library"),

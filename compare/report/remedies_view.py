@@ -51,6 +51,7 @@ COLUMNS = (
         lambda line: formats.name(line.remedy.advice.change, _MOST_WIDE),
     ),
     Column("kind", "", "switch, library or kernel", "kind", lambda line: line.remedy.advice.kind),
+    Column("try", "", "its name for xlafuse capture --try", "try", lambda line: line.remedy.advice.switch),
     Column("before_us", "µs", "device time of the part in a step", "before µs", lambda line: line.remedy.before_us),
     Column("after_us", "µs", "what the measured row promises", "after µs", lambda line: line.remedy.after_us),
     Column("gain_us", "µs", "before_us minus after_us", "gain µs", lambda line: line.remedy.gain_us),
@@ -102,4 +103,5 @@ def _sentence(number: int, where: str, remedy: Remedy, step_us: float) -> str:
     limits = f" ({remedy.limits})" if remedy.limits else ""
     part = f"{remedy.before_us / 1e3:.1f} → {remedy.after_us / 1e3:.1f} ms"
     step = f"kernels {step_us / 1e3:.1f} → {(step_us - remedy.gain_us) / 1e3:.1f} ms"
-    return f"{number} {where}  {remedy.advice.change}{limits}: {part}, {step}; {remedy.evidence}"
+    switch = f" (--try {remedy.advice.switch})" if remedy.advice.switch else ""
+    return f"{number} {where}  {remedy.advice.change}{limits}: {part}, {step}{switch}; {remedy.evidence}"
