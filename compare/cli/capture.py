@@ -82,7 +82,7 @@ def command(
 
 def _try(switch: str, out: Path, steps: tuple[int, int], words: tuple[str, ...], *, as_json: bool) -> int:
     """Run a program twice, print what a switch changed, and return the exit code."""
-    from ..report import trial_view
+    from ..report.diff import trials
     from ..user import trial
     from .diff import TOLERANCE
     from .terminal import show
@@ -95,5 +95,5 @@ def _try(switch: str, out: Path, steps: tuple[int, int], words: tuple[str, ...],
     except trial.ProgramFailed as problem:
         click.echo(f"Error: {problem}", err=True)
         return problem.code
-    show(trial_view.outline(found, TOLERANCE), as_json=as_json)
+    show(trials.outline(found, TOLERANCE), as_json=as_json)
     return 0 if found.effect.took and found.losses.agree is not False else 1

@@ -29,7 +29,7 @@ class CapturedRun:
 
     @property
     def recorded(self) -> Mapping[str, Any]:
-        """What `step_record` and `switches` recorded."""
+        """The records of `step_record` and `switches`."""
         found: Mapping[str, Any] = self.facts["trial"]
         return found
 
@@ -59,5 +59,5 @@ class CapturedRun:
 
     @property
     def on_cpu(self) -> bool:
-        """Whether the program ran on a CPU, as far as a profile tells."""
+        """True where the profile is of a CPU."""
         return self.facts.get("device") == "cpu"

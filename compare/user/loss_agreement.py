@@ -1,4 +1,4 @@
-"""Whether the losses of two runs of a training program agree within rounding.
+"""The agreement of the losses of two runs of a training program, within rounding.
 
 The first loss precedes every update, so only the forward pass rounds differently. A loss is a mean, in which most
 roundings of single values cancel. It may differ by one rounding of itself to the coarsest dtype that computes, half of

@@ -1,4 +1,4 @@
-"""Whether a program used a switch, from what both runs recorded and what the compilers wrote."""
+"""The evidence that a program used a switch: what both runs recorded, and what the compilers wrote."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NAMES = {"jax": "jax_default_matmul_precision", "torch": "torch.get_float32_mat
 
 @dataclass(frozen=True)
 class Effect:
-    """Whether a program used a switch. text: how that is known, or why it did not."""
+    """The use of a switch. took: True where the program used it. text: the evidence, or why it did not."""
 
     took: bool
     text: str

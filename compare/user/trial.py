@@ -57,7 +57,7 @@ class Trial:
 
     @property
     def _may_use_tf32(self) -> bool:
-        """Whether products of float32 arrays may be in TF32, which is JAX's default on a GPU."""
+        """True where products of float32 arrays may be in TF32, which is JAX's default on a GPU."""
         matmul = self.before.recorded["matmul"]
         if self.switch == "matmul:tf32" or matmul.get("torch", "highest") != "highest":
             return True

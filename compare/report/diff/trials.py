@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..base.text import printable
-from ..graph import formats
-from ..graph.render import text_view
-from ..plan.speedup import LEAST_ROUNDS, Speedup
-from ..sources.source import Source
-from ..user.loss_agreement import LossAgreement
-from ..user.trial import Trial
-from .diff import profiles
-from .outline import Outline
-from .profile_view import ProfileView
+from ...base.text import printable
+from ...graph import formats
+from ...graph.render import text_view
+from ...plan.speedup import LEAST_ROUNDS, Speedup
+from ...sources.source import Source
+from ...user.loss_agreement import LossAgreement
+from ...user.trial import Trial
+from ..outline import Outline
+from ..profile_view import ProfileView
+from . import profiles
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
