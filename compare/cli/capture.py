@@ -58,7 +58,7 @@ def command(
     losses agree within rounding, the time of a step, and the parts of the model that changed.
 
     Exit code: that of the program; 2 where options are wrong or the program cannot be started. With --try, 1 where the
-    switch had no effect or the losses differ, and 2 also where the two runs cannot be compared.
+    switch had no effect or the losses differ, and 2 also where the program fails or its runs cannot be compared.
     """
     from ..user import capture_command
 
@@ -87,13 +87,9 @@ def _try(switch: str, out: Path, steps: tuple[int, int], words: tuple[str, ...],
     from .diff import TOLERANCE
     from .terminal import show
 
-    try:
-        found = trial.run(
-            switch, out, steps, words, os.environ, output=2 if as_json else None,
-            progress=lambda message: click.echo(f"xlafuse capture: {message}", err=True),
-        )
-    except trial.ProgramFailed as problem:
-        click.echo(f"Error: {problem}", err=True)
-        return problem.code
+    found = trial.run(
+        switch, out, steps, words, os.environ, output=2 if as_json else None,
+        progress=lambda message: click.echo(f"xlafuse capture: {message}", err=True),
+    )
     show(trials.outline(found, TOLERANCE), as_json=as_json)
     return 0 if found.effect.took and found.losses.agree is not False else 1

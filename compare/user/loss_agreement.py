@@ -6,7 +6,8 @@ that dtype's epsilon, and by 16 epsilons of its own dtype, in which it is summed
 training amplifies each difference: no dtype bounds them. They have to agree in half of the digits: within the square
 root of the first loss's tolerance.
 
-Errors are relative to the largest of the compared losses, so a loss may come close to zero.
+Errors are relative to the largest value in all compared steps, so a loss may come close to zero. Of several values in a
+step each has its own scale: the least is compared with the least.
 """
 
 from __future__ import annotations
@@ -27,20 +28,15 @@ _EPS = {**EPS, TF32: 2.0**-10}
 class StepLosses:
     """The losses of a step before and after, from the least.
 
-    error: their largest difference, relative to the largest of all losses; infinite where one is no finite number.
+    error: the largest relative difference; infinite where a loss is no finite number. worst: the values that it is of.
     """
 
     step: int
     before: tuple[float, ...]
     after: tuple[float, ...]
     error: float
+    worst: tuple[float, float]
     allowed: float
-
-    @property
-    def worst(self) -> tuple[float, float]:
-        """The two values that differ most."""
-        pairs = zip(self.before, self.after, strict=True)
-        return max(pairs, key=lambda pair: abs(pair[1] - pair[0]))
 
 
 @dataclass(frozen=True)
@@ -81,18 +77,21 @@ def agreement(
     own = max((_EPS.get(each["dtype"], 0.0) for each in before), default=0.0)
     coarsest = max([*dtypes, *(each["dtype"] for each in before)], key=lambda name: _EPS.get(name, 0.0), default="")
     allowed = _EPS.get(coarsest, 0.0) / 2 + _ROUNDINGS * own
-    values = [abs(value) for _, *both in pairs for run in both for value in run if math.isfinite(value)]
-    scale = max(values, default=0.0) or 1.0
-    return LossAgreement(tuple(
-        StepLosses(step, old, new, _error(old, new) / scale, allowed if step == 0 else math.sqrt(allowed))
-        for step, old, new in pairs
-    ), coarsest)
+    scales: dict[int, float] = {}  # by the place among a step's values
+    for _, *both in pairs:
+        for place, value in (each for run in both for each in enumerate(run) if math.isfinite(each[1])):
+            scales[place] = max(scales.get(place, 0.0), abs(value))
+    steps = []
+    for step, old, new in pairs:
+        errors = [_error(*values, scales.get(place, 0.0)) for place, values in enumerate(zip(old, new, strict=True))]
+        worst = errors.index(max(errors))
+        limit = allowed if step == 0 else math.sqrt(allowed)
+        steps.append(StepLosses(step, old, new, errors[worst], (old[worst], new[worst]), limit))
+    return LossAgreement(tuple(steps), coarsest)
 
 
-def _error(before: Sequence[float], after: Sequence[float]) -> float:
-    """Return the largest difference; infinity where a loss is no finite number."""
-    differences = [abs(old - new) for old, new in zip(before, after, strict=True)]
-    return max(differences) if all(map(math.isfinite, differences)) else math.inf
+def _error(before: float, after: float, scale: float) -> float:
+    return abs(after - before) / (scale or 1.0) if math.isfinite(before) and math.isfinite(after) else math.inf
 
 
 def _finite(*values: float) -> list[float | None]:

@@ -35,9 +35,11 @@ def effect(switch: str, before: CapturedRun, after: CapturedRun) -> Effect:
         if after.on_cpu:
             return Effect(False, "the program ran on a CPU, which has no TF32")
         return _of_precision(before.recorded["matmul"], after.recorded["matmul"])
-    if kind == "attention" and "torch" in after.recorded["matmul"]:
+    recorded = after.recorded
+    for_torch = value != "cudnn" or "torch" in recorded["matmul"]
+    if kind == "attention" and for_torch and not recorded["used"] + recorded["kept"]:  # JAX's programs may import torch
         return _of_sdpa(value, folders)
-    return _of_default("torch.compile" if kind == "compile" else "jax.nn.dot_product_attention", after.recorded)
+    return _of_default("torch.compile" if kind == "compile" else "jax.nn.dot_product_attention", recorded)
 
 
 def _of_default(function: str, recorded: Mapping[str, Any]) -> Effect:

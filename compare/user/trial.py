@@ -19,15 +19,6 @@ from .switches import MEANINGS
 BEFORE, AFTER = "before", "after"  # folders of the two captures
 
 
-class ProgramFailed(Exception):
-    """The user's program ended with an error. code: for this command to end with."""
-
-    def __init__(self, which: str, returned: int) -> None:
-        how = f"exit code {returned}" if returned > 0 else f"signal {-returned}"
-        super().__init__(f"the program {which} ended with {how}, so nothing is compared")
-        self.code = returned if returned > 0 else 128 - returned
-
-
 @dataclass(frozen=True)
 class Trial:
     """Both runs of a program, and the switch of the second."""
@@ -78,7 +69,7 @@ def run(
 ) -> Trial:
     """Run a program without and with a switch. output: a file descriptor for its standard output.
 
-    Raises UsageError where the program cannot be run or compared, and ProgramFailed.
+    Raises UsageError where the program cannot be run or compared.
     """
     check_name(name)
     if capture_command.rank_of(environment) is not None:
@@ -102,8 +93,9 @@ def run(
             done = subprocess.run(planned.command, env=dict(planned.environment), stdout=output)
         except OSError as problem:
             raise UsageError(f"{words[0]}: cannot be started: {problem.strerror}") from None
-        if done.returncode:
-            raise ProgramFailed(which, done.returncode)
+        if code := done.returncode:
+            how = f"exit code {code}" if code > 0 else f"signal {-code}"
+            raise UsageError(f"the program {which} ended with {how}, so nothing is compared")
         runs.append(_captured(planned.folder))
     old, new = (run.facts["finished_steps"] for run in runs)
     if old != new:

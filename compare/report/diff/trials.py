@@ -72,7 +72,7 @@ def _losses(trial: Trial) -> Iterator[str]:
 
 
 def _verdict(losses: LossAgreement) -> str:
-    worst = max(losses.steps, key=lambda step: step.error / step.allowed)
+    worst = max(losses.steps, key=lambda step: step.error - step.allowed)
     shown = [
         f"step {each.step}: {' → '.join(f'{value:.7g}' for value in each.worst)}, {each.error:.1e} apart, "
         f"{each.allowed:.1e} allowed" for each in dict.fromkeys((losses.steps[0], worst, losses.steps[-1]))
