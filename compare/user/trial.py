@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from ..base.usage import UsageError, one_of
-from ..plan.speedup import Sample, Speedup, compare_runs
+from ..plan.speedup import LEAST_ROUNDS, Sample, Speedup, compare_runs
 from . import capture, capture_command, loss_agreement, switch_effect
 from .captured_run import CapturedRun
 from .switches import MEANINGS
@@ -42,8 +42,14 @@ class Trial:
         return loss_agreement.agreement(old, new, sorted(self.before.dtypes | tf32))
 
     def speedup(self, tie: float) -> Speedup | None:
-        """Return the time of a step after over that before; None for too few steps. tie: what counts as no change."""
-        after, before = (Sample(run.step_seconds) for run in (self.after, self.before))
+        """Return the time of a step after over that before; None for too few steps. tie: what counts as no change.
+
+        A disturbance outlasts a step, so steps are not independent: blocks of consecutive ones are resampled.
+        """
+        after, before = (
+            Sample(times, [LEAST_ROUNDS * at // len(times) for at in range(len(times))])
+            for times in (self.after.step_seconds, self.before.step_seconds)
+        )
         return compare_runs(after, before, tie)
 
     @property

@@ -101,6 +101,7 @@ def test_a_default_of_torch_compile_takes_effect_and_losses_agree(
     assert "1 call of torch.compile took it" in found["effect"]
     assert [step["step"] for step in found["losses"]["steps"]] == [0, 1, 2, *range(5, 12)]
     assert len(found["step"]["before_us"]) == 6 and found["step"]["low"] <= found["step"]["ratio"]
+    assert found["step"]["word"] is None  # on a CPU
     assert (tmp_path / "out" / trial.AFTER / capture.NAME).exists()
 
 
@@ -324,6 +325,21 @@ def test_a_precision_that_the_program_sets_itself_is_kept(
 ) -> None:
     runs = [captured(tmp_path, {"trial": {"matmul": matmul}}) for matmul in (before, after)]
     assert switch_effect.effect("matmul:tf32", *runs).took is took
+
+
+# Times
+
+
+def test_a_disturbance_of_several_steps_is_no_verdict(tmp_path: Path) -> None:
+    def tried(*seconds: float) -> trial.Trial:
+        runs = [captured(tmp_path, {"trial": {"step_seconds": times}}) for times in ([1.0] * 20, list(seconds))]
+        return trial.Trial("matmul:tf32", *runs)
+
+    verdicts = [
+        found.word if (found := tried(*times).speedup(0.05)) else None
+        for times in ([0.8, 0.82] * 10, [1.0] * 14 + [24.0] * 6, [1.0, 1.01] * 10, [0.8] * 4)
+    ]
+    assert verdicts == ["faster", "unresolved", "tie", None]
 
 
 # Losses
