@@ -8,6 +8,18 @@ from pathlib import Path
 import click
 
 from ..base.usage import UsageError
+from .options import json_option
+
+
+def _list_switches(ctx: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
+    """Print the switches for `--try list`, and exit."""
+    if name == "list" and not ctx.resilient_parsing:
+        from ..user.switches import MEANINGS
+
+        width = max(map(len, MEANINGS))
+        click.echo("\n".join(f"{switch:{width}}  {meaning}" for switch, meaning in MEANINGS.items()))
+        ctx.exit()
+    return name
 
 
 @click.command("capture", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
@@ -18,8 +30,16 @@ from ..base.usage import UsageError
     "--steps", default="3:5", show_default=True, metavar="FIRST:END",
     help="Profile these steps, counted from 0; END is not among them.",
 )
+@click.option(
+    "--try", "switch", metavar="NAME", is_eager=True, callback=_list_switches,
+    help="Run the program twice, as it is and with a switch, and compare both. `--try list` names the switches.",
+)
+@json_option
 @click.argument("words", nargs=-1, required=True, type=click.UNPROCESSED, metavar="COMMAND...")
-def command(out: Path, steps: str, words: tuple[str, ...]) -> None:
+@click.pass_context
+def command(
+    ctx: click.Context, out: Path, steps: str, switch: str | None, as_json: bool, words: tuple[str, ...]
+) -> None:
     """Run a JAX or PyTorch program and capture its kernels: what was compiled, and how long it ran.
 
     XLA and Inductor write their files into DIR, and the framework's profiler records some steps. A step ends where a
@@ -32,12 +52,21 @@ def command(out: Path, steps: str, words: tuple[str, ...]) -> None:
       xlafuse capture -o runs/step --steps 10:20 -- python -m mypackage.train
       torchrun --nproc-per-node 2 --no-python xlafuse capture -o runs/step -- python train.py
       xlafuse inspect runs/step
+      xlafuse capture -o runs/cudnn --try attention:cudnn -- python train.py
 
-    Exit code: that of the program; 2 where options are wrong or the program cannot be started.
+    With --try, DIR has two captures, `before` and `after`. Shown are whether the program used the switch, whether the
+    losses agree within rounding, the time of a step, and the parts of the model that changed.
+
+    Exit code: that of the program; 2 where options are wrong or the program cannot be started. With --try, 1 where the
+    switch had no effect or the losses differ, and 2 also where the program fails or its runs cannot be compared.
     """
     from ..user import capture_command
 
     window = capture_command.parse_steps(steps)
+    if switch is not None:
+        ctx.exit(_try(switch, out, window, words, as_json=as_json))
+    if as_json:
+        raise UsageError("--json goes only with --try")
     planned = capture_command.plan(out, window, words, os.environ)
     capture_command.prepare(planned, words, window)
     if not planned.profiled:
@@ -49,3 +78,18 @@ def command(out: Path, steps: str, words: tuple[str, ...]) -> None:
         os.execvpe(planned.command[0], planned.command, dict(planned.environment))
     except OSError as problem:
         raise UsageError(f"{words[0]}: cannot be started: {problem.strerror}") from None
+
+
+def _try(switch: str, out: Path, steps: tuple[int, int], words: tuple[str, ...], *, as_json: bool) -> int:
+    """Run a program twice, print what a switch changed, and return the exit code."""
+    from ..report.diff import trials
+    from ..user import trial
+    from .diff import TOLERANCE
+    from .terminal import show
+
+    found = trial.run(
+        switch, out, steps, words, os.environ, output=2 if as_json else None,
+        progress=lambda message: click.echo(f"xlafuse capture: {message}", err=True),
+    )
+    show(trials.outline(found, TOLERANCE), as_json=as_json)
+    return 0 if found.effect.took and found.losses.agree is not False else 1

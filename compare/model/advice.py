@@ -16,6 +16,7 @@ class Advice:
     block that stands for it. change: what to write. kind: an argument or flag, a library's call, an own kernel, less
     checkpointing, or a bound without a known way.
     limits: what it needs besides the dtype of the measured row.
+    switch: for `xlafuse capture --try`; "" where the change needs an edit.
     """
 
     block: str
@@ -24,6 +25,7 @@ class Advice:
     change: str
     kind: Kind
     limits: str = ""
+    switch: str = ""
 
 
 _PALLAS = "Hopper, jax 0.11"
@@ -35,12 +37,12 @@ _SDPA_CUDNN = f"{_SDPA} under sdpa_kernel(SDPBackend.CUDNN_ATTENTION)"
 _OWN = "from xlafuse.kernels.{} import {}"
 
 ADVICE = (
-    Advice("attention", "xla", "xla-cudnn", _CUDNN, "switch"),
+    Advice("attention", "xla", "xla-cudnn", _CUDNN, "switch", switch="attention:cudnn"),
     Advice("attention", "xla", "pallas", _OWN.format("pallas", "attention"), "kernel", _PALLAS),
     Advice("attention", "inductor", "sdpa-flash", _SDPA, "library"),
     Advice("attention", "inductor", "sdpa-cudnn", _SDPA_CUDNN, "library"),
     Advice("attention", "inductor", "triton", _OWN.format("triton", "attention"), "kernel"),
-    Advice("attention_bias", "xla", "xla-cudnn", _CUDNN_BIAS, "switch"),
+    Advice("attention_bias", "xla", "xla-cudnn", _CUDNN_BIAS, "switch", switch="attention:cudnn"),
     Advice("attention_bias", "inductor", "sdpa-efficient", _SDPA_BIAS, "library"),
     Advice("cross_entropy", "inductor", "triton", _OWN.format("triton", "cross_entropy"), "kernel"),
     Advice("linear_cross_entropy", "xla", "xla-chunked", "the loss in chunks of tokens, by jax.lax.map", "library"),

@@ -58,6 +58,7 @@ COLUMNS = (
         lambda line: formats.name(line.remedy.advice.change, _MOST_WIDE),
     ),
     Column("kind", "", "switch, library, kernel, checkpoint or bound", "kind", lambda line: line.remedy.advice.kind),
+    Column("try", "", "its name for xlafuse capture --try", "try", lambda line: line.remedy.advice.switch),
     Column("before_us", "µs", "device time of the part in a step", "before µs", lambda line: line.remedy.before_us),
     Column("after_us", "µs", "what the measured row promises", "after µs", lambda line: line.remedy.after_us),
     Column("gain_us", "µs", "before_us minus after_us", "gain µs", lambda line: line.remedy.gain_us),
@@ -124,8 +125,9 @@ def _sentence(line: Line) -> str:
     if abs(remedy.memory_bytes) > _MEMORY_SHARE * sum(program.bytes for program in step.memory.values()):
         gains.append(f"{'+' if remedy.memory_bytes > 0 else '-'}{abs(remedy.memory_bytes) / 1e9:.1f} GB")
     limits = f" ({remedy.limits})" if remedy.limits else ""
+    switch = f" (--try {remedy.advice.switch})" if remedy.advice.switch else ""
     evidence = remedy.evidence.partition(";")[0]
-    return f"{line.number} {line.where}  {remedy.advice.change}{limits}: {', '.join(gains)}; as {evidence}"
+    return f"{line.number} {line.where}  {remedy.advice.change}{limits}: {', '.join(gains)}{switch}; as {evidence}"
 
 
 def _ms(us: float) -> str:

@@ -17,14 +17,18 @@ from __future__ import annotations
 import contextlib
 import importlib.abc
 import importlib.machinery
+import importlib.util
 import json
 import os
 import runpy
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from .step_record import StepRecord
 
 SCHEMA = "xlafuse.capture/1"
 NAME = "capture.json"
@@ -34,7 +38,10 @@ FRAMEWORKS = ("jax", "torch")
 
 
 class Profiler(Protocol):
-    """A framework's profiler. `prepare` is called one step before `start`, `mark` where a profiled step begins."""
+    """A framework's profiler. `prepare` is called one step before `start`, `mark` where a profiled step begins.
+
+    wait: waits until the device is idle.
+    """
 
     def prepare(self) -> None: ...
 
@@ -43,6 +50,8 @@ class Profiler(Protocol):
     def mark(self, step: int) -> None: ...
 
     def stop(self) -> None: ...
+
+    def wait(self) -> None: ...
 
     def device(self) -> str: ...
 
@@ -66,7 +75,7 @@ class TorchProfiler:
         self._profile.prepare_trace()
 
     def start(self) -> None:
-        self._wait()
+        self.wait()
         self._profile.start_trace()
 
     def mark(self, step: int) -> None:
@@ -75,7 +84,7 @@ class TorchProfiler:
         self._step.__enter__()
 
     def stop(self) -> None:
-        self._wait()
+        self.wait()
         self._end_step()
         self._profile.stop_trace()
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +93,7 @@ class TorchProfiler:
     def device(self) -> str:
         return str(self._torch.cuda.get_device_name()) if self._on_gpu else "cpu"
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         if self._on_gpu:
             self._torch.cuda.synchronize()
 
@@ -107,7 +116,7 @@ class JaxProfiler:
         pass
 
     def start(self) -> None:
-        self._wait()
+        self.wait()
         options = self._jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # it slows every Python call down
         self._jax.profiler.start_trace(str(self._folder), profiler_options=options)
@@ -116,14 +125,14 @@ class JaxProfiler:
         pass  # jax.profiler.StepTraceAnnotation is in the profile already
 
     def stop(self) -> None:
-        self._wait()
+        self.wait()
         self._jax.profiler.stop_trace()
 
     def device(self) -> str:
         first = self._jax.local_devices()[0]
         return "cpu" if first.platform == "cpu" else str(first.device_kind)
 
-    def _wait(self) -> None:
+    def wait(self) -> None:
         """Wait for the device by waiting for every array that a program can still see."""
         for array in self._jax.live_arrays():
             if not array.is_deleted():
@@ -211,17 +220,23 @@ def _versions() -> dict[str, str]:
 class Steps:
     """The count of a program's steps, and the profiler that runs from step `first` until before step `last`.
 
-    Steps are counted from 0. Only the framework that ends the first step is counted.
+    Steps are counted from 0. Only the framework that ends the first step is counted. record: of losses and times.
     """
 
-    def __init__(self, folder: Path, first: int, last: int) -> None:
+    def __init__(self, folder: Path, first: int, last: int, record: StepRecord | None = None) -> None:
         self._folder = folder
         self._first, self._last = first, last
         self._framework = ""
         self._profiler: Profiler | None = None
         self._running = False
         self._failure = ""
+        self._record = record
         self.finished = 0
+
+    def begin(self) -> None:
+        """Take note of the beginning of a step of JAX."""
+        if self._record is not None:
+            self._record.begin()
 
     def end(self, framework: str) -> None:
         """Take note of the end of a step."""
@@ -229,6 +244,8 @@ class Steps:
             self._framework = framework
         if framework != self._framework:
             return
+        if self._record is not None:
+            self._record.end(framework, None if self._profiler is None else self._profiler.wait)
         self.finished += 1
         if self.finished > self._last or self._failure:
             return
@@ -284,10 +301,12 @@ class Steps:
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Calls an action with a module after its import. actions: by the module's name."""
+    """Calls actions with a module after its import. actions: each with the module's name."""
 
-    def __init__(self, actions: dict[str, Callable[[ModuleType], None]]) -> None:
-        self._actions = actions
+    def __init__(self, actions: Iterable[tuple[str, Callable[[ModuleType], None]]]) -> None:
+        self._actions: dict[str, list[Callable[[ModuleType], None]]] = {}
+        for name, action in actions:
+            self._actions.setdefault(name, []).append(action)
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -297,11 +316,12 @@ class AfterImport(importlib.abc.MetaPathFinder):
         found = importlib.machinery.PathFinder.find_spec(name, path, target)
         if found is None or found.loader is None:
             return found
-        action, execute = self._actions.pop(name), found.loader.exec_module
+        actions, execute = self._actions.pop(name), found.loader.exec_module
 
         def execute_and_act(module: ModuleType) -> None:
             execute(module)
-            action(module)
+            for action in actions:
+                action(module)
 
         found.loader.exec_module = execute_and_act  # type: ignore[method-assign]
         return found
@@ -316,6 +336,10 @@ def count_step_annotations(module: ModuleType, steps: Steps) -> None:
     """Count the ends of step annotations. module: jax.profiler."""
 
     class StepTraceAnnotation(module.StepTraceAnnotation):  # type: ignore[name-defined]
+        def __enter__(self) -> Any:
+            steps.begin()
+            return super().__enter__()
+
         def __exit__(self, *error: Any) -> Any:
             found = super().__exit__(*error)
             steps.end("jax")
@@ -327,11 +351,18 @@ def count_step_annotations(module: ModuleType, steps: Steps) -> None:
 def main(settings: str, program: list[str]) -> None:
     """Run a program: ["train.py", ...], ["-m", "package.module", ...] or ["-c", "code", ...]."""
     options = json.loads(settings)
-    steps = Steps(Path(options["folder"]), *options["steps"])
-    sys.meta_path.insert(0, AfterImport({
-        "torch.optim.optimizer": lambda module: count_optimizer_steps(module, steps),
-        "jax.profiler": lambda module: count_step_annotations(module, steps),
-    }))
+    folder, (first, last) = Path(options["folder"]), options["steps"]
+    switch = record = None
+    actions: list[tuple[str, Callable[[ModuleType], None]]] = []
+    if "try" in options:
+        record = _beside("step_record").StepRecord(first, last)
+        switch = _beside("switches").Switch(options["try"])
+        actions = record.actions() + switch.actions()
+    steps = Steps(folder, first, last, record)
+    sys.meta_path.insert(0, AfterImport([
+        ("torch.optim.optimizer", lambda module: count_optimizer_steps(module, steps)),
+        ("jax.profiler", lambda module: count_step_annotations(module, steps)), *actions,
+    ]))
     root, kind = os.getcwd(), program[0] if program[0] in ("-m", "-c") else ""
     if not sys.flags.safe_path:  # sys.path[0] is this file's folder; python would have put the program's own there
         sys.path[0] = {"-m": os.getcwd(), "-c": ""}.get(kind, str(Path(program[0]).resolve().parent))
@@ -347,7 +378,18 @@ def main(settings: str, program: list[str]) -> None:
             runpy.run_path(program[0], run_name="__main__")
     finally:
         steps.close()
-        keep_sources(Path(options["folder"]), root, "" if kind else program[0])
+        keep_sources(folder, root, "" if kind else program[0])
+        if record is not None and switch is not None:
+            write_facts(folder, {"trial": record.facts() | switch.facts()})
+
+
+def _beside(name: str) -> ModuleType:
+    """Return a module of this folder, which is no package where this file is run by its path."""
+    spec = importlib.util.spec_from_file_location(f"xlafuse_{name}", Path(__file__).with_name(f"{name}.py"))
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 if __name__ == "__main__":

@@ -36,13 +36,21 @@ class Planned:
     profiled: bool
 
 
-def plan(folder: Path, steps: tuple[int, int], command: Sequence[str], environment: Mapping[str, str]) -> Planned:
-    """Return the program to run. One of several ranks gets a folder of its own within `folder`."""
+def plan(
+    folder: Path, steps: tuple[int, int], command: Sequence[str], environment: Mapping[str, str],
+    switch: str | None = None,
+) -> Planned:
+    """Return the program to run. One of several ranks gets a folder of its own within `folder`.
+
+    switch: one of `switches` to set; "" sets none, and losses and times of steps are recorded as with one.
+    """
     own = folder.absolute()
-    rank = _rank(environment)
+    rank = rank_of(environment)
     if rank is not None:
         own = own / f"rank{rank}"
-    settings = json.dumps({"folder": str(own), "steps": list(steps)})
+    settings = json.dumps(
+        {"folder": str(own), "steps": list(steps)} | ({} if switch is None else {"try": switch})
+    )
     at = _program_at(command)
     launched = list(command)
     if at is not None:
@@ -74,7 +82,7 @@ def parse_steps(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _rank(environment: Mapping[str, str]) -> int | None:
+def rank_of(environment: Mapping[str, str]) -> int | None:
     """Return the process's rank; None for the only process."""
     for rank, size in _RANKS:
         found, count = environment.get(rank, ""), environment.get(size, "")

@@ -18,6 +18,7 @@ from xlafuse.compare.model.step import step_of
 from xlafuse.compare.model.used_blocks import UsedBlock, used_blocks
 from xlafuse.compare.sources.opening import open_source
 from xlafuse.compare.spec.blocks import BLOCKS
+from xlafuse.compare.user.switches import MEANINGS
 
 HEADS = {"batch": 8, "heads": 16, "kv_heads": 16, "sequence": 1024, "head_dim": 64, "causal": 1, "window": 0}
 
@@ -37,6 +38,7 @@ def test_the_advice_names_rows_of_the_suite() -> None:
     for advice in ADVICE:
         assert advice.row in {row.name for row in BLOCKS[advice.block].implementations}, advice
         assert advice.change and advice.compiler in ("xla", "inductor", "eager")
+        assert advice.switch in ("", *MEANINGS)
 
 
 def test_the_nearest_case_is_scaled_by_work() -> None:
@@ -116,7 +118,10 @@ def test_the_first_screens_name_the_change_to_attention(nnx: Path, gpt: Path) ->
     assert other["block"] == "attention" and "scaled_dot_product_attention" in other["change"]
     assert "mask" in other["limits"] and "mask" not in first["limits"]
     assert 18.5e3 - other["gain_us"] == pytest.approx(13.8e3, rel=0.15)  # by the host's clock, before and after
-    assert first["change"].partition("(")[0] in xlafuse("inspect", nnx).output.partition(str(nnx))[0]
+    screen = xlafuse("inspect", nnx).output.partition(str(nnx))[0]
+    assert first["change"].partition("(")[0] in screen
+    assert first["try"] == "attention:cudnn" and "(--try attention:cudnn)" in " ".join(screen.split())
+    assert not other["try"]
 
 
 def test_a_joint_case_is_evidence_for_training_and_half_types_for_each_other() -> None:
