@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from xlafuse.hlo.text_reader import Module
 
 from ..graph.model import FusionGraph
 from .memory import memory
-from .parts import Part, Piece
+from .parts import Piece
 from .places import parse
 from .step import Step
 
@@ -22,14 +22,13 @@ _CHECKPOINT = re.compile(r"[\w.]*(?:remat|checkpoint)\w*")
 class Checkpoint:
     """Kernels that compute a forward pass again.
 
-    name: what the user's code calls to have that ("nnx.remat"). place: of that call; "" where it is unknown. layers:
-    how often most of it is computed again. memory_bytes: how much more memory a step needs without it.
+    name: what the user's code calls to have that ("nnx.remat"). place: of that call; "" where it is unknown.
+    memory_bytes: how much more memory a step needs without it.
     """
 
     pieces: tuple[Piece, ...]
     name: str
     place: str
-    layers: int
     memory_bytes: int
 
     @property
@@ -59,8 +58,7 @@ def checkpoint(step: Step, changed: Collection[Piece]) -> Checkpoint | None:
     now = memory(graph, keys, without=without).bytes
     then = memory(graph, keys, without=without, early=kept, since=min(backward)).bytes
     call, place = _call(step, program)
-    layers = max((Part(key, tuple(pieces)).layers for key, pieces in _by_key(again)), default=1)
-    return Checkpoint(again, call, place, layers, then - now)
+    return Checkpoint(again, call, place, then - now)
 
 
 def freed_bytes(step: Step, pieces: Collection[Piece]) -> int:
@@ -84,11 +82,6 @@ def _kept(graph: FusionGraph, again: set[int]) -> list[str]:
         name for name, writers in graph.producers.items()
         if not again.isdisjoint(writers) and not again.issuperset(graph.consumers.get(name, ()))
     ]
-
-
-def _by_key(pieces: Collection[Piece]) -> Iterator[tuple[str, list[Piece]]]:
-    ordered = sorted(pieces, key=lambda piece: piece.key)
-    return ((key, list(own)) for key, own in itertools.groupby(ordered, key=lambda piece: piece.key))
 
 
 def _call(step: Step, program: Module) -> tuple[str, str]:

@@ -183,7 +183,7 @@ def _without_checkpoint(step: Step, taken: Sequence[Remedy]) -> Remedy | None:
         return None
     advice = Advice("", "", "", f"{'then ' * presupposes}drop {repeated.name}", "checkpoint")
     return Remedy(
-        repeated.pieces, repeated.layers, advice, 0.0, "this step's recomputation", place=repeated.place,
+        repeated.pieces, step.layers, advice, 0.0, "this step's recomputation", place=repeated.place,
         memory_bytes=repeated.memory_bytes,
     )
 
