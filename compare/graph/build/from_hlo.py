@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from xlafuse.hlo import gpu_program, tpu_estimate
+from xlafuse.hlo.cost_estimates import estimates_us
 from xlafuse.hlo.gc_pause import collector_paused
 
 from ..join.measured import agreed
@@ -133,6 +134,7 @@ def _kernel(
         "split_k": kernel.split_k,
         "other_memory": dict(other_memory),
         "estimated_cycles": tpu_estimate.cycles(instruction.backend_config),
+        "xla_estimates_us": estimates_us(instruction.backend_config),
     }
     launches = kernel.launches
     if on_gpu and "sort" in (instruction.opcode, *kernel.opcodes):

@@ -324,11 +324,12 @@ def facts(kernel: Kernel, product: str | None = None) -> list[str]:
 
 # The keys in Kernel.facts.
 _OTHER_MEMORY, _SORT, _CYCLES = "other_memory", "sort_launches", "estimated_cycles"
+_ESTIMATES = "xla_estimates_us"
 _BRANCHES, _IF_TAKEN = "branches", "launches_if_taken"
 
 
 def remarks(kernel: Kernel, product: str | None = None) -> list[str]:
-    """Return the kernel's kind of product, its bytes in other memories, its estimated cycles, a sort's launches."""
+    """Return the kernel's kind of product, its bytes in other memories, the compiler's estimates, a sort's launches."""
     found = [product] if product else []
     helpers = kernel.facts.get("with")
     names = [kernel.runtime_name or "", *(map(str, helpers) if isinstance(helpers, dict) else ())]
@@ -339,6 +340,9 @@ def remarks(kernel: Kernel, product: str | None = None) -> list[str]:
         found += [f"moves {formats.size(size)} of {printable(space, 20)} memory" for space, size in elsewhere.items()]
     if isinstance(cycles := kernel.facts.get(_CYCLES), int):
         found.append(f"{cycles:,} cycles, as the compiler estimates")
+    if isinstance(estimates := kernel.facts.get(_ESTIMATES), dict) and estimates:
+        known = (f"{formats.microseconds(us)} ({printable(model, 40)})" for model, us in estimates.items())
+        found.append(f"XLA's cost models expect {', '.join(known)}")
     if sort := kernel.facts.get(_SORT):
         found.append(_sort_launches(sort))
     return found
@@ -451,7 +455,7 @@ def kernel(
     if words := launch_words(shown.launch):
         tree.add(plain(printable(f"launched with {'; '.join(words)}")))
     for name, value in shown.facts.items():
-        if name in (COUNTED, _OTHER_MEMORY, _SORT, _CYCLES, _BRANCHES, _IF_TAKEN, "split_k"):
+        if name in (COUNTED, _OTHER_MEMORY, _SORT, _CYCLES, _ESTIMATES, _BRANCHES, _IF_TAKEN, "split_k"):
             continue  # `facts` shows them in words
         if name == "config" and shown.launch.config:
             continue
