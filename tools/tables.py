@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import lzma
 import re
 import tarfile
@@ -15,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from tabulate import tabulate
 
-from tools import side_by_side
+from tools import side_by_side, xla_cost_model
 from xlafuse.compare.base.exchange_kernels import PEER_COPY
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.base.text import number
@@ -51,6 +52,7 @@ TOUR = PROJECT / "tests" / "data" / "runs" / "tour"
 CAPTURES = PROJECT / "tests" / "data" / "profiles"  # of training steps on an H200
 PACKED = PROJECT / "tests" / "data" / "captures"  # the same, packed
 RUN = PROJECT / "reports" / "h200"
+COST_MODELS = PROJECT / "docs" / "xla-cost-model.json"
 OVER_GPUS = PROJECT / "reports" / "h200-x2"
 RANK_COLUMNS = ("device_time_us", "exposed_us", "communication_us", "overlap_share", "sent_bytes", "least_sent_bytes")
 LAUNCH_BOUND = 1.05  # device time over the time in which kernels ran: launches cost 5% from there on
@@ -264,7 +266,20 @@ def _kernels_of(block: str, direction: str) -> str:
     return _markdown(side_by_side.KERNEL_HEADERS, side_by_side.kernels(RUN, block, LANGUAGES[block], direction))
 
 
+def _cost_models(by: str) -> str:
+    return _markdown(xla_cost_model.HEADERS, xla_cost_model.lines(json.loads(COST_MODELS.read_text()), by))
+
+
+def _decisions() -> str:
+    found = xla_cost_model.decision_lines(json.loads(COST_MODELS.read_text()))
+    return _markdown(xla_cost_model.DECISION_HEADERS, found)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "XLA's cost models": partial(_cost_models, ""),
+    "XLA's cost models by kind": partial(_cost_models, "kind"),
+    "XLA's cost models by size": partial(_cost_models, "size"),
+    "XLA's fusion decisions": _decisions,
     "tour": _tour,
     "first screen of nnx": partial(_first_screen, "nnx"),
     "first screen of gpt": partial(_first_screen, "gpt"),

@@ -1,4 +1,4 @@
-"""What checkpointing costs a step, and the memory that it saves."""
+"""The time that checkpointing costs a step, and the memory that it saves."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Step:
 
     @cached_property
     def programs(self) -> dict[str, Any]:
-        """What the graphs are made of, where a path has it."""
+        """The HLO modules, or what Inductor wrote, of the graphs of which a path has them."""
         return {name: read() for name, read in self.readers.items()}
 
     @cached_property
