@@ -276,10 +276,11 @@ def _decisions() -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "XLA's cost models": partial(_cost_models, ""),
-    "XLA's cost models by kind": partial(_cost_models, "kind"),
-    "XLA's cost models by size": partial(_cost_models, "size"),
-    "XLA's fusion decisions": _decisions,
+    "cost models of XLA": partial(_cost_models, ""),
+    "cost models of XLA by emitter": partial(_cost_models, "emitter"),
+    "cost models of XLA by kind": partial(_cost_models, "kind"),
+    "cost models of XLA by size": partial(_cost_models, "size"),
+    "fusion decisions of XLA": _decisions,
     "tour": _tour,
     "first screen of nnx": partial(_first_screen, "nnx"),
     "first screen of gpt": partial(_first_screen, "gpt"),

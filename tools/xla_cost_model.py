@@ -20,13 +20,16 @@ import click
 
 from xlafuse.compare.base import atomic_write
 from xlafuse.compare.base.text import number
+from xlafuse.compare.graph.analyse.missed_fusions import ranked
 from xlafuse.compare.graph.analyse.summary import fingerprint
 from xlafuse.compare.graph.model import FusionGraph, Kernel
 from xlafuse.compare.graph.operations import kind_by_operations
 from xlafuse.compare.sources.opening import open_source
 from xlafuse.compare.sources.source import Source
+from xlafuse.compare.sources.target_ceilings import target_ceilings
 
 LEAST_US = 5.0  # of a launch: below, the launch itself decides
+PLACEHOLDER_US = 0.01  # the estimate of a model that has none
 SIZES = ((5.0, "5 to 20 µs"), (20.0, "20 to 100 µs"), (100.0, "100 µs and more"))
 MOST_DECISIONS = 15
 
@@ -46,6 +49,11 @@ class Estimate:
         return self.estimate_us / self.measured_us
 
     @property
+    def emitter(self) -> str:
+        """The generator of the kernel's code."""
+        return "Triton" if self.kernel.facts.get("fusion_kind") == "kCustom" else "XLA's own emitters"
+
+    @property
     def kind(self) -> str:
         return kind_by_operations(self.kernel)
 
@@ -56,17 +64,20 @@ class Estimate:
 
 @dataclass(frozen=True)
 class Decision:
-    """Two kernels that XLA did not fuse, because it expected the fused one to be slower.
+    """A kernel that XLA did not fuse into its consumers, because it expected that to be slower.
 
-    measured_us: of both kernels in a call.
+    measured_us: of all these kernels in a call. saving_us: the price of these missed fusions, by bytes and launches, in
+    all `layers` that have the same decision.
     """
 
     record: str
     producer: str
-    consumer: str
+    consumers: tuple[str, ...]
     fused_us: float
     unfused_us: float
     measured_us: float
+    saving_us: float
+    layers: int = 1
 
     @property
     def ratio(self) -> float:
@@ -107,24 +118,30 @@ def estimates(records: Iterable[tuple[str, FusionGraph, dict[int, float]]]) -> l
                 continue
             work = _keys(replace(graph, kernels=(kernel,)))[0]
             for model, us in (kernel.facts.get("xla_estimates_us") or {}).items():
+                if us == PLACEHOLDER_US:
+                    continue
                 found.setdefault((record.partition("/")[0], work, model), Estimate(record, kernel, model, us, each_us))
     return list(found.values())
 
 
-def decisions(records: Iterable[tuple[str, FusionGraph, dict[int, float]]]) -> list[Decision]:
-    """Return the pairs that XLA expected to be slower as one kernel, of which both kernels were measured."""
+def decisions(records: Iterable[tuple[str, FusionGraph, dict[int, float]]], target: str) -> list[Decision]:
+    """Return the producers that XLA expected to be slower within their consumers, where all kernels were measured."""
     found = []
     for record, graph, times in records:
+        prices: dict[tuple[str, str], float] = {}
+        for one in ranked(graph, target_ceilings(target)):
+            prices[one.reason.producer, one.reason.consumer] = one.price.us or 0.0
+        pairs: dict[tuple[str, float, float], list[str]] = defaultdict(list)
         for reason in graph.reasons:
-            ends = [graph.named.get(name, ()) for name in (reason.producer, reason.consumer)]
-            if reason.fused_us is None or not reason.unfused_us or any(len(indices) != 1 for indices in ends):
-                continue
-            pair = [times.get(indices[0]) for indices in ends]
-            if all(pair):
-                total = sum(time or 0.0 for time in pair)
-                found.append(
-                    Decision(record, reason.producer, reason.consumer, reason.fused_us, reason.unfused_us, total)
-                )
+            if reason.fused_us is not None and reason.unfused_us:
+                pairs[reason.producer, reason.fused_us, reason.unfused_us].append(reason.consumer)
+        for (producer, fused_us, unfused_us), consumers in pairs.items():
+            indices = [graph.named.get(name, ()) for name in (producer, *consumers)]
+            measured = [times.get(own[0]) if len(own) == 1 else None for own in indices]
+            if all(measured):
+                total = sum(time or 0.0 for time in measured)
+                saving = sum(prices.get((producer, consumer), 0.0) for consumer in consumers)
+                found.append(Decision(record, producer, tuple(consumers), fused_us, unfused_us, total, saving))
     return found
 
 
@@ -141,17 +158,18 @@ def summary(found: Sequence[Estimate]) -> dict[str, Any]:
     }
 
 
-def document(compiled: Source, measured: Source) -> dict[str, Any]:
-    """Return all sums: by model, by model and kind, by model and size, and the decisions with the worst estimates."""
+def document(compiled: Source, measured: Source, target: str) -> dict[str, Any]:
+    """Return all sums: by model, by model and kind, by model and size, and the decisions that cost most."""
     records = list(joined(compiled, measured))
-    found, decided = estimates(records), decisions(records)
+    found, decided = estimates(records), decisions(records, target)
     groups: dict[str, dict[tuple[str, str], list[Estimate]]] = {"": defaultdict(list)}
-    groups |= {"kind": defaultdict(list), "size": defaultdict(list)}
+    groups |= {name: defaultdict(list) for name in ("emitter", "kind", "size")}
     for one in found:
         groups[""][one.model, ""].append(one)
+        groups["emitter"][one.model, one.emitter].append(one)
         groups["kind"][one.model, one.kind].append(one)
         groups["size"][one.model, one.size].append(one)
-    worst = sorted(decided, key=lambda one: -abs(one.unfused_us - one.measured_us))
+    costly = sorted(_of_all_layers(decided), key=lambda one: -one.saving_us)
     ratios = sorted(one.ratio for one in decided)
     return {
         "compiled": {"versions": _versions(compiled), "records": len(records)},
@@ -162,11 +180,23 @@ def document(compiled: Source, measured: Source) -> dict[str, Any]:
         "decisions": {
             "number": len(decided),
             "ratios": [ratios[int(share * (len(ratios) - 1))] for share in (0.1, 0.5, 0.9)] if ratios else [],
-            "worst": [
-                {**one.__dict__, "ratio": one.ratio} for one in worst[:MOST_DECISIONS]
-            ],
+            "costly": [{**one.__dict__, "ratio": one.ratio} for one in costly[:MOST_DECISIONS]],
         },
     }
+
+
+def _of_all_layers(decided: Iterable[Decision]) -> list[Decision]:
+    """Return the decisions with those of one record and the same estimates as one, with the sum of their times."""
+    alike: dict[tuple[str, float, float], list[Decision]] = defaultdict(list)
+    for one in decided:
+        alike[one.record, round(one.fused_us, 2), round(one.unfused_us, 2)].append(one)
+    return [
+        replace(
+            same[0], layers=len(same), measured_us=sum(one.measured_us for one in same) / len(same),
+            saving_us=sum(one.saving_us for one in same),
+        )
+        for same in alike.values()
+    ]
 
 
 def _versions(source: Source) -> dict[str, str]:
@@ -175,7 +205,8 @@ def _versions(source: Source) -> dict[str, str]:
 
 HEADERS = ["model", "kernels", "median error", "error by time", "median estimate / measured", "10% to 90%"]
 DECISION_HEADERS = [
-    "record", "producer → consumer", "XLA: fused µs", "XLA: two kernels µs", "measured µs", "XLA / measured",
+    "record", "producer → consumers", "XLA: fused µs", "XLA: apart µs", "measured apart µs", "XLA / measured",
+    "price of the fusion µs",
 ]
 
 
@@ -184,7 +215,8 @@ def lines(data: Mapping[str, Any], by: str) -> list[list[str]]:
     return [
         [
             f"`{line['model']}`" + (f", {line['group']}" if by else ""), str(line["kernels"]),
-            f"{line['median_error']:.0%}", f"{line['by_time']:.0%}", number(line["median_ratio"]),
+            f"{line['median_error']:.0%}", f"{line['by_time']:.0%}" if line["by_time"] < 10 else "over 1000%",
+            number(line["median_ratio"]),
             f"{number(line['low'])} to {number(line['high'])}",
         ]
         for line in data["estimates"] if line["by"] == by
@@ -192,27 +224,33 @@ def lines(data: Mapping[str, Any], by: str) -> list[list[str]]:
 
 
 def decision_lines(data: Mapping[str, Any]) -> list[list[str]]:
-    """Return a line for each of the decisions with the worst estimates."""
+    """Return a line for each of the decisions that cost most."""
     return [
         [
-            one["record"], f"{one['producer']} → {one['consumer']}", number(one["fused_us"]), number(one["unfused_us"]),
-            number(one["measured_us"]), number(one["ratio"]),
+            one["record"].removesuffix("/xla"), _names(one),
+            *(number(one[name]) for name in ("fused_us", "unfused_us", "measured_us", "ratio", "saving_us")),
         ]
-        for one in data["decisions"]["worst"]
+        for one in data["decisions"]["costly"]
     ]
+
+
+def _names(decision: Mapping[str, Any]) -> str:
+    times = f" in {decision['layers']} layers" if decision["layers"] > 1 else ""
+    return f"`{decision['producer']}` → `{'`, `'.join(decision['consumers'])}`{times}"
 
 
 @click.command()
 @click.argument("compiled", type=click.Path(exists=True, path_type=Path))
 @click.argument("measured", type=click.Path(exists=True, path_type=Path))
 @click.option("-o", "out", type=click.Path(path_type=Path), default=Path("docs/xla-cost-model.json"))
-def main(compiled: Path, measured: Path, out: Path) -> None:
+@click.option("--target", default="h200", help="the GPU of both runs, which prices missed fusions")
+def main(compiled: Path, measured: Path, out: Path, target: str) -> None:
     """Write the sums of estimates beside measured times."""
-    found = document(open_source(compiled), open_source(measured))
+    found = document(open_source(compiled), open_source(measured), target)
     atomic_write.write(out, (json.dumps(found, indent=1) + "\n").encode())
     for line in found["estimates"]:
         print({key: round(value, 3) if isinstance(value, float) else value for key, value in line.items()})
-    print({key: value for key, value in found["decisions"].items() if key != "worst"})
+    print({key: value for key, value in found["decisions"].items() if key != "costly"})
 
 
 if __name__ == "__main__":
