@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ def extract(path: Path, kernel: str, module: str | None, out: Path) -> list[str]
     compiler = source.load().compiler
     if compiler == "inductor":
         facts = next(each.facts for each in source.load().kernels or () if each.name == kernel)
-        filled, what = _inductor(source, str(facts.get("call", kernel)), title)
+        filled, what = inductor_program(_codes(source), str(facts.get("call", kernel)), title)
     elif compiler == "xla":
         filled, what = _xla(source, kernel, title)
     else:
@@ -115,10 +115,11 @@ def _modules(source: Result) -> Iterator[Module]:
                     yield file_reader.read(path, statements=True)
 
 
-def _inductor(source: Result, kernel: str, title: str) -> tuple[str, str]:
+def inductor_program(codes: Sequence[str], kernel: str, title: str) -> tuple[str, str]:
+    """Return a program of its own for a kernel of one of these output codes, and words about it. Raises UsageError."""
     from xlafuse.triton_side.inductor import kernel_extract
 
-    codes = [code for code in _codes(source) if re.search(rf"^{re.escape(kernel)} = ", code, re.MULTILINE)]
+    codes = [code for code in codes if re.search(rf"^{re.escape(kernel)} = ", code, re.MULTILINE)]
     if not codes:
         raise UsageError(f"{kernel}: a call of a library, not a Triton kernel; it has no source to write")
     try:
@@ -127,7 +128,7 @@ def _inductor(source: Result, kernel: str, title: str) -> tuple[str, str]:
         raise UsageError(str(reason)) from None
     if any(other.source != extracted.source for other in others):
         raise UsageError(
-            f"{source.path}: {len(codes)} graphs have a kernel {kernel}, and they differ; give one output_code.py"
+            f"{len(codes)} graphs have a kernel {kernel}, and they differ; give one output_code.py"
         )
     values = {
         "NAME": kernel, "SOURCE": extracted.source, "ARGUMENTS": list(extracted.arguments),

@@ -8,9 +8,16 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import jax.numpy as jnp
+import numpy as np
+
+from xlafuse.compile import _jax_private
+from xlafuse.hlo import kernel_extract
 from xlafuse.hlo.proto_reader import message_type
+from xlafuse.hlo.text_reader import parse
 
 NAME = "forced_fusion"  # of the one kernel
+MOST_BYTES = 256 << 20  # of the inputs of a check
 _PASSING = ("get-tuple-element", "tuple", "opt-barrier", "bitcast")  # they launch nothing
 _BEHIND_A_HERO = ("bitcast", "convert", "copy", "get-tuple-element")  # XLA's emitter of reductions computes them, too
 _IN_PLACE = ("dynamic-update-slice", "scatter")
@@ -44,6 +51,55 @@ def fuse(serialized: bytes, module: str, first: str, second: str) -> bytes | Non
         raise NotForced(f"{first} and {second} are not in one computation: a loop or a branch runs one of them")
     _Edit(proto, named[first]).fuse(first, second)
     return bytes(proto.SerializeToString())
+
+
+class NotChecked(Exception):
+    """The results could not be compared; the message says why."""
+
+
+def error(default: str, forced: str, first: str, second: str) -> tuple[float, str]:
+    """Return how far the forced fusion's results are from those of the two kernels, and their coarsest dtype.
+
+    default, forced: the optimized HLO of the two compiles. XLA compiles both for the CPU, one operation after the
+    other, and runs them on random inputs. The error is that of the worst result: max|y - y'| / rms(y').
+
+    Raises NotChecked.
+    """
+    try:
+        before = kernel_extract.extract_two(parse(default, statements=True), first, second)
+        after = kernel_extract.extract(parse(forced, statements=True), NAME)
+    except kernel_extract.NotExtracted as problem:
+        raise NotChecked(str(problem)) from None
+    size = sum(math.prod(shape) * np.dtype(jnp.dtype(dtype)).itemsize for shape, dtype, _ in after.inputs)
+    if size > MOST_BYTES:
+        raise NotChecked(f"their inputs hold {size / 1e6:.0f} MB, and a check takes at most {MOST_BYTES / 1e6:.0f} MB")
+    if {*before.operands} != {*after.operands}:
+        raise NotChecked(f"XLA gives them other inputs: {', '.join({*before.operands} ^ {*after.operands})}")
+    generator = np.random.default_rng(0)
+    inputs = {name: _drawn(generator, *each) for name, each in zip(after.operands, after.inputs, strict=True)}
+    wanted, found = (
+        _jax_private.run_on_cpu(each.operations, [inputs[name] for name in each.operands]) for each in (before, after)
+    )
+    if [y.shape for y in wanted] != [y.shape for y in found]:
+        return math.inf, after.dtype
+    return max((_distance(y, want) for y, want in zip(found, wanted, strict=True)), default=0.0), after.dtype
+
+
+def _drawn(generator: np.random.Generator, shape: tuple[int, ...], dtype: str, values: int | None) -> Any:
+    kind = jnp.dtype(dtype)
+    if not jnp.issubdtype(kind, jnp.inexact):
+        return generator.integers(0, 2 if dtype == "bool" else values or 100, shape).astype(kind)
+    return generator.standard_normal(shape, dtype=np.float32).astype(kind)
+
+
+def _distance(y: Any, wanted: Any) -> float:
+    wide = np.complex128 if np.iscomplexobj(wanted) else np.float64
+    y, wanted = y.astype(wide), wanted.astype(wide)
+    with np.errstate(all="ignore"):
+        apart = np.abs(np.where((y == wanted) | (np.isnan(y) & np.isnan(wanted)), 0, y - wanted))
+        scale = math.sqrt(np.mean(np.abs(np.where(np.isfinite(wanted), wanted, 0)) ** 2)) if wanted.size else 0.0
+    worst = float(np.max(apart, initial=0.0))
+    return math.inf if math.isnan(worst) else worst / (scale or 1.0)
 
 
 class _Edit:
@@ -252,7 +308,8 @@ class _Edit:
         if len(loops) > 1 or len(reduces) > 1:
             listed = sorted({f"[{','.join(map(str, self._loop(hero)[0]))}]" for hero in heroes})
             along = " along different dimensions" if len(listed) == 1 else ""
-            raise NotForced(f"a kernel of XLA has one loop; the results of these two need {' and '.join(listed)}{along}")
+            needed = f"{' and '.join(listed)}{along}"
+            raise NotForced(f"a kernel of XLA has one loop, and the results of these two need {needed}")
         return ("kInput" if any(hero.opcode in ("reduce", "transpose") for hero in heroes) else "kLoop"), b""
 
     def _needed(self, ids: Iterable[int]) -> list[Any]:

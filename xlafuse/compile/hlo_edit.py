@@ -114,11 +114,14 @@ def _register() -> None:
 
 
 @contextlib.contextmanager
-def editing(edit: Edit) -> Iterator[None]:
-    """Let `edit` change each serialized HloModuleProto that XLA compiles meanwhile; None leaves it as it is.
+def editing(edit: Edit | None) -> Iterator[None]:
+    """Let `edit` change each serialized HloModuleProto that XLA compiles meanwhile; it returns None to leave one as is.
 
     XLA also compiles candidates for kernels as modules of their own. An exception of `edit` is raised on leaving.
     """
+    if edit is None:
+        yield
+        return
     _register()
     _State.edit, _State.failure = edit, None
     try:

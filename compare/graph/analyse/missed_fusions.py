@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -69,6 +69,16 @@ def ranked(graph: FusionGraph, ceilings: Ceilings | None) -> list[MissedFusion]:
     return sorted(
         (one for one in found if one.price.bytes), key=lambda one: (one.price.us or 0.0, one.price.bytes), reverse=True
     )
+
+
+def price(graph: FusionGraph, ceilings: Ceilings | None, members: Collection[int]) -> Price:
+    """Return the price of the kernels with these launch indices as one. Raises as `ranked` does."""
+    return _Pricing(graph, ceilings).fused(set(members))
+
+
+def at_rates(graph: FusionGraph, ceilings: Ceilings | None, size: int, launches: int) -> Price:
+    """Return the price of bytes and launches. Raises as `ranked` does."""
+    return _Pricing(graph, ceilings).price(size, (), launches)
 
 
 def together(graph: FusionGraph, ceilings: Ceilings | None) -> Price:
