@@ -185,9 +185,7 @@ def _show_comparison(comparison: Comparison) -> None:
         if not difference.graph.empty:
             emit(text_view.plain(""))
             emit(diff_view.tree(name, difference.graph, explained.graphs[DEFAULT], explained.graphs[name]))
-    checks = [f"{check}" for check in explained.agreement]
-    not_timed = [] if explained.times else [_NOT_TIMED]
-    for note in dict.fromkeys((*checks, *explained.notes, *not_timed)):
+    for note in dict.fromkeys((*explained.notes, *([] if explained.times else [_NOT_TIMED]))):
         emit(text_view.plain(f"\nnote: {note}"))
 
 

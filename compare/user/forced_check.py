@@ -30,13 +30,13 @@ def checked(name: str, found: Mapping[str, Any]) -> Agreement | str:
     if "error" in found:
         return Agreement(name, "the two kernels", found["error"], ROUNDINGS * EPS.get(found["dtype"], 0.0))
     try:
-        program, _ = inductor_program([found["code"]], found["kernel"], "")
+        program = inductor_program([found["code"]], found["kernel"], "")
     except UsageError as problem:
         return f"{name}: not checked: {problem}"
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "TRITON_INTERPRET")}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "repro.py"
-        file.write_text(program)
+        file.write_text(program.text)
         try:
             ran = subprocess.run(
                 [sys.executable, str(file)], capture_output=True, text=True, timeout=_SECONDS, env=environment,

@@ -117,8 +117,9 @@ def compare(
         )
         for each in variants
     }
-    savings = tuple(f"{name}: {each.saving}" for name, each in found.items() if each.saving is not None)
-    return Comparison(replace(explained, notes=(*savings, *explained.notes)), found)
+    savings = [f"{name}: {each.saving}" for name, each in found.items() if each.saving is not None]
+    notes = (*savings, *map(str, explained.agreement), *explained.notes)
+    return Comparison(replace(explained, notes=notes), found)
 
 
 def _saving(explained: Explained, variant: Variant) -> Saving | None:

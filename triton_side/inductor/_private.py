@@ -52,7 +52,8 @@ _NAMES = {
     "torch._functorch.config": ("force_non_lazy_backward_lowering",),
     "torch.autograd.graph": ("_engine_run_backward",),
     "torch._inductor.config": (
-        *_CUSTOM_PASSES, "trace.provenance_tracking_level", "force_disable_caches", "use_static_cuda_launcher",
+        *_CUSTOM_PASSES, "triton.tiling_prevents_pointwise_fusion", "triton.tiling_prevents_reduction_fusion",
+        "trace.provenance_tracking_level", "force_disable_caches", "use_static_cuda_launcher",
         "max_autotune", "max_autotune_gemm",
     ),
     "torch._inductor.compile_fx": ("compile_fx",),
@@ -447,10 +448,13 @@ def observe_compiles(listener: Listener) -> Iterator[None]:
             listener.graph_broken(GraphBreak(text=str(reason.reason), line=users_line(reason.user_stack)))
 
 
+_TILING = dict.fromkeys(("triton.tiling_prevents_pointwise_fusion", "triton.tiling_prevents_reduction_fusion"), False)
+
+
 def _fused(nodes: Sequence[Any], one: Any, other: Any) -> tuple[Sequence[Any], str]:
     """Return a scheduler's nodes after fusing two more, and ""; or the same nodes, and why Inductor does not fuse them.
 
-    All of Inductor's rules apply, but for those by which it expects no gain (`InductorChoices`).
+    All of Inductor's rules apply, but for those by which it expects no gain (`InductorChoices`, `_TILING`).
     """
     if other.get_operation_names() & one.ancestors:
         one, other = other, one
@@ -465,6 +469,7 @@ def _fused(nodes: Sequence[Any], one: Any, other: Any) -> tuple[Sequence[Any], s
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(_patched(WhyNoFuse, "__call__", refused))
+        stack.enter_context(inductor_config.patch(_TILING))
         for name in ("can_fuse", "can_fuse_vertical", "can_fuse_horizontal"):
             stack.enter_context(_patched(InductorChoices, name, staticmethod(willing)))
         allowed = scheduler.can_fuse(one, other, can_reorder=True)
