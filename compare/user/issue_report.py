@@ -104,7 +104,8 @@ class _About:
     def description(self) -> Iterator[str]:
         kernels = self.graph.kernels or ()
         record = self.source.record
-        block = "" if record is None else f" of the block {code_span(record.case.id)}"
+        sizes = [] if record is None else [f"{name}={value}" for name, value in record.case.sizes.items()]
+        block = "" if record is None else f" of the block {code_span(record.case.id)} ({escaped(', '.join(sizes))})"
         which = "the only kernel" if len(kernels) == 1 else f"one of {len(kernels)} kernels"
         yield f"{code_span(self.kernel.name)} is {which} that {self.compiler} makes{block}."
         yield f"It computes {code_span(self._operations(self.kernel.name))}."
@@ -116,7 +117,7 @@ class _About:
         for one in self.missed():
             other = one.reason.producer if one.reason.consumer == self.kernel.name else one.reason.consumer
             us = "" if one.price.us is None else f", ~{formats.microseconds(one.price.us)} by bytes and launches"
-            text = one.reason.text or one.reason.code
+            text = re.sub(r" \[said of [^\]]*\]", "", one.reason.text) or one.reason.code  # words of this project
             yield (
                 f"It is not fused with {code_span(other)} ({code_span(self._operations(other))}): {code_span(text)}. "
                 f"One kernel would save {formats.size(one.price.bytes)}{us}."

@@ -47,6 +47,8 @@ def fuse(serialized: bytes, module: str, first: str, second: str) -> bytes | Non
     if proto.name != module:
         return None
     named = {row.name: each for each in proto.computations for row in each.instructions}
+    if missing := [name for name in (first, second) if name not in named]:
+        raise NotForced(f"XLA makes {missing[0]} behind its scheduler, where two kernels cannot be one any more")
     if named[first] is not named[second]:
         raise NotForced(f"{first} and {second} are not in one computation: a loop or a branch runs one of them")
     _Edit(proto, named[first]).fuse(first, second)
