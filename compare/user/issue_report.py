@@ -55,7 +55,8 @@ def _report(about: _About, program: Program, file: str) -> str:
     ]
     inlined = _folded(file, program.text, "python")
     attached = f"The file {code_span(file)} is attached."
-    before = [f"# {escaped(about.title())}", " ".join(about.description()), "## Versions", "\n".join(about.versions())]
+    versions = "\n".join(about.versions())
+    before = [f"# {about.title()}", " ".join(about.description()), *(["## Versions", versions] if versions else [])]
     behind = [*about.output(program), *about.other_compiler()]
     whole = "\n\n".join([*before, *run, inlined, *behind])
     return (whole if len(whole) < _LONGEST else "\n\n".join([*before, *run, attached, *behind])) + "\n"
@@ -108,7 +109,7 @@ class _About:
         block = "" if record is None else f" of the block {code_span(record.case.id)} ({escaped(', '.join(sizes))})"
         which = "the only kernel" if len(kernels) == 1 else f"one of {len(kernels)} kernels"
         yield f"{code_span(self.kernel.name)} is {which} that {self.compiler} makes{block}."
-        yield f"It computes {code_span(self._operations(self.kernel.name))}."
+        yield f"It computes {self._operations(self.kernel.name)}."
         if None not in (self.kernel.bytes_read, self.kernel.bytes_written):
             read, written = formats.size(self.kernel.bytes_read), formats.size(self.kernel.bytes_written)
             yield f"It reads {read} and writes {written}."
@@ -119,7 +120,7 @@ class _About:
             us = "" if one.price.us is None else f", ~{formats.microseconds(one.price.us)} by bytes and launches"
             text = re.sub(r" \[said of [^\]]*\]", "", one.reason.text) or one.reason.code  # words of this project
             yield (
-                f"It is not fused with {code_span(other)} ({code_span(self._operations(other))}): {code_span(text)}. "
+                f"It is not fused with {code_span(other)} ({self._operations(other)}): {code_span(text)}. "
                 f"One kernel would save {formats.size(one.price.bytes)}{us}."
             )
 
@@ -179,14 +180,14 @@ class _About:
             return []
         ceilings = self.source.ceilings
         least = None if ceilings is None else roofline_time_us(self.graph, self.kernel, ceilings)
-        costs = [formats.microseconds(us) + (f" on {device}" if device else "")]
+        costs = [formats.microseconds(us) + (f" on {escaped(device)}" if device else "")]
         return costs + ([f"{number(us / least)} times its roofline time"] if least else [])
 
     def _named(self, name: str) -> Kernel:
         return next(kernel for kernel in self.graph.kernels or () if kernel.name == name)
 
     def _operations(self, name: str) -> str:
-        return _words(self._named(name))
+        return code_span(_words(self._named(name)))
 
     def _segment(self) -> Mapping[str, Any]:
         record, run = self.source.record, self.opened.run or {}
