@@ -15,6 +15,7 @@ from ..base.usage import UsageError, write_file
 from ..graph import formats
 from ..graph.analyse.missed_fusions import MissedFusion, ranked
 from ..graph.analyse.roofline import roofline_time_us
+from ..graph.analyse.totals import known_declared_bytes
 from ..graph.model import FusionGraph, Kernel
 from ..sources.opening import open_source
 from ..sources.result import Result
@@ -83,9 +84,13 @@ class _About:
         return _NAMES[self.graph.compiler]
 
     def missed(self) -> list[MissedFusion]:
-        """Return the missed fusions of the kernel, most costly first."""
-        found = ranked(self.graph, self.source.ceilings)
-        return [one for one in found if self.kernel.name in (one.reason.producer, one.reason.consumer)][:_MOST_MISSED]
+        """Return the missed fusions of the kernel that would save a tenth of its bytes or more, most costly first."""
+        least = 0.1 * known_declared_bytes(self.kernel)
+        return [
+            one for one in ranked(self.graph, self.source.ceilings)
+            if one.price.bytes >= least and {one.reason.producer, one.reason.consumer} <= self.graph.named.keys()
+            and self.kernel.name in (one.reason.producer, one.reason.consumer)
+        ][:_MOST_MISSED]
 
     def device(self) -> str:
         """Return the GPU that ran the kernel, or "" where nothing says it."""
@@ -114,7 +119,7 @@ class _About:
             read, written = formats.size(self.kernel.bytes_read), formats.size(self.kernel.bytes_written)
             yield f"It reads {read} and writes {written}."
         if costs := self._costs():
-            yield f"It takes {', '.join(costs)}."
+            yield f"Its launches in one call take {', '.join(costs)}."
         for one in self.missed():
             other = one.reason.producer if one.reason.consumer == self.kernel.name else one.reason.consumer
             us = "" if one.price.us is None else f", ~{formats.microseconds(one.price.us)} by bytes and launches"

@@ -51,7 +51,7 @@ def test_two_kernels_become_one_and_the_others_stay(h200: compiler.Target) -> No
     text = made.forced(second, first)
     assert names(text) == [NAME, third]
     assert error(made.text, text, first, second) == (0, "float32")
-    (fusion,) = (each for each in parse(text).computations[parse(text).entry].instructions.values() if each.name == NAME)
+    fusion = parse(text).computations[parse(text).entry].instructions[NAME]
     assert fusion.fusion_kind == "kLoop" and len(fusion.shapes) == 2  # `a` is a result, and stays one
 
 

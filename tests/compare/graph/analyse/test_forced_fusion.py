@@ -28,7 +28,8 @@ def test_kernels_have_names_and_numbers(text: str, found: tuple[int, int]) -> No
     ("text", "complaint"),
     [
         ("bent+1", "no kernel 'bent'; did you mean bend?.*scale, bend, other, last"), ("1", "two kernels with a +"),
-        ("1+2+3", "two kernels with a +"), ("1+scale", "both are the kernel 1 scale"), ("*a*+2", "2 kernels are called"),
+        ("1+2+3", "two kernels with a +"), ("1+scale", "both are the kernel 1 scale"),
+        ("*a*+2", "2 kernels are called '.a.'"),
     ],
 )
 def test_other_names_are_refused(text: str, complaint: str) -> None:
