@@ -127,6 +127,8 @@ def explain_all(
             refuse_arguments(name, args, kwargs, grad, framework)
             if chosen is not None:
                 raise ExplainError(f"{name} is already compiled: target= goes with a function or its Lowered")
+            if settings.get(name) or force.get(name):
+                raise ExplainError(f"{name} is already compiled: settings and --force go only with a function")
             done[name] = _read_compiled(name, function)
             continue
         call = replace(

@@ -1,4 +1,4 @@
-"""Whether a forced fusion computes what its two kernels do."""
+"""The check that a forced fusion computes the results of its two kernels."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def _report(about: _About, program: Program, file: str) -> str:
 
 @dataclass(frozen=True)
 class _About:
-    """What is known of a kernel, in Markdown."""
+    """A kernel's description in Markdown."""
 
     opened: Source
     source: Result

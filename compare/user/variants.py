@@ -9,7 +9,8 @@ from typing import Any
 
 from ..base.usage import UsageError
 from ..graph.analyse.diff import GraphDiff, diff
-from ..graph.analyse.forced_fusion import Saving, pair, saving
+from ..graph.analyse.forced_fusion import FORCED, Saving, pair, saving
+from ..graph.render.text_view import launch_words
 from ..plan.paired_rounds import counted, median_us, round_medians
 from ..plan.speedup import Speedup
 from ..plan.speedup import compare as compare_times
@@ -118,7 +119,8 @@ def compare(
         for each in variants
     }
     savings = [f"{name}: {each.saving}" for name, each in found.items() if each.saving is not None]
-    notes = (*savings, *map(str, explained.agreement), *explained.notes)
+    launches = filter(None, (_launches(explained, each) for each in variants if each.force))
+    notes = (*savings, *launches, *map(str, explained.agreement), *explained.notes)
     return Comparison(replace(explained, notes=notes), found)
 
 
@@ -131,6 +133,16 @@ def _saving(explained: Explained, variant: Variant) -> Saving | None:
         return found
     before, after = (median_us(counted(explained.times[name]).device_time) for name in (DEFAULT, variant.name))
     return replace(found, device_us=before - after)
+
+
+def _launches(explained: Explained, variant: Variant) -> str:
+    """Return how the two kernels are launched, and the one; "" where nothing says it."""
+    default, forced = explained.graphs[DEFAULT], explained.graphs[variant.name]
+    kernels = [(default.kernels or ())[index] for index in pair(default, variant.force)]
+    kernels += [kernel for kernel in forced.kernels or () if FORCED in kernel.facts]
+    words = ["".join(launch_words(replace(kernel.launch, config=None, differing=None))) for kernel in kernels]
+    named = [f"{kernel.name}: {text}" for kernel, text in zip(kernels, words, strict=True)]
+    return f"{variant.name}: launches: {'; '.join(named)}" if all(words) else ""
 
 
 def _speedup(explained: Explained, name: str) -> Speedup | None:

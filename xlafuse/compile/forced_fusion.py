@@ -303,7 +303,7 @@ class _Edit:
         passed = [self._inside(id) for id in b.operand_ids if id == a.id or id in self.between]
         waited = [row for row in self._needed(passed) if row.opcode == "reduce"]
         if waited or any(_fusion_config(row) for row in (a, b)):
-            return "kCustom", self._triton(waited, results)
+            return "kCustom", self._triton((b, a), waited, results)
         heroes = [self._hero(id) for id in results]
         reduces = {(*self._loop(hero), tuple(hero.dimensions)) for hero in heroes if hero.opcode == "reduce"}
         loops = {self._loop(hero)[1:] for hero in heroes}
@@ -338,8 +338,9 @@ class _Edit:
         order, extents = list(shape.layout.minor_to_major), tuple(shape.dimensions)
         return extents, math.prod(extents) if order == sorted(order, reverse=True) else (extents, tuple(order))
 
-    def _triton(self, waited: Sequence[Any], results: Sequence[int]) -> bytes:
-        """Return the configuration of a Triton fusion whose blocks compute one row each."""
+    def _triton(self, pair: Sequence[Any], waited: Sequence[Any], results: Sequence[int]) -> bytes:
+        """Return the configuration that XLA chose for one of the two, if it fits; else that of one row in each block.
+        """
         if len(results) > 1:
             raise NotForced("XLA needs Triton for these two in one kernel, and others read the result of both of them")
         reduces = waited or [row for row in self._needed(results) if row.opcode == "reduce"]
@@ -353,7 +354,13 @@ class _Edit:
         if len(rows) != 1 or max(rows) > _MOST_IN_A_BLOCK:
             raise NotForced(f"XLA's Triton emitter needs rows of one size; these have {sorted(rows)} elements")
         (row,) = rows
-        tiles = [{"sizes": [*map(str, _row_of(self.inner[results[0]].shape.dimensions, row))]}]
+        extents = self.inner[results[0]].shape.dimensions
+        for kernel in pair:
+            tiles = _fusion_config(kernel).get("block_level_fusion_config", {}).get("output_tiles", ())
+            sizes = [math.prod(map(int, tile["sizes"])) for tile in tiles]
+            if len(sizes) == 1 and sizes[0] % row == 0 and kernel.shape.dimensions == extents:
+                return bytes(kernel.backend_config)
+        tiles = [{"sizes": [*map(str, _row_of(extents, row))]}]
         warps = next((warps for most, warps in _WARPS if row <= most), 32)
         blocks = {"num_warps": str(warps), "output_tiles": tiles, "num_ctas": 1, "num_stages": 1}
         config = {"fusion_backend_config": {"kind": "__triton", "block_level_fusion_config": blocks}}

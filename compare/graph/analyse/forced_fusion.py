@@ -1,4 +1,4 @@
-"""Two kernels of a graph that a user wants as one: found by name, and what that saves."""
+"""Two kernels of a graph that a user wants as one, found by name, and their saving as one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from .missed_fusions import Price, at_rates, price
 from .roofline import Ceilings
 from .totals import Tally, totals
 
+FORCED = "forced"  # a fact of the one kernel
 MOST_NAMED = 30
 
 
@@ -63,7 +64,7 @@ def _buffers(kernel: Kernel) -> set[str]:
 
 @dataclass(frozen=True)
 class Saving:
-    """What one kernel instead of two saves: by the price of the missed fusion, and by the two graphs.
+    """The saving of one kernel instead of two: by the price of the missed fusion, and by the two graphs.
 
     actual: declared bytes and launches of one call, at the rates of the price; None where they are unknown.
     roofline_us: of all kernels; None where unknown. device_us: measured; None without a GPU.
@@ -89,7 +90,7 @@ class Saving:
 
 
 def saving(default: FusionGraph, forced: FusionGraph, indices: tuple[int, int], ceilings: Ceilings | None) -> Saving:
-    """Return what the forced program saves of the default one. indices: of the two kernels in the default graph."""
+    """Return the saving of the forced program over the default one. indices: of the two kernels in `default`."""
     before, after = (totals(graph, ceilings=ceilings) for graph in (default, forced))
     declared, roofline = _less(before.declared, after.declared), None
     if before.roofline_time_us is not None and after.roofline_time_us is not None:

@@ -84,9 +84,14 @@ class TorchExplainer:
         if forced is None:
             self._default = self._default if call["settings"] else (graph, program)
             return explaining.Answer(graph, notes)
-        made = next(c for c in calls_in_order(program) if forced.first | forced.second <= c.operations)
+        assert graph.kernels is not None
+        kernels = list(graph.kernels)
+        calls = calls_in_order(program)
+        at = next(at for at, call in enumerate(calls) if forced.first | forced.second <= call.operations)
+        kernels[at] = replace(kernels[at], facts={**kernels[at].facts, forced_fusion.FORCED: True})
         code = next(each.code for each in captured.graphs if each.part == forced.part)
-        return explaining.Answer(graph, notes, {"code": code, "kernel": made.kernel.name})
+        check = {"code": code, "kernel": calls[at].kernel.name}
+        return explaining.Answer(replace(graph, kernels=tuple(kernels)), notes, check)
 
     def _forced(self, text: str) -> Any:
         """Return the two kernels of the default compile. Raises UsageError and NotForced."""

@@ -150,10 +150,16 @@ class XlaExplainer:
             return explaining.Answer(graph, notes)
         from xlafuse.compile.forced_fusion import NAME, NotChecked, error
 
-        if not any(_instruction(kernel.name) == NAME for kernel in graph.kernels or ()):
+        kernels = tuple(
+            replace(kernel, provenance="not autotuned", facts={**kernel.facts, forced_fusion.FORCED: True})
+            if _instruction(kernel.name) == NAME else kernel
+            for kernel in graph.kernels or ()
+        )
+        if kernels == graph.kernels:
             raise forced_fusion.NotForced("XLA did not compile the edited module")
-        # XLA decided against fusing kernels that are one now.
-        graph = replace(graph, reasons=tuple(reason for reason in graph.reasons if reason.producer or reason.consumer))
+        # XLA gave reasons for kernels that are one now.
+        known = tuple(reason for reason in graph.reasons if reason.producer or reason.consumer)
+        graph = replace(graph, kernels=kernels, reasons=known)
         try:
             worst, dtype = error(forced.text, texts[forced.phase], forced.first, forced.second)
         except NotChecked as problem:

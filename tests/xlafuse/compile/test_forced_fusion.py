@@ -72,6 +72,14 @@ def test_a_reduction_that_others_wait_for_becomes_a_triton_kernel_of_rows(h200: 
     assert worst < 1e-5 and dtype == "float32"
 
 
+def test_the_tiles_that_xla_chose_for_one_of_the_two_are_kept(h200: compiler.Target) -> None:
+    made = Compiled(lambda x, y: jnp.tanh(apart(jax.nn.softmax(x))) * y, struct(64, 256), struct(64, 256), target=h200)
+    text = made.forced(*made.kernels)
+    before, after = (re.findall(r'"output_tiles":\[.*?"num_ctas"', each) for each in (made.text, text))
+    assert len(before) == 1 and after == before
+    assert error(made.text, text, *made.kernels)[0] < 1e-5
+
+
 def test_kernels_that_read_one_array_are_fused_side_by_side(h200: compiler.Target) -> None:
     def function(x):
         a, b = apart((jnp.tanh(x), jnp.exp(x)))
