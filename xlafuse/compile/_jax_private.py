@@ -202,6 +202,13 @@ def compile_stablehlo(text: str, options: dict[str, Any], target: Any) -> str:
     return optimized.to_string()
 
 
+def hlo_text(module: bytes) -> str:
+    """Return a serialized HloModuleProto as text, with all literals."""
+    options = _hlo.HloPrintOptions()
+    options.print_large_constants = True
+    return str(_hlo.HloModule.from_serialized_hlo_module_proto(module).to_string(options))
+
+
 def run_on_cpu(hlo_text: str, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
     """Return the results of HLO without fusions for these inputs."""
     check_version()

@@ -27,14 +27,12 @@ class ExtractedHlo:
     """A kernel's operations as a module, without the fusion: jax accepts no module that has one.
 
     dtype: the coarsest floating dtype, or "". inputs: (shape, dtype, None or how many values an integer may have).
-    operands: for each input, the name of the value outside the kernel.
     """
 
     operations: str
     inputs: tuple[tuple[tuple[int, ...], str, int | None], ...]
     dtype: str
     notes: tuple[str, ...]
-    operands: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -77,92 +75,10 @@ def extract(module: Module, kernel: str) -> ExtractedHlo:
     if opcode == "fusion":
         fused = module.computations.get(next(iter(instruction.called("calls")), ""))
         body, called = _lines(fused), [] if fused is None else list(fused.instructions.values())
-        operands = list(instruction.operands)
     else:
-        (*body, line), operands = _taken(around, [instruction])
-        body, called = [*body, replace(line, is_root=True)], [instruction]
+        body, called = _alone(around, instruction), [instruction]
     if not body:
         raise NotExtracted(f"{kernel}: its computation is missing in the HLO text; the file is cut off")
-    notes = []
-    if instruction.fusion_kind == "kCustom":
-        notes.append("the dump has a Triton fusion; XLA fuses its operations again, and may choose other tiles")
-    return _extracted(module, kernel, body, called, operands, notes)
-
-
-def extract_two(module: Module, first: str, second: str) -> ExtractedHlo:
-    """Return two kernels of one computation, the second behind the first in its text, as one module.
-
-    It returns the results that others use, the first kernel's before the second's. Raises NotExtracted.
-    """
-    around = next((each for each in module.computations.values() if {first, second} <= each.statements.keys()), None)
-    if around is None:
-        raise NotExtracted(f"the HLO text has no computation with {first!r} and {second!r} that could be read")
-    around = _without_tuples(around)
-    passing = {first}  # values that need the first kernel and no other one
-    for name, each in around.instructions.items():
-        if each.opcode in ("bitcast", "get-tuple-element") and _whole(each.operands[0]) in passing:
-            passing.add(name)
-    between: list[Instruction] = []
-    needed = set(map(_whole, around.instructions[second].operands))
-    for name in reversed(list(around.instructions)):
-        if name in passing & needed - {first}:
-            between.insert(0, around.instructions[name])
-            needed.update(map(_whole, around.instructions[name].operands))
-
-    def is_used(value: str) -> bool:
-        """Return whether others than the second kernel need a value ("a", or "a#1") of the two."""
-        name, _, index = value.partition("#")
-        for user in around.instructions.values():
-            if user.name == second or not {name, value} & set(user.operands):
-                continue
-            if user.opcode == "get-tuple-element" and index not in ("", str(user.index)):
-                continue
-            if user.name not in passing or is_used(user.name):
-                return True
-        return around.instructions[name].is_root
-
-    values = [
-        value for kernel in (first, second)
-        for value in ([f"{kernel}#{n}" for n, _ in enumerate(around.instructions[kernel].result.elements)] or [kernel])
-        if is_used(value)
-    ]
-    taken = [around.instructions[first], *between, around.instructions[second]]
-    body, operands = _taken(around, taken)
-    results = [element for value in values if (element := around.operand(value)) is not None]
-    root = _Line("results", Element(0, elements=tuple(results)), "tuple", tuple(values), is_root=True)
-    return _extracted(module, f"{first} and {second}", [*body, root], taken, operands, [])
-
-
-def _without_tuples(around: Computation) -> Computation:
-    """Return a computation whose instructions take elements of tuples from where they are computed."""
-
-    def source(value: str) -> str:
-        name, _, index = value.partition("#")
-        each = around.instructions.get(name)
-        if each is not None and each.opcode == "get-tuple-element" and each.index is not None and not index:
-            name, index = source(each.operands[0]), str(each.index)
-            each = around.instructions.get(name)
-        if each is not None and each.opcode == "tuple" and index.isdecimal() and int(index) < len(each.operands):
-            return source(each.operands[int(index)])
-        return value
-
-    kept: dict[str, Instruction] = {}
-    used: set[str] = set()
-    for name, each in reversed(around.instructions.items()):
-        if each.is_root or name in used or each.opcode not in ("tuple", "get-tuple-element"):
-            kept[name] = replace(each, operands=tuple(map(source, each.operands)))
-            used.update(map(_whole, kept[name].operands))
-    return replace(around, instructions=dict(reversed(kept.items())))
-
-
-def _whole(value: str) -> str:
-    return value.partition("#")[0]
-
-
-def _extracted(
-    module: Module, kernel: str, body: list[_Line], called: Sequence[Instruction], operands: Sequence[str],
-    notes: list[str],
-) -> ExtractedHlo:
     if any(line.opcode == "constant" and "..." in line.literal for line in body):
         raise NotExtracted(
             f"{kernel}: the text leaves out a large constant; dump with --xla_dump_large_constants, or pass it as "
@@ -173,11 +89,14 @@ def _extracted(
     shapes = [shape for each in (lines, *helpers.values()) for line in each for shape in arrays(line.result)]
     dtypes = {shape.dtype for shape in shapes}
     parameters = sorted((line for line in lines if line.opcode == "parameter"), key=lambda line: int(line.literal))
+    notes = []
     if any(not _is_row_major(shape) for line in body for shape in arrays(line.result)):
         notes.append("some arrays have a layout other than row-major in the dump; here they are row-major")
+    if instruction.fusion_kind == "kCustom":
+        notes.append("the dump has a Triton fusion; XLA fuses its operations again, and may choose other tiles")
     return ExtractedHlo(
         _module(helpers, lines), tuple(_input(parameter, lines) for parameter in parameters),
-        next((LONG_NAMES[short] for short in _COARSEST if short in dtypes), ""), tuple(notes), tuple(operands),
+        next((LONG_NAMES[short] for short in _COARSEST if short in dtypes), ""), tuple(notes),
     )
 
 
@@ -206,23 +125,17 @@ def _require_static(statement: Statement) -> None:
         raise NotExtracted(f"{statement.name}: an array of dynamic size; only static shapes are extracted")
 
 
-def _taken(around: Computation, instructions: Sequence[Instruction]) -> tuple[list[_Line], list[str]]:
-    """Return instructions as a body with their other operands as parameters, and the names of these operands."""
-    own = {each.name for each in instructions}
-    parameters: dict[str, _Line] = {}
-    lines = []
-    for each in instructions:
-        for operand in each.operands:
-            if _whole(operand) in own or operand in parameters:
-                continue
-            if (element := around.operand(operand)) is None:
-                raise NotExtracted(f"{each.name}: its operand {operand} is missing in the HLO text")
-            _require_static(around.statements[_whole(operand)])
-            number = str(len(parameters))
-            parameters[operand] = _Line(f"input_{number}", element, "parameter", literal=number)
-        operands = tuple(parameters[name].name if name in parameters else name for name in each.operands)
-        lines.append(replace(_line(each, around.statements[each.name]), operands=operands, is_root=False))
-    return [*parameters.values(), *lines], list(parameters)
+def _alone(around: Computation, instruction: Instruction) -> list[_Line]:
+    """Return one instruction as a body with its operands as parameters."""
+    parameters = []
+    for number, operand in enumerate(instruction.operands):
+        element = around.operand(operand)
+        if element is None:
+            raise NotExtracted(f"{instruction.name}: its operand {operand} is missing in the HLO text")
+        _require_static(around.statements[operand.partition("#")[0]])
+        parameters.append(_Line(f"input_{number}", element, "parameter", literal=str(number)))
+    line = _line(instruction, around.statements[instruction.name])
+    return [*parameters, replace(line, operands=tuple(each.name for each in parameters), is_root=True)]
 
 
 def _helpers(instructions: Iterable[Instruction], module: Module) -> list[str]:

@@ -133,13 +133,15 @@ class XlaExplainer:
 
     def _forced(self, text: str) -> _Forced:
         """Return the two kernels of the default compile. Raises UsageError and NotForced."""
+        from xlafuse.hlo.gpu_program import parse
+
         assert self._default is not None
         graph, texts = self._default
         kernels = [graph.kernels[index] for index in forced_fusion.pair(graph, text)]
         if self._target.startswith("tpu"):
             raise forced_fusion.NotForced("XLA's compile for TPUs takes no edits")
         first, second = (_instruction(kernel.name) for kernel in kernels)
-        return _Forced(kernels[0].phase, texts[kernels[0].phase], first, second)
+        return _Forced(kernels[0].phase, parse(texts[kernels[0].phase]).name, first, second)
 
     def _answer(
         self, call: Mapping[str, Any], graph: FusionGraph, notes: list[str], texts: Mapping[str, str],
@@ -161,7 +163,7 @@ class XlaExplainer:
         known = tuple(reason for reason in graph.reasons if reason.producer or reason.consumer)
         graph = replace(graph, kernels=kernels, reasons=known)
         try:
-            worst, dtype = error(forced.text, texts[forced.phase], forced.first, forced.second)
+            worst, dtype = error(*forced.edited)
         except NotChecked as problem:
             return explaining.Answer(graph, [*notes, f"{call['name']}: not checked on the CPU: {problem}"])
         return explaining.Answer(graph, notes, {"error": worst, "dtype": dtype})
@@ -232,20 +234,24 @@ class XlaExplainer:
         return fusion_graph.of_module(compiled, dumps, target=self._target, versions=self._versions)[0]
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Forced:
-    """Two instructions of a module's optimized HLO that are to be one. text: that HLO."""
+    """Two instructions of a module that are to be one. edited: the module in which one calls the two, and the other."""
 
     phase: Phase
-    text: str
+    module: str
     first: str
     second: str
+    edited: tuple[bytes, bytes] = (b"", b"")
 
     def edit(self, module: bytes) -> bytes | None:
         from xlafuse.compile.forced_fusion import fuse
-        from xlafuse.hlo.gpu_program import parse
 
-        return fuse(module, parse(self.text).name, self.first, self.second)
+        pair = self.module, self.first, self.second
+        before, after = (fuse(module, *pair, nested=nested) for nested in (True, False))
+        if before is not None and after is not None:
+            self.edited = before, after
+        return after
 
 
 def _instruction(kernel: str) -> str:
