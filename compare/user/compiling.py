@@ -91,9 +91,9 @@ def _compile_in(
             raise Stays(reply["not_received"])
         if error := reply.get("error"):
             raise _error_of(error)
-        checks = {name: forced_check.checked(name, found) for name, found in reply["checks"].items()}
         graphs = {entry["name"]: store.load(Path(entry["file"])) for entry in reply["graphs"]}
         times = {name: joined(rounds) for name, rounds in reply["rounds"].items()}
+        checks = {name: forced_check.checked(name, found, graphs[name]) for name, found in reply["checks"].items()}
         notes = (*reply["notes"], *(found for found in checks.values() if isinstance(found, str)))
         return Explained(graphs, notes, tuple(f for f in checks.values() if not isinstance(f, str)), times)
 

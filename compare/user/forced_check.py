@@ -12,16 +12,19 @@ from pathlib import Path
 from typing import Any
 
 from ..base.usage import UsageError
+from ..graph.analyse.forced_fusion import FORCED
+from ..graph.analyse.totals import known_declared_bytes
+from ..graph.model import FusionGraph
 from ..sources.explained import Agreement
 from ..spec.dtype import EPS
-from .agreement import ROUNDINGS
+from .agreement import MOST_BYTES, ROUNDINGS
 from .extract import inductor_program
 
 _SECONDS = 300.0
 _CHECKED = re.compile(r"^(?:ok|WRONG) \S+: error (\S+), tolerance (\S+) \(\w*\)(?:, on (\S+) of .*)?$", re.MULTILINE)
 
 
-def checked(name: str, found: Mapping[str, Any]) -> Agreement | str:
+def checked(name: str, found: Mapping[str, Any], graph: FusionGraph) -> Agreement | str:
     """Return the check of a variant's forced kernel, or a note that says why there is none.
 
     found: what the compiling process knows of it (`compare.workers.explaining.Answer`). A kernel of Inductor is checked
@@ -33,7 +36,10 @@ def checked(name: str, found: Mapping[str, Any]) -> Agreement | str:
         program = inductor_program([found["code"]], found["kernel"], "")
     except UsageError as problem:
         return f"{name}: not checked: {problem}"
-    environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "TRITON_INTERPRET")}
+    size = max(known_declared_bytes(kernel) for kernel in graph.kernels or () if FORCED in kernel.facts)
+    if size > MOST_BYTES:
+        return f"{name}: not checked: its arrays hold {size / 1e6:.0f} MB, and a check takes {MOST_BYTES / 1e6:.0f} MB"
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "repro.py"
         file.write_text(program.text)

@@ -1,7 +1,8 @@
 """Edits of a module within XLA's compile for GPUs, behind its fusion passes and its scheduler.
 
-XLA's CUDA plugin offers this as an extension of its C interface, PJRT (`pjrt_c_api_xla_transform_extension.h` of
-openxla/xla). jax has it as `jax.extend.xla`, which in jax 0.10 needs a GPU. So this file calls the extension itself.
+XLA's CUDA plugin offers them as an extension of its C interface (`pjrt_c_api_xla_transform_extension.h` of openxla/xla,
+which names the fields below). jax has it as `jax.extend.xla`, which in jax 0.10 needs a GPU, so this file calls the
+extension itself. All its structures are words of 8 bytes; a shorter field has a word of its own.
 """
 
 import contextlib
@@ -14,103 +15,61 @@ from typing import Any
 
 Edit = Callable[[bytes], bytes | None]
 
+_WORDS = ctypes.POINTER(ctypes.c_uint64)
 _EXTENSION = 24  # PJRT_Extension_Type_XlaTransform
 _VERSION = 1
 _POST_SCHEDULER = 1
-
-
-class _Base(ctypes.Structure):
-    """PJRT_Extension_Base, and the first function of the extension."""
-
-
-_Base._fields_ = [
-    ("size", ctypes.c_size_t), ("type", ctypes.c_int), ("next", ctypes.POINTER(_Base)), ("register", ctypes.c_void_p),
-]
-
-
-class _Api(ctypes.Structure):
-    """The beginning of PJRT_Api."""
-
-    _fields_ = [("size", ctypes.c_size_t), ("extensions", ctypes.POINTER(_Base))]
-
-
-class _Call(ctypes.Structure):
-    """PJRT_XlaTransform_Args."""
-
-    _fields_ = [
-        ("size", ctypes.c_size_t), ("version", ctypes.c_int64), ("data", ctypes.c_void_p),
-        ("cleanup", ctypes.c_void_p), ("has_error", ctypes.c_bool), ("code", ctypes.c_int),
-        ("message", ctypes.c_void_p), ("message_size", ctypes.c_size_t), ("module", ctypes.c_void_p),
-        ("module_size", ctypes.c_size_t), ("edited", ctypes.c_void_p), ("edited_size", ctypes.c_size_t),
-        ("changed", ctypes.c_bool),
-    ]
-
-
-_FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.POINTER(_Call))
-
-
-class _Callbacks(ctypes.Structure):
-    """PJRT_XlaTransform_Callbacks."""
-
-    _fields_ = [("version", ctypes.c_int64), ("destructor", ctypes.c_void_p), ("transform", _FUNCTION)]
-
-
-class _Registration(ctypes.Structure):
-    """PJRT_Register_Xla_Transform_Args."""
-
-    _fields_ = [
-        ("size", ctypes.c_size_t), ("name", ctypes.c_char_p), ("name_size", ctypes.c_size_t),
-        ("stage", ctypes.c_int), ("callbacks", ctypes.POINTER(_Callbacks)),
-    ]
+_MODULE, _EDITED, _CHANGED = 7, 9, 11  # words of PJRT_XlaTransform_Args; behind an address comes the size
 
 
 class _State:
-    """The edit in force. failure: the first exception of the edit; C++ cannot take it."""
+    """The edit in force. failure: the first exception of the edit, which C++ cannot take."""
 
     edit: Edit | None = None
     failure: Exception | None = None
     kept: Any = None  # the bytes that XLA reads after a call
 
 
-def _called(_: Any, call: Any) -> None:
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p, _WORDS)
+def _called(_: Any, words: Any) -> None:
     if _State.edit is None:
         return
-    arguments = call.contents
     try:
-        edited = _State.edit(ctypes.string_at(arguments.module, arguments.module_size))
+        edited = _State.edit(ctypes.string_at(words[_MODULE], words[_MODULE + 1]))
     except Exception as problem:
         _State.failure = _State.failure or problem
         return
     if edited is not None:
         _State.kept = ctypes.create_string_buffer(edited, len(edited))
-        arguments.edited, arguments.edited_size = ctypes.addressof(_State.kept), len(edited)
-        arguments.changed = True
+        words[_EDITED], words[_EDITED + 1] = ctypes.addressof(_State.kept), len(edited)
+        words[_CHANGED] = 1
 
 
-_CALLBACKS = _Callbacks(_VERSION, None, _FUNCTION(_called))
+_NAME = ctypes.create_string_buffer(b"xlafuse")
+_CALLBACKS = (ctypes.c_uint64 * 3)(_VERSION, 0, ctypes.cast(_called, ctypes.c_void_p).value or 0)  # no destructor
 
 
 @functools.cache
 def _register() -> None:
     """Let the plugin call this process's edits. Raises RuntimeError for a plugin without the extension."""
-    name, plugin = next(
-        ((name, module) for name, module in sys.modules.items() if name.startswith("jax_plugins.xla_cuda")), ("", None)
-    )
+    plugin = next((module for name, module in sys.modules.items() if name.startswith("jax_plugins.xla_cuda")), None)
     if plugin is None:
         raise RuntimeError("editing XLA's HLO needs jax's CUDA plugin: jax-cuda13-pjrt")
     library = ctypes.CDLL(str(Path(str(plugin.__file__)).with_name("xla_cuda_plugin.so")))
-    library.GetPjrtApi.restype = ctypes.POINTER(_Api)
-    found = library.GetPjrtApi().contents.extensions
-    while found and found.contents.type != _EXTENSION:
-        found = found.contents.next
-    if not found:
-        raise RuntimeError(f"{name} cannot edit HLO; install jax 0.10.2 or newer")
-    registration = _Registration(
-        ctypes.sizeof(_Registration), b"xlafuse", len(b"xlafuse"), _POST_SCHEDULER, ctypes.pointer(_CALLBACKS)
+    library.GetPjrtApi.restype = _WORDS
+    extension = library.GetPjrtApi()[1]
+    while extension:
+        _, kind, following, register = ctypes.cast(extension, _WORDS)[:4]
+        if kind & 0xFFFFFFFF == _EXTENSION:
+            break
+        extension = following
+    else:
+        raise RuntimeError(f"{plugin.__name__} cannot edit HLO; install jax 0.10.2 or newer")
+    asked = (ctypes.c_uint64 * 5)(
+        40, ctypes.addressof(_NAME), len(_NAME.value), _POST_SCHEDULER, ctypes.addressof(_CALLBACKS)
     )
-    register = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.POINTER(_Registration))(found.contents.register)
-    if register(ctypes.byref(registration)):
-        raise RuntimeError(f"{name} refused to register an edit of HLO")
+    if ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(register)(ctypes.addressof(asked)):
+        raise RuntimeError(f"{plugin.__name__} refused to register an edit of HLO")
 
 
 @contextlib.contextmanager
