@@ -53,6 +53,10 @@ _NOT_TIMED = "nothing was timed. Without a GPU, a setting that lets the compiler
     help="A variant: options of torch._inductor.config, for one PyTorch function. Repeat it for more variants.",
 )
 @click.option(
+    "--force", multiple=True, metavar="KERNEL+KERNEL",
+    help="A variant: two kernels, by name or number, as one. Repeat it for more variants.",
+)
+@click.option(
     "--devices", type=click.IntRange(1, 64), default=1, metavar="N",
     help="For a JAX function with a mesh: compile for N absent GPUs.",
 )
@@ -65,8 +69,8 @@ _NOT_TIMED = "nothing was timed. Without a GPU, a setting that lets the compiler
 )
 def command(
     functions: Sequence[str], inputs: str | None, shapes: str | None, grad: bool, target: str | None,
-    framework: str | None, xla_flags: Sequence[str], inductor: Sequence[str], devices: int, choice: ViewChoice,
-    as_json: bool, out: Path | None, timeout: float,
+    framework: str | None, xla_flags: Sequence[str], inductor: Sequence[str], force: Sequence[str], devices: int,
+    choice: ViewChoice, as_json: bool, out: Path | None, timeout: float,
 ) -> None:
     """Show what a compiler makes of your function.
 
@@ -74,9 +78,9 @@ def command(
     result is explained, such as a module that it builds. Several functions are compared. The compile runs in a separate
     process, for this machine's GPU or for an absent one.
 
-    With --xla-flag or --inductor, one function is compiled as it is, and once for each variant. Each variant's kernels
-    are compared with those of the first compile. On a GPU all are timed in turns, from a cold L2 cache, and a verdict
-    says whether the difference holds.
+    With --xla-flag, --inductor or --force, one function is compiled as it is, and once for each variant. Each variant's
+    kernels are compared with those of the first compile. On a GPU all are timed in turns, from a cold L2 cache, and a
+    verdict says whether the difference holds. --force makes one kernel of two that the compiler did not fuse.
 
     \b
       xlafuse explain layers.py:mlp --args 'bf16[512,4096], bf16[4096,16384]' --framework jax
@@ -85,6 +89,7 @@ def command(
       xlafuse explain layers.py:mlp --args 'bf16[512,4096], bf16[4096,16384]' \\
         --xla-flag xla_gpu_enable_triton_gemm=false --xla-flag xla_gpu_autotune_level=0
       xlafuse explain layers.py:norm --inputs layers.py:make_inputs --inductor coordinate_descent_tuning=1
+      xlafuse explain layers.py:norm --inputs layers.py:make_inputs --force 1+2
 
     --inputs names a function without parameters. It returns a tuple of positional arguments, a dict of keyword
     arguments, or both as (tuple, dict). Any other value is the only argument.
@@ -98,10 +103,10 @@ def command(
 
     if out is not None and not {".json", ".gz"} & set(out.suffixes):
         check_ending(out, page_only={})
-    compared = variants.parse_variants(xla_flags, inductor)
+    compared = variants.parse_variants(xla_flags, inductor, force)
     if compared and len(functions) > 1:
-        raise UsageError(f"--xla-flag and --inductor make variants of one function, got {len(functions)}")
-    if compared and framework not in (None, compared[0].framework):
+        raise UsageError(f"--xla-flag, --inductor and --force make variants of one function, got {len(functions)}")
+    if compared and None not in (framework, compared[0].framework) and framework != compared[0].framework:
         raise UsageError(f"--framework {framework} does not fit settings of {compared[0].framework}'s compiler")
     resolve_target(target)
     quiet_jax(devices)
@@ -119,12 +124,16 @@ def command(
     try:
         if compared:
             ((name, function),) = named.items()
-            comparison = variants.compare(function, args, kwargs, compared, again=again[name], **options)
+            comparison = variants.compare(
+                function, args, kwargs, compared, framework=framework, again=again[name], **options  # type: ignore[arg-type]
+            )
             explained = comparison.explained
         else:
             comparison = None
             explained = explain_all(named, args, kwargs, framework=framework, again=again, **options)  # type: ignore[arg-type]
     except ExplainError as problem:
+        if problem.kind == UsageError.__name__:
+            raise UsageError(str(problem)) from None
         raise NotCompiled(" ".join(str(problem).split())) from None
     if out is not None and {".json", ".gz"} & set(out.suffixes):
         _save(explained, out)
@@ -221,6 +230,7 @@ def _comparison_json(comparison: Comparison) -> dict[str, Any]:
             "differs": not difference.graph.empty,
             **diff_view.to_json(difference.graph, graphs[DEFAULT], graphs[name]),
             "speedup": difference.speedup and asdict(difference.speedup),
+            "saving": difference.saving and asdict(difference.saving),
         }
         for name, difference in comparison.differences.items()
     }

@@ -17,7 +17,11 @@ import click
 @click.option(
     "--module", metavar="NAME|NUMBER", help="The record of a run, or the module where several have the kernel."
 )
-def command(path: Path, kernel: str, out: Path, module: str | None) -> None:
+@click.option(
+    "--report", is_flag=True,
+    help="Also write the text of an issue for the compiler's project, in Markdown: FILE with the ending .md.",
+)
+def command(path: Path, kernel: str, out: Path, module: str | None, report: bool) -> None:
     """Write one kernel as a Python file that runs by itself.
 
     PATH is a run, a folder of `xlafuse capture`, a folder or archive of dumps, HLO as text, or Inductor's
@@ -28,11 +32,12 @@ def command(path: Path, kernel: str, out: Path, module: str | None) -> None:
 
     \b
       xlafuse extract dumps/ loop_multiply_fusion -o repro.py
-      xlafuse extract reports/h200 loop_multiply_fusion --module gelu/llama-8b/bf16/fwd/xla -o repro.py
+      xlafuse extract reports/h200 loop_multiply_fusion --module gelu/llama-8b/bf16/fwd/xla -o repro.py --report
 
     Exit code 2 for an unknown kernel (it lists the names), and for one without source, such as a library's.
     """
     from ..user.extract import extract
+    from ..user.issue_report import extract_and_report
 
-    for line in extract(path, kernel, module, out):
+    for line in (extract_and_report if report else extract)(path, kernel, module, out):
         click.echo(line)

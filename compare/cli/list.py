@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
-from ..base.usage import UsageError, one_of
+from ..base.usage import UsageError, one_of, write_file
 from .options import json_option, names
 
 
 @click.command("list")
 @click.argument("blocks", nargs=-1, callback=names, metavar="[BLOCK]...")
 @json_option
-@click.option("--markdown", is_flag=True, help="Print a Markdown table with one line a block.")
-def command(blocks: list[str], as_json: bool, markdown: bool) -> None:
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), metavar="FILE.md",
+    help="Write a Markdown table with one line a block.",
+)
+def command(blocks: list[str], as_json: bool, out: Path | None) -> None:
     """Show blocks (default: all) with their cases and implementations."""
     from ..report import block_list
     from ..spec.blocks import BLOCKS
 
     shown = [BLOCKS[one_of("block", name, BLOCKS)] for name in blocks] or list(BLOCKS.values())
-    if as_json and markdown:
-        raise UsageError("--json and --markdown exclude each other; choose one")
-    form = block_list.as_json if as_json else block_list.as_markdown if markdown else block_list.as_text
-    click.echo(form(shown))
+    if out is None:
+        click.echo(block_list.as_json(shown) if as_json else block_list.as_text(shown))
+    elif as_json or out.suffix != ".md":
+        raise UsageError("-o FILE.md writes the Markdown table; --json prints JSON")
+    else:
+        write_file(out, f"{block_list.as_markdown(shown)}\n".encode())

@@ -29,6 +29,7 @@ RENAMED = {
     "inspect --model-explorer": "export PATH --to model-explorer -o FILE",
     "inspect --passes": "inspect PATH --view passes",
     "inspect --target": "inspect PATH --price-as GPU",
+    "list --markdown": "list -o FILE.md",
     "report --authorship": "report PATH --view authorship",
     "report --csv": "report PATH -o FILE.csv",
     "report --findings": "report PATH --view findings",

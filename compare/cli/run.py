@@ -102,9 +102,8 @@ def _own_functions(blocks: list[str], functions: tuple[str, ...], backward: str 
 )
 @click.option(
     "--again", "repeated", multiple=True, metavar="CASE=REASON",
-    help="With --into: measure a case of that run anew, with all its implementations. The run keeps the reason.",
+    help="Measure a case of the run in --out anew, with all its implementations. The run keeps the reason.",
 )
-@click.option("--into", type=click.Path(path_type=Path), metavar="RUN", help="The run whose case --again replaces.")
 @names_option(
     "--mode", "modes", metavar="cold|warm|graph|no-graph|triton-launch",
     help="Time calls in these modes too: with a warm L2 (warm), replayed as a CUDA graph (graph), launched kernel by "
@@ -141,7 +140,7 @@ def command(
     ctx: click.Context, blocks: list[str], suite: str | None, target: str | None, out: Path | None, resume: bool,
     modes: list[str], restarts: int | None, shard: str | None, on: str | None, xla_autotune_from: str | None,
     stop_after: float | None, verbose: bool, traffic: bool, functions: tuple[str, ...], backward: str | None,
-    repeated: tuple[str, ...], into: Path | None, **filters: Any,
+    repeated: tuple[str, ...], **filters: Any,
 ) -> None:
     """Compile, check and time blocks (default: a tour of six).
 
@@ -156,7 +155,7 @@ def command(
       xlafuse run attention --with mine.py:attention -i xla
       xlafuse run --suite full --out runs/full
       xlafuse run --out runs/full --resume
-      xlafuse run --into runs/full --again 'gelu/llama-8b/bf16/fwd=the clocks were low'
+      xlafuse run --out runs/full --again 'gelu/llama-8b/bf16/fwd=the clocks were low'
 
     The exit code is 0 when all went well, and 1 when something was wrong, failed or timed out. It is 2 when nothing was
     started, or the folder could no longer be written. It is 3 when --stop-after ended the run before its last record,
@@ -177,11 +176,11 @@ def command(
         raise UsageError("--xla-autotune-from is for a new run; --resume keeps the results that the run has")
     filters["own"] = _own_functions(blocks, functions, backward)
     again: dict[str, str] = {}
-    if repeated or into is not None:
-        others = [blocks, suite, target, out, resume, modes, restarts is not None, shard, xla_autotune_from]
-        if not repeated or into is None or any(others) or any(filters.values()):
-            raise UsageError("--again CASE=REASON goes with --into RUN, which gives selection, target and timing")
-        folder, run_json = resumed_folder(into)
+    if repeated:
+        others = [blocks, suite, target, resume, modes, restarts is not None, shard, xla_autotune_from]
+        if out is None or any(others) or any(filters.values()):
+            raise UsageError("--again CASE=REASON goes with --out RUN, which gives selection, target and timing")
+        folder, run_json = resumed_folder(out)
         plan, again = selection.repeated(run_json, repeated)
         resume, target = True, selection.resolve_target(run_json.get("target"))
     elif resume:

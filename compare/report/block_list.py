@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import targets
+from ..base.text import escaped
 from ..plan.plan import SUITES
 from ..spec.block import Block
 from ..spec.case import Shape
@@ -28,8 +29,6 @@ def as_text(blocks: Sequence[Block]) -> str:
 def as_markdown(blocks: Sequence[Block]) -> str:
     """Return a table with a line a block: its summary and its implementations."""
     from tabulate import tabulate
-
-    from .table import escaped
 
     rows = [
         [escaped(text) for text in (block.name, block.summary, ", ".join(i.name for i in block.implementations))]

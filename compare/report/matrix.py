@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from ..base.text import number, printable
+from ..base.text import escaped, number, printable
 from ..sources.row import Row
 from .columns import marks, marks_explained
-from .table import escaped, explained, title
+from .table import explained, title
 
 TIMES = "*: smallest median of its line and segment. A lead within the spread (see the full table) may be noise."
 KERNELS = "Nothing ran on a GPU. checked: nothing to compile for the target; its numbers are right on the CPU."

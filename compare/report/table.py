@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ..base.text import printable
+from ..base.text import escaped, printable
 from ..sources.row import Row
 from ..spec.dtype import DTYPES
 from .columns import BY_NAME, Column, marks_explained
@@ -131,8 +130,3 @@ def _notes(row: Row) -> tuple[str | None, ...]:
         row.detail and f"{row.status}: {row.detail}", row.modes_unavailable,
         row.graph_inputs and f"inputs of its CUDA graphs: {row.graph_inputs}",
     )
-
-
-def escaped(text: str) -> str:
-    """Return Markdown and HTML as plain text."""
-    return re.sub(r"([\\`*_\[\]|#~])", r"\\\1", text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;"))

@@ -133,7 +133,7 @@ def _owners(runs: Iterable[_Run]) -> dict[str, _Run]:
             if (owner := owners.setdefault(record.case.id, run)) is not run:
                 raise UsageError(
                     f"{owner.folder} and {run.folder} both have case {record.case.id}: its numbers are of two "
-                    "segments; xlafuse run --again CASE=REASON --into RUN measures a case anew"
+                    "segments; xlafuse run --again CASE=REASON --out RUN measures a case anew"
                 )
     return owners
 

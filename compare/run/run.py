@@ -99,7 +99,7 @@ def _execute(
     def to_go_on() -> str:
         left = dict.fromkeys(id.rpartition("/")[0] for id in sorted(wanted - statuses().keys()))
         anew = [word for case in left if case in again for word in ("--again", f"{case}={again[case]}")]
-        words = ["--into", str(folder), *anew] if anew else ["--out", str(folder), "--resume"]
+        words = ["--out", str(folder), *(anew or ["--resume"])]
         return f"{shlex.join([*words, *['--traffic'][:traffic]])} goes on"
 
     try:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 MOST_BYTES = 256 << 20  # of all arguments
-_ROUNDINGS = 16  # of the coarsest dtype among the results; two programs round different intermediates
+ROUNDINGS = 16  # of the coarsest dtype among the results; two programs round different intermediates
 
 
 class NotChecked(Exception):
@@ -85,7 +85,7 @@ def _agreement(name: str, found: list[_Values], first: str, wanted: list[_Values
             if math.isnan(worst):
                 break
     eps = max((EPS.get(array.dtype, 0.0) for array in (*found, *wanted)), default=0.0)
-    return Agreement(name, first, worst, _ROUNDINGS * eps)
+    return Agreement(name, first, worst, ROUNDINGS * eps)
 
 
 # Arrays between frameworks

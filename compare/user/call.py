@@ -47,6 +47,7 @@ class Call:
     again: Callable[[], tuple[Any, Any, Any]] | None = None
     products: str | None = None
     settings: Mapping[str, str] = field(default_factory=dict)
+    force: str = ""
 
 
 class Stays(Exception):
@@ -99,7 +100,7 @@ def packed(call: Call, *, elsewhere: bool = False) -> dict[str, Any]:
 
     Raises ExplainError for a function that cannot be sent, or Stays where only another Python cannot receive it.
     """
-    asked = {"name": call.name, "products": call.products, "settings": dict(call.settings)}
+    asked = {"name": call.name, "products": call.products, "settings": dict(call.settings), "force": call.force}
     if elsewhere and call.again is not None:
         return {**asked, "again": pickle.dumps(functools.partial(_packed_again, call.again))}
     if call.stablehlo is not None:

@@ -24,10 +24,12 @@ from ..graph import store
 from ..measure.rounds import joined
 from ..sources.explained import Explained
 from ..workers.client import Worker, WorkerDied, WorkerError, interpreter
+from . import forced_check
 from .call import Call, ExplainError, Stays, packed, state_of
 
 Progress = Callable[[str], None]
 
+REFUSALS = ("UsageError", "NotForced")  # kinds of errors whose messages need no kind
 IDLE_SECONDS = 120.0  # after which a process that waits for a request is ended
 _PROGRESS_SECONDS = 30.0  # between two messages about a running compile
 # Variables that pytest changes with each test, and that no compiler reads.
@@ -91,15 +93,19 @@ def _compile_in(
             raise _error_of(error)
         graphs = {entry["name"]: store.load(Path(entry["file"])) for entry in reply["graphs"]}
         times = {name: joined(rounds) for name, rounds in reply["rounds"].items()}
-        return Explained(graphs, tuple(reply["notes"]), times=times)
+        checks = {name: forced_check.checked(name, found, graphs[name]) for name, found in reply["checks"].items()}
+        notes = (*reply["notes"], *(found for found in checks.values() if isinstance(found, str)))
+        return Explained(graphs, notes, tuple(f for f in checks.values() if not isinstance(f, str)), times)
 
 
 def _error_of(error: Mapping[str, Any]) -> ExplainError:
     before = f"{error['name']}: " if error["name"] else ""
     where = f" ({error['line']})" if error["line"] else ""
     message = error["message"] or "no message"
+    if error["kind"] not in REFUSALS:
+        message = f"{error['kind']}: {message}"
     return ExplainError(
-        f"{before}{error['kind']}: {message}{where}", kind=error["kind"], traceback=error["traceback"],
+        f"{before}{message}{where}", kind=error["kind"], traceback=error["traceback"],
         frames=error["frames"],
     )
 
@@ -179,7 +185,7 @@ class _Process:
             reply = self.ask(folder, deadline, progress)
         except ExplainError:
             return None
-        if "error" in reply:
+        if "error" in reply and reply["error"]["kind"] not in REFUSALS:
             self.end()
             return None
         return reply

@@ -94,7 +94,7 @@ def explain_all(
     target: str | None = None, framework: Framework | None = None, timeout: float = TIMEOUT,
     progress: Progress = lambda message: None, products: Mapping[str, str] = types.MappingProxyType({}),
     autotune: Path | None = None, settings: Mapping[str, Mapping[str, str]] = types.MappingProxyType({}),
-    timed: bool = False, devices: int = 1,
+    force: Mapping[str, str] = types.MappingProxyType({}), timed: bool = False, devices: int = 1,
     again: Mapping[str, Callable[[], tuple[Any, Any, Any]]] = types.MappingProxyType({}),
 ) -> Explained:
     """Explain functions by name, as `explain` does. progress: called at the start of a compile and twice a minute.
@@ -104,7 +104,8 @@ def explain_all(
     (`triton_side.deviceless.user_functions.compile_call`). Default: the target's recorded results, or the compiler's
     choice without autotuning. autotune: a folder with XLA's recorded results, autotune-<jax version>.textproto, which
     take precedence over the target pack's. settings: for each function, options of its compile by name: XLA's flags,
-    or those of torch._inductor.config. timed: on this machine's GPU, time the functions of each framework in turns.
+    or those of torch._inductor.config. force: for each function, two kernels ("KERNEL+KERNEL") of the last compile
+    without any, which are to be one. timed: on this machine's GPU, time the functions of each framework in turns.
     devices: as for `explain`. again: picklable functions that import a function and make its arguments once more.
 
     JAX's functions are compiled by the Python of `workers.client.interpreter`. Where one cannot travel there,
@@ -126,14 +127,16 @@ def explain_all(
             refuse_arguments(name, args, kwargs, grad, framework)
             if chosen is not None:
                 raise ExplainError(f"{name} is already compiled: target= goes with a function or its Lowered")
+            if settings.get(name) or force.get(name):
+                raise ExplainError(f"{name} is already compiled: settings and --force go only with a function")
             done[name] = _read_compiled(name, function)
             continue
         call = replace(
             make_call(name, function, tuple(args), dict(kwargs), framework, grad), products=products.get(name),
-            settings=settings.get(name, {}), again=again.get(name),
+            settings=settings.get(name, {}), force=force.get(name, ""), again=again.get(name),
         )
-        if call.settings and call.stablehlo is not None:
-            raise ExplainError(f"{name} is already lowered: settings go only with a function")
+        if (call.settings or call.force) and call.stablehlo is not None:
+            raise ExplainError(f"{name} is already lowered: settings and --force go only with a function")
         waiting.setdefault(call.framework, []).append(call)
     if targets.is_tpu(target) and "torch" in waiting:
         names = ", ".join(call.name for call in waiting["torch"])
@@ -156,7 +159,7 @@ def explain_all(
             ) from None
         for name, graph in result.graphs.items():
             done[name] = Explained({name: graph}, times={name: result.times[name]} if result.times else {})
-        done[calls[-1].name] = replace(done[calls[-1].name], notes=result.notes)
+        done[calls[-1].name] = replace(done[calls[-1].name], notes=result.notes, agreement=result.agreement)
     graphs = {name: done[name].graph for name in functions}
     static = [
         f"{name}: torch.compile was given dynamic=True, but these are the kernels of static shapes; others may differ"
@@ -164,7 +167,8 @@ def explain_all(
     ]
     notes = (*static, *(note for name in functions for note in done[name].notes))
     times = {name: found for explained in done.values() for name, found in explained.times.items()}
-    return Explained(graphs, notes, times=times)
+    checks = tuple(check for explained in done.values() for check in explained.agreement)
+    return Explained(graphs, notes, checks, times)
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ast
 import re
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,28 +26,44 @@ TEMPLATES = Path(__file__).parent / "repro"
 MOST_NAMED = 30
 
 
+@dataclass(frozen=True)
+class Program:
+    """One kernel as a program of its own. about: words about it. code: what the compiler made, in `language`."""
+
+    text: str
+    about: str
+    code: str
+    language: str
+
+
 def extract(path: Path, kernel: str, module: str | None, out: Path) -> list[str]:
     """Write the program, and return lines about it. module: a record's id or a module's name, where several fit.
 
     kernel: its number, or a name (`kernels_named`). Raises UsageError for an unknown kernel, and for one without
     operations or source.
     """
-    source, kernel = _kernel(open_source(path), kernel, module)
+    program = program_of(*kernel_of(open_source(path), kernel, module))
+    write_file(out, program.text.encode())
+    return [f"{out}: {program.about}", f"python {out}"]
+
+
+def program_of(source: Result, kernel: str) -> Program:
+    """Return the program of a kernel, by the compiler's name. Raises UsageError for one without operations or source.
+    """
     title = f"The kernel {kernel} of {source.id}, written by xlafuse extract."
     compiler = source.load().compiler
     if compiler == "inductor":
         facts = next(each.facts for each in source.load().kernels or () if each.name == kernel)
-        filled, what = _inductor(source, str(facts.get("call", kernel)), title)
+        program = inductor_program(_codes(source), str(facts.get("call", kernel)), title)
     elif compiler == "xla":
-        filled, what = _xla(source, kernel, title)
+        program = _xla(source, kernel, title)
     else:
         raise UsageError(f"{source.id}: kernels of {compiler} are programs of their own")
-    ast.parse(filled)
-    write_file(out, filled.encode())
-    return [f"{out}: {what}", f"python {out}"]
+    ast.parse(program.text)
+    return program
 
 
-def _kernel(opened: Source, wanted: str, module: str | None) -> tuple[Result, str]:
+def kernel_of(opened: Source, wanted: str, module: str | None) -> tuple[Result, str]:
     """Return the only graph that has the kernel, and the compiler's name of it."""
     choice = [each for each in opened.results if each.read is not None] if module is None else opened.modules(module)
     if opened.kind == "run" and module is None:
@@ -78,7 +95,7 @@ def _kernel(opened: Source, wanted: str, module: str | None) -> tuple[Result, st
     return source, (own or list(names))[0]
 
 
-def _xla(source: Result, kernel: str, title: str) -> tuple[str, str]:
+def _xla(source: Result, kernel: str, title: str) -> Program:
     from xlafuse.hlo import kernel_extract
 
     extracted = None
@@ -96,7 +113,8 @@ def _xla(source: Result, kernel: str, title: str) -> tuple[str, str]:
         "EPS": EPS.get(extracted.dtype, 0.0), "NOTES": list(extracted.notes),
     }
     count = sum(" = " in line for line in extracted.operations.splitlines())
-    return _filled("xla_kernel.py", title, values), f"{count} lines of HLO, {len(extracted.inputs)} inputs"
+    about = f"{count} lines of HLO, {len(extracted.inputs)} inputs"
+    return Program(_filled("xla_kernel.py", title, values), about, extracted.operations, "")
 
 
 def _modules(source: Result) -> Iterator[Module]:
@@ -115,10 +133,11 @@ def _modules(source: Result) -> Iterator[Module]:
                     yield file_reader.read(path, statements=True)
 
 
-def _inductor(source: Result, kernel: str, title: str) -> tuple[str, str]:
+def inductor_program(codes: Sequence[str], kernel: str, title: str) -> Program:
+    """Return the program of a kernel of one of these output codes. Raises UsageError."""
     from xlafuse.triton_side.inductor import kernel_extract
 
-    codes = [code for code in _codes(source) if re.search(rf"^{re.escape(kernel)} = ", code, re.MULTILINE)]
+    codes = [code for code in codes if re.search(rf"^{re.escape(kernel)} = ", code, re.MULTILINE)]
     if not codes:
         raise UsageError(f"{kernel}: a call of a library, not a Triton kernel; it has no source to write")
     try:
@@ -127,7 +146,7 @@ def _inductor(source: Result, kernel: str, title: str) -> tuple[str, str]:
         raise UsageError(str(reason)) from None
     if any(other.source != extracted.source for other in others):
         raise UsageError(
-            f"{source.path}: {len(codes)} graphs have a kernel {kernel}, and they differ; give one output_code.py"
+            f"{len(codes)} graphs have a kernel {kernel}, and they differ; give one output_code.py"
         )
     values = {
         "NAME": kernel, "SOURCE": extracted.source, "ARGUMENTS": list(extracted.arguments),
@@ -136,7 +155,8 @@ def _inductor(source: Result, kernel: str, title: str) -> tuple[str, str]:
     }
     count = extracted.operations.count(" = torch.ops.")
     checked = f"checked against {count} operations" if extracted.operations else "no check"
-    return _filled("inductor_kernel.py", title, values), f"{len(extracted.arguments)} arguments, {checked}"
+    about = f"{len(extracted.arguments)} arguments, {checked}"
+    return Program(_filled("inductor_kernel.py", title, values), about, extracted.source, "python")
 
 
 def _codes(source: Result) -> list[str]:

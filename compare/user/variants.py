@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..base.usage import UsageError
 from ..graph.analyse.diff import GraphDiff, diff
+from ..graph.analyse.forced_fusion import FORCED, Saving, pair, saving
+from ..graph.render.text_view import launch_words
 from ..plan.paired_rounds import counted, median_us, round_medians
 from ..plan.speedup import Speedup
 from ..plan.speedup import compare as compare_times
 from ..sources.explained import Explained
+from ..sources.target_ceilings import own_ceilings
 from .explain import TIMEOUT, Framework, explain_all
 
 DEFAULT = "default"  # the name of the compile without settings
@@ -23,15 +26,24 @@ _SETTING = re.compile(r"\s*-{0,2}([A-Za-z_][\w.]*)=(.*?)\s*", re.DOTALL)
 
 @dataclass(frozen=True)
 class Variant:
-    """Settings of a compiler by name, their values as text. name: the settings as the user wrote them."""
+    """Settings of a compiler by name, their values as text; or two kernels to be one, "KERNEL+KERNEL".
+
+    name: as the user wrote it. framework: None for kernels, which every compiler has.
+    """
 
     name: str
-    framework: Framework
+    framework: Framework | None
     settings: Mapping[str, str]
+    force: str = ""
 
 
-def parse_variants(xla_flags: Sequence[str], inductor: Sequence[str]) -> tuple[Variant, ...]:
-    """Return a variant for each text such as "NAME=VALUE,NAME=VALUE"; none without texts. Raises UsageError."""
+def parse_variants(
+    xla_flags: Sequence[str], inductor: Sequence[str], force: Sequence[str] = ()
+) -> tuple[Variant, ...]:
+    """Return a variant for each text such as "NAME=VALUE,NAME=VALUE", and for each "KERNEL+KERNEL" of `force`.
+
+    Raises UsageError.
+    """
     texts = {"jax": xla_flags, "torch": inductor}
     if all(texts.values()):
         raise UsageError("--xla-flag and --inductor are of two compilers; a function has one: choose one of them")
@@ -39,7 +51,9 @@ def parse_variants(xla_flags: Sequence[str], inductor: Sequence[str]) -> tuple[V
     found = [Variant(text, framework, _settings(_OPTIONS[framework], text)) for text in texts[framework]]
     if len({tuple(sorted(each.settings.items())) for each in found}) < len(found):
         raise UsageError(f"{_OPTIONS[framework]}: two variants have the same settings")
-    return tuple(found)
+    if len({*force}) < len(force):
+        raise UsageError("--force: two variants have the same kernels")
+    return (*found, *(Variant(text, None, {}, text) for text in force))
 
 
 def _settings(option: str, text: str) -> dict[str, str]:
@@ -56,10 +70,14 @@ def _settings(option: str, text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class Difference:
-    """One variant against the default: the change of the graph and, where both were timed, of the device time."""
+    """One variant against the default: the change of the graph and, where both were timed, of the device time.
+
+    saving: of a forced fusion, with its price.
+    """
 
     graph: GraphDiff
     speedup: Speedup | None
+    saving: Saving | None = None
 
 
 @dataclass(frozen=True)
@@ -78,25 +96,53 @@ class Comparison:
 def compare(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], variants: Sequence[Variant], *, grad: bool = False,
     target: str | None = None, timeout: float = TIMEOUT, devices: int = 1,
-    progress: Callable[[str], None] = lambda message: None,
+    framework: Framework | None = None, progress: Callable[[str], None] = lambda message: None,
     again: Callable[[], tuple[Any, Any, Any]] | None = None,
 ) -> Comparison:
     """Compile `function(*args, **kwargs)` without settings and with each variant's. Raises ExplainError.
 
-    target, devices, again: as for `explain_all`. Without a target, on a machine with a GPU, all compiles are timed in
-    turns.
+    target, devices, framework, again: as for `explain_all`. Without a target, on a machine with a GPU, all compiles are
+    timed in turns.
     """
     explained = explain_all(
         {DEFAULT: function, **{each.name: function for each in variants}}, args, kwargs, grad=grad, target=target,
-        framework=variants[0].framework, timeout=timeout, devices=devices, progress=progress,
-        settings={each.name: each.settings for each in variants}, timed=True,
+        framework=variants[0].framework or framework, timeout=timeout, devices=devices, progress=progress,
+        settings={each.name: each.settings for each in variants}, force={each.name: each.force for each in variants},
+        timed=True,
         again={} if again is None else dict.fromkeys([DEFAULT, *(each.name for each in variants)], again),
     )
     default = explained.graphs[DEFAULT]
-    return Comparison(explained, {
-        each.name: Difference(diff(default, explained.graphs[each.name]), _speedup(explained, each.name))
+    found = {
+        each.name: Difference(
+            diff(default, explained.graphs[each.name]), _speedup(explained, each.name), _saving(explained, each)
+        )
         for each in variants
-    })
+    }
+    savings = [f"{name}: {each.saving}" for name, each in found.items() if each.saving is not None]
+    launches = filter(None, (_launches(explained, each) for each in variants if each.force))
+    notes = (*savings, *launches, *map(str, explained.agreement), *explained.notes)
+    return Comparison(replace(explained, notes=notes), found)
+
+
+def _saving(explained: Explained, variant: Variant) -> Saving | None:
+    if not variant.force:
+        return None
+    default, forced = explained.graphs[DEFAULT], explained.graphs[variant.name]
+    found = saving(default, forced, pair(default, variant.force), own_ceilings(default)[0])
+    if not explained.times:
+        return found
+    before, after = (median_us(counted(explained.times[name]).device_time) for name in (DEFAULT, variant.name))
+    return replace(found, device_us=before - after)
+
+
+def _launches(explained: Explained, variant: Variant) -> str:
+    """Return how the two kernels are launched, and the one; "" where nothing says it."""
+    default, forced = explained.graphs[DEFAULT], explained.graphs[variant.name]
+    kernels = [(default.kernels or ())[index] for index in pair(default, variant.force)]
+    kernels += [kernel for kernel in forced.kernels or () if FORCED in kernel.facts]
+    words = ["".join(launch_words(replace(kernel.launch, config=None, differing=None))) for kernel in kernels]
+    named = [f"{kernel.name}: {text}" for kernel, text in zip(kernels, words, strict=True)]
+    return f"{variant.name}: launches: {'; '.join(named)}" if all(words) else ""
 
 
 def _speedup(explained: Explained, name: str) -> Speedup | None:

@@ -11,8 +11,8 @@ import pickle
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,6 +27,18 @@ Request = dict[str, Any]
 _QUOTED = re.compile(r'File "([^"]+)", line (\d+)')
 
 
+@dataclass(frozen=True)
+class Answer:
+    """The graph of one call, and notes.
+
+    check: of a forced fusion: the "error" of its results and their coarsest "dtype"; or "code" with a "kernel".
+    """
+
+    graph: FusionGraph
+    notes: Sequence[str] = ()
+    check: Mapping[str, Any] | None = None
+
+
 class Explainer(Protocol):
     """A framework's compiler for users' functions."""
 
@@ -34,8 +46,8 @@ class Explainer(Protocol):
         """Take the caller's settings, and forget the calls of earlier requests."""
         ...
 
-    def explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[FusionGraph, list[str]]:
-        """Return the graph of one call, and notes."""
+    def explain(self, call: Mapping[str, Any], dumps: Path) -> Answer:
+        """Compile one call. One with "force" comes after the same call without it."""
         ...
 
     def time(self) -> Mapping[str, list[dict[str, Any]]]:
@@ -70,8 +82,8 @@ class Service:
     def explain(self, folder: str) -> dict[str, Any]:
         """Compile the calls of the request, in order, and time them where it says so; a failed timing becomes a note.
 
-        Return {"graphs", "notes", "rounds"}; {"error"} of the first call that fails; or {"not_received"}, why this
-        Python cannot make a call.
+        Return {"graphs", "notes", "rounds", "checks"}; {"error"} of the first call that fails; or {"not_received"}, why
+        this Python cannot make a call.
         """
         request: Request = pickle.loads((Path(folder) / "request.pickle").read_bytes())
         sys.path[:] = request["path"] + [entry for entry in sys.path if entry not in request["path"]]
@@ -94,16 +106,19 @@ class Service:
         return self._explainer
 
     def _answer(self, request: Request, folder: Path) -> dict[str, Any]:
-        graphs, notes, rounds, name = [], [], {}, None
+        graphs, rounds, checks, name = [], {}, {}, None
+        notes: list[str] = []
         try:
             explainer = self._begin(request)
             for index, call in enumerate(request["calls"]):
                 name = call["name"]
-                graph, own_notes = explainer.explain(call, folder / f"dumps-{index}")
+                answer = explainer.explain(call, folder / f"dumps-{index}")
                 file = folder / f"graph-{index}.json"
-                store.save(_seen_from(request["folder"], replace(graph, name=name)), file)
+                store.save(_seen_from(request["folder"], replace(answer.graph, name=name)), file)
                 graphs.append({"name": name, "file": str(file)})
-                notes += own_notes
+                notes += answer.notes
+                if answer.check is not None:
+                    checks[name] = dict(answer.check)
         except NotReceived as problem:
             return {"not_received": str(problem)}
         except (Exception, SystemExit) as problem:
@@ -115,7 +130,7 @@ class Service:
             except (Exception, SystemExit) as problem:
                 traceback.print_exc()
                 notes.append(f"not timed: {_head(str(problem)) or type(problem).__name__}")
-        return {"graphs": graphs, "notes": notes, "rounds": rounds}
+        return {"graphs": graphs, "notes": notes, "rounds": rounds, "checks": checks}
 
 
 def _seen_from(folder: str, graph: FusionGraph) -> FusionGraph:

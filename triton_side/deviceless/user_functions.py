@@ -70,7 +70,7 @@ class TensorFactory:
 def compile_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], factory: TensorFactory, *,
     train: bool, products: Products | None = None, settings: Mapping[str, str] = MappingProxyType({}),
-    keep_compiled: bool = False,
+    keep_compiled: bool = False, forced: compiler.Forced | None = None,
 ) -> tuple[Captured, Callable[[], Any]]:
     """Compile `function(*args, **kwargs)` with static shapes in the default mode. All its tensors are `factory`'s.
 
@@ -84,16 +84,17 @@ def compile_call(
         ATen's products, unpadded.
     settings: options of torch._inductor.config by name, as text ("1", "True", "max-autotune").
     keep_compiled: earlier calls stay compiled. Otherwise they compile again when they are made.
+    forced: two kernels that are to be one.
 
-    Raises RuntimeError if nothing was compiled, ValueError for an unknown setting, and any error of PyTorch or the
-    function.
+    Raises RuntimeError if nothing was compiled, ValueError for an unknown setting, compiler.NotForced, and any error of
+    PyTorch or the function.
     """
     if train:
         _require_some_grad(function, args, kwargs)
     if not keep_compiled:
         torch.compiler.reset()
     with contextlib.ExitStack() as stack:
-        captured = stack.enter_context(compiler.recording(measured=factory.mode is None))
+        captured = stack.enter_context(compiler.recording(measured=factory.mode is None, forced=forced))
         compile_fx = private.compile_fx if factory.mode is None else functools.partial(_compile_and_fake, captured)
         # Dynamo would take an earlier call's code, compiled with other settings, if the backend were the same object.
         backend = functools.partial(compile_fx)

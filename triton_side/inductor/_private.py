@@ -52,7 +52,8 @@ _NAMES = {
     "torch._functorch.config": ("force_non_lazy_backward_lowering",),
     "torch.autograd.graph": ("_engine_run_backward",),
     "torch._inductor.config": (
-        *_CUSTOM_PASSES, "trace.provenance_tracking_level", "force_disable_caches", "use_static_cuda_launcher",
+        *_CUSTOM_PASSES, "triton.tiling_prevents_pointwise_fusion", "triton.tiling_prevents_reduction_fusion",
+        "trace.provenance_tracking_level", "force_disable_caches", "use_static_cuda_launcher",
         "max_autotune", "max_autotune_gemm",
     ),
     "torch._inductor.compile_fx": ("compile_fx",),
@@ -61,11 +62,17 @@ _NAMES = {
     "torch._inductor.graph": ("GraphLowering._compile_to_module_lines",),
     "torch._inductor.virtualized": ("V",),
     "torch._inductor.ir": ("MutationOutput", "TemplateBuffer"),
+    "torch._inductor.choices": (
+        "InductorChoices.can_fuse", "InductorChoices.can_fuse_vertical", "InductorChoices.can_fuse_horizontal",
+    ),
     "torch._inductor.codegen.simd": ("SIMDScheduling.codegen_mix_order_reduction",),
     "torch._inductor.fx_passes.pad_mm": ("_should_pad", "get_cached_should_pad"),
     "torch._inductor.runtime.benchmarking": ("TritonBenchmarker.benchmark_gpu", "InductorBenchmarker.benchmark_gpu"),
     "torch._inductor.runtime.coordinate_descent_tuner": ("CoordescTuner.autotune_single_field",),
-    "torch._inductor.scheduler": ("WhyNoFuse",),
+    "torch._inductor.scheduler": (
+        "WhyNoFuse", "Scheduler.can_fuse", "Scheduler.get_backend", "Scheduler.prune_redundant_deps",
+        "Scheduler.topological_sort_schedule", "Scheduler.will_fusion_create_cycle",
+    ),
     "torch._inductor.select_algorithm": (
         "add_preprocessing_fn", "get_algorithm_selector_cache", "TritonTemplateCaller",
     ),
@@ -117,6 +124,7 @@ from torch._dynamo import output_graph as dynamo_output  # noqa: E402
 from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks  # noqa: E402
 from torch._higher_order_ops.utils import registered_hop_fake_fns  # noqa: E402
 from torch._inductor import select_algorithm  # noqa: E402
+from torch._inductor.choices import InductorChoices  # noqa: E402
 from torch._inductor.codegen.simd import SIMDScheduling  # noqa: E402
 from torch._inductor.compile_fx import compile_fx  # noqa: E402, F401
 from torch._inductor.fx_passes import joint_graph, pad_mm  # noqa: E402
@@ -179,6 +187,8 @@ class Listener(Protocol):
     def joint_graph(self, readable: str) -> None: ...
     def scheduler_ir(self, part: Part, fused: bool, text: str) -> None: ...
     def fusion_refused(self, refusal: Refusal) -> None: ...
+    def forced(self, part: Part) -> tuple[frozenset[str], frozenset[str]] | None: ...
+    def was_forced(self, refusal: str) -> None: ...
     def graph_loaded(self, loaded: LoadedGraph) -> None: ...
     def graph_broken(self, graph_break: GraphBreak) -> None: ...
     def graph_runs(self) -> AbstractContextManager[None]: ...
@@ -388,6 +398,11 @@ def observe_compiles(listener: Listener) -> Iterator[None]:
 
     def scheduled(fused: bool) -> Callable[[Sequence[Any]], Sequence[Any]]:
         def custom_pass(nodes: Sequence[Any]) -> Sequence[Any]:
+            if fused and (wanted := listener.forced(_part(V.graph))) is not None:
+                pair = [next((n for n in nodes if names & n.get_operation_names()), None) for names in wanted]
+                if None not in pair:  # a subgraph has operations of its own
+                    nodes, refusal = _fused(nodes, *pair)
+                    listener.was_forced(refusal)
             listener.scheduler_ir(_part(V.graph), fused, "\n\n".join(node.debug_str() for node in nodes) + "\n")
             for buffer in V.graph.buffers:
                 if not isinstance(buffer, MutationOutput):  # it has no origins
@@ -431,6 +446,41 @@ def observe_compiles(listener: Listener) -> Iterator[None]:
             active = False
         for reason in dynamo_output.graph_break_reasons[known_breaks:]:
             listener.graph_broken(GraphBreak(text=str(reason.reason), line=users_line(reason.user_stack)))
+
+
+_TILING = dict.fromkeys(("triton.tiling_prevents_pointwise_fusion", "triton.tiling_prevents_reduction_fusion"), False)
+
+
+def _fused(nodes: Sequence[Any], one: Any, other: Any) -> tuple[Sequence[Any], str]:
+    """Return a scheduler's nodes after fusing two more, and ""; or the same nodes, and why Inductor does not fuse them.
+
+    All of Inductor's rules apply, but for those by which it expects no gain (`InductorChoices`, `_TILING`).
+    """
+    if other.get_operation_names() & one.ancestors:
+        one, other = other, one
+    scheduler = one.scheduler
+    reasons: list[str] = []
+
+    def refused(why: Any, reason: str, *args: Any) -> None:
+        reasons.append(reason % args)
+
+    def willing(*args: Any) -> bool:
+        return True
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_patched(WhyNoFuse, "__call__", refused))
+        stack.enter_context(inductor_config.patch(_TILING))
+        for name in ("can_fuse", "can_fuse_vertical", "can_fuse_horizontal"):
+            stack.enter_context(_patched(InductorChoices, name, staticmethod(willing)))
+        allowed = scheduler.can_fuse(one, other, can_reorder=True)
+        if not allowed or scheduler.will_fusion_create_cycle(one, other):
+            return nodes, "; ".join(dict.fromkeys(reasons)) or "Inductor gives no reason"
+    made = scheduler.get_backend(one.get_device()).fuse(one, other)
+    scheduler.name_to_fused_node.update({node.get_name(): made for node in made.get_nodes()})
+    left = [node for node in nodes if node is not one and node is not other]
+    ordered = scheduler.topological_sort_schedule(sorted([*left, made], key=lambda node: node.min_order))
+    scheduler.prune_redundant_deps(ordered)
+    return ordered, ""
 
 
 @contextlib.contextmanager

@@ -430,22 +430,43 @@ def benchmark_under_lock(lock: Callable[[], AbstractContextManager[None]]) -> Ab
 
 
 @contextlib.contextmanager
-def recording(measured: bool) -> Iterator[Captured]:
-    """Capture as `capture` does. measured: whether Inductor times kernels to choose one; an absent GPU cannot."""
+def recording(measured: bool, forced: Forced | None = None) -> Iterator[Captured]:
+    """Capture as `capture` does. measured: whether Inductor times kernels to choose one; an absent GPU cannot.
+
+    forced: kernels of the only graph of a part that are to be one. Raises NotForced.
+    """
     captured = Captured(joint=None, graphs=())
-    recorder = _Recorder(captured, measured)
+    recorder = _Recorder(captured, measured, forced)
     with private.observe_compiles(recorder), preserve_node_meta():
         yield captured
+    if recorder.refused:
+        raise NotForced(recorder.refused)
     if not captured.graphs:
         raise RuntimeError(f"TorchInductor compiled nothing: {captured.why_nothing()}")
 
 
-class _Recorder:
-    """Assembles the reports of private.observe_compiles into graphs."""
+@dataclasses.dataclass(frozen=True)
+class Forced:
+    """Two kernels of a graph, each by its scheduler operations, that are to be one."""
 
-    def __init__(self, captured: Captured, measured: bool) -> None:
+    part: Part
+    first: frozenset[str]
+    second: frozenset[str]
+
+
+class NotForced(Exception):
+    """Inductor cannot make the two kernels one; the message has its reason."""
+
+
+class _Recorder:
+    """Assembles the reports of private.observe_compiles into graphs. refused: why the `forced` kernels are still two.
+    """
+
+    def __init__(self, captured: Captured, measured: bool, forced: Forced | None) -> None:
         self.captured = captured
         self.measured = measured
+        self.force = forced
+        self.refused = "" if forced is None else "they did not occur again in a second compile"
         self.sources: dict[str, SourceNode] = {}
         self.position: dict[str, int] = {}
         self.graph_names: set[str] = set()
@@ -468,6 +489,12 @@ class _Recorder:
     def fusion_refused(self, refusal: Refusal) -> None:
         self.refusals.pop((refusal.first, refusal.second), None)  # the last message wins, and its place is last
         self.refusals[refusal.first, refusal.second] = refusal
+
+    def forced(self, part: Part) -> tuple[frozenset[str], frozenset[str]] | None:
+        return None if self.force is None or self.force.part != part else (self.force.first, self.force.second)
+
+    def was_forced(self, refusal: str) -> None:
+        self.refused = refusal
 
     def graph_broken(self, graph_break: GraphBreak) -> None:
         known = {(cut.text, cut.line) for cut in self.captured.breaks}

@@ -20,6 +20,7 @@ from jax._src.lib import _jax
 from jax._src.lib.mlir import ir
 from jax._src.state import primitives as state
 from jax.experimental import topologies
+from jaxlib import _hlo  # type: ignore[attr-defined]
 
 from xlafuse import versions
 
@@ -196,7 +197,31 @@ def compile_stablehlo(text: str, options: dict[str, Any], target: Any) -> str:
     jax has no public API for this: `Lowered.compile` needs the trace that produced the StableHLO.
     """
     check_version()
-    device = jax.devices()[0] if target is None else target
+    executable = _compiled(text, options, jax.devices()[0] if target is None else target)
+    (optimized,) = executable.hlo_modules()
+    return optimized.to_string()
+
+
+def hlo_text(module: bytes) -> str:
+    """Return a serialized HloModuleProto as text, with all literals."""
+    options = _hlo.HloPrintOptions()
+    options.print_large_constants = True
+    return str(_hlo.HloModule.from_serialized_hlo_module_proto(module).to_string(options))
+
+
+def run_on_cpu(hlo_text: str, inputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Return the results of HLO without fusions for these inputs."""
+    check_version()
+    module = _hlo.hlo_module_from_text(hlo_text)
+    stablehlo = _jax.mlir.hlo_to_stablehlo(module.as_serialized_hlo_module_proto())
+    cpu = jax.devices("cpu")[0]
+    executable = _compiled(stablehlo, {"xla_allow_excess_precision": False}, cpu)
+    with jax.enable_x64(True):
+        results = executable.execute_sharded([jax.device_put(value, cpu) for value in inputs])
+    return [np.asarray(shards[0]) for shards in results.disassemble_into_single_device_arrays()]
+
+
+def _compiled(text: str | bytes, options: dict[str, Any], device: Any) -> Any:
     with mlir.make_ir_context():
         module = ir.Module.parse(text)
         assignment = np.array([[device.id]])
@@ -205,9 +230,7 @@ def compile_stablehlo(text: str, options: dict[str, Any], target: Any) -> str:
             backend=device.client,
         )
         devices = _jax.DeviceList((device,))
-        executable: Any = compiler.backend_compile_and_load(device.client, module, devices, overrides, [])
-    (optimized,) = executable.hlo_modules()
-    return optimized.to_string()
+        return compiler.backend_compile_and_load(device.client, module, devices, overrides, [])
 
 
 def cudnn_attention(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from xlafuse.compile import _jax_private, compiler
+from xlafuse.compile import _jax_private, compiler, hlo_edit
 from xlafuse.dumps import artifacts
 from xlafuse.hlo import provenance
 from xlafuse.hlo.gpu_program import kernels, parse
@@ -46,7 +46,7 @@ class CompiledCall:
 def compile_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *,
     target: compiler.Target | None = None, dump_to: Path | None = None,
-    options: Mapping[str, Any] = MappingProxyType({}),
+    options: Mapping[str, Any] = MappingProxyType({}), edit: hlo_edit.Edit | None = None,
 ) -> CompiledCall:
     """Compile `function(*args, **kwargs)` in one module, as `jax.jit` would.
 
@@ -54,7 +54,7 @@ def compile_call(
     static. For other functions, Python values, strings and None are static. flax nnx modules are split, whether called
     or passed as arguments: their variables are inputs, and variables that the call changes are outputs.
 
-    options: XLA's flags by name, without dashes.
+    options: XLA's flags by name, without dashes. edit: of the scheduled module.
 
     Raises the errors of jax, XLA and the function.
     """
@@ -68,7 +68,8 @@ def compile_call(
         lowered = _jax_private.lower(traced, target.platform if target else None)
     with artifacts.raw_dump_folder(dump_to) as raw:
         dumping = artifacts.dump_options(raw) if raw is not None else {}
-        compiled, _, missed = compiler.compile_lowered(lowered, {**options, **dumping}, target)
+        with hlo_edit.editing(edit):
+            compiled, _, missed = compiler.compile_lowered(lowered, {**options, **dumping}, target)
         text = compiled.as_text()
         if raw is not None and dump_to is not None:
             artifacts.keep_artifacts(raw, dump_to, parse(text).name, lowered.as_text(debug_info=True))
@@ -85,14 +86,14 @@ def having_devices_of(target: compiler.Target | None) -> AbstractContextManager[
 def compile_phases(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *,
     target: compiler.Target | None = None, dump_to: Path | None = None,
-    options: Mapping[str, Any] = MappingProxyType({}),
+    options: Mapping[str, Any] = MappingProxyType({}), edits: Mapping[str, hlo_edit.Edit] = MappingProxyType({}),
 ) -> tuple[compiler.Compilation, compiler.Compilation]:
     """Compile a training step around `function(*args, **kwargs)`; return its forward and backward executables.
 
     forward(inputs) -> (outputs, residuals): the residuals are what JAX's vjp saves. backward(residuals, cotangents of
     the float outputs) -> gradients of all inputs of a floating or complex dtype. Inputs are the arrays among the
     arguments and the `nnx.Param`s of nnx modules. Residuals that are inputs or outputs are not copied.
-    options: as for `compile_call`.
+    options: as for `compile_call`. edits: of the scheduled modules, by phase.
 
     Raises TypeError if nothing can be differentiated, and the errors of jax, XLA and the function.
     """
@@ -126,11 +127,13 @@ def compile_phases(
         phase.__name__ = f"{call.__name__}_{phase.__name__}"
     compile_phase = functools.partial(compiler.compile, matmul_precision=None, target=target, options=options)
     folders = {part: None if dump_to is None else dump_to / part for part in ("forward", "backward")}
-    saved = compile_phase(forward, [inputs], dump_to=folders["forward"])
+    with hlo_edit.editing(edits.get("forward")):
+        saved = compile_phase(forward, [inputs], dump_to=folders["forward"])
     (outputs, _), residuals = saved.output_structs
     if not outputs:
         raise TypeError("grad=True needs an output of a floating dtype; there is none")
-    return saved, compile_phase(backward, [residuals, outputs], dump_to=folders["backward"])
+    with hlo_edit.editing(edits.get("backward")):
+        return saved, compile_phase(backward, [residuals, outputs], dump_to=folders["backward"])
 
 
 def compile_stablehlo(

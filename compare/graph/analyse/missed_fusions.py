@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -102,6 +102,16 @@ def folded(graph: FusionGraph, fusions: Sequence[MissedFusion]) -> list[AlikeFus
         alike.setdefault((work, reason.code, reason.origin, reason.line, fusion.price.bytes), []).append(fusion)
     found = [AlikeFusions(tuple(same)) for same in alike.values()]
     return sorted(found, key=lambda same: (same.price.us or 0.0, same.price.bytes), reverse=True)
+
+
+def price(graph: FusionGraph, ceilings: Ceilings | None, members: Collection[int]) -> Price:
+    """Return the price of the kernels with these launch indices as one. Raises as `ranked` does."""
+    return _Pricing(graph, ceilings).fused(set(members))
+
+
+def at_rates(graph: FusionGraph, ceilings: Ceilings | None, size: int, launches: int) -> Price:
+    """Return the price of bytes and launches. Raises as `ranked` does."""
+    return _Pricing(graph, ceilings).price(size, (), launches)
 
 
 def together(graph: FusionGraph, ceilings: Ceilings | None) -> Price:

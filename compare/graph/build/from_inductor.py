@@ -56,8 +56,7 @@ def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str
     Raises ValueError if there is no compiled graph.
     """
     program: Program = captured if isinstance(captured, Program) else captured.program()
-    forward = [graph for graph in program.graphs if graph.part == "forward"]
-    backward = sorted((graph for graph in program.graphs if graph.part == "backward"), key=lambda graph: -graph.unit)
+    forward, backward = _phases(program)
     sites = {_whole(_site(node, graph.unit)) for graph in forward for call in graph.calls for node in call.sources}
     about: dict[str, Any] = {"target": target, "versions": dict(versions or {})}
     calls: Counter[str] = Counter()
@@ -87,6 +86,17 @@ def from_inductor(captured: Any, *, target: str = "", versions: Mapping[str, str
     return dataclasses.replace(
         joined, name=name, reasons=(*joined.reasons, *breaks), notes=(*program.notes, *joined.notes)
     )
+
+
+def calls_in_order(program: Program) -> list[Call]:
+    """Return the calls behind the kernels of `from_inductor`, in their order."""
+    return [call for graphs in _phases(program) for graph in graphs for call in graph.calls]
+
+
+def _phases(program: Program) -> tuple[list[CompiledGraph], list[CompiledGraph]]:
+    forward = [graph for graph in program.graphs if graph.part == "forward"]
+    backward = sorted((graph for graph in program.graphs if graph.part == "backward"), key=lambda graph: -graph.unit)
+    return forward, backward
 
 
 def _phase_graph(

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...base.archive import portable_line
 from ...base.host import installed
+from ...graph.analyse import forced_fusion
 from ...measure.clock import CuptiClock, cupti_missing
 from ...measure.l2_flush import L2Flush
 from ...measure.rounds import rounds_of
@@ -53,27 +54,65 @@ class TorchExplainer:
         self._calls: dict[str, Callable[[], Any]] = {}  # of the compiled functions, to be timed
         self._factory = TensorFactory()
         self._state: Mapping[str, Any] = request["state"]
+        self._default: tuple[Any, Any] | None = None  # the last call's graph and program, unless kernels were forced
 
-    def explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[Any, list[str]]:
+    def explain(self, call: Mapping[str, Any], dumps: Path) -> explaining.Answer:
         from xlafuse.triton_side.deviceless import user_functions
+        from xlafuse.triton_side.inductor.compiler import NotForced
 
         from ...functions.parcel import unpack
-        from ...graph.build.from_inductor import from_inductor
+        from ...graph.build.from_inductor import calls_in_order, from_inductor
 
         function, args, kwargs = unpack(call["parcel"], self._make)
-        with _apply_state(self._state):
-            captured, again = user_functions.compile_call(
-                function, args, kwargs, self._factory, train=self._train, products=call["products"],
-                settings=call["settings"], keep_compiled=self._timed,
-            )
+        forced = self._forced(call["force"]) if call["force"] else None
+        try:
+            with _apply_state(self._state):
+                captured, again = user_functions.compile_call(
+                    function, args, kwargs, self._factory, train=self._train, products=call["products"],
+                    settings=call["settings"], keep_compiled=self._timed, forced=forced,
+                )
+        except NotForced as problem:
+            raise forced_fusion.NotForced(f"Inductor cannot fuse them: {problem}") from None
         if self._timed:  # it holds arrays on the GPU
             self._calls[call["name"]] = again
         captured.breaks = tuple(replace(cut, line=portable_line(cut.line)) for cut in captured.breaks)
         if captured.stopped is not None:
             captured.stopped = replace(captured.stopped, line=portable_line(captured.stopped.line))
-        graph = from_inductor(captured, target=self._target, versions=installed("torch", "triton"))
-        broken = [f"{call['name']}: {cut}" for cut in captured.breaks]
-        return graph, [*broken, *self._assumed(call["name"], captured)]
+        program = captured.program()
+        graph = from_inductor(program, target=self._target, versions=installed("torch", "triton"))
+        notes = [*(f"{call['name']}: {cut}" for cut in captured.breaks), *self._assumed(call["name"], captured)]
+        if forced is None:
+            self._default = self._default if call["settings"] else (graph, program)
+            return explaining.Answer(graph, notes)
+        assert graph.kernels is not None
+        kernels = list(graph.kernels)
+        calls = calls_in_order(program)
+        at = next(at for at, call in enumerate(calls) if forced.first | forced.second <= call.operations)
+        kernels[at] = replace(kernels[at], facts={**kernels[at].facts, forced_fusion.FORCED: True})
+        code = next(each.code for each in captured.graphs if each.part == forced.part)
+        check = {"code": code, "kernel": calls[at].kernel.name}
+        return explaining.Answer(replace(graph, kernels=tuple(kernels)), notes, check)
+
+    def _forced(self, text: str) -> Any:
+        """Return the two kernels of the default compile. Raises UsageError and NotForced."""
+        from xlafuse.triton_side.inductor.compiler import Forced
+
+        from ...graph.build.from_inductor import calls_in_order
+
+        assert self._default is not None
+        graph, program = self._default
+        indices = forced_fusion.pair(graph, text)
+        part = graph.kernels[indices[0]].phase
+        if sum(each.part == part for each in program.graphs) > 1:
+            raise forced_fusion.NotForced(
+                "graph breaks cut the function, and --force takes one that Inductor compiles as one graph"
+            )
+        calls = calls_in_order(program)
+        for index in indices:
+            if not calls[index].operations:
+                name = graph.kernels[index].name
+                raise forced_fusion.NotForced(f"{name} is a library's call, into which Inductor fuses nothing")
+        return Forced(part, *(calls[index].operations for index in indices))
 
     def time(self) -> dict[str, list[dict[str, Any]]]:
         """Return rounds of each call, taken in turns."""

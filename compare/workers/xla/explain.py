@@ -7,13 +7,14 @@ import pickle
 import re
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ...base.host import installed
-from ...graph.model import FusionGraph
+from ...graph.analyse import forced_fusion
+from ...graph.model import FusionGraph, Phase
 from ...measure.clock import CuptiClock, cupti_missing
 from ...measure.l2_flush import L2Flush
 from ...measure.rounds import rounds_of
@@ -58,16 +59,19 @@ class XlaExplainer:
                 jax.config.update(option, value)
         self._grad, self._timed, self._elsewhere = request["grad"], request["timed"], request["elsewhere"]
         self._calls: dict[str, Callable[[], Any]] = {}  # of the compiled functions, to be timed
+        self._default: tuple[Any, Mapping[str, str]] | None = None  # graph, and HLO by phase
         self._xla_target = None
         if self._target_name is not None:
             autotune = None if request["autotune"] is None else Path(request["autotune"])
             self._xla_target = xla_target(self._target_name, autotune=autotune, devices=request["devices"])
 
-    def explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[Any, list[str]]:
-        """Return the graph of one call, and notes."""
+    def explain(self, call: Mapping[str, Any], dumps: Path) -> explaining.Answer:
         try:
             return self._explain(call, dumps)
         except RuntimeError as problem:
+            if call["force"] and type(problem).__name__ == "JaxRuntimeError":
+                first = str(problem).partition("\n")[0][:300]
+                raise forced_fusion.NotForced(f"XLA does not compile them as one kernel: {first}") from problem
             if _NO_CUDNN not in str(problem):
                 raise
             raise RuntimeError(
@@ -82,7 +86,7 @@ class XlaExplainer:
                 f"mesh of N GPUs of the {self._target}"
             ) from problem
 
-    def _explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[Any, list[str]]:
+    def _explain(self, call: Mapping[str, Any], dumps: Path) -> explaining.Answer:
         from xlafuse.compile import random_calls, user_functions
 
         target = self._xla_target
@@ -94,11 +98,13 @@ class XlaExplainer:
             call, function, args, kwargs = self._received(call)
         if "stablehlo" in call:
             compiled = user_functions.compile_stablehlo(call["stablehlo"], target=target, dump_to=dumps)
-            return self._graph(compiled, dumps), []
+            return explaining.Answer(self._graph(compiled, dumps))
         options = {name: _BOOLEANS.get(text.lower(), text) for name, text in call["settings"].items()}
+        forced = self._forced(call["force"]) if call["force"] else None
+        edits: dict[str, Any] = {} if forced is None else {forced.phase: forced.edit}
         if self._grad:
             forward, backward = user_functions.compile_phases(
-                function, args, kwargs, target=target, dump_to=dumps, options=options
+                function, args, kwargs, target=target, dump_to=dumps, options=options, edits=edits
             )
             if self._timed:
                 assert forward.executable and backward.executable
@@ -110,9 +116,11 @@ class XlaExplainer:
             graph = self._joined(forward, backward, dumps)
             again: Callable[..., Any] = partial(user_functions.compile_phases, function, args, kwargs, target=target)
             notes = _closed_over(call["name"], tuple(held))
-            return graph, [*notes, *self._sorted_by_cub(call["name"], graph, again, options)]
+            notes += self._sorted_by_cub(call["name"], graph, again, options)
+            texts = {"forward": forward.hlo_text, "backward": backward.hlo_text}
+            return self._answer(call, graph, notes, texts, forced)
         compiled = user_functions.compile_call(
-            function, args, kwargs, target=target, dump_to=dumps, options=options
+            function, args, kwargs, target=target, dump_to=dumps, options=options, edit=edits.get("forward")
         )
         if self._timed:
             assert compiled.compiled
@@ -120,7 +128,45 @@ class XlaExplainer:
         graph = self._graph(compiled, dumps)
         again = partial(user_functions.compile_call, function, args, kwargs, target=target)
         notes = _closed_over(call["name"], compiled.closed_over)
-        return graph, [*notes, *self._sorted_by_cub(call["name"], graph, again, options)]
+        notes += self._sorted_by_cub(call["name"], graph, again, options)
+        return self._answer(call, graph, notes, {"forward": compiled.hlo_text}, forced)
+
+    def _forced(self, text: str) -> _Forced:
+        """Return the two kernels of the default compile. Raises UsageError and NotForced."""
+        from xlafuse.hlo.gpu_program import parse
+
+        assert self._default is not None
+        graph, texts = self._default
+        kernels = [graph.kernels[index] for index in forced_fusion.pair(graph, text)]
+        if self._target.startswith("tpu"):
+            raise forced_fusion.NotForced("XLA's compile for TPUs takes no edits")
+        first, second = (_instruction(kernel.name) for kernel in kernels)
+        return _Forced(kernels[0].phase, parse(texts[kernels[0].phase]).name, first, second)
+
+    def _answer(
+        self, call: Mapping[str, Any], graph: FusionGraph, notes: list[str], texts: Mapping[str, str],
+        forced: _Forced | None,
+    ) -> explaining.Answer:
+        if forced is None:
+            self._default = self._default if call["settings"] else (graph, texts)
+            return explaining.Answer(graph, notes)
+        from xlafuse.compile.forced_fusion import NAME, NotChecked, error
+
+        kernels = tuple(
+            replace(kernel, provenance="not autotuned", facts={**kernel.facts, forced_fusion.FORCED: True})
+            if _instruction(kernel.name) == NAME else kernel
+            for kernel in graph.kernels or ()
+        )
+        if kernels == graph.kernels:
+            raise forced_fusion.NotForced("XLA did not compile the edited module")
+        # XLA gave reasons for kernels that are one now.
+        known = tuple(reason for reason in graph.reasons if reason.producer or reason.consumer)
+        graph = replace(graph, kernels=kernels, reasons=known)
+        try:
+            worst, dtype = error(*forced.edited)
+        except NotChecked as problem:
+            return explaining.Answer(graph, [*notes, f"{call['name']}: not checked on the CPU: {problem}"])
+        return explaining.Answer(graph, notes, {"error": worst, "dtype": dtype})
 
     def _sorted_by_cub(
         self, name: str, graph: FusionGraph, compile_again: Callable[..., Any], options: Mapping[str, Any]
@@ -186,6 +232,31 @@ class XlaExplainer:
         from . import fusion_graph
 
         return fusion_graph.of_module(compiled, dumps, target=self._target, versions=self._versions)[0]
+
+
+@dataclass
+class _Forced:
+    """Two instructions of a module that are to be one. edited: the module in which one calls the two, and the other."""
+
+    phase: Phase
+    module: str
+    first: str
+    second: str
+    edited: tuple[bytes, bytes] = (b"", b"")
+
+    def edit(self, module: bytes) -> bytes | None:
+        from xlafuse.compile.forced_fusion import fuse
+
+        pair = self.module, self.first, self.second
+        before, after = (fuse(module, *pair, nested=nested) for nested in (True, False))
+        if before is not None and after is not None:
+            self.edited = before, after
+        return after
+
+
+def _instruction(kernel: str) -> str:
+    """Return the HLO instruction of a kernel's name in the graph: "backward/fusion.1~2" is "fusion.1"."""
+    return re.sub(r"^(backward/)+", "", kernel).partition("~")[0]
 
 
 def _closed_over(name: str, arrays: tuple[tuple[tuple[int, ...], str], ...]) -> list[str]:

@@ -189,7 +189,7 @@ def test_a_page_is_written_next_to_the_run(folder: Path) -> None:
     assert done.exit_code == 0 and str(page) in done.stdout and "softmax" in page.read_text()
 
 
-def test_list_names_all_blocks_cases_and_implementations() -> None:
+def test_list_names_all_blocks_cases_and_implementations(tmp_path: Path) -> None:
     text, data = xlafuse("list").stdout, json.loads(xlafuse("list", "--json").stdout)
     assert data["schema"] == "xlafuse.list/1" and [block["name"] for block in data["blocks"]] == list(BLOCKS)
     for block in data["blocks"]:
@@ -201,9 +201,10 @@ def test_list_names_all_blocks_cases_and_implementations() -> None:
         for implementation in spec.implementations:
             assert implementation.target in text and implementation.summary in text
     assert "h200" in data["targets"]
-    table = xlafuse("list", "--markdown").stdout.splitlines()
+    xlafuse("list", "-o", str(tmp_path / "blocks.md"))
+    table = (tmp_path / "blocks.md").read_text().splitlines()
     assert len(table) == 2 + len(BLOCKS) and table[2].startswith("| vector\\_add")
-    assert xlafuse("list", "--markdown", "--json").exit_code == 2
+    assert xlafuse("list", "-o", str(tmp_path / "blocks.md"), "--json").exit_code == 2
 
 
 def test_a_suite_without_cases_is_not_listed() -> None:
@@ -235,6 +236,15 @@ def test_an_unknown_command_or_option_names_the_right_one(words: list[str], now:
 
 def test_an_earlier_option_names_its_successor() -> None:
     assert "Did you mean xlafuse tune --stop-after TIME?" in xlafuse("tune", "--budget", "9").stderr
+
+
+def test_all_commands_together_have_at_most_50_options() -> None:
+    commands = [cli.get_command(click.Context(cli), name) for name in COMMANDS]
+    options = {
+        option for command in commands if command is not None for each in command.params
+        for option in each.opts if option.startswith("--")
+    }
+    assert len(options) <= 50, sorted(options)
 
 
 @pytest.mark.parametrize("now", RENAMED.values())

@@ -135,7 +135,7 @@ def test_the_command_replaces_the_case(tmp_path: Path, monkeypatch: pytest.Monke
         session.write(made_record(case=case, implementation="xla", compiler="xla", status="compiled", detail="new"))
 
     monkeypatch.setattr(run.for_target, "run", compile_all)
-    done = CliRunner().invoke(cli, ["run", "--into", str(tmp_path), "--again", f"{case.id}=why"])
+    done = CliRunner().invoke(cli, ["run", "--out", str(tmp_path), "--again", f"{case.id}=why"])
     assert done.exit_code == 0, done.output
     (record,) = run_folder.read_records(tmp_path)[0]
     assert record.detail == "new" and "why" in (tmp_path / "README.md").read_text()
@@ -144,16 +144,16 @@ def test_the_command_replaces_the_case(tmp_path: Path, monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "words",
     [
-        ["--again", "a=b"], ["--into", "."],
+        ["--again", "a=b"],
         *(
-            ["--again", "a=b", "--into", ".", *more] for more in (
+            ["--again", "a=b", "--out", ".", *more] for more in (
                 ["gelu"], ["--target", "h200"], ["--shard", "1/2"], ["--mode", "warm"], ["--restarts", "0"],
-                ["--xla-autotune-from", "h200"], ["--suite", "tour"], ["-i", "xla"], ["--resume"], ["--out", "x"],
+                ["--xla-autotune-from", "h200"], ["--suite", "tour"], ["-i", "xla"], ["--resume"],
             )
         ),
     ],
 )
-def test_again_goes_with_into_alone(words: list[str]) -> None:
+def test_again_goes_with_the_run_alone(words: list[str]) -> None:
     assert "--again" in xlafuse(*words, code=2)
 
 
@@ -177,7 +177,7 @@ def test_a_repetition_that_was_stopped_goes_on_as_its_message_says(
     keep = run_folder.append
     with monkeypatch.context() as stopping:
         stopping.setattr(run_folder, "append", append)
-        said = xlafuse("--into", folder, *again, code=130)
+        said = xlafuse("--out", folder, *again, code=130)
     assert compiled == ["gelu xla", "gelu inductor", "softmax xla"]
     noted = [entry["case"] for entry in run_folder.read_run(folder)["again"]]
     assert noted == named
@@ -198,7 +198,7 @@ def test_own_functions_do_not_run_on_other_machines(
     (tmp_path / "own_code.py").write_text("import torch\ndef mine(x): return torch.tanh(x)\n")
     xlafuse(*OWN, "own_code.py:mine", "--out", "run")
     case = next(case.id for case, _ in selection.resolve(["gelu"], suite="tour").work)
-    for words in (["--resume", "--out", "run"], ["--into", "run", "--again", f"{case}=why"]):
+    for words in (["--resume", "--out", "run"], ["--out", "run", "--again", f"{case}=why"]):
         assert "--with" in xlafuse(*words, "--on", "ray://nowhere:1", code=2)
 
 

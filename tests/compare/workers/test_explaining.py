@@ -16,7 +16,7 @@ from xlafuse.compare.graph.model import FusionGraph
 from xlafuse.compare.measure.clock import DeviceRecord, sample_of
 from xlafuse.compare.measure.rounds import joined, summary
 from xlafuse.compare.plan.paired_rounds import counted, median_us
-from xlafuse.compare.workers.explaining import NotTimed, Service
+from xlafuse.compare.workers.explaining import Answer, NotTimed, Service
 
 
 class Scripted:
@@ -27,8 +27,9 @@ class Scripted:
 
     def begin(self, request: dict[str, Any]) -> None: ...
 
-    def explain(self, call: Mapping[str, Any], dumps: Path) -> tuple[FusionGraph, list[str]]:
-        return FusionGraph(call["name"], "xla", ()), self._explain(call["name"])
+    def explain(self, call: Mapping[str, Any], dumps: Path) -> Answer:
+        check = {"error": 0.0, "dtype": "float32"} if call["name"] == "g" else None
+        return Answer(FusionGraph(call["name"], "xla", ()), self._explain(call["name"]), check)
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +55,7 @@ def test_graphs_notes_and_times_come_by_name(tmp_path: Path) -> None:
     reply = service.explain(asked(tmp_path, "f", "g", timed=True))
     assert [store.load(Path(entry["file"])).name for entry in reply["graphs"]] == ["f", "g"]
     assert reply["notes"] == ["f is fine", "g is fine"]
+    assert reply["checks"] == {"g": {"error": 0.0, "dtype": "float32"}}
     times = counted(joined(reply["rounds"]["g"]))  # the first call of a round does not count
     assert len(times.device_time) == 5 and median_us(times.device_time) == pytest.approx(2.0)
 

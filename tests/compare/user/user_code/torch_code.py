@@ -73,3 +73,12 @@ def normed(x):
 
 def scaled_in_place(x):
     torch.mul(x, 2, out=x)
+
+
+def sharing_a_scalar(x, y, scale):
+    return x * scale, torch.tanh(y) + scale
+
+
+def two_reductions(x, weight):
+    share = torch.softmax(x, -1)
+    return (share * weight).sum(0), torch.tanh(share)
