@@ -140,14 +140,11 @@ class Examination:
 @click.command("doctor")
 @click.argument("runs", nargs=-1, type=click.Path(path_type=Path), metavar="[RUN RUN]")
 @click.option("--clock", is_flag=True, help="Check instead that this GPU's measurements are sound.")
-@click.option(
-    "--trials", type=click.IntRange(10), help=f"How often --clock repeats the measurement. Default: {TRIALS}."
-)
 @click.option("--peers", is_flag=True, help="Make instead a small call of each optional peer on this GPU.")
 @json_option
 @click.pass_context
 def command(
-    ctx: click.Context, runs: tuple[Path, ...], clock: bool, trials: int | None, peers: bool, as_json: bool
+    ctx: click.Context, runs: tuple[Path, ...], clock: bool, peers: bool, as_json: bool
 ) -> None:
     """Show what this machine can run.
 
@@ -165,7 +162,7 @@ def command(
     if (clock or peers) and as_json:
         raise UsageError(f"{'--clock' if clock else '--peers'} prints no JSON")
     if peers:
-        if clock or runs or trials:
+        if clock or runs:
             raise UsageError("--peers goes with no other option")
         from ..run import peers_check
 
@@ -173,9 +170,9 @@ def command(
         click.echo("\n".join(map(peers_check.in_words, records)))
         ctx.exit(0 if all(record.status == "ok" for record in records) else 1)
     if clock:
-        ctx.exit(0 if _is_sound(runs, trials or TRIALS) else 1)
-    if runs or trials:
-        raise UsageError("runs and --trials go with --clock")
+        ctx.exit(0 if _is_sound(runs) else 1)
+    if runs:
+        raise UsageError("runs go with --clock")
     examination = examine()
     if as_json:
         echo_json({"schema": "xlafuse.doctor/1", **asdict(examination)})
@@ -184,12 +181,12 @@ def command(
     ctx.exit(0 if examination.anything_runs else 1)
 
 
-def _is_sound(runs: tuple[Path, ...], trials: int) -> bool:
+def _is_sound(runs: tuple[Path, ...]) -> bool:
     """Print a check of the measurements of this GPU, or of two runs. Return whether it passed."""
     from ..run import clock_check
 
     if not runs:
-        outcome = clock_check.check(trials)
+        outcome = clock_check.check(TRIALS)
         click.echo(clock_check.as_text(outcome))
         return not outcome.problems
     if len(runs) != 2:

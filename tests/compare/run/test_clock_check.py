@@ -64,7 +64,7 @@ def test_an_undetected_slowdown_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "said"),
     [
         (["--clock"], "needs an NVIDIA GPU"), (["--clock", "--json"], "prints no JSON"),
-        (["--trials", "20"], "go with --clock"), (["one", "other"], "go with --clock"),
+        (["one", "other"], "go with --clock"),
     ],
 )
 def test_a_check_that_cannot_be_made_is_refused(monkeypatch: pytest.MonkeyPatch, words: list[str], said: str) -> None:
