@@ -67,7 +67,8 @@ def freed_bytes(step: Step, pieces: Collection[Piece]) -> int:
     own = {piece.index for piece in pieces if piece.graph == name}
     graph = step.graphs[name]
     without = [name for name in graph.producers if _is_between(graph, name, own)]
-    return step.memory[name].bytes - memory(graph, step.keys(name), without=without).bytes
+    after = memory(graph, step.keys(name), donated=step.donated(name), without=without)
+    return step.memory[name].bytes - after.bytes
 
 
 def _is_between(graph: FusionGraph, buffer: str, kernels: Collection[int]) -> bool:

@@ -15,9 +15,9 @@ _WHOLE_CALL = ("input", "output", "constant")  # roles of buffers that exist bef
 class Memory:
     """The most memory that a program takes at one time, in bytes.
 
-    arguments, results: they exist during the whole call; memory that a program donates counts as both. kernel: the
-    index of the launch with the most memory. between: buffers between kernels that exist then, by the part whose kernel
-    wrote them, with that kernel's workspace.
+    arguments, results: they exist during the whole call; a result in the memory of a donated argument counts once.
+    kernel: the index of the launch with the most memory. between: buffers between kernels that exist then, by the part
+    whose kernel wrote them, with that launch's workspace.
     """
 
     arguments: int
@@ -31,14 +31,14 @@ class Memory:
 
 
 def memory(
-    graph: FusionGraph, keys: Sequence[str], *, without: Collection[str] = (), early: Collection[str] = (),
-    since: int = 0,
+    graph: FusionGraph, keys: Sequence[str], *, donated: int = 0, without: Collection[str] = (),
+    early: Collection[str] = (), since: int = 0,
 ) -> Memory:
     """Return the most memory of a graph, whose kernels have these parts.
 
     A buffer exists from the launch that writes it to the last that reads it. A kernel writes to the memory of an
-    operand of the same size that no later kernel reads. without: buffers that a change to the program removes. early:
-    buffers that exist from launch `since` on.
+    operand of the same size that no later kernel reads. donated: bytes of results that take the memory of arguments.
+    without: buffers that a change to the program removes. early: buffers that exist from launch `since` on.
 
     Buffers between kernels and results together are 1.00 of what XLA plans in the median of 699 programs that it
     compiled for an H200, and 0.84 to 1.16 from the 10th to the 90th percentile.
@@ -59,7 +59,7 @@ def memory(
         sum(buffer.bytes for buffer in graph.buffers if buffer.role in roles and not buffer.space)
         for roles in (("input", "constant"), ("output",))
     )
-    return Memory(arguments, results, at, dict(sorted(between.items(), key=lambda item: -item[1])))
+    return Memory(arguments, max(0, results - donated), at, dict(sorted(between.items(), key=lambda item: -item[1])))
 
 
 def _existing(

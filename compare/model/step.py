@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+from xlafuse.hlo.text_reader import Module
 
 from ..graph.model import FusionGraph, StepPhase
 from ..profiles.steps import device_seconds, gaps
@@ -74,7 +77,30 @@ class Step:
     @cached_property
     def memory(self) -> dict[str, Memory]:
         """The most memory of each graph with kernels."""
-        return {name: memory(graph, self.keys(name)) for name, graph in self.graphs.items() if graph.kernels}
+        return {
+            name: memory(graph, self.keys(name), donated=self.donated(name))
+            for name, graph in self.graphs.items() if graph.kernels
+        }
+
+    def donated(self, graph: str) -> int:
+        """Return the bytes of a program's arguments whose memory its results take."""
+        program = self.programs.get(graph)
+        return program.bytes_donated() if isinstance(program, Module) else 0
+
+    @property
+    def donatable_bytes(self) -> int:
+        """Bytes of the largest program's arguments that it could donate: results of the same shapes replace them.
+
+        Only for a program that updates a model: another one's arguments may be used again.
+        """
+        graph = self.graphs.get(self.largest)
+        updates = any(piece.phase == "update" and piece.graph == self.largest for piece in self.pieces)
+        if graph is None or not updates or not isinstance(self.programs.get(self.largest), Module):
+            return 0
+        arrays = [(each.role, (each.shape, each.dtype), each.bytes) for each in graph.buffers if not each.space]
+        given, made = (Counter(kind for own, kind, _ in arrays if own == role) for role in ("input", "output"))
+        size = {kind: count for _, kind, count in arrays}
+        return max(0, sum(size[kind] * count for kind, count in (given & made).items()) - self.donated(self.largest))
 
     @property
     def at_the_peak(self) -> Mapping[str, int]:

@@ -98,7 +98,10 @@ class FirstScreen:
             if size > _LEAST_MEMORY * most.bytes
         ]
         between = f"between kernels {_gb(sum(most.between.values()))}{f' ({join_some(parts, 3)})' if parts else ''}"
-        return f"memory {_gb(most.bytes)} GB: arguments {_gb(most.arguments)}, results {_gb(most.results)}, {between}"
+        held = f"arguments {_gb(most.arguments)}, results {_gb(most.results)}, {between}"
+        donatable = step.donatable_bytes
+        donate = f"; donate_argnums saves {_gb(donatable)}" if donatable > _LEAST_MEMORY * most.bytes else ""
+        return f"memory {_gb(most.bytes)} GB: {held}{donate}"
 
     def advice(self, *, every: bool = False) -> list[str]:
         """Return a line a change, of few blocks unless `every`, and one about the blocks that need none."""

@@ -89,6 +89,7 @@ class _Reader:
     def __init__(self, proto: Any) -> None:
         self._stack = _stack_frames(proto.stack_frame_index)
         self.module = Module(name=proto.name, is_scheduled=bool(proto.schedule.sequences), stack=self._stack)
+        self.module.donated = frozenset(entry.parameter_number for entry in proto.input_output_alias.entries)
         self._schedule = proto.schedule.sequences
         self._shapes: dict[bytes, tuple[tuple[Shape, ...], Element]] = {}
         self._computations: dict[int, Any] = {}

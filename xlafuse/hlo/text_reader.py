@@ -160,7 +160,7 @@ class Module:
     unparsed: (line number from 1, text) of every line that the reader did not understand. If the text ends inside a
     computation, one more entry says so.
     is_short: one of these lines is in the short form that no compiler prints.
-    stack: the frames that `Instruction.site` refers to.
+    stack: the frames that `Instruction.site` refers to. donated: parameters of the entry whose memory a result takes.
     """
 
     name: str = ""
@@ -170,6 +170,13 @@ class Module:
     unparsed: list[tuple[int, str]] = field(default_factory=list)
     is_short: bool = False
     stack: StackFrames = field(default_factory=StackFrames, compare=False, repr=False)
+    donated: frozenset[int] = frozenset()
+
+    def bytes_donated(self) -> int:
+        """Return the bytes of the donated parameters."""
+        entry = self.computations.get(self.entry)
+        own = entry.instructions.values() if entry is not None else ()
+        return sum(each.bytes for each in own if each.opcode == "parameter" and each.index in self.donated)
 
 
 def parse(text: str | Iterable[str], *, statements: bool = False) -> Module:
@@ -181,6 +188,8 @@ def parse(text: str | Iterable[str], *, statements: bool = False) -> Module:
         return _Reader(text if isinstance(text, str) else "".join(text), statements).read()
 
 
+# {0}: (3, {}, may-alias): result 0 takes the memory of parameter 3
+_ALIAS = re.compile(r"\}\s*:\s*\(\s*(\d{1,9})\s*,")
 # HloModule jit_mlp, is_scheduled=true, entry_computation_layout={...}
 _MODULE = re.compile(rf"HloModule\s+%?({NAME})")
 # ENTRY %main.3 (x.1: bf16[8192,4096]) -> bf16[8192,4096] {      or, in the short form:  region_0.4 {
@@ -245,6 +254,8 @@ class _Reader:
                 else:
                     self.module.name = module[1]
                     self.module.is_scheduled = attributes.get("is_scheduled") == "true"
+                    aliases = _ALIAS.finditer(attributes.get("input_output_alias", ""))
+                    self.module.donated = frozenset(int(alias[1]) for alias in aliases)
             elif table := _TABLE.match(text, at):
                 at = self._table(table[0], table.end())
             else:

@@ -107,6 +107,34 @@ def test_the_captured_steps_memory_is_what_xla_planned(step: Step) -> None:
     assert step.at_the_peak == found.between and next(iter(found.between)).startswith("train_nnx.py:18")
 
 
+DONATING = """HloModule m, is_scheduled=true, input_output_alias={ {0}: (0, {}, may-alias) }
+
+%f (p: f32[1024]) -> f32[1024] {
+  %p = f32[1024]{0} parameter(0)
+  ROOT %n = f32[1024]{0} negate(%p)
+}
+
+ENTRY %main (x: f32[1024], y: f32[256]) -> f32[1024] {
+  %y = f32[256]{0} parameter(1)
+  %x = f32[1024]{0} parameter(0)
+  ROOT %k = f32[1024]{0} fusion(%x), kind=kLoop, calls=%f
+}
+"""
+
+
+@pytest.mark.parametrize(("text", "donated"), [(DONATING, 4096), (DONATING.replace("input_output_alias", "other"), 0)])
+def test_a_result_in_the_memory_of_a_donated_argument_counts_once(tmp_path: Path, text: str, donated: int) -> None:
+    (tmp_path / "m.txt").write_text(text)
+    step = step_of(open_source(tmp_path / "m.txt"))
+    assert step.donated(step.largest) == donated and step.memory[step.largest].bytes == 2 * 4096 + 1024 - donated
+
+
+def test_an_update_whose_arguments_are_not_donated_could_save_their_memory(step: Step, gpt: Path) -> None:
+    """Parameters of 166,212,608 elements and AdamW's moments, in float32; PyTorch updates in place."""
+    assert step.donatable_bytes == pytest.approx(3 * 4 * 166_212_608, rel=0.01)
+    assert step_of(open_source(gpt)).donatable_bytes == 0
+
+
 def test_checkpointing_has_its_call_its_time_and_its_memory(step: Step) -> None:
     """By another program's count, the step computes 7.4 ms again: 4.7 of attention, 2.7 of the rest."""
     found = checkpoint(step, ())
