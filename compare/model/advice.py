@@ -50,6 +50,7 @@ ADVICE = (
     Advice("rmsnorm", "xla", "pallas", _OWN.format("pallas", "rmsnorm"), "kernel", _PALLAS),
     Advice("rmsnorm", "inductor", "triton", _OWN.format("triton", "rmsnorm"), "kernel"),
     Advice("layernorm", "inductor", "triton", _OWN.format("triton", "layernorm"), "kernel"),
+    Advice("adamw", "inductor", "inductor", "torch.compile(optimizer.step), one kernel", "library"),
     Advice("moe", "xla", "xla", "jax.lax.ragged_dot over tokens sorted by expert", "library"),
     Advice("moe", "inductor", "library", "F.grouped_mm over tokens sorted by expert", "library"),
 )

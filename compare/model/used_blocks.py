@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,6 +21,8 @@ if TYPE_CHECKING:
 
 _MOST_OF_A_PART = 0.5  # of its time: then the part is that block's
 _PRODUCTS = ("gemm", "attention")
+_ADAM = re.compile(r"AdamW?\.step")
+_FEW_KERNELS = 3  # of different kinds: a fused update has no more
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,31 @@ def used_blocks(step: Step) -> list[UsedBlock]:
                 piece for piece, is_member in zip(part.pieces, own, strict=True)
                 if (is_member if piece.kernel.kind in _PRODUCTS else whole)
             ]
-    made = [_used(blocks, own) for (blocks, _), own in zip(alike, owned, strict=True) if own]
+    made = [_used(blocks, own) for (blocks, _), own in zip(alike, owned, strict=True) if own] + _eager_optimizers(step)
     return sorted(made, key=lambda used: -used.time_us)
+
+
+def _eager_optimizers(step: Step) -> list[UsedBlock]:
+    """Return Adam's updates that PyTorch runs operation by operation.
+
+    They are of the arrays that compiled programs return with the shapes of their arguments: gradients.
+    """
+    found = []
+    buffers = [buffer for graph in step.graphs.values() for buffer in graph.buffers]
+    given, made = (
+        Counter((buffer.shape, buffer.dtype) for buffer in buffers if buffer.role == role)
+        for role in ("input", "output")
+    )
+    elements = Counter[str]()
+    for (shape, dtype), count in (given & made).items():
+        elements[dtype] += math.prod(shape) * count
+    for part in step.parts:
+        pieces = [piece for piece in part.pieces if not piece.graph]
+        if _ADAM.fullmatch(part.key) and len(pieces) > _FEW_KERNELS and elements:
+            dtype, count = elements.most_common(1)[0]
+            long = LONG_NAMES.get(dtype, dtype)
+            found.append(UsedBlock("adamw", {"elements": count}, long, 1, frozenset({"update"}), tuple(pieces), {}))
+    return found
 
 
 def block_of(pieces: Iterable[Piece], blocks: Iterable[UsedBlock]) -> str:

@@ -165,6 +165,16 @@ def test_no_gain_exceeds_its_part_and_nothing_is_listed_below_a_hundredth(captur
                 assert 0.01 * step.time_us <= remedy.gain_us <= remedy.before_us and remedy.evidence
 
 
+def test_an_update_of_many_kernels_becomes_one(gpt: Path) -> None:
+    """Reading and writing 81.9 million parameters with their moments in float32 takes 28 bytes each."""
+    step = step_of(open_source(gpt))
+    (adam,) = (used for used in used_blocks(step) if used.block == "adamw")
+    assert adam.sizes == {"elements": 81_887_233} and adam.time_us == pytest.approx(1.89e3, rel=0.01)
+    (remedy,) = next(own for own in changes(step, used_blocks(step)) if own[0].advice.block == "adamw")
+    assert remedy.advice.change.startswith("torch.compile(optimizer.step)")
+    assert remedy.after_us == pytest.approx(81_887_233 * 28 / 4.3e12 * 1e6, rel=0.1)
+
+
 def test_graphs_without_times_have_no_remedies(nnx: Path) -> None:
     (module,) = (nnx / "xla").glob("*.hlo.pb")
     assert xlafuse("inspect", module, "--view", "remedies").exit_code == 2
