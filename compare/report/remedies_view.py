@@ -127,7 +127,8 @@ def _sentence(line: Line) -> str:
     limits = f" ({remedy.limits})" if remedy.limits else ""
     switch = f" (--try {remedy.advice.switch})" if remedy.advice.switch else ""
     evidence = remedy.evidence.partition(";")[0]
-    return f"{line.number} {line.where or line.part}  {remedy.advice.change}{limits}: {', '.join(gains)}{switch}; as {evidence}"
+    change = f"{line.number} {line.where or line.part}  {remedy.advice.change}{limits}"
+    return f"{change}: {', '.join(gains)}{switch}; as {evidence}"
 
 
 def _ms(us: float) -> str:
