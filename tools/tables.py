@@ -245,8 +245,8 @@ def _first_screen(name: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         with lzma.open(PACKED / f"{name}.tar.xz") as packed, tarfile.open(fileobj=packed) as archive:
             archive.extractall(folder, filter="data")
-        *screen, _ = steps(open_source(Path(folder) / name), Shown(width=125)).trees()
-        return _printed(screen, width=125)
+        *screen, _ = steps(open_source(Path(folder) / name), Shown(width=132)).trees()
+        return _printed(screen, width=132)
 
 
 def _printed(trees: Iterable[Any], shown: int | None = None, width: int = 100) -> str:

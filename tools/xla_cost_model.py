@@ -51,6 +51,8 @@ class Estimate:
     @property
     def emitter(self) -> str:
         """The generator of the kernel's code."""
+        if self.kernel.facts.get("opcode") == "custom-call":
+            return "libraries"
         return "Triton" if self.kernel.facts.get("fusion_kind") == "kCustom" else "XLA's own emitters"
 
     @property

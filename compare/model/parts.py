@@ -62,11 +62,6 @@ class Part:
     def bytes(self) -> int:
         return sum(piece.bytes for piece in self.pieces)
 
-    @property
-    def model_flops(self) -> float:
-        """FLOPs without those of a recomputation."""
-        return sum(piece.flops for piece in self.pieces if piece.phase != "recompute")
-
     @cached_property
     def layers(self) -> int:
         """The number of times that the model has it: how often most of its operations run in one phase."""

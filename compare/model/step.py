@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,15 @@ class Step:
         steps = () if self.profile is None else self.profile.steps
         idle = [sum(gap.seconds for gap in gaps(step.events)) for step in steps]
         return statistics.median(idle) * 1e6 if idle else 0.0
+
+    @property
+    def wait_us(self) -> float:
+        """Time in which the GPU waits between two steps, from the last kernel to the next one; 0 for a single step."""
+        steps = () if self.profile is None else self.profile.steps
+        waits = [
+            next_step.events[0].start - max(event.end for event in step.events) for step, next_step in pairwise(steps)
+        ]
+        return max(0.0, statistics.median(waits)) * 1e6 if waits else 0.0
 
     @property
     def device(self) -> str:

@@ -14,6 +14,7 @@ from xlafuse.hlo.shape import LONG_NAMES
 
 from ..graph.model import StepPhase
 from .parts import Part, Piece
+from .places import parse
 from .step import Step
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def used_blocks(step: Step) -> list[UsedBlock]:
     """Return the blocks in the programs of a step, that with most time first.
 
     A part is of a block if most of its time is of kernels that compute some of it; of several blocks, of that which has
-    most of it. A product is of a block only if it is one of the block's own: a line may also have a projection.
+    most of it. A line may have several calls: a product on it is of a block only if it is one of the block's own.
     Programs of which a path has the graph alone have no blocks.
     """
     from .recognise.programs import operations_of  # masks need numpy, and readers start faster without it
@@ -71,11 +72,13 @@ def used_blocks(step: Step) -> list[UsedBlock]:
         members = [_members(part, kernels) for _, kernels in alike]
         times = [_cost(part, itertools.compress(part.pieces, own)) for own in members]
         most = max(times, default=0.0)
+        place = parse(part.key)
+        is_a_call = place is not None and place.begin is not None
         for number, own in enumerate(members):
             whole = times[number] == most >= _MOST_OF_A_PART * _cost(part, part.pieces)
             owned[number] += [
                 piece for piece, is_member in zip(part.pieces, own, strict=True)
-                if (is_member if piece.kernel.kind in _PRODUCTS else whole)
+                if (whole if is_a_call or piece.kernel.kind not in _PRODUCTS else is_member)
             ]
     made = [_used(blocks, own) for (blocks, _), own in zip(alike, owned, strict=True) if own] + _eager_optimizers(step)
     return sorted(made, key=lambda used: -used.time_us)

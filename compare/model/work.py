@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..spec.blocks import BLOCKS
-from .parts import Piece
+from .parts import Part, Piece
 from .step import Step
 from .used_blocks import UsedBlock
 
@@ -32,6 +32,31 @@ def model_flops(step: Step, blocks: Sequence[UsedBlock]) -> float | None:
     if _unknown_us(forward) <= _MOST_UNKNOWN * step.time_us:
         return work + times * sum(piece.flops for piece in forward)
     return None
+
+
+def part_flops(step: Step, blocks: Sequence[UsedBlock]) -> dict[str, float | None]:
+    """Return the FLOPs of each part's own work, by its key; None where products hide theirs.
+
+    As for the whole model, products above a causal mask's diagonal are none, and a backward pass that hides its
+    products counts as two times forward.
+    """
+    masked = {
+        (piece.graph, piece.index) for used in blocks if used.block == "attention" and used.sizes.get("causal")
+        for piece in used.pieces if piece.kernel.kind == "gemm"
+    }
+    return {part.key: _part_flops(part, masked) for part in step.parts}
+
+
+def _part_flops(part: Part, masked: set[tuple[str, int]]) -> float | None:
+    own = [piece for piece in part.pieces if piece.phase != "recompute"]
+    forward = [piece for piece in own if piece.phase == "forward"]
+
+    def work(pieces: Iterable[Piece]) -> float:
+        return sum(piece.flops / (2 if (piece.graph, piece.index) in masked else 1) for piece in pieces)
+
+    if not _unknown_us(own):
+        return work(own)
+    return None if _unknown_us(forward) or not work(forward) else _FORWARD_AND_BACKWARD * work(forward)
 
 
 def _forward_flops(used: UsedBlock) -> float:

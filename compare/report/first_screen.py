@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -23,9 +24,12 @@ from .columns import as_data
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+_DOTTED = re.compile(r"\w+\.[\w.]+")
 _MOST_LINES, _MOST_LETTERS = 10, 26
 _MOST_NAMES = 4, 2  # of a group's parts: without a block that they are, and with one
 _LEAST_MEMORY = 0.05  # of a program's memory: a sentence names such a part
+_LEAST_WAIT = 0.05  # of a step: the headline names such a time between two steps
+_LEAST_BYTES = 50_000_000  # a program with less has no line about memory
 _SHORTEST_US = 5.0  # shorter times are blank: 0.00 ms
 
 
@@ -55,10 +59,11 @@ class FirstScreen:
         target = targets.of_device(step.device)
         peak = None if target is None else targets.load(target).peak("bfloat16")
         rate = (model_flops(step, self.blocks) or 0.0) / time * 1e6
-        share = f", {formats.share(rate, peak)} of its peak in bf16" if peak else ""
-        work = f"; {formats.flops(rate)}/s of the model's own work{share}" if rate else ""
+        share = f", {formats.share(rate, peak)} of the peak in bf16" if peak else ""
+        work = f"; {formats.flops(rate)}/s of model work{share}" if rate else ""
         idle = f", idle {formats.span(step.idle_us)}" if step.idle_us else ""
-        return f"a step takes {formats.span(time)}{f' on {step.device}' if step.device else ''}{idle}{work}"
+        wait = f", and {formats.span(step.wait_us)} until the next one" if step.wait_us > _LEAST_WAIT * time else ""
+        return f"a step takes {formats.span(time)}{f' on {step.device}' if step.device else ''}{idle}{wait}{work}"
 
     @property
     def column(self) -> str:
@@ -93,15 +98,18 @@ class FirstScreen:
         if most is None:
             return ""
         named = {part.key: step.name(part) for part in step.parts}
+        sizes: dict[str, int] = {}
+        for key, size in most.between.items():
+            sizes[named.get(key) or "others"] = sizes.get(named.get(key) or "others", 0) + size
         parts = [
-            f"{_short(named.get(key) or 'others')} {_gb(size)}" for key, size in most.between.items()
+            f"{_short(name)} {_gb(size)}" for name, size in sorted(sizes.items(), key=lambda item: -item[1])
             if size > _LEAST_MEMORY * most.bytes
         ]
-        between = f"between kernels {_gb(sum(most.between.values()))}{f' ({join_some(parts, 3)})' if parts else ''}"
+        between = f"between kernels {_gb(sum(sizes.values()))}{f' ({join_some(parts, 3)})' if parts else ''}"
         held = f"arguments {_gb(most.arguments)}, results {_gb(most.results)}, {between}"
         donatable = step.donatable_bytes
         donate = f"; donate_argnums saves {_gb(donatable)}" if donatable > _LEAST_MEMORY * most.bytes else ""
-        return f"memory {_gb(most.bytes)} GB: {held}{donate}"
+        return f"memory at its peak {_gb(most.bytes)} GB: {held}{donate}" if most.bytes > _LEAST_BYTES else ""
 
     def advice(self, *, every: bool = False) -> list[str]:
         """Return a line a change, of few blocks unless `every`, and one about the blocks that need none."""
@@ -158,6 +166,6 @@ def _gb(size: int) -> str:
 
 def _short(name: str) -> str:
     """Return a name without its first words, then without its middle, so that it fits on a line of a terminal."""
-    while len(name) > _MOST_LETTERS and "." in name:
+    while len(name) > _MOST_LETTERS and _DOTTED.fullmatch(name):
         name = name.partition(".")[2]
     return formats.name(name, _MOST_LETTERS)

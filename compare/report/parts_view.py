@@ -11,6 +11,8 @@ from ..graph.model import STEP_PHASES, StepPhase
 from ..model.parts import Part, time_by_phase
 from ..model.places import parse
 from ..model.step import Step
+from ..model.used_blocks import used_blocks
+from ..model.work import part_flops
 from .columns import Column
 from .table import table
 
@@ -18,18 +20,20 @@ if TYPE_CHECKING:
     pass
 
 LEGEND = (
-    "share: of the kernels' time. recompute: forward work that checkpointing repeats. update: what depends on",
-    "gradients and is none, as the optimizer. TFLOP/s: of the part's own work, without what is recomputed.",
+    "share: of the kernels' time. recompute: forward work that checkpointing repeats. update: kernels that use",
+    "gradients, as an optimizer's. TFLOP/s: of the part's own work, over all of its time. Recomputation takes time,",
+    "and counts as no work. peak: buffers that the part wrote, when the program takes the most memory.",
 )
 _MOST_WIDE = 50
 
 
 @dataclass(frozen=True)
 class Line:
-    """A part, with the step that it is of."""
+    """A part, with the step that it is of. model_flops: its own work; None where products hide theirs."""
 
     step: Step
     part: Part
+    model_flops: float | None
 
 
 def _phase_us(phase: StepPhase) -> Column:
@@ -40,7 +44,7 @@ def _phase_us(phase: StepPhase) -> Column:
 
 
 def _rate(line: Line) -> float | None:
-    work, time = line.part.model_flops, line.part.time_us
+    work, time = line.model_flops, line.part.time_us
     return work / time / 1e6 if work and time else None
 
 
@@ -59,7 +63,6 @@ COLUMNS = (
         "key", "", "the named scope without numbers of layers, or the call with its columns and function", "key",
         lambda line: line.part.key,
     ),
-    Column("layers", "", "how often the model has it", "layers", lambda line: line.part.layers),
     Column(
         "device_time_us", "µs", "device time of its kernels in a step", "µs", lambda line: line.part.time_us or None
     ),
@@ -72,20 +75,21 @@ COLUMNS = (
     Column("bytes_declared", "bytes", "bytes that its kernels declare to move", "MB", lambda line: line.part.bytes),
     Column(
         "model_flops", "FLOP", "of a step, without those of a recomputation", "FLOP",
-        lambda line: line.part.model_flops,
+        lambda line: line.model_flops,
     ),
     Column(
         "peak_bytes", "bytes", "buffers that its kernels wrote, when the buffers of the program take the most memory",
         "peak MB", lambda line: line.step.at_the_peak.get(line.part.key, 0),
     ),
-    Column("tflop_per_s", "TFLOP/s", "model_flops over device_time_us", "TFLOP/s", _rate),
+    Column("tflop_per_s", "TFLOP/s", "model_flops over device_time_us, recomputation included", "TFLOP/s", _rate),
 )
 _SHOWN = tuple(column for column in COLUMNS if column.name not in ("key", "model_flops"))
 
 
 def lines(step: Step) -> list[Line]:
     """Return a line for each part, the longest first."""
-    return [Line(step, part) for part in step.parts]
+    work = part_flops(step, used_blocks(step))
+    return [Line(step, part, work[part.key]) for part in step.parts]
 
 
 def render(found: Sequence[Line], *, markdown: bool = False) -> str:

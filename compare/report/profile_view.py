@@ -47,6 +47,7 @@ class ProfileView:
         idle = [sum(gap.seconds for gap in found) for found in self._gaps]
         self._by_step = [(seconds * 1e6, gap * 1e6) for seconds, gap in zip(device, idle, strict=True)]  # device, idle
         self.device_us, self.idle_us = (Times.of(samples) for samples in zip(*self._by_step, strict=True))
+        self._kernels_us = sum(kernel.step.median for kernel in self.kernels)
         self.busy_us = Times.of([(seconds - gap) * 1e6 for seconds, gap in zip(device, idle, strict=True)])
 
     def operator_shares(self) -> dict[str, float]:
@@ -191,7 +192,7 @@ class ProfileView:
         above = "" if each.above_roofline_us is None else formats.number_of_us(each.above_roofline_us)
         head = self._row(
             formats.runtime(each.name, max(20, width - 40)), str(each.launches), formats.number_of_us(each.step.median),
-            formats.share(each.step.median, self.device_us.median), above, style="bold",
+            formats.share(each.step.median, self._kernels_us), above, style="bold",
         )
         return Group(head, text_view.plain(" · ".join(self._facts(each)), "dim"))
 
@@ -243,7 +244,7 @@ class ProfileView:
             for kernel in self.kernels if kernel.above_roofline_us
         ]
         for before, after, us, late in self.gap_pairs()[:MOST_REMARKS]:
-            cause = {True: ": the host launches late", False: ": launched in time", None: ""}[late]
+            cause = ": launched in time" if late is False else ""
             worth.append((us, (
                 f"the device does nothing for {formats.microseconds(us)} between {formats.runtime(before, 40)} and "
                 f"{formats.runtime(after, 40)}{cause}"

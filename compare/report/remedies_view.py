@@ -20,9 +20,10 @@ _MOST_WIDE, _MOST_SENTENCES = 60, 3
 _NOTABLE = 1.05  # times as fast: a sentence says how much
 _MEMORY_SHARE = 0.03  # of a step's memory: a sentence names such a change
 LEGEND = (
-    "before, after: device time of the part in a step. after: the time of the measured case that is named, scaled by",
-    "work. Lines of one number exclude each other; the first is the least effort. memory: change of the most memory.",
-    '"then" presupposes the first change of all. "at most": as an implementation that may be of another framework.',
+    "A change has the device time of its part in a step, before and after, and the measured cases behind it. A layer",
+    "takes their times, scaled by the ratio of the work. Lines of one number exclude each other; the first is the",
+    'least effort. "then" presupposes line 1. GB: change of the peak of memory. "at most": an implementation, maybe of',
+    "another framework, was measured, and no change is known that reaches its time.",
 )
 
 
@@ -63,7 +64,7 @@ COLUMNS = (
     Column("after_us", "µs", "what the measured row promises", "after µs", lambda line: line.remedy.after_us),
     Column("gain_us", "µs", "before_us minus after_us", "gain µs", lambda line: line.remedy.gain_us),
     Column(
-        "memory_bytes", "bytes", "change of the most memory that the buffers of a program take", "MB",
+        "memory_bytes", "bytes", "change of the peak of memory", "MB",
         lambda line: line.remedy.memory_bytes,
     ),
     Column("limits", "", "where it does not apply", "only for", lambda line: line.remedy.limits),
@@ -89,10 +90,11 @@ def timed_lines(source: Source) -> list[Line]:
 
 
 def render(found: Sequence[Line], *, markdown: bool = False) -> str:
-    """Return the remedies as text or Markdown."""
+    """Return the remedies as text, a paragraph each with all measured cases, or as a table in Markdown."""
     if not found:
         return "no measured change to a block of this step gains a hundredth of it"
-    return "\n".join([table(found, COLUMNS, markdown), "", *LEGEND])
+    shown = [table(found, COLUMNS, markdown)] if markdown else [_sentence(line, whole=True) for line in found]
+    return "\n".join([*shown, "", *LEGEND])
 
 
 def sentences(found: Sequence[Line], *, every: bool = False) -> list[str]:
@@ -111,10 +113,10 @@ def left(step: Step, blocks: Sequence[UsedBlock], found: Sequence[Line]) -> str:
         time, least = of_block.get(best.used.block, (0.0, 0.0))
         of_block[best.used.block] = time + best.used.time_us, least + best.least_us
     named = [f"{name} ({_ms(time)} ms, at best {_ms(least)})" for name, (time, least) in of_block.items()]
-    return f"leave: {', '.join(named)}" if named else ""
+    return f"leave as they are: {', '.join(named)}" if named else ""
 
 
-def _sentence(line: Line) -> str:
+def _sentence(line: Line, *, whole: bool = False) -> str:
     remedy, step = line.remedy, line.step
     before = step.device_us or step.time_us
     after = before - remedy.gain_us
@@ -126,9 +128,15 @@ def _sentence(line: Line) -> str:
         gains.append(f"{'+' if remedy.memory_bytes > 0 else '-'}{abs(remedy.memory_bytes) / 1e9:.1f} GB")
     limits = f" ({remedy.limits})" if remedy.limits else ""
     switch = f" (--try {remedy.advice.switch})" if remedy.advice.switch else ""
-    evidence = remedy.evidence.partition(";")[0]
+    evidence = remedy.evidence if whole else remedy.evidence.partition(",")[0] + _row(remedy)
     change = f"{line.number} {line.where or line.part}  {remedy.advice.change}{limits}"
-    return f"{change}: {', '.join(gains)}{switch}; as {evidence}"
+    return f"{change}: {', '.join(gains)}{switch}; {evidence}"
+
+
+def _row(remedy: Remedy) -> str:
+    """Return the first measured implementation and its time, as "; xla-cudnn 294 µs"."""
+    _, _, row = remedy.evidence.partition(";")[0].partition(", ")
+    return f" {row.partition(',')[0].replace(':', '')}" if row else ""
 
 
 def _ms(us: float) -> str:

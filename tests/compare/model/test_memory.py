@@ -139,7 +139,7 @@ def test_checkpointing_has_its_call_its_time_and_its_memory(step: Step) -> None:
     """By another program's count, the step computes 7.4 ms again: 4.7 of attention, 2.7 of the rest."""
     found = checkpoint(step, ())
     assert found is not None and (found.name, found.place.split(":")[:2]) == ("nnx.remat", ["train_nnx.py", "13"])
-    assert found.time_us == pytest.approx(step.by_phase["recompute"]) and found.time_us > 7.4e3
+    assert found.time_us == pytest.approx(step.by_phase["recompute"]) == pytest.approx(7.4e3, rel=0.02)
     attention = next(used for used in used_blocks(step) if used.block == "attention")
     rest = checkpoint(step, attention.pieces)
     assert rest is not None and rest.time_us == pytest.approx(found.time_us - 4.83e3, rel=0.01)

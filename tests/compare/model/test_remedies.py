@@ -135,11 +135,12 @@ def test_a_joint_case_is_evidence_for_training_and_half_types_for_each_other() -
 
 
 def test_changes_that_presuppose_others_say_so(captures: Path) -> None:
-    """Without remat the decoder gains 3.4 ms after cuDNN's attention, for 2 GB."""
+    """By the root operation of each kernel, the step computes 7.5 ms again, 4.8 of them in attention."""
     step = step_of(open_source(captures / "nnx"))
     first, second, *_ = [of_block[0] for of_block in changes(step, used_blocks(step))]
     assert first.advice.block == "attention" and second.advice.kind == "checkpoint"
-    assert second.gain_us == pytest.approx(3.4e3, rel=0.05) and second.memory_bytes == pytest.approx(2.0e9, rel=0.1)
+    assert second.gain_us == pytest.approx(7.5e3 - 4.83e3, rel=0.03)
+    assert second.memory_bytes == pytest.approx(2.0e9, rel=0.1)
     assert "then" in second.advice.change and "nnx.remat" in second.advice.change
     after = step_of(open_source(captures / "nnx_cudnn"))
     first = changes(after, used_blocks(after))[0][0]
