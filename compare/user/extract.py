@@ -28,12 +28,17 @@ MOST_NAMED = 30
 
 @dataclass(frozen=True)
 class Program:
-    """One kernel as a program of its own. about: words about it. code: what the compiler made, in `language`."""
+    """One kernel as a program of its own.
+
+    about: words about it. code: what the compiler made, in `language`. checked: it compares the results with those of
+    the kernel's operations.
+    """
 
     text: str
     about: str
     code: str
     language: str
+    checked: bool
 
 
 def extract(path: Path, kernel: str, module: str | None, out: Path) -> list[str]:
@@ -114,7 +119,7 @@ def _xla(source: Result, kernel: str, title: str) -> Program:
     }
     count = sum(" = " in line for line in extracted.operations.splitlines())
     about = f"{count} lines of HLO, {len(extracted.inputs)} inputs"
-    return Program(_filled("xla_kernel.py", title, values), about, extracted.operations, "")
+    return Program(_filled("xla_kernel.py", title, values), about, extracted.operations, "", checked=True)
 
 
 def _modules(source: Result) -> Iterator[Module]:
@@ -156,7 +161,8 @@ def inductor_program(codes: Sequence[str], kernel: str, title: str) -> Program:
     count = extracted.operations.count(" = torch.ops.")
     checked = f"checked against {count} operations" if extracted.operations else "no check"
     about = f"{len(extracted.arguments)} arguments, {checked}"
-    return Program(_filled("inductor_kernel.py", title, values), about, extracted.source, "python")
+    text = _filled("inductor_kernel.py", title, values)
+    return Program(text, about, extracted.source, "python", checked=bool(extracted.operations))
 
 
 def _codes(source: Result) -> list[str]:
