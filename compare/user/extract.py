@@ -104,7 +104,7 @@ def _xla(source: Result, kernel: str, title: str) -> Program:
     from xlafuse.hlo import kernel_extract
 
     extracted = None
-    problem = UsageError(f"{source.path}: no HLO text of {source.id}; XLA writes it with --xla_dump_hlo_as_text")
+    problem = UsageError(f"{source.path}: no HLO of {source.id}; XLA writes it with --xla_dump_hlo_as_text")
     for module in _modules(source):
         try:
             extracted = kernel_extract.extract(module, kernel)
@@ -123,7 +123,7 @@ def _xla(source: Result, kernel: str, title: str) -> Program:
 
 
 def _modules(source: Result) -> Iterator[Module]:
-    """Yield the optimized modules behind a graph, with their text."""
+    """Yield the optimized modules behind a graph, with their text, which XLA prints where there is only a proto."""
     from xlafuse.hlo import file_reader
 
     with reading_errors_as_usage(source.path):
@@ -133,7 +133,7 @@ def _modules(source: Result) -> Iterator[Module]:
                 raise UsageError(f"{source.path}: a profile holds no HLO text; give the folder of XLA's dumps")
             yield file_reader.read(source.path, statements=True)
         for _, artifacts in compiled:
-            if file := artifacts.find("hlo"):
+            if file := artifacts.find("hlo") or artifacts.find("hlo_proto"):
                 with file.local() as path:
                     yield file_reader.read(path, statements=True)
 
