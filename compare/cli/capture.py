@@ -11,14 +11,19 @@ from ..base.usage import UsageError
 from .options import json_option
 
 
-def _list_switches(ctx: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
-    """Print the switches for `--try list`, and exit."""
-    if name == "list" and not ctx.resilient_parsing:
-        from ..user.switches import MEANINGS
+def _known_switch(ctx: click.Context, parameter: click.Parameter, name: str | None) -> str | None:
+    """Return the name of a switch. `--try list` prints the switches and exits. Raises UsageError for an unknown one."""
+    if name is None or ctx.resilient_parsing:
+        return name
+    from ..user.switches import MEANINGS
 
+    if name == "list":
         width = max(map(len, MEANINGS))
         click.echo("\n".join(f"{switch:{width}}  {meaning}" for switch, meaning in MEANINGS.items()))
         ctx.exit()
+    from ..user import trial
+
+    trial.check_name(name)
     return name
 
 
@@ -31,7 +36,7 @@ def _list_switches(ctx: click.Context, parameter: click.Parameter, name: str | N
     help="Profile these steps, counted from 0; END is not among them.",
 )
 @click.option(
-    "--try", "switch", metavar="NAME", is_eager=True, callback=_list_switches,
+    "--try", "switch", metavar="NAME", is_eager=True, callback=_known_switch,
     help="Run the program twice, as it is and with a switch, and compare both. `--try list` names the switches.",
 )
 @json_option

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 from xlafuse.hlo.regular_file import require_regular
 
@@ -12,6 +14,7 @@ from .chrome_trace import is_trace
 from .model import Profile, ProfileError
 
 CAPTURE, PROFILE = "capture.json", "profile"  # in a folder of `xlafuse capture`
+_MOST_CAPTURE_BYTES = 1 << 20
 _PLANES = (".xplane.pb", ".xplane.pb.gz")
 _NAMES = (".json", ".json.gz", ".sqlite", ".sqlite.gz", ".zip")  # of other profiles in a folder
 _SQLITE = b"SQLite format 3\x00"
@@ -36,6 +39,24 @@ def _is_capture(folder: Path) -> bool:
     if (folder / CAPTURE).exists():
         require_regular(folder / CAPTURE)
     return (folder / CAPTURE).is_file()
+
+
+def capture_facts(folder: Path) -> dict[str, Any]:
+    """Return the facts that `xlafuse capture` wrote about its folder; {} where they cannot be read."""
+    file = folder / CAPTURE
+    try:
+        if file.stat().st_size > _MOST_CAPTURE_BYTES:
+            return {}
+        found = json.loads(file.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def captured_versions(folder: Path) -> dict[str, str]:
+    """Return the versions of packages in the captured process; {} where they cannot be read."""
+    found = capture_facts(folder).get("versions")
+    return {str(package): str(version) for package, version in found.items()} if isinstance(found, dict) else {}
 
 
 def profile_files(path: Path) -> list[Path]:

@@ -85,7 +85,8 @@ def timed_lines(source: Source) -> list[Line]:
     """Return the remedies of a step that was timed. Raises UsageError where it was not."""
     step = step_of(source)
     if not step.time_us:
-        raise UsageError(f"{source.path}: remedies need the times of a step; xlafuse capture takes them")
+        reason = source.unprofiled or "xlafuse capture takes them"
+        raise UsageError(f"{source.path}: remedies need the times of a step; {reason}")
     return lines(step, used_blocks(step))
 
 

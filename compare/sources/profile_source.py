@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..base.usage import UsageError, join_some
 from ..graph import formats
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from xlafuse.hlo.text_reader import Module
 
 MOST_GRAPHS = 200  # modules that are read where events do not name theirs
-_MOST_CAPTURE_BYTES = 1 << 20
 
 
 class UnreadableCapture(UsageError):
@@ -63,11 +61,11 @@ def open_profile(path: Path, dump: Path | None = None, rank: int | None = None) 
     if not steps:
         raise UsageError(f"{first.source}: {first.device} did nothing in its {formats.count(len(first.steps), 'step')}")
     folder = next((each for each in files.capture_folders(path) if Path(first.source).is_relative_to(each)), None)
-    captured = {} if folder is None else _captured(folder)
+    captured = {} if folder is None else files.capture_facts(folder)
     if first.device.startswith("GPU ") and captured.get("device"):
         first = replace(first, device=str(captured["device"]))
-    if not first.versions and isinstance(captured.get("versions"), dict):
-        first = replace(first, versions={str(key): str(value) for key, value in captured["versions"].items()})
+    if not first.versions and folder is not None:
+        first = replace(first, versions=files.captured_versions(folder))
     modules = _modules(first, path, dump or folder, required=dump is not None)
     joined = join(steps, _read(modules, first.device, notes))
     names = _kernel_counts(first)
@@ -122,18 +120,6 @@ def _numbers(profiles: Sequence[Profile]) -> tuple[str, list[int]]:
         if len(set(numbers)) == len(profiles):
             return choice, numbers
     return "profile", list(range(len(profiles)))
-
-
-def _captured(folder: Path) -> dict[str, Any]:
-    """Return the facts that `xlafuse capture` wrote about its folder; {} where they cannot be read."""
-    file = folder / files.CAPTURE
-    try:
-        if file.stat().st_size > _MOST_CAPTURE_BYTES:
-            return {}
-        found = json.loads(file.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _modules(profile: Profile, path: Path, dump: Path | None, *, required: bool) -> dict[str, Result]:

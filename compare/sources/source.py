@@ -33,7 +33,8 @@ class Source:
 
     kind: a run's folder, a folder or archive of dumps, one file, or a profile with the graphs of its programs.
     run: the data of run.json. ceilings: of a run's segments. profile: the profile by steps.
-    put_together: cases with results of several paths.
+    put_together: cases with results of several paths. unprofiled: why a folder of `xlafuse capture` has no profile to
+    show; "" elsewhere.
     """
 
     kind: Kind
@@ -44,6 +45,7 @@ class Source:
     ceilings: Mapping[str, Ceilings] = field(default_factory=dict)
     profile: ProfiledSteps | None = None
     put_together: tuple[CaseResults, ...] | None = None
+    unprofiled: str = ""
 
     @property
     def name(self) -> str:

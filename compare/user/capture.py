@@ -231,10 +231,12 @@ class Steps:
         self._running = False
         self._failure = ""
         self._record = record
+        self._begun = False
         self.finished = 0
 
     def begin(self) -> None:
         """Take note of the beginning of a step of JAX."""
+        self._begun = True
         if self._record is not None:
             self._record.begin()
 
@@ -284,8 +286,11 @@ class Steps:
                 "framework": self._framework, "device": self._profiler.device(), "profiled_steps": [self._first, last],
             }
             message = f"profiled steps {self._first} to {last - 1}"
-        elif self.finished:
-            message = f"nothing was profiled: the program ended after {self.finished} steps, before step {self._first}"
+            if last - 1 <= self._first:
+                message = f"profiled step {self._first}"
+        elif self.finished or self._begun:
+            where = f"after {self.finished} step{'s' * (self.finished > 1)}" if self.finished else "in step 0"
+            message = f"nothing was profiled: the program ended {where}, before step {self._first}"
         else:
             message = (
                 "nothing was profiled: no step ended; a step is a torch.optim.Optimizer.step or a "
@@ -333,7 +338,7 @@ def count_optimizer_steps(module: ModuleType, steps: Steps) -> None:
 
 
 def count_step_annotations(module: ModuleType, steps: Steps) -> None:
-    """Count the ends of step annotations. module: jax.profiler."""
+    """Count the ends of step annotations. A step that an exception ends is none. module: jax.profiler."""
 
     class StepTraceAnnotation(module.StepTraceAnnotation):  # type: ignore[name-defined]
         def __enter__(self) -> Any:
@@ -342,7 +347,8 @@ def count_step_annotations(module: ModuleType, steps: Steps) -> None:
 
         def __exit__(self, *error: Any) -> Any:
             found = super().__exit__(*error)
-            steps.end("jax")
+            if error[0] is None:
+                steps.end("jax")
             return found
 
     module.StepTraceAnnotation = StepTraceAnnotation  # type: ignore[attr-defined]

@@ -58,6 +58,12 @@ class CapturedRun:
         return found | {dtype for dtype, pattern in _HALVES.items() if any(map(pattern.search, names))}
 
     @property
+    def is_of_jax(self) -> bool:
+        """True where JAX's steps were profiled, or nothing was, and the program imports no torch."""
+        imported = self.recorded["matmul"]  # by framework
+        return bool(self.facts.get("framework", "torch" if "torch" in imported else "jax") == "jax")
+
+    @property
     def on_cpu(self) -> bool:
         """True where the profile is of a CPU."""
         return self.facts.get("device") == "cpu"

@@ -28,12 +28,17 @@ MOST_NAMED = 30
 
 @dataclass(frozen=True)
 class Program:
-    """One kernel as a program of its own. about: words about it. code: what the compiler made, in `language`."""
+    """One kernel as a program of its own.
+
+    about: words about it. code: what the compiler made, in `language`. checked: it compares the results with those of
+    the kernel's operations.
+    """
 
     text: str
     about: str
     code: str
     language: str
+    checked: bool
 
 
 def extract(path: Path, kernel: str, module: str | None, out: Path) -> list[str]:
@@ -99,7 +104,7 @@ def _xla(source: Result, kernel: str, title: str) -> Program:
     from xlafuse.hlo import kernel_extract
 
     extracted = None
-    problem = UsageError(f"{source.path}: no HLO text of {source.id}; XLA writes it with --xla_dump_hlo_as_text")
+    problem = UsageError(f"{source.path}: no HLO of {source.id}; XLA writes it with --xla_dump_hlo_as_text")
     for module in _modules(source):
         try:
             extracted = kernel_extract.extract(module, kernel)
@@ -114,11 +119,11 @@ def _xla(source: Result, kernel: str, title: str) -> Program:
     }
     count = sum(" = " in line for line in extracted.operations.splitlines())
     about = f"{count} lines of HLO, {len(extracted.inputs)} inputs"
-    return Program(_filled("xla_kernel.py", title, values), about, extracted.operations, "")
+    return Program(_filled("xla_kernel.py", title, values), about, extracted.operations, "", checked=True)
 
 
 def _modules(source: Result) -> Iterator[Module]:
-    """Yield the optimized modules behind a graph, with their text."""
+    """Yield the optimized modules behind a graph, with their text, which XLA prints where there is only a proto."""
     from xlafuse.hlo import file_reader
 
     with reading_errors_as_usage(source.path):
@@ -128,7 +133,7 @@ def _modules(source: Result) -> Iterator[Module]:
                 raise UsageError(f"{source.path}: a profile holds no HLO text; give the folder of XLA's dumps")
             yield file_reader.read(source.path, statements=True)
         for _, artifacts in compiled:
-            if file := artifacts.find("hlo"):
+            if file := artifacts.find("hlo") or artifacts.find("hlo_proto"):
                 with file.local() as path:
                     yield file_reader.read(path, statements=True)
 
@@ -156,7 +161,8 @@ def inductor_program(codes: Sequence[str], kernel: str, title: str) -> Program:
     count = extracted.operations.count(" = torch.ops.")
     checked = f"checked against {count} operations" if extracted.operations else "no check"
     about = f"{len(extracted.arguments)} arguments, {checked}"
-    return Program(_filled("inductor_kernel.py", title, values), about, extracted.source, "python")
+    text = _filled("inductor_kernel.py", title, values)
+    return Program(text, about, extracted.source, "python", checked=bool(extracted.operations))
 
 
 def _codes(source: Result) -> list[str]:

@@ -16,7 +16,8 @@ from ..graph import formats
 from ..graph.analyse.missed_fusions import MissedFusion, ranked
 from ..graph.analyse.roofline import roofline_time_us
 from ..graph.analyse.totals import known_declared_bytes
-from ..graph.model import FusionGraph, Kernel
+from ..graph.model import FusionGraph, Kernel, Reason
+from ..profiles.files import capture_folders, captured_versions
 from ..sources.opening import open_source
 from ..sources.result import Result
 from ..sources.source import Source
@@ -50,9 +51,12 @@ def extract_and_report(path: Path, kernel: str, module: str | None, out: Path) -
 
 def _report(about: _About, program: Program, file: str) -> str:
     """Return the text in Markdown. program: the reproducer, which is in `file`."""
+    check, unchecked = " checks the results against the kernel's operations one by one,", ""
+    if not program.checked:
+        check, unchecked = "", " It does not check the results, because the dump lacks the operations of this kernel."
     run = [
-        "## Reproducer", f"{code_span(f'python {file}')} needs no other file. It runs the kernel on random inputs, "
-        "checks the results against the kernel's operations one by one, and on a GPU times it.",
+        "## Reproducer", f"{code_span(f'python {file}')} needs no other file. It runs the kernel on random inputs,"
+        f"{check} and on a GPU times it.{unchecked}",
     ]
     inlined = _folded(file, program.text, "python")
     attached = f"The file {code_span(file)} is attached."
@@ -119,18 +123,20 @@ class _About:
             read, written = formats.size(self.kernel.bytes_read), formats.size(self.kernel.bytes_written)
             yield f"It reads {read} and writes {written}."
         if costs := self._costs():
-            yield f"Its launches in one call take {', '.join(costs)}."
+            yield f"{self._launches()} {', '.join(costs)}."
         for one in self.missed():
             other = one.reason.producer if one.reason.consumer == self.kernel.name else one.reason.consumer
             us = "" if one.price.us is None else f", ~{formats.microseconds(one.price.us)} by bytes and launches"
             text = re.sub(r" \[said of [^\]]*\]", "", one.reason.text) or one.reason.code  # words of this project
             yield (
-                f"It is not fused with {code_span(other)} ({self._operations(other)}): {code_span(text)}. "
+                f"It is not fused with {code_span(other)} ({self._operations(other)}); "
+                f"{self._whose(one.reason)}: {code_span(text)}. "
                 f"One kernel would save {formats.size(one.price.bytes)}{us}."
             )
 
     def versions(self) -> Iterator[str]:
-        found = {**{k: str(v) for k, v in self._environment().items() if k in _VERSIONS}, **self.graph.versions}
+        around = {**self._captured_versions(), **self._environment()}
+        found = {**{name: str(around[name]) for name in _VERSIONS if name in around}, **self.graph.versions}
         yield from (f"- {escaped(name)} {code_span(version)}" for name, version in found.items())
         if device := self.device():
             yield f"- GPU: {code_span(device)}"
@@ -178,6 +184,23 @@ class _About:
         default = [each for each in found if each.name == _OTHER[self.graph.compiler]]
         return min(default or found, key=lambda each: (each.time_us is None, each.time_us), default=None)
 
+    def _whose(self, reason: Reason) -> str:
+        """Return the words before a reason's text. Without the compiler's reason, xlafuse infers one from the kernels.
+        """
+        if reason.origin != "inferred":
+            return f"{self.compiler}'s reason"
+        return "no reason is known" if reason.code == "other" else "xlafuse infers the reason"
+
+    def _launches(self) -> str:
+        """Return subject and verb of the sentence about the kernel's time."""
+        match self.kernel.launches:
+            case 1:
+                return "Its launch takes"
+            case None:
+                return "Its launches in one call take"
+            case several:
+                return f"Its {several} launches in one call take"
+
     def _costs(self) -> list[str]:
         """Return the kernel's time, with its GPU, and how that compares with its roofline time; nothing unmeasured."""
         us, device = self.kernel.device_time_us, self.device()
@@ -193,6 +216,12 @@ class _About:
 
     def _operations(self, name: str) -> str:
         return code_span(_words(self._named(name)))
+
+    def _captured_versions(self) -> dict[str, str]:
+        """Return the versions that a capture or a profile recorded."""
+        for folder in capture_folders(self.opened.path):
+            return captured_versions(folder)
+        return {} if self.opened.profile is None else dict(self.opened.profile.profile.versions)
 
     def _segment(self) -> Mapping[str, Any]:
         record, run = self.source.record, self.opened.run or {}

@@ -27,7 +27,14 @@ MEANINGS = {
 TF32 = {"jax": "tensorfloat32", "torch": "high"}  # in the words of each framework
 _SDPA = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
 
+_OF_PYTORCH = ("attention:flash", "attention:efficient", "compile:")
+
 Action = tuple[str, Callable[[ModuleType], None]]
+
+
+def is_of_pytorch(name: str) -> bool:
+    """Return whether a switch changes nothing in a program without PyTorch."""
+    return name.startswith(_OF_PYTORCH)
 
 
 class Switch:

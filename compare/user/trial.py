@@ -14,7 +14,7 @@ from ..base.usage import UsageError, one_of
 from ..plan.speedup import LEAST_ROUNDS, Sample, Speedup, compare_runs
 from . import capture, capture_command, loss_agreement, switch_effect
 from .captured_run import CapturedRun
-from .switches import MEANINGS
+from .switches import MEANINGS, is_of_pytorch
 
 BEFORE, AFTER = "before", "after"  # folders of the two captures
 
@@ -103,6 +103,8 @@ def run(
             how = f"exit code {code}" if code > 0 else f"signal {-code}"
             raise UsageError(f"the program {which} ended with {how}, so nothing is compared")
         runs.append(_captured(planned.folder))
+        if is_of_pytorch(name) and runs[0].is_of_jax:
+            raise UsageError(f"--try {name}: a switch for PyTorch, and the program's steps are JAX's; it ran once")
     old, new = (run.facts["finished_steps"] for run in runs)
     if old != new:
         raise UsageError(f"the program made {old} steps as it is and {new} with {name}, so nothing is compared")

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, cast
 
-from xlafuse.hlo.proto_reader import ProtoError, parse_proto
+from xlafuse.hlo.proto_reader import ProtoError, module_bytes, parse_proto
 from xlafuse.hlo.text_reader import Module, parse
-from xlafuse.hlo.xla_printer import NotPrinted, has_xla, printed
+from xlafuse.hlo.xla_printer import NotPrinted, has_xla, printed, printed_proto
 
 MAX_BYTES = 3 << 29  # of unpacked text
 MAX_PROTO_BYTES = 512 << 20
@@ -35,7 +35,7 @@ def read(path: str | Path, *, statements: bool = False) -> Module:
     (`proto_reader`, which needs jaxlib and protobuf). Either may be gzipped. A literal of more than MAX_LINE characters
     is skipped; any other line of that length is counted as unparsed. Text that `text_reader` does not understand is
     read as XLA prints it, if XLA's parser accepts it (`xla_printer`, which needs jaxlib). statements: as in
-    `text_reader.parse`.
+    `text_reader.parse`; they are of the text that XLA prints of a proto.
 
     As in XLA, the last computation is the entry if none is marked; but only if every line of the text was understood.
 
@@ -51,7 +51,7 @@ def read(path: str | Path, *, statements: bool = False) -> Module:
             is_text = _is_text(head)
             _check_size(stream, is_text)  # before parsing, which is much slower
         with _open(path) as stream:
-            return _read_text(stream, head, statements) if is_text else parse_proto(stream.read())
+            return _read_text(stream, head, statements) if is_text else _read_proto(stream.read(), statements)
     except (EOFError, gzip.BadGzipFile, zlib.error) as problem:
         raise UnreadableHlo(f"{path}: damaged gzip file: {problem}") from None
     except (ProtoError, _Refused) as problem:
@@ -109,6 +109,15 @@ def _read_text(stream: io.BufferedReader, head: bytes, statements: bool) -> Modu
     if not module.entry:
         raise _Refused(_no_entry(module, head))
     return module
+
+
+def _read_proto(data: bytes, statements: bool) -> Module:
+    if not statements:
+        return parse_proto(data)
+    try:
+        return parse(printed_proto(module_bytes(data)), statements=True)
+    except NotPrinted as problem:
+        raise _Refused(f"an HLO proto without its text, and {problem}") from None
 
 
 def _as_xla_reads(text: str, module: Module, statements: bool) -> Module:

@@ -43,6 +43,13 @@ def parse_proto(data: bytes) -> Module:
     return _Reader(_module_proto(data)).module
 
 
+def module_bytes(data: bytes) -> bytes:
+    """Return the serialized HloModuleProto in an HloProto, HloSnapshot or HloModuleProto. Raises ProtoError as above.
+    """
+    found: bytes = _module_proto(data).SerializeToString()
+    return found
+
+
 def message_type(name: str) -> Any:
     """Return the class of a message of XLA ("xla.HloProto") or of its profiler ("tensorflow.profiler.XSpace").
 

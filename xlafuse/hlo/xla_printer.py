@@ -1,7 +1,8 @@
-"""HLO text in full, as XLA prints it: for text that people write and no compiler prints, such as XLA's own tests.
+"""HLO text in full, as XLA prints it: of a proto, and of text that people write and no compiler prints, such as XLA's
+own tests.
 
-XLA's parser infers what such text leaves out. Malformed text can crash it, so it runs in a process with limits: this
-file as a program, which needs jaxlib alone. Nothing in the text is executed. The private names of jaxlib in this file
+XLA's parser infers what such text leaves out. Malformed input can crash XLA, so it runs in a process with limits: this
+file as a program, which needs jaxlib alone. Nothing in the module is executed. The private names of jaxlib in this file
 exist in jaxlib 0.10.2 and 0.11.2.
 """
 
@@ -10,7 +11,9 @@ import re
 import subprocess
 import sys
 
-MAX_CHARACTERS = 16 << 20  # of the text, and of what XLA prints; XLA's largest test has fewer than a million
+MAX_CHARACTERS = 16 << 20  # of the text, and of what XLA prints of it; XLA's largest test has fewer than a million
+MAX_OF_PROTO = 256 << 20  # of what XLA prints of a proto; a training step's text has a few million
+_TEXT, _PROTO = "text", "proto"  # what the program reads
 _SECONDS = 20
 _MEMORY = 4 << 30
 
@@ -19,7 +22,7 @@ _PROBLEM = re.compile(r"was parsing (\d+:\d+: .*)")
 
 
 class NotPrinted(ValueError):
-    """XLA does not read the text, or cannot be asked; the message is a clause that says why."""
+    """XLA does not read the module, or cannot be asked; the message is a clause that says why."""
 
 
 def has_xla() -> bool:
@@ -29,21 +32,29 @@ def has_xla() -> bool:
 
 def printed(text: str) -> str:
     """Return the module as XLA prints it, with all literals. Raises NotPrinted where XLA does not accept the text."""
-    if not has_xla():
-        raise NotPrinted("jaxlib, which has XLA's parser, is not installed here")
     if len(text) > MAX_CHARACTERS:
         raise NotPrinted(f"it is too long for XLA's parser: more than {MAX_CHARACTERS >> 20} MiB")
+    return _printed(_TEXT, text.encode(errors="replace"), "XLA's parser")
+
+
+def printed_proto(module: bytes) -> str:
+    """Return a serialized HloModuleProto as XLA prints it, with all literals. Raises NotPrinted."""
+    return _printed(_PROTO, module, "XLA's printer")
+
+
+def _printed(kind: str, module: bytes, who: str) -> str:
+    if not has_xla():
+        raise NotPrinted(f"jaxlib, which has {who}, is not installed here")
     try:
         process = subprocess.run(  # -P: the current folder may have a module jaxlib, and this one has others
-            [sys.executable, "-P", __file__], input=text.encode(errors="replace"), capture_output=True,
-            timeout=_SECONDS,
+            [sys.executable, "-P", __file__, kind], input=module, capture_output=True, timeout=_SECONDS
         )
     except subprocess.TimeoutExpired:
-        raise NotPrinted(f"XLA's parser takes more than {_SECONDS} s") from None
+        raise NotPrinted(f"{who} takes more than {_SECONDS} s") from None
     if process.returncode:
         found = _PROBLEM.search(process.stderr.decode(errors="replace"))
         problem = "".join(filter(str.isprintable, found[1][:200])) if found else ""
-        raise NotPrinted(f"XLA's parser refuses it at {problem}" if problem else "XLA's parser fails on it")
+        raise NotPrinted(f"{who} refuses it at {problem}" if problem else f"{who} fails on it")
     return process.stdout.decode()
 
 
@@ -56,20 +67,24 @@ def _limit() -> None:
         resource.setrlimit(kind, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))
 
 
-def _main() -> None:
+def _main(kind: str) -> None:
     _limit()
     from jaxlib import _hlo  # type: ignore[attr-defined]
 
     options = _hlo.HloPrintOptions()
     options.print_large_constants = True
+    given = sys.stdin.buffer.read()
     try:
-        found = _hlo.hlo_module_from_text(sys.stdin.buffer.read().decode()).to_string(options)
+        if kind == _PROTO:
+            found = _hlo.HloModule.from_serialized_hlo_module_proto(given).to_string(options)
+        else:
+            found = _hlo.hlo_module_from_text(given.decode()).to_string(options)
     except Exception as problem:
         sys.exit(str(problem))
-    if len(found) > MAX_CHARACTERS:
+    if len(found) > (MAX_OF_PROTO if kind == _PROTO else MAX_CHARACTERS):
         sys.exit("too long")
     sys.stdout.buffer.write(found.encode())
 
 
 if __name__ == "__main__":
-    _main()
+    _main(sys.argv[1])

@@ -82,19 +82,19 @@ def _verdict(losses: LossAgreement) -> str:
 
 
 def _step(trial: Trial, speedup: Speedup | None) -> str:
-    counts = [len(run.step_seconds) for run in trial.runs]
+    timed = formats.count(min(len(run.step_seconds) for run in trial.runs), "step")
+    least = trial.before.facts["steps"][1] + 1 + LEAST_ROUNDS
+    if not all(run.step_seconds for run in trial.runs):
+        return f"the times of a step are not compared: none was without profiler; a program of {least} steps has enough"
+    before, after = (1e6 * statistics.geometric_mean(run.step_seconds) for run in trial.runs)
+    ratio = after / before if speedup is None else speedup.ratio
+    times = f"a step: {formats.span(before)} → {formats.span(after)}, {ratio:.3f} times as long"
     if speedup is None:
-        least = trial.before.facts["steps"][1] + 1 + LEAST_ROUNDS
         return (
-            f"the times of a step are not compared: of {LEAST_ROUNDS} steps after the profiled ones, "
-            f"{min(counts)} could be timed; the program needs {least} steps in all"
+            f"{times}; no verdict from {timed} without profiler: it needs {LEAST_ROUNDS}, so a program of {least} steps"
         )
-    times = " → ".join(formats.span(1e6 * statistics.geometric_mean(run.step_seconds)) for run in trial.runs)
     word = _word(trial, speedup) or "no verdict on a CPU, which other programs disturb"
-    return (
-        f"a step: {times}, {speedup.ratio:.3f} times as long ({speedup.low:.3f} to {speedup.high:.3f}): {word}; "
-        f"{min(counts)} steps without profiler"
-    )
+    return f"{times} ({speedup.low:.3f} to {speedup.high:.3f}): {word}; {timed} without profiler"
 
 
 def _step_json(trial: Trial, speedup: Speedup | None) -> dict[str, Any]:

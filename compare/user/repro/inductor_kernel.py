@@ -1,8 +1,8 @@
 """TITLE
 
 Run it with Python, torch and triton (tested: torch 2.11 and 2.13). It launches one of Inductor's Triton kernels, checks
-its result against the ATen operations that Inductor fused, and times it on a GPU. Without a GPU, Triton's interpreter
-runs a part of the kernel.
+its result against the ATen operations that Inductor fused, if the dump has them, and times it on a GPU. Without a GPU,
+Triton's interpreter runs a part of the kernel.
 
     python FILE                                  check, and time on a GPU
     python FILE --replace my_kernel.py:fn        check and time your function too

@@ -10,6 +10,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from commands import xlafuse
 from examples import INDUCTOR, XLA
 
 from xlafuse.compare.base.usage import UsageError
@@ -55,6 +56,20 @@ def test_an_xla_dump_lists_modules_by_cost_without_reading_them(tmp_path: Path) 
     assert found[1].load().kernels
     with pytest.raises(UsageError, match="jit_bad.*neither HLO text nor an HLO proto"):
         found[0].load()
+
+
+def test_a_capture_without_a_profile_says_why(tmp_path: Path) -> None:
+    message = "nothing was profiled: the program ended after 2 steps, before step 3"
+    (tmp_path / "capture.json").write_text(json.dumps({"schema": "xlafuse.capture/1", "message": message}))
+    with pytest.raises(UsageError, match=f"no graph was captured, and {message}"):
+        open_source(tmp_path)
+    (tmp_path / "xla").mkdir()
+    after_optimizations(tmp_path / "xla", 0, "jit_main", HLO.read_text())
+    opened = open_source(tmp_path)
+    assert opened.warnings == (f"{tmp_path}: {message}",) and [each.id for each in opened.results] == ["jit_main"]
+    shown, remedies = xlafuse("inspect", tmp_path), xlafuse("inspect", tmp_path, "--view", "remedies")
+    assert shown.exit_code == 0 and message in shown.stderr
+    assert remedies.exit_code == 2 and message in remedies.stderr and "xlafuse capture takes" not in remedies.stderr
 
 
 def test_choosing_modules(tmp_path: Path) -> None:

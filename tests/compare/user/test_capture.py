@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import os
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -90,6 +92,30 @@ def test_step_annotations_of_jax_are_profiled_and_modules_are_dumped(tmp_path: P
     assert list((tmp_path / "run" / "xla").glob("*after_optimizations.txt"))
 
 
+@pytest.mark.parametrize(
+    ("finished", "message"), [(0, "in step 0, before step 3"), (1, "after 1 step, before"), (3, "profiled step 3")]
+)
+def test_a_step_that_an_exception_ends_is_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: int, message: str
+) -> None:
+    class Annotation(contextlib.AbstractContextManager[None]):
+        def __exit__(self, *error: object) -> None: ...
+
+    module = ModuleType("jax.profiler")
+    module.StepTraceAnnotation = Annotation  # type: ignore[attr-defined]
+    monkeypatch.setattr(capture, "_profiler", lambda *_: WorkingProfiler())
+    counted = capture.Steps(tmp_path / "run", 3, 5)
+    capture.count_step_annotations(module, counted)
+    for _ in range(finished):
+        with module.StepTraceAnnotation():
+            pass
+    with pytest.raises(ValueError, match="crash"), module.StepTraceAnnotation():
+        raise ValueError("crash")
+    counted.close()
+    known = facts(tmp_path / "run")
+    assert known["finished_steps"] == finished and message in str(known["message"])
+
+
 @pytest.mark.slow
 def test_a_block_is_profiled(tmp_path: Path) -> None:
     script = tmp_path / "block.py"
@@ -100,6 +126,21 @@ def test_a_block_is_profiled(tmp_path: Path) -> None:
     assert len(list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))) == 1
     with pytest.raises(FileExistsError), capture.capture(tmp_path / "run", framework="jax"):
         pass
+
+
+class WorkingProfiler:
+    def prepare(self) -> None: ...
+
+    def start(self) -> None: ...
+
+    def mark(self, step: int) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def wait(self) -> None: ...
+
+    def device(self) -> str:
+        return "cpu"
 
 
 class FailingProfiler:

@@ -148,6 +148,18 @@ def test_a_captured_kernel_has_a_number_and_a_profilers_name(name, tmp_path):
     assert any(" = f32" in line or " = bf16" in line for line in rest)
 
 
+def test_a_capture_without_text_is_extracted_from_its_proto(nnx, tmp_path):
+    assert not list(nnx.rglob("*.txt"))
+    kernels = open_source(nnx).results[0].load().kernels
+    name = next(each.name for each in kernels if each.facts["opcode"] == "fusion" and len(each.source_ops) > 3)
+    extract(nnx, name, None, tmp_path / "repro.py")
+    assert f"The kernel {name} of jit_step" in (tmp_path / "repro.py").read_text()
+    (proto,) = nnx.rglob("*.hlo.pb")
+    extract(proto, name, None, tmp_path / "of_file.py")
+    of_both = [(tmp_path / file).read_text().partition("\n")[2] for file in ("repro.py", "of_file.py")]
+    assert of_both[0] == of_both[1]
+
+
 def test_a_librarys_name_lists_the_calls_that_ran_as_it(tmp_path):
     with pytest.raises(UsageError, match=r"called 'nvjet\S+'; choose one by number or name: \d+ custom-call") as raised:
         extract(CAPTURES / "jax", "nvjet_sm90_tst_128x128_64x6_2x1_v_bz_TNT", None, tmp_path / "repro.py")

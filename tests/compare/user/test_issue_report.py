@@ -1,6 +1,7 @@
 """The text of an issue beside an extracted kernel: it has only what the path holds, and quotes it as text."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from markdown_it import MarkdownIt
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.cli.main import cli
+from xlafuse.compare.sources.opening import open_source
 from xlafuse.compare.user.issue_report import extract_and_report
 
 DATA = Path(__file__).parents[2] / "data"
@@ -43,7 +45,7 @@ def test_a_run_gives_the_times_and_both_compilers_code(tmp_path: Path) -> None:
     title = "# XLA: elementwise kernel of `integer_pow, mul, add, convert, tanh`, 82.3 µs on NVIDIA H200"
     assert text.splitlines()[0] == title
     assert "It reads 117 MB and writes 117 MB." in text
-    assert "Its launches in one call take 82.3 µs on NVIDIA H200, 1.49 times its roofline time." in text
+    assert "Its launch takes 82.3 µs on NVIDIA H200, 1.49 times its roofline time." in text
     assert "- jax `0.11.2`" in text and "- GPU: `NVIDIA H200`" in text
     assert sections(text) == [
         "Versions", "Reproducer", "What XLA makes of it", "What Inductor makes of the same block",
@@ -57,7 +59,8 @@ def test_a_missed_fusion_is_the_title(tmp_path: Path) -> None:
     extract_and_report(RUN, "input_convert_reduce_fusion", "rmsnorm/llama-8b/bf16/train/xla", tmp_path / "repro.py")
     title, _, about, *_ = (tmp_path / "repro.md").read_text().splitlines()
     assert title.startswith("# XLA does not fuse `convert_element_type, mul, reduce_sum` with `mul, ")
-    assert "It is not fused with `loop_convert_multiply_fusion`" in about and "`the consumer is not fusible`" in about
+    assert "It is not fused with `loop_convert_multiply_fusion`" in about
+    assert "XLA's reason: `the consumer is not fusible`" in about
     assert re.search(r"One kernel would save 268 MB, ~64\.\d µs", about)
 
 
@@ -67,6 +70,34 @@ def test_a_dump_without_a_gpu_has_no_times_and_no_other_compiler(tmp_path: Path)
     assert sections(text) == ["Reproducer", "What Inductor makes of it"]
     about = text.partition("## Reproducer")[0]
     assert " take" not in about and "GPU:" not in about and "XLA" not in about
+
+
+def test_a_capture_gives_versions_and_says_which_reasons_are_inferred(tmp_path: Path) -> None:
+    (source,) = open_source(DATA / "profiles/torch").results
+    graph = source.load()
+    of_products = [one for one in graph.reasons if one.producer.startswith("triton_") and one.code == "gemm"]
+    inferred = max(of_products, key=lambda one: one.bytes_saved or 0)
+    assert inferred.origin == "inferred"
+    extract_and_report(DATA / "profiles/torch", inferred.producer, None, tmp_path / "repro.py")
+    text = (tmp_path / "repro.md").read_text()
+    assert {"- python `3.12.3`", "- torch `2.11.0+cu130`", "- triton `3.6.0`"} <= set(text.splitlines())
+    assert f"xlafuse infers the reason: `{inferred.text}`" in text and "Inductor's reason" not in text
+    extract_and_report(DATA / "profiles/jax", "fusion_591", None, tmp_path / "of_jax.py")
+    assert {"- jax `0.11.2`", "- jaxlib `0.11.2`"} <= set((tmp_path / "of_jax.md").read_text().splitlines())
+
+
+def test_the_text_says_what_the_program_does(tmp_path: Path) -> None:
+    folder = shutil.copytree(INDUCTOR, tmp_path / "dump")
+    kernel = "triton_poi_fused_mul_sigmoid_1"
+    checks = []
+    for name in ("whole", "without"):
+        extract_and_report(folder, kernel, None, tmp_path / f"{name}.py")
+        text = (tmp_path / f"{name}.md").read_text()
+        checks.append(("checks the results" in text, "lacks the operations" in text.partition("<details>")[0]))
+        for file in folder.rglob("output_code.py"):  # its comments have the operations
+            kept = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+            file.write_text("\n".join(kept) + "\n")
+    assert checks == [(True, False), (False, True)]
 
 
 def test_quoted_text_stays_text(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import math
@@ -15,6 +16,8 @@ import pytest
 from commands import xlafuse, xlafuse_process
 
 from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.graph.render import text_view
+from xlafuse.compare.report.diff import trials
 from xlafuse.compare.user import capture, loss_agreement, switch_effect, trial
 from xlafuse.compare.user.captured_run import CapturedRun
 from xlafuse.compare.user.switches import MEANINGS, Switch
@@ -156,7 +159,35 @@ def test_other_numbers_of_steps_are_an_error(tmp_path: Path, monkeypatch: pytest
         trial.run("matmul:tf32", tmp_path / "out", (3, 5), ["python", "t.py"], {}, progress=print)
 
 
+@pytest.mark.parametrize(
+    ("framework", "imported", "runs"), [("jax", ("jax", "torch"), 1), (None, ("jax",), 1), ("torch", ("torch",), 2)]
+)
+def test_a_switch_for_pytorch_in_a_program_of_jax(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, framework: str | None, imported: tuple[str, ...], runs: int
+) -> None:
+    ran = []
+
+    def run(words: list[str], **_: Any) -> subprocess.CompletedProcess[bytes]:
+        ran.append(words)
+        known = {"trial": {"matmul": dict.fromkeys(imported, "highest")}, "finished_steps": 8}
+        folder = Path(json.loads(words[2])["folder"])
+        capture.write_facts(folder, known | ({"framework": framework} if framework else {}))
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setattr(subprocess, "run", run)
+    refused = pytest.raises(UsageError, match="a switch for PyTorch, and the program's steps are JAX's")
+    with refused if runs == 1 else contextlib.nullcontext():
+        trial.run("attention:flash", tmp_path / "out", (3, 5), ["python", "t.py"], {}, progress=print)
+    assert len(ran) == runs
+
+
 # The command
+
+
+def test_an_unknown_switch_is_reported_before_a_missing_folder() -> None:
+    for name, message in (("wrong", "no --try name 'wrong'"), ("xla:wrong", "expected xla:--xla_FLAG=VALUE")):
+        done = xlafuse("capture", "--try", name, "--", "python", "t.py")
+        assert done.exit_code == 2 and message in done.output and "--out" not in done.output
 
 
 def test_the_switches_are_listed() -> None:
@@ -340,6 +371,26 @@ def test_a_disturbance_of_several_steps_is_no_verdict(tmp_path: Path) -> None:
         for times in ([0.8, 0.82] * 10, [1.0] * 14 + [24.0] * 6, [1.0, 1.01] * 10, [0.8] * 4)
     ]
     assert verdicts == ["faster", "unresolved", "tie", None]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        ((), "none was without profiler; a program of 11 steps has enough"),
+        ((0.5, 0.5), "0.500 times as long; no verdict from 2 steps without profiler: it needs 5, so a program of 11"),
+        ((0.5,) * 5, "0.500 times as long (0.500 to 0.500): faster; 5 steps without profiler"),
+    ],
+)
+def test_the_times_of_few_steps_are_shown_without_a_verdict(
+    tmp_path: Path, seconds: tuple[float, ...], words: str
+) -> None:
+    known = {"matmul": {"torch": "high"}, "losses": [], "problem": "", "used": 1, "kept": 0}
+    runs = [
+        captured(tmp_path / name, {"steps": [3, 5], "message": "", "trial": {**known, "step_seconds": times}})
+        for name, times in (("before", [2 * each for each in seconds]), ("after", list(seconds)))
+    ]
+    tree = trials.outline(trial.Trial("compile:max-autotune", *runs), 0.05)
+    assert words in one_line("".join(text_view.render(each, 400) for each in tree.trees()))
 
 
 # Losses

@@ -20,6 +20,8 @@ from xlafuse.hlo.text_reader import Module
 
 pytest.importorskip("jaxlib", reason="jaxlib has XLA's parser")
 
+DATA = Path(__file__).parents[2] / "data/hlo/jax-0.11.2"
+
 
 @pytest.fixture(scope="module")
 def xla() -> Iterator[XlaParser]:
@@ -284,6 +286,23 @@ def test_a_short_form_without_jaxlib(form: str, tmp_path: Path, monkeypatch: pyt
     (tmp_path / "short.txt").write_text(SHORT_FORMS[form])
     with pytest.raises(UnreadableHlo, match="jaxlib|no ENTRY computation"):
         read(tmp_path / "short.txt")
+
+
+@pytest.mark.parametrize("name", ["h200-softmax-fwd", "h200x8-collectives", "tpu-swiglu_mlp-fwd"])
+def test_a_proto_has_the_statements_of_its_text(name: str) -> None:
+    proto, text = (read(DATA / f"{name}.hlo.{ending}.gz", statements=True) for ending in ("pb", "txt"))
+    assert any(each.statements for each in proto.computations.values())
+    found, expected = ({name: each.statements for name, each in m.computations.items()} for m in (proto, text))
+    assert found == expected
+
+
+def test_statements_of_a_proto_that_xla_cannot_print(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(xla_printer.NotPrinted, match="XLA's printer fails on it"):
+        xla_printer.printed_proto(b"\n\x01m")
+    monkeypatch.setattr(xla_printer, "has_xla", lambda: False)
+    with pytest.raises(UnreadableHlo, match=r"\.pb\.gz: .*jaxlib, which has XLA's printer, is not installed") as raised:
+        read(DATA / "h200-softmax-fwd.hlo.pb.gz", statements=True)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_module_of_this_name_in_the_current_folder_is_not_run(
