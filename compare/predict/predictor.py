@@ -202,7 +202,7 @@ def why(graph: FusionGraph, index: int, device: Device) -> list[str]:
     said = [f"roofline time and launch: {row.base_us:.3g} us; predicted {math.exp(logs[0]):.2f} times that"]
     for effect, group in effects:
         if abs(effect) >= 0.03:
-            facts = "; ".join(_facts(dict(zip(NAMES, row.values, strict=True)), group)) or "as compiled"
+            facts = "; ".join(_facts(dict(zip(NAMES, row.values, strict=True)), group)) or "none known"
             said.append(f"{group.upper() if group == 'l2' else group}: {facts} ({math.expm1(effect):+.0%})")
     return said
 
