@@ -30,7 +30,7 @@ from xlafuse.compare import targets
 from xlafuse.compare.graph.model import FusionGraph, Kernel, Launch
 from xlafuse.compare.predict import predictor as predicting
 from xlafuse.compare.predict.features import KINDS, NAMES, Device, Row, rows
-from xlafuse.compare.predict.predictor import MODELS, SMALL_US, Calibration, Prediction, Predictor, model_of
+from xlafuse.compare.predict.predictor import MODELS, SMALL_US, Calibration, Prediction, Predictor, models_of
 from xlafuse.compare.predict.trees import Trees
 from xlafuse.compare.sources.opening import open_source
 from xlafuse.compare.sources.result import Result
@@ -204,7 +204,7 @@ def fit(samples: Samples) -> Predictor:
         inner[left_out] = _bare(samples, trees).log_efficiency(samples.matrix[left_out])
     predictor = _bare(samples, _efficiency(samples, weight))
     error = np.log(samples.time_us / samples.base_us) - inner
-    models = _models(samples)
+    models = models_of(samples.matrix)
     spread = {
         name: boost(samples.matrix[models == name], np.log(np.abs(error[models == name]) + 0.005), None, SPREAD)
         for name in MODELS
@@ -221,16 +221,12 @@ def _medians(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
     return np.array([np.median(known) if len(known := c[~np.isnan(c)]) else np.nan for c in matrix.T], np.float32)
 
 
-def _models(samples: Samples) -> NDArray[Any]:
-    return np.array([model_of(work) for work in samples.matrix[:, NAMES.index("size work")]])
-
-
 def _efficiency(samples: Samples, weight: NDArray[np.float64]) -> dict[str, Trees]:
     """Return trees for the logarithm of time over base, from each kernel as it ran and as it was compiled."""
     weight, target = weight * np.where(samples.long, 1.0, 0.25), np.log(samples.time_us / samples.base_us)
     found = {}
     for name in MODELS:
-        chosen = np.flatnonzero(_models(samples) == name)
+        chosen = np.flatnonzero(models_of(samples.matrix) == name)
         bare = chosen[(np.nan_to_num(samples.compiled) != np.nan_to_num(samples.matrix)).any(axis=1)[chosen]]
         both = np.append(chosen, bare)
         matrix = np.concatenate([samples.matrix[chosen], samples.compiled[bare]])

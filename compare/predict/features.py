@@ -38,7 +38,10 @@ _GROUPS = {  # common names of operations, by what they use of a GPU
     "transpose": "transposes", "broadcast": "broadcasts", "convert": "converts", "where": "selects",
     "concatenate": "concatenates", "pad": "concatenates", "slice": "slices", "iota": "iotas",
 }
-_COUNTED = tuple(dict.fromkeys(_GROUPS.values()))
+_COUNTED = (
+    "transcendental", "divisions", "reductions", "products", "gathers", "scatters", "sorts", "random", "transposes",
+    "broadcasts", "converts", "selects", "concatenates", "slices", "iotas",
+)
 _COMPILED = ("transposes", "reductions", "transcendental", "converts", "broadcasts")
 _WORDS = (  # parts of kernels' names, which tell the code that a library or compiler took
     "vectorized", "unrolled", "elementwise_kernel", "reduce_kernel", "index", "softmax", "norm", "nvjet", "cutlass",

@@ -104,7 +104,7 @@ class Predictor:
 
     def _by_model(self, trees: Mapping[str, Trees], matrix: NDArray[np.float32]) -> NDArray[np.float64]:
         result = np.zeros(len(matrix))
-        models = np.array([model_of(work) for work in self._column(matrix, "size work")])
+        models = models_of(matrix)
         for name in set(models):
             chosen = np.flatnonzero(models == name)
             for at in range(0, len(chosen), _CHUNK):
@@ -142,9 +142,11 @@ class Predictor:
         return found
 
 
-def model_of(work: float) -> str:
-    """Return the name in MODELS of the trees for a kernel with this work (of KINDS)."""
-    return {"gemm": "products", "attention": "attention"}.get(KINDS[int(work)], "streams")
+def models_of(matrix: NDArray[np.float32]) -> NDArray[np.str_]:
+    """Return for each kernel the name in MODELS of its trees. An attention that memory bounds is a stream."""
+    work, balance = matrix[:, NAMES.index("size work")], matrix[:, NAMES.index("size compute over memory")]
+    attention = (work == KINDS.index("attention")) & (balance >= 0)
+    return np.where(work == KINDS.index("gemm"), "products", np.where(attention, "attention", "streams"))
 
 
 @cache
@@ -152,7 +154,8 @@ def _levels(kind: float, work: float, family: float, short: bool) -> tuple[str, 
     size, kind_name, work_name = "short " if short else "", KINDS[int(kind)], KINDS[int(work)]
     described = f"{kind_name} {work_name}" if kind_name == "custom" and work_name != kind_name else kind_name
     narrowest = "" if math.isnan(family) else f"{size}{described} by {FAMILIES[int(family)]}"
-    return tuple(dict.fromkeys((narrowest, size + described, size + kind_name, size + model_of(work))))
+    wider = "copy" if kind_name == "memset" else kind_name
+    return tuple(dict.fromkeys((narrowest, size + described, size + kind_name, size + wider)))
 
 
 @cache
