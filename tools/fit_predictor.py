@@ -39,7 +39,7 @@ JSON = "predictor.json"
 FOLDS, INNER_FOLDS = 8, 5
 LEAST = 15  # distinct kernels of a class with its own calibration
 PROCESSES = 2
-# Chosen by leaving out blocks among two thirds of the blocks; `UNSEEN` are the others.
+# Shapes were chosen by leaving out blocks among those that are not `unseen`.
 COMMON = {
     "objective": "huber", "alpha": 0.2, "learning_rate": 0.1, "feature_fraction": 0.4, "bagging_fraction": 0.8,
     "bagging_freq": 1, "max_depth": 10, "verbose": -1, "max_bin": 127, "num_threads": 1, "seed": 1,
@@ -396,7 +396,7 @@ def across(fitted: Predictor, samples: Samples) -> dict[str, Any]:
 
 
 def unseen(blocks: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return the kernels of blocks that no choice of features and shapes was made with."""
+    """Return the kernels of blocks whose errors did not choose the shapes of trees."""
     return np.array([int(hashlib.md5(f"s{block}".encode()).hexdigest(), 16) % 3 == 0 for block in blocks])
 
 

@@ -118,8 +118,8 @@ class Predictor:
         """Return the names of each kernel's classes, the narrowest first."""
         columns = (self._column(matrix, f"size {name}") for name in ("kind", "work", "family", "launches"))
         return [
-            _levels(kind, work, family, time / 2.0**launches < SMALL_US)
-            for kind, work, family, launches, time in zip(*columns, times, strict=True)
+            _levels(kind, work, family, str(model), time / 2.0**launches < SMALL_US)
+            for kind, work, family, launches, time, model in zip(*columns, times, models_of(matrix), strict=True)
         ]
 
     def predict(self, matrix: NDArray[np.float32], base_us: NDArray[np.float64]) -> list[Prediction | Unknown]:
@@ -143,18 +143,18 @@ class Predictor:
 
 
 def models_of(matrix: NDArray[np.float32]) -> NDArray[np.str_]:
-    """Return for each kernel the name in MODELS of its trees. An attention that memory bounds is a stream."""
-    work, balance = matrix[:, NAMES.index("size work")], matrix[:, NAMES.index("size compute over memory")]
-    attention = (work == KINDS.index("attention")) & (balance >= 0)
-    return np.where(work == KINDS.index("gemm"), "products", np.where(attention, "attention", "streams"))
+    """Return for each kernel the name in MODELS of its trees."""
+    work = matrix[:, NAMES.index("size work")]
+    others = np.where(work == KINDS.index("attention"), "attention", "streams")
+    return np.where(work == KINDS.index("gemm"), "products", others)
 
 
 @cache
-def _levels(kind: float, work: float, family: float, short: bool) -> tuple[str, ...]:
+def _levels(kind: float, work: float, family: float, model: str, short: bool) -> tuple[str, ...]:
     size, kind_name, work_name = "short " if short else "", KINDS[int(kind)], KINDS[int(work)]
     described = f"{kind_name} {work_name}" if kind_name == "custom" and work_name != kind_name else kind_name
     narrowest = "" if math.isnan(family) else f"{size}{described} by {FAMILIES[int(family)]}"
-    wider = "copy" if kind_name == "memset" else kind_name
+    wider = kind_name if kind_name == "collective" else model  # no other kind's error is that of an exchange
     return tuple(dict.fromkeys((narrowest, size + described, size + kind_name, size + wider)))
 
 

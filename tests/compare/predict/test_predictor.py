@@ -11,7 +11,7 @@ import pytest
 from xlafuse.compare import targets
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, Launch, SourceOp
 from xlafuse.compare.predict import predictor as predicting
-from xlafuse.compare.predict.features import KINDS, NAMES, Device
+from xlafuse.compare.predict.features import NAMES, Device
 from xlafuse.compare.predict.predictor import Calibration, Prediction, Predictor, Unknown, predicted, shipped, why
 
 SHAPE, BYTES = (8192, 8192), 2 * 8192 * 8192
@@ -53,13 +53,6 @@ def test_a_kind_with_a_large_validated_error_is_unknown(monkeypatch: pytest.Monk
     monkeypatch.setattr(predicting, "shipped", lambda: made)
     (found,) = predicted(graph_of(GELU), H200)
     assert found == Unknown("elementwise by xla: validated error 55%")
-
-
-def test_an_attention_that_memory_bounds_is_a_stream() -> None:
-    matrix = np.zeros((3, len(NAMES)), np.float32)
-    matrix[:, NAMES.index("size work")] = [KINDS.index("attention"), KINDS.index("attention"), KINDS.index("gemm")]
-    matrix[:, NAMES.index("size compute over memory")] = [1, -1, -1]
-    assert predicting.models_of(matrix).tolist() == ["attention", "streams", "products"]
 
 
 def test_a_kind_that_nothing_measured_is_unknown() -> None:
