@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from tabulate import tabulate
 
-from tools import side_by_side, xla_cost_model
+from tools import predicted_times, side_by_side, xla_cost_model
 from xlafuse.compare.base.exchange_kernels import PEER_COPY
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.base.text import number
@@ -273,6 +273,8 @@ def _cost_models(by: str) -> str:
 def _decisions() -> str:
     found = xla_cost_model.decision_lines(json.loads(COST_MODELS.read_text()))
     return _markdown(xla_cost_model.DECISION_HEADERS, found)
+def _predicted(heading: str, group: str, split: str) -> str:
+    return _markdown([heading, *predicted_times.HEADERS["group"][1:]], predicted_times.by(group, split))
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -300,6 +302,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "over gpus fwd": partial(_over_gpus, "fwd"),
     "over gpus joint": partial(_over_gpus, "joint"),
     "calls over gpus": _calls_over_gpus,
+    "predicted summary": lambda: _markdown(predicted_times.HEADERS["summary"], predicted_times.summary()),
+    **{
+        f"predicted by {group}": partial(_predicted, group, group, "blocks") for group in ("kind", "compiler", "size")
+    },
+    "predicted by compiler left out": partial(_predicted, "compiler left out", "compiler", "compilers"),
+    "predicted on another GPU": partial(_predicted, "kind", "kind", "to other GPU"),
+    "predicted worst": lambda: _markdown(predicted_times.HEADERS["worst"], predicted_times.worst()),
+    "unpredicted": lambda: _markdown(predicted_times.HEADERS["unknown"], predicted_times.unknown()),
     "blocks": lambda: block_list.as_markdown(list(BLOCKS.values())),
     **{name: partial(_columns, of) for name, of in COLUMNS.items()},
 }

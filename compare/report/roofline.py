@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from ..base.text import number
 from ..graph import formats
-from ..graph.analyse.roofline import RooflinePoint, intensity, recoverable_us, roofline_point
+from ..graph.analyse.roofline import Ceilings, RooflinePoint, intensity, recoverable_us, roofline_point
 from ..graph.analyse.totals import declared_bytes
-from ..graph.model import Kernel
+from ..graph.model import FusionGraph, Kernel
 from ..record.record import Record
 from ..sources.result import Result
 from ..sources.row import Row, ratio
 from .columns import BY_NAME, IDENTITY, Column, of_row
 from .table import grouped
+
+if TYPE_CHECKING:
+    from ..predict.predictor import Prediction
 
 _TIMES = (
     "bound: limit of most of the time: memory, compute (products), or launch (kernels too short for both, and gaps).",
@@ -31,6 +36,8 @@ KERNEL_LEGEND = (
     "FLOP/B: a kernel's own FLOPs over its declared bytes; measured: over the bytes that ncu counted in a call. Blank",
     "where its FLOPs are not known. of roofline: the roofline time over the device time. recoverable: the rest.",
     *_TIMES,
+    "~: predicted, with the interval that holds the time in four of five kernels; only where nothing was measured.",
+    "Blank: unknown for this kind of kernel, or nothing was fitted for the target (docs/predicted-times.md).",
 )
 _NAMES = (
     "implementation", "intensity_flop_per_byte", "intensity_measured", "bound", "gflop_per_s", "roofline_gflop_per_s",
@@ -44,7 +51,7 @@ class KernelOnRoofline:
     """One kernel of a graph.
 
     row: of the result. index: of the kernel's launch. dram_bytes, dram_bytes_call: ncu's counts over its launches,
-    alone and within the call.
+    alone and within the call. prediction: only of a kernel whose time was not measured.
     """
 
     row: Row
@@ -53,6 +60,7 @@ class KernelOnRoofline:
     point: RooflinePoint | None
     dram_bytes: int | None = None
     dram_bytes_call: int | None = None
+    prediction: Prediction | None = None
 
     @property
     def flops(self) -> float | None:
@@ -67,6 +75,16 @@ class KernelOnRoofline:
     def recoverable_us(self) -> float | None:
         """The device time above the roofline time."""
         return recoverable_us(self.kernel.device_time_us, self.roofline_time_us)
+
+
+
+def _predicted(end: str) -> Callable[[KernelOnRoofline], float | None]:
+    return lambda line: None if line.prediction is None else getattr(line.prediction, end)
+
+
+def _prediction(line: KernelOnRoofline) -> str:
+    found = line.prediction
+    return "" if found is None else f"~{number(found.time_us)} ({number(found.low_us)} to {number(found.high_us)})"
 
 
 KERNEL_COLUMNS = (
@@ -84,6 +102,12 @@ KERNEL_COLUMNS = (
         lambda k: "" if k.kernel.launches == 1 else number(k.kernel.launches),
     ),
     Column("device_time_us", "µs", "device time of all launches", "time µs", lambda k: k.kernel.device_time_us),
+    Column(
+        "predicted_time_us", "µs", "predicted device time where none was measured", "predicted µs",
+        _predicted("time_us"), _prediction,
+    ),
+    Column("predicted_low_us", "µs", "lower end of its 80% interval", "", _predicted("low_us")),
+    Column("predicted_high_us", "µs", "upper end of its 80% interval", "", _predicted("high_us")),
     Column(
         "bytes_declared", "bytes", "bytes that it declares to move", "declared MB", lambda k: declared_bytes(k.kernel)
     ),
@@ -108,7 +132,8 @@ KERNEL_COLUMNS = (
 )
 _KERNEL_NAMES = (
     "implementation", "kernel", "launches", "bytes_declared", "dram_bytes_call", "intensity_flop_per_byte",
-    "intensity_measured", "bound", "device_time_us", "roofline_time_us", "share_of_roofline", "recoverable_us",
+    "intensity_measured", "bound", "device_time_us", "predicted_time_us", "roofline_time_us", "share_of_roofline",
+    "recoverable_us",
 )
 _SHOWN_OF_KERNELS = tuple({column.name: column for column in KERNEL_COLUMNS}[name] for name in _KERNEL_NAMES)
 
@@ -117,18 +142,37 @@ render = partial(grouped, columns=_SHOWN, legend=LEGEND)
 render_kernels = partial(grouped, columns=_SHOWN_OF_KERNELS, legend=KERNEL_LEGEND)
 
 
-def kernels(result: Result) -> list[KernelOnRoofline]:
-    """Return the kernels of a result's graph in launch order; none without a readable graph."""
+def kernels(result: Result, *, predict: bool = False) -> list[KernelOnRoofline]:
+    """Return the kernels of a result's graph in launch order; none without a readable graph.
+
+    predict: add the predicted times of kernels that were not measured.
+    """
     graph, ceilings = result.graph, result.ceilings
     if graph is None:
         return []
     alone, call = (_dram_bytes(result.record, method) for method in ("alone", "call"))
+    guesses = _predictions(graph, ceilings) if predict and ceilings is not None else []
     return [
         KernelOnRoofline(
             result.row, index, kernel, None if ceilings is None else roofline_point(graph, kernel, ceilings),
-            alone.get(index), call.get(index),
+            alone.get(index), call.get(index), guesses[index] if guesses else None,
         )
         for index, kernel in enumerate(graph.kernels or ())
+    ]
+
+
+def _predictions(graph: FusionGraph, ceilings: Ceilings) -> list[Prediction | None]:
+    """Return a prediction for each kernel without a measured time, where the graph's target has a predictor."""
+    if all(kernel.device_time_us is not None for kernel in graph.kernels or ()):
+        return []
+    from ..predict import predictor
+
+    device = predictor.device_of(graph, ceilings)
+    if device is None:
+        return []
+    return [
+        guess if isinstance(guess, predictor.Prediction) and kernel.device_time_us is None else None
+        for kernel, guess in zip(graph.kernels or (), predictor.predicted(graph, device), strict=True)
     ]
 
 

@@ -70,7 +70,7 @@ def _traffic(source: Source, shown: Shown) -> Outline:
 
 def _kernel_roofline(source: Source, shown: Shown) -> Outline:
     """A line a kernel: bytes, FLOPs, bound, time and roofline time."""
-    kernels = [kernel for result in source.shown for kernel in roofline.kernels(result)]
+    kernels = [kernel for result in source.shown for kernel in roofline.kernels(result, predict=True)]
     if not kernels:
         raise UsageError(f"{source.path}: no graph with kernels")
     return _table("kernel-roofline", kernels, roofline.KERNEL_COLUMNS, roofline.render_kernels)

@@ -184,6 +184,20 @@ def test_kernels_each_have_a_row(folder: Path) -> None:
     assert nothing.exit_code == 2 and "no block 'gelu'" in nothing.output
 
 
+def test_only_a_kernel_without_a_time_has_a_predicted_one_with_a_mark(tmp_path: Path) -> None:
+    """Where one of a graph's kernels was measured, its time stands alone and unmarked."""
+    compiled, timed = kernel(0.0, device_time_us=None), kernel(100.0)
+    store.save(replace(graph(compiled, timed), target="h200"), tmp_path / "add.json")
+    first, second = rows_shown(tmp_path / "add.json", "kernel-roofline")
+    assert first["predicted_low_us"] < first["predicted_time_us"] < first["predicted_high_us"]
+    assert first["device_time_us"] is None and first["recoverable_us"] is None
+    assert second["device_time_us"] == 100 and second["predicted_time_us"] is None
+    text = view(tmp_path / "add.json", "kernel-roofline").output
+    assert text.count("~") == 2 and "predicted µs" in text and "~: predicted" in text
+    store.save(graph(compiled), tmp_path / "untargeted.json")
+    assert "predicted µs" not in view(tmp_path / "untargeted.json", "kernel-roofline").output
+
+
 @pytest.mark.parametrize(
     ("words", "named"),
     [

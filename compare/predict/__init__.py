@@ -1,0 +1,1 @@
+"""Times of kernels that nothing measured, predicted from what the compiled kernels tell."""
