@@ -160,8 +160,9 @@ class _FindingInRun:
         if self.finding.us is None:
             return ""
         flops = self.finding.kind in ("more FLOPs", "dense ragged product")
-        sheet = targets.is_tpu(self.graph.target)  # nothing was measured
-        bandwidth = "At the data sheet's memory bandwidth" if sheet else "At memory bandwidth"
+        known = targets.of_device(self.graph.target)
+        sheet = targets.is_measured(known) or known is None
+        bandwidth = "At memory bandwidth" if sheet else "At the data sheet's memory bandwidth"
         start = "At the rate of matrix products, the extra FLOPs take" if flops else f"{bandwidth}, that takes"
         return f"{start} {formats.span(self.finding.us)}."
 
