@@ -21,6 +21,7 @@ from ..plan import paired_rounds
 from ..sources.case_results import CaseResults
 from ..sources.result import Result
 from ..sources.source import Source
+from ..sources.target_ceilings import target_ceilings
 
 MOST = 5
 
@@ -161,8 +162,8 @@ class _FindingInRun:
             return ""
         flops = self.finding.kind in ("more FLOPs", "dense ragged product")
         known = targets.of_device(self.graph.target)
-        sheet = targets.is_measured(known) or known is None
-        bandwidth = "At memory bandwidth" if sheet else "At the data sheet's memory bandwidth"
+        sheet = "" if known is None else target_ceilings(known).data_sheet  # "" where it was measured
+        bandwidth = f"At the {sheet}'s memory bandwidth" if sheet else "At memory bandwidth"
         start = "At the rate of matrix products, the extra FLOPs take" if flops else f"{bandwidth}, that takes"
         return f"{start} {formats.span(self.finding.us)}."
 
