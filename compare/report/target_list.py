@@ -55,8 +55,8 @@ def as_text() -> str:
         for row in found
     ]
     notes = (
-        "Bandwidth is of a copy. scaled data sheet: nothing was measured; the vendor's rates, times the share that h100\n"
-        "and h200 reach of theirs. Nothing is autotuned for those GPUs, and no time is recorded."
+        "Bandwidth is of a copy. scaled data sheet: nothing was measured; the vendor's rates, times the share that\n"
+        "h100 and h200 reach of theirs. Nothing is autotuned for those GPUs, and no time is recorded."
     )
     sources = [f"{row['target']}: {'; '.join(row['sources'])}" for row in found]
     return "\n".join([tabulate(shown, headers="keys", disable_numparse=True), "", notes, "", "Sources", *sources])

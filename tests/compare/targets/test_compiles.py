@@ -12,6 +12,7 @@ from commands import xlafuse, xlafuse_process
 
 from xlafuse.compare import targets
 from xlafuse.compare.graph.model import FusionGraph
+from xlafuse.compare.run import for_target
 from xlafuse.compare.sources import provenance
 from xlafuse.compare.sources.opening import open_source
 
@@ -89,6 +90,23 @@ def test_the_table_of_targets() -> None:
     assert (rows["l4"]["rates"], rows["h200"]["rates"], rows["tpu-v5e"]["rates"]) == (
         "scaled data sheet", "measured", "data sheet"
     )
+
+
+@pytest.mark.parametrize(
+    ("backend", "target", "detail", "reason"),
+    [
+        ("pallas", "a100-80gb", "ValueError: only Hopper", "its Pallas kernels are written for Hopper"),
+        ("triton", "a100-80gb", "type fp8e4nv not supported in this architecture", "no products of this dtype"),
+        ("triton", "a100-80gb", "DoesNotFit: too large", None),
+        ("pallas", "h200", "ValueError: a fault", None),
+    ],
+)
+def test_kernels_that_the_gpu_cannot_have_are_no_faults(
+    backend: str, target: str, detail: str, reason: str | None
+) -> None:
+    entry = SimpleNamespace(status="failed", target=target, detail=detail)
+    found = for_target._why_not_there(entry, SimpleNamespace(backend_name=backend))  # type: ignore[arg-type]
+    assert found is None if reason is None else reason in (found or "")
 
 
 def test_a_kernel_that_is_not_autotuned_says_what_that_means() -> None:
