@@ -25,19 +25,19 @@ RESOURCE_HEADERS = ["kernel", *HEADERS[1:]]
 def summary(run: Path) -> dict[str, Any]:
     """Return each compiled record's kernels and bytes, and each hand-written kernel's registers and shared memory."""
     source = open_source(run)
-    records, kernels = {}, {}
+    records: dict[str, list[Any]] = {}
+    kernels: dict[str, list[Any]] = {}
+    versions: dict[str, str] = {}
     for result in source.results:
         row, graph = result.row, result.graph
         if result.record is None or graph is None or graph.kernels is None:
             continue
-        records[result.record.id] = {
-            "kernels": row.kernels, "declared": row.bytes_declared, "compulsory": row.bytes_compulsory,
-            "versions": dict(graph.versions),
-        }
+        records[result.record.id] = [row.kernels, row.bytes_declared, row.bytes_compulsory]
+        versions |= graph.versions
         for kernel in graph.kernels if row.implementation == "triton" else ():
-            launch = kernel.launch
-            kernels[f"{row.block} {row.direction}: {kernel.name}"] = [launch.registers, launch.shared_bytes]
-    return {"records": records, "kernels": kernels}
+            resources = [kernel.launch.registers, kernel.launch.shared_bytes]
+            kernels.setdefault(f"{row.block} {row.direction}: {kernel.name}", resources)
+    return {"versions": versions, "records": records, "kernels": kernels}
 
 
 def fusion_lines(collected: dict[str, Any], implementation: str) -> Iterator[list[str]]:
@@ -49,17 +49,18 @@ def fusion_lines(collected: dict[str, Any], implementation: str) -> Iterator[lis
             yield [f"`{block}` {case}, {direction}", *(_fused(each) for each in found)]
 
 
-def _fused(found: dict[str, Any] | None) -> str:
+def _fused(found: list[Any] | None) -> str:
     if found is None:
         return "-"
-    return f"{found['kernels']}, {found['declared'] / found['compulsory']:.2f}x"
+    kernels, declared, compulsory = found
+    return f"{kernels}, {declared / compulsory:.2f}x"
 
 
 def resource_lines(collected: dict[str, Any]) -> Iterator[list[str]]:
-    """Yield a line a kernel whose registers or shared memory differ between targets."""
-    for kernel in collected["h200"]["kernels"]:
+    """Yield a line a kernel whose shared memory differs between targets, or that not every target has."""
+    for kernel in dict.fromkeys(name for target in COLUMNS for name in collected[target]["kernels"]):
         found = [collected[target]["kernels"].get(kernel) for target in COLUMNS]
-        if len({str(each) for each in found}) > 1:
+        if len({each and each[1] for each in found}) > 1:
             shown = ("-" if each is None else f"{each[0]}, {formats.size(each[1])}" for each in found)
             yield [f"`{kernel}`", *shown]
 
@@ -81,7 +82,8 @@ def target_lines() -> Iterator[list[str]]:
 def main(runs: Sequence[Path], out: Path) -> None:
     """Collect runs, one for each target, into one file."""
     found = {json.loads((run / "run.json").read_text())["target"]: summary(run) for run in runs}
-    atomic_write.write(out, (json.dumps(found, indent=1) + "\n").encode())
+    lines = (f" {json.dumps(target)}: {json.dumps(values)}" for target, values in sorted(found.items()))
+    atomic_write.write(out, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
 
 
 if __name__ == "__main__":
