@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from tabulate import tabulate
 
-from tools import predicted_times, side_by_side, xla_cost_model
+from tools import gpus, predicted_times, side_by_side, xla_cost_model
 from xlafuse.compare.base.exchange_kernels import PEER_COPY
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.base.text import number
@@ -52,6 +52,7 @@ TOUR = PROJECT / "tests" / "data" / "runs" / "tour"
 CAPTURES = PROJECT / "tests" / "data" / "profiles"  # of training steps on an H200
 PACKED = PROJECT / "tests" / "data" / "captures"  # the same, packed
 RUN = PROJECT / "reports" / "h200"
+GPUS = PROJECT / "docs" / "gpus.json"
 COST_MODELS = PROJECT / "docs" / "xla-cost-model.json"
 OVER_GPUS = PROJECT / "reports" / "h200-x2"
 RANK_COLUMNS = ("device_time_us", "exposed_us", "communication_us", "overlap_share", "sent_bytes", "least_sent_bytes")
@@ -273,8 +274,23 @@ def _cost_models(by: str) -> str:
 def _decisions() -> str:
     found = xla_cost_model.decision_lines(json.loads(COST_MODELS.read_text()))
     return _markdown(xla_cost_model.DECISION_HEADERS, found)
+
+
 def _predicted(heading: str, group: str, split: str) -> str:
     return _markdown([heading, *predicted_times.HEADERS["group"][1:]], predicted_times.by(group, split))
+
+
+def _gpus(implementation: str) -> str:
+    return _markdown(gpus.HEADERS, gpus.fusion_lines(json.loads(GPUS.read_text()), implementation))
+
+
+def _resources_of_gpus() -> str:
+    return _markdown(gpus.RESOURCE_HEADERS, gpus.resource_lines(json.loads(GPUS.read_text())))
+
+
+def _targets() -> str:
+    headers = ["target", "device", "capability", "SMs", "copy bandwidth", "bf16 products", "rates"]
+    return _markdown(headers, gpus.target_lines())
 
 
 TABLES: dict[str, Callable[[], str]] = {
@@ -283,6 +299,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "cost models of XLA by kind": partial(_cost_models, "kind"),
     "cost models of XLA by size": partial(_cost_models, "size"),
     "fusion decisions of XLA": _decisions,
+    "targets": _targets,
+    "gpus xla": partial(_gpus, "xla"),
+    "gpus inductor": partial(_gpus, "inductor"),
+    "gpus triton": _resources_of_gpus,
     "tour": _tour,
     "first screen of nnx": partial(_first_screen, "nnx"),
     "first screen of gpt": partial(_first_screen, "gpt"),

@@ -82,6 +82,9 @@ def command(
     kernels are compared with those of the first compile. On a GPU all are timed in turns, from a cold L2 cache, and a
     verdict says whether the difference holds. --force makes one kernel of two that the compiler did not fuse.
 
+    With --target a100-80gb,h200,b200 the function is compiled for each, and the others' kernels are compared with those
+    for the first.
+
     \b
       xlafuse explain layers.py:mlp --args 'bf16[512,4096], bf16[4096,16384]' --framework jax
       xlafuse explain mypackage.layers:attention --inputs mypackage.layers:make_inputs --grad
@@ -99,7 +102,7 @@ def command(
     from ..functions.names import arguments_of, call_of, check_name, quiet_jax, resolve
     from ..plan.selection import resolve_target
     from ..user import variants
-    from ..user.explain import ExplainError, explain_all
+    from ..user.explain import ExplainError, explain_all, explain_targets
 
     if out is not None and not {".json", ".gz"} & set(out.suffixes):
         check_ending(out, page_only={})
@@ -108,7 +111,13 @@ def command(
         raise UsageError(f"--xla-flag, --inductor and --force make variants of one function, got {len(functions)}")
     if compared and None not in (framework, compared[0].framework) and framework != compared[0].framework:
         raise UsageError(f"--framework {framework} does not fit settings of {compared[0].framework}'s compiler")
-    resolve_target(target)
+    several = target.split(",") if target and "," in target else []
+    for each in several or ([target] if target else []):
+        resolve_target(each)
+    if len({*several}) < len(several):
+        raise UsageError(f"--target {target}: a target is named twice")
+    if several and compared:
+        raise UsageError(f"--xla-flag, --inductor and --force make variants for one target, got {len(several)}")
     quiet_jax(devices)
     if inputs is not None and shapes is not None:
         raise UsageError("--inputs and --args both give the arguments; choose one")
@@ -118,19 +127,22 @@ def command(
     args, kwargs = arguments_of(inputs, shapes)
     again = {name: partial(call_of, given, inputs, shapes) for name, given in zip(named, functions, strict=True)}
     options: dict[str, Any] = {
-        "grad": grad, "target": target, "devices": devices, "timeout": timeout,
+        "grad": grad, "devices": devices, "timeout": timeout, "framework": framework,
         "progress": lambda message: click.echo(message, err=True),
     }
+    comparison: Comparison | None = None
     try:
         if compared:
             ((name, function),) = named.items()
             comparison = variants.compare(
-                function, args, kwargs, compared, framework=framework, again=again[name], **options  # type: ignore[arg-type]
+                function, args, kwargs, compared, target=target, again=again[name], **options
             )
             explained = comparison.explained
+        elif several:
+            explained = explain_targets(named, args, kwargs, several, again=again, **options)
+            comparison = variants.compare_targets(explained) if len(named) == 1 else None
         else:
-            comparison = None
-            explained = explain_all(named, args, kwargs, framework=framework, again=again, **options)  # type: ignore[arg-type]
+            explained = explain_all(named, args, kwargs, target=target, again=again, **options)
     except ExplainError as problem:
         if problem.kind == UsageError.__name__:
             raise UsageError(str(problem)) from None
@@ -145,9 +157,11 @@ def command(
         show(outline(choice.view_of(source), source, choice.shown(selected=True)), as_json=as_json)
     elif as_json:
         echo_json(explained.to_json() if comparison is None else _comparison_json(comparison))
-    elif comparison is None:
+    elif comparison is None or several:
         for view in explained.views(width()):
             emit(view)
+        if comparison is not None:
+            _show_differences(comparison, against=f" against {several[0]}")
     else:
         _show_comparison(comparison)
 
@@ -176,17 +190,23 @@ def _save(explained: Explained, out: Path) -> None:
 
 
 def _show_comparison(comparison: Comparison) -> None:
-    from ..graph.render import diff_view, text_view
-    from ..user.variants import DEFAULT
+    from ..graph.render import text_view
 
     explained = comparison.explained
     click.echo(_table(comparison))
+    _show_differences(comparison)
+    for note in dict.fromkeys((*explained.notes, *([] if explained.times else [_NOT_TIMED]))):
+        emit(text_view.plain(f"\nnote: {note}"))
+
+
+def _show_differences(comparison: Comparison, against: str = "") -> None:
+    from ..graph.render import diff_view, text_view
+
     for name, difference in comparison.differences.items():
         if not difference.graph.empty:
             emit(text_view.plain(""))
-            emit(diff_view.tree(name, difference.graph, explained.graphs[DEFAULT], explained.graphs[name]))
-    for note in dict.fromkeys((*explained.notes, *([] if explained.times else [_NOT_TIMED]))):
-        emit(text_view.plain(f"\nnote: {note}"))
+            graph = comparison.explained.graphs[name]
+            emit(diff_view.tree(f"{name}{against}", difference.graph, comparison.first, graph))
 
 
 def _table(comparison: Comparison) -> str:
@@ -222,13 +242,12 @@ def _comparison_json(comparison: Comparison) -> dict[str, Any]:
     from msgspec import to_builtins
 
     from ..graph.render import diff_view
-    from ..user.variants import DEFAULT
 
     graphs = comparison.explained.graphs
     differences = {
         name: {
             "differs": not difference.graph.empty,
-            **diff_view.to_json(difference.graph, graphs[DEFAULT], graphs[name]),
+            **diff_view.to_json(difference.graph, comparison.first, graphs[name]),
             "speedup": difference.speedup and asdict(difference.speedup),
             "saving": difference.saving and asdict(difference.saving),
         }

@@ -52,9 +52,9 @@ def show(folder: Path) -> None:
 
 
 def _device(rows: Sequence[Row]) -> str | None:
-    """Return the GPU of the times; None for a TPU target, which has none."""
+    """Return the GPU of the times; None for a target that nothing was measured on."""
     target = next((row.target for row in rows if row.target), "gpu")
-    return None if targets.is_tpu(target) else target.upper()
+    return None if target in targets.names() and not targets.is_measured(target) else target.upper()
 
 
 def _page(source: Source) -> str:

@@ -23,7 +23,7 @@ def as_json(blocks: Sequence[Block]) -> str:
 
 
 def as_text(blocks: Sequence[Block]) -> str:
-    return "\n\n".join([*map(_block_text, blocks), f"targets: {', '.join(targets.names())}"])
+    return "\n\n".join([*map(_block_text, blocks), f"targets (xlafuse list targets): {', '.join(targets.names())}"])
 
 
 def as_markdown(blocks: Sequence[Block]) -> str:

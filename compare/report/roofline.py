@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 _TIMES = (
     "bound: limit of most of the time: memory, compute (products), or launch (kernels too short for both, and gaps).",
     "roofline µs: sum over the kernels of max(bytes / bandwidth, FLOPs / product rate), at measured ceilings; a TPU's",
-    "are its data sheet's.",
+    "are its data sheet's, and a GPU's that nothing was measured on are its data sheet's, scaled (docs/gpus.md).",
 )
 LEGEND = (
     "FLOP/B: model FLOPs over the bytes that the kernels declare; measured: over the bytes that ncu counted in a call.",

@@ -21,6 +21,7 @@ from ..plan import paired_rounds
 from ..sources.case_results import CaseResults
 from ..sources.result import Result
 from ..sources.source import Source
+from ..sources.target_ceilings import target_ceilings
 
 MOST = 5
 
@@ -160,8 +161,9 @@ class _FindingInRun:
         if self.finding.us is None:
             return ""
         flops = self.finding.kind in ("more FLOPs", "dense ragged product")
-        sheet = targets.is_tpu(self.graph.target)  # nothing was measured
-        bandwidth = "At the data sheet's memory bandwidth" if sheet else "At memory bandwidth"
+        known = targets.of_device(self.graph.target)
+        sheet = "" if known is None else target_ceilings(known).data_sheet  # "" where it was measured
+        bandwidth = f"At the {sheet}'s memory bandwidth" if sheet else "At memory bandwidth"
         start = "At the rate of matrix products, the extra FLOPs take" if flops else f"{bandwidth}, that takes"
         return f"{start} {formats.span(self.finding.us)}."
 

@@ -86,10 +86,12 @@ class Explained:
         return align(list(self.graphs.values()))
 
     def findings(self) -> Any:
-        """Return findings about the graphs, most costly first."""
+        """Return findings about the graphs, most costly first. Those for several devices have no price in common."""
         from ..graph.findings.collect import findings
 
-        return findings(self.graphs, own_ceilings(next(iter(self.graphs.values())))[0])
+        first, *others = self.graphs.values()
+        same = all(graph.target == first.target for graph in others)
+        return findings(self.graphs, own_ceilings(first)[0] if same else None)
 
     def provenance(self) -> dict[str, dict[str, int]]:
         """Return how many kernels of each graph are "replayed", "device", "not autotuned" and "compiled"."""

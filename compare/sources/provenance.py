@@ -30,7 +30,12 @@ def sentence(graph: FusionGraph) -> str:
 
 
 def _reason(graph: FusionGraph) -> str:
-    """Return why kernels of XLA were not autotuned. Recorded choices exist for one version of jax and some modules."""
+    """Return why kernels were not autotuned. Recorded choices of XLA exist for one version of jax and some modules."""
+    if graph.target in targets.names() and targets.load(graph.target).facts:
+        return (
+            f"; nothing was recorded on the {graph.target}, so these have the compiler's first choice: the GPU would "
+            "time candidates, and give products other tiles or a library's kernel"
+        )
     if graph.compiler != "xla" or graph.target not in targets.names():
         return ""
     jax = graph.versions.get("jax", "")

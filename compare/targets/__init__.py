@@ -16,6 +16,9 @@ A TPU's pack has no measurements, because nothing ran there:
 - `tpu.json`: its name, the topology of one chip as libtpu names it, and the bytes of its memories
 - `ceilings.json`: bandwidth and product rate of its data sheet
 - `provenance.json`: the public pages that have the numbers
+
+Nor did anything run on a GPU with `facts.json` (facts.py): its vendor's and other public numbers, from which the
+device description, the properties and the ceilings are made. `provenance.json` has the source of each.
 """
 
 from __future__ import annotations
@@ -31,13 +34,19 @@ from pathlib import Path
 from typing import Any
 
 from ..base.worker_protocol import Skip
+from . import facts
 
 FOLDER = Path(__file__).parent
 DEFAULT = "h200"  # the target of a machine without a GPU, unless one is named
 
 
 def names() -> list[str]:
-    return sorted(entry.name for entry in FOLDER.iterdir() if (entry / "ceilings.json").is_file())
+    return sorted(entry.name for entry in FOLDER.iterdir() if (entry / "provenance.json").is_file())
+
+
+def is_measured(name: str | None) -> bool:
+    """Return whether this is the name of a target whose pack was recorded on it."""
+    return name is not None and name in names() and not (Pack(FOLDER / name).tpu or Pack(FOLDER / name).facts)
 
 
 def is_tpu(name: str | None) -> bool:
@@ -48,7 +57,7 @@ def is_tpu(name: str | None) -> bool:
 def of_device(device: str) -> str | None:
     """Return the target with this name or this device ("h200", "NVIDIA H200"), or None.
 
-    Similar names do not count: an "NVIDIA GH200 480GB" has other memory, and an "NVIDIA H200 MIG 1g.18gb" is a slice.
+    Similar names do not count: an "NVIDIA GH200 144G HBM3e" has other memory, an "NVIDIA H200 MIG 1g.18gb" is a slice.
     """
     own = {name: Pack(FOLDER / name).device for name in names()}
     return next((name for name in own if device.lower() in (name, own[name].lower())), None)
@@ -71,16 +80,36 @@ class Pack:
         path = self.folder / "tpu.json"
         return dict(json.loads(path.read_text())) if path.is_file() else None
 
+    @cached_property
+    def facts(self) -> dict[str, Any] | None:
+        """The public numbers of a GPU on which nothing was recorded; None for another one."""
+        path = self.folder / "facts.json"
+        return dict(json.loads(path.read_text())) if path.is_file() else None
+
+    @cached_property
+    def data_sheet(self) -> dict[str, Any]:
+        """The rates that the vendor states: "bandwidth" and "products", or {}."""
+        path = self.folder / "data_sheet.json"
+        return self.facts or (dict(json.loads(path.read_text())) if path.is_file() else {})
+
+    def ceilings(self) -> dict[str, Any]:
+        """Return the rates to price a graph with; "source" says so where they were not measured."""
+        if self.facts is None:
+            return dict(json.loads((self.folder / "ceilings.json").read_text()))
+        measured = [load(name) for name in names() if is_measured(name)]
+        return facts.ceilings(self.facts, [(pack.ceilings(), pack.data_sheet) for pack in measured])
+
     def peak(self, dtype: str) -> float | None:
         """Return the FLOP per second of products that the data sheet states for a dtype; None where it is not known."""
-        path = self.folder / "data_sheet.json"
-        return json.loads(path.read_text())["products"].get(dtype) if path.is_file() else None
+        return self.data_sheet.get("products", {}).get(dtype)
 
     def xla_config(self, jax_version: str) -> str:
         """Return XLA's device description for this version of jax.
 
         Raises Skip where none of its series was recorded, because XLA rejects unknown fields.
         """
+        if self.facts is not None:
+            return facts.xla_config(self.facts, load(DEFAULT).xla_config(jax_version))
         series = ".".join(jax_version.split(".")[:2])
         path = self.folder / "xla" / f"gpu_target_config-{series}.pbtxt"
         if not path.is_file():
@@ -92,6 +121,8 @@ class Pack:
         return autotune_results(self.folder / "xla", jax_version)
 
     def device_properties(self) -> dict[str, Any]:
+        if self.facts is not None:
+            return facts.device_properties(self.facts)
         return dict(json.loads((self.folder / "cuda_device_properties.json").read_text()))
 
 

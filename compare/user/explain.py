@@ -171,6 +171,24 @@ def explain_all(
     return Explained(graphs, notes, checks, times)
 
 
+def explain_targets(
+    functions: Mapping[str, Any], args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str], *,
+    timeout: float = TIMEOUT, **options: Any,
+) -> Explained:
+    """Explain functions for each of several targets, one after another, since a process pretends to have one GPU.
+
+    options: as for `explain_all`. A graph has its target's name; with several functions, "function on target".
+    """
+    found, deadline = Explained({}), time.monotonic() + timeout
+    for target in names:
+        left = max(0.0, deadline - time.monotonic())
+        explained = explain_all(functions, args, kwargs, target=target, timeout=left, **options)
+        label = {name: target if len(functions) == 1 else f"{name} on {target}" for name in functions}
+        graphs = {label[name]: replace(graph, name=label[name]) for name, graph in explained.graphs.items()}
+        found |= replace(explained, graphs=graphs)
+    return found
+
+
 @dataclass(frozen=True)
 class Identity:
     """A call's identity. digest: equal for calls of equal function, shapes, dtypes, Python values and settings."""

@@ -10,6 +10,7 @@ from typing import Any
 from ..base.usage import UsageError
 from ..graph.analyse.diff import GraphDiff, diff
 from ..graph.analyse.forced_fusion import FORCED, Saving, pair, saving
+from ..graph.model import FusionGraph
 from ..graph.render.text_view import launch_words
 from ..plan.paired_rounds import counted, median_us, round_medians
 from ..plan.speedup import Speedup
@@ -87,6 +88,10 @@ class Comparison:
     explained: Explained
     differences: Mapping[str, Difference]
 
+    @property
+    def first(self) -> FusionGraph:
+        return next(iter(self.explained.graphs.values()))
+
     def device_time_us(self, name: str) -> float | None:
         """Return the device time of a call, or None where nothing was timed."""
         times = self.explained.times.get(name)
@@ -122,6 +127,12 @@ def compare(
     launches = filter(None, (_launches(explained, each) for each in variants if each.force))
     notes = (*savings, *launches, *map(str, explained.agreement), *explained.notes)
     return Comparison(replace(explained, notes=notes), found)
+
+
+def compare_targets(explained: Explained) -> Comparison:
+    """Return how a function's kernels for each target differ from those for the first one."""
+    first, *others = explained.graphs.values()
+    return Comparison(explained, {other.name: Difference(diff(first, other), None) for other in others})
 
 
 def _saving(explained: Explained, variant: Variant) -> Saving | None:

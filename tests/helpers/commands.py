@@ -18,10 +18,10 @@ def xlafuse(*words: object) -> Result:
     return CliRunner().invoke(cli, [str(word) for word in words])
 
 
-def xlafuse_process(*words: str, folder: Path = PROJECT) -> subprocess.CompletedProcess[str]:
+def xlafuse_process(*words: str, folder: Path = PROJECT, timeout: float = 280) -> subprocess.CompletedProcess[str]:
     """Run `xlafuse` with these words in a process of its own, whose workers do not interpret Triton."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     return subprocess.run(
         [sys.executable, "-m", "xlafuse", *words], cwd=folder, env=environment | {"PYTHONPATH": str(PROJECT)},
-        capture_output=True, text=True, timeout=280,
+        capture_output=True, text=True, timeout=timeout,
     )

@@ -185,6 +185,7 @@ def record_launches(
 
     Raises (from the launch itself):
         RuntimeError: `compile_only` with an autotuned kernel of several candidates; choosing one needs the GPU.
+        DoesNotFit: `compile_only`, and the GPU's shared memory is too small for the launch.
         xlafuse.triton_side.calls.artifacts.UnsupportedTriton: the installed Triton is not of a tested series.
     """
     check_triton()
@@ -197,6 +198,20 @@ def record_launches(
         stack.enter_context(_replaced(Autotuner, "_bench", recorder.bench))
         stack.enter_context(cuda_program.launched_by(recorder.run_cuda))
         yield recorder.launches
+
+
+class DoesNotFit(RuntimeError):
+    """A launch asks for more shared memory than a block of the absent GPU can have."""
+
+
+def _check_fits(name: str, shared_bytes: int) -> None:
+    device: Any = torch.cuda.get_device_properties(0)
+    most = device.shared_memory_per_block_optin
+    if shared_bytes > most:
+        raise DoesNotFit(
+            f"{name} asks for {shared_bytes:,} bytes of shared memory a block, and a block on the {device.name} has at "
+            f"most {most:,}: the launch would fail there; choose a smaller tile or fewer stages"
+        )
 
 
 _run = JITFunction.run
@@ -238,6 +253,7 @@ class _Recorder:
             pointers = [_as_pointer(value) for value in args]
             named = {name: _as_pointer(value) for name, value in kwargs.items()}
             kernel = _run(function, *pointers, grid=blocks, warmup=True, **named)
+            _check_fits(kernel.metadata.name, kernel.metadata.shared)
         else:
             kernel = _run(function, *args, grid=blocks, warmup=False, **kwargs)
         launch = self._of_triton(function, kernel, blocks, bound)

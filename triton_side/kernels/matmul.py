@@ -22,7 +22,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from xlafuse.triton_side.calls.declare import Shapes, computing, declare, forward, gradient
-from xlafuse.triton_side.configs.tuned import tuned
+from xlafuse.triton_side.configs.tuned import has_small_blocks, tuned
 from xlafuse.triton_side.kernels.gelu import gelu_value
 from xlafuse.triton_side.kernels.shared.counters import zero_counters
 from xlafuse.triton_side.kernels.shared.launch import cdiv, check_matrix, check_tensors, device_of, next_power_of_2
@@ -209,6 +209,8 @@ def many_rows_config(dtype: torch.dtype, precision: str, descriptors: bool) -> M
         return pointer_config(64, 64, 16, 4, 2) if precision == "ieee" else pointer_config(128, 128, 32, 8, 3)
     if not descriptors:
         return pointer_config(64, 64, 32, 4, 3)  # 16 bytes do not divide a row: two-byte loads, many addresses
+    if has_small_blocks():  # tiles of 128 x 256 need 104 KiB
+        return MatmulConfig(128, 128, 64, num_warps=8, num_stages=3, group_m=16)
     return MatmulConfig(128, 256, 64, num_warps=8, num_stages=3, group_m=16)
 
 

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from xlafuse.triton_side.calls.declare import Shapes, declare, forward
-from xlafuse.triton_side.configs.tuned import tuned
+from xlafuse.triton_side.configs.tuned import has_small_blocks, tuned
 from xlafuse.triton_side.kernels.hopper import matmul_fp8 as hopper
 from xlafuse.triton_side.kernels.hopper.parts import is_hopper
 from xlafuse.triton_side.kernels.matmul import FEW_ROWS, MULTIPROCESSORS, few_rows_config, pointer_config
@@ -116,6 +116,8 @@ def fp8_config(dtype: torch.dtype, precision: str, descriptors: bool, m: int, n:
         config = few_rows_config(m, n, dtype.itemsize, transposed=False)
         # Narrow outputs then have few programs, so each prefetches more.
         return replace(config, num_stages=8) if n <= 64 * MULTIPROCESSORS else config
+    if has_small_blocks():
+        return MatmulConfig(128, 128, 128, num_warps=8, num_stages=3, group_m=16)
     return MatmulConfig(128, 256, 128, num_warps=8, num_stages=4, group_m=16)
 
 

@@ -38,7 +38,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from xlafuse.triton_side.calls.declare import Computed, again, computing, declare, forward, gradient
-from xlafuse.triton_side.configs.tuned import tuned
+from xlafuse.triton_side.configs.tuned import has_small_blocks, tuned
 from xlafuse.triton_side.kernels import embedding, moe_routing
 from xlafuse.triton_side.kernels.matmul import many_rows_config, pointer_config
 from xlafuse.triton_side.kernels.moe_routing import Route
@@ -166,6 +166,8 @@ def two_products_config(dtype: torch.dtype, precision: str, descriptors: bool) -
         return pointer_config(64, 32, 16, 4, 2) if precision == "ieee" else pointer_config(128, 32, 32, 8, 2)
     if not descriptors:
         return pointer_config(64, 32, 32, 4, 3)
+    if has_small_blocks():
+        return MatmulConfig(128, 64, 64, num_warps=8, num_stages=3, group_m=16)
     return MatmulConfig(128, 128, 64, num_warps=8, num_stages=4, group_m=16)
 
 
@@ -195,7 +197,7 @@ def grouped_config(
     config = choose(dtype, precision, descriptors)
     if dtype == torch.float32 and accumulators * pairs == 2:
         return replace(config, block_m=config.block_m // 2)
-    return replace(config, num_stages=4) if config.descriptors else config
+    return replace(config, num_stages=4) if config.descriptors and not has_small_blocks() else config
 
 
 def product_config(
@@ -216,10 +218,10 @@ def weights_gradient_config(
     two programs a multiprocessor 555; two products 602. Copies of gathered rows are not included. Gathering in the
     kernel reaches 419 and 452.
     """
-    if descriptors:
-        return MatmulConfig(128, 256 if accumulators == 1 else 128, 64, num_warps=8, num_stages=4)
     choose = many_rows_config if accumulators == 1 else two_products_config
-    return choose(dtype, precision, False)
+    if descriptors and not has_small_blocks():
+        return MatmulConfig(128, 256 if accumulators == 1 else 128, 64, num_warps=8, num_stages=4)
+    return choose(dtype, precision, descriptors)
 
 
 def gradient_config(a: torch.Tensor, b: torch.Tensor, accumulators: int = 1) -> MatmulConfig:

@@ -27,14 +27,14 @@ class Ceilings:
     launch_us: device time of a kernel that does almost nothing; None where it was not measured.
     precision: "ieee" or "tf32", the rate to take for float32 products. None takes the fastest measured one, because a
     roofline time must not be longer than what is possible.
-    of_data_sheet: they are not measured.
+    data_sheet: "data sheet" or "scaled data sheet" for rates that are not measured, else "".
     """
 
     streams: Mapping[float, float]
     products: Mapping[str, float]
     launch_us: float | None = None
     precision: str | None = None
-    of_data_sheet: bool = False
+    data_sheet: str = ""
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Ceilings:
@@ -50,8 +50,8 @@ class Ceilings:
         products = {name: float(rate) for name, rate in data.get("products", {}).items()}
         if not all(rate > 0 for rate in (*streams.values(), *products.values())):
             raise ValueError(f"rates must be positive, got {streams} and {products}")
-        of_data_sheet = data.get("source") == "data sheet"
-        return cls(streams, products, None if launch is None else float(launch) * 1e6, of_data_sheet=of_data_sheet)
+        data_sheet = str(data.get("source", ""))
+        return cls(streams, products, None if launch is None else float(launch) * 1e6, data_sheet=data_sheet)
 
     def at(self, precision: str | None) -> Ceilings:
         """Return the same ceilings for float32 products of this precision ("ieee" or "tf32")."""

@@ -147,7 +147,7 @@ def totals_lines(
     found = totals(graph, bytes_compulsory=bytes_compulsory, flops_declared=flops_declared, ceilings=ceilings)
     if found.kernels is None:
         return []
-    rates = " at the rates of the data sheet" if ceilings is not None and ceilings.of_data_sheet else ""
+    rates = f" at the rates of the {ceilings.data_sheet}" if ceilings is not None and ceilings.data_sheet else ""
     least = "at least " if found.open_ended else ""
     compulsory = sum(found.compulsory.values())
     traffic = f"declared bytes: {found.declared.in_words(formats.size)}"

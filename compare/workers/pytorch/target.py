@@ -31,6 +31,8 @@ except for_target.Unsupported as problem:
 import torch  # noqa: E402  (the GPU must be pretended before torch is imported)
 
 from xlafuse.triton_side.calls import dispatch, launch_plan  # noqa: E402
+from xlafuse.triton_side.calls.launches import Launch  # noqa: E402
+from xlafuse.triton_side.kernels import hopper  # noqa: E402
 from xlafuse.triton_side.kernels.shared.tiles import without_descriptors  # noqa: E402
 
 from ...graph import store  # noqa: E402
@@ -43,6 +45,8 @@ from ...graph.model import FusionGraph  # noqa: E402
 from ...spec.blocks import BLOCKS  # noqa: E402
 from ..service import Requested, requested  # noqa: E402
 from .worker import launch_table  # noqa: E402
+
+HOPPER = Path(hopper.__file__).parent
 
 
 def methods() -> dict[str, Callable[..., Any]]:
@@ -92,7 +96,17 @@ def kernels(case: Case, implementation: Implementation, dumps: Path) -> tuple[fl
     graph = from_launches(
         recorded, name=implementation.name, compiler=implementation.backend.name, target=_TARGET, versions=_versions()
     )
-    return compile_s, graph
+    return compile_s, replace(graph, notes=(*graph.notes, *_portable(recorded)))
+
+
+def _portable(recorded: dispatch.Recorded) -> list[str]:
+    """Return a note where portable kernels stand in for those in Gluon, which only Hopper GPUs run."""
+    properties = _PACK.device_properties()
+    files = {launch.source for part in recorded.parts.values() for launch in part if isinstance(launch, Launch)}
+    alike = any(file.parent == HOPPER.parent and [*HOPPER.glob(f"{file.stem}*.py")] for file in files)
+    if not alike or (properties["major"], properties["minor"]) == (9, 0):
+        return []
+    return [f"portable Triton kernels: those in Gluon use Hopper's instructions, which the {_TARGET} lacks"]
 
 
 def _record(case: Case, implementation: Implementation) -> tuple[dispatch.Recorded, float]:

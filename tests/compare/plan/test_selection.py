@@ -215,7 +215,7 @@ def test_targets_come_from_the_folders() -> None:
     [
         ("NVIDIA H200", "h200"), ("h200", "h200"), ("H200", "h200"), ("", None),
         ("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA H100 PCIe", None),
-        ("NVIDIA GH200 480GB", None), ("NVIDIA H200 MIG 1g.18gb", None), ("tpu-v5e", "tpu-v5e"),
+        ("NVIDIA GH200 144G HBM3e", None), ("NVIDIA H200 MIG 1g.18gb", None), ("tpu-v5e", "tpu-v5e"),
         ("TPU v5e", "tpu-v5e"), ("tpu", None),
     ],
 )

@@ -80,7 +80,7 @@ def test_missed_fusions_use_the_best_known_ceilings(target: str):
 
 
 def test_an_unknown_gpu_has_no_ceilings():
-    assert own_ceilings(replace(graph("f", "tanh"), target="NVIDIA A100-SXM4-40GB")) == (None, "")
+    assert own_ceilings(replace(graph("f", "tanh"), target="NVIDIA A100-PCIE-40GB")) == (None, "")
 
 
 def test_two_results_are_joined():

@@ -1,0 +1,90 @@
+"""Collect the same run for several targets: `python -m tools.gpus RUN... -o docs/gpus.json`.
+
+`python -m tools.tables` makes the tables of docs/gpus.md from that file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from xlafuse.compare.base import atomic_write
+from xlafuse.compare.graph import formats
+from xlafuse.compare.report.target_list import rows as targets
+from xlafuse.compare.sources.opening import open_source
+
+HEADERS = ["case", "A100", "L4", "H200", "B200"]
+COLUMNS = ("a100-80gb", "l4", "h200", "b200")
+RESOURCE_HEADERS = ["kernel", *HEADERS[1:]]
+
+
+def summary(run: Path) -> dict[str, Any]:
+    """Return each compiled record's kernels and bytes, and each hand-written kernel's registers and shared memory."""
+    source = open_source(run)
+    records: dict[str, list[Any]] = {}
+    kernels: dict[str, list[Any]] = {}
+    versions: dict[str, str] = {}
+    for result in source.results:
+        row, graph = result.row, result.graph
+        if result.record is None or graph is None or graph.kernels is None:
+            continue
+        records[result.record.id] = [row.kernels, row.bytes_declared, row.bytes_compulsory]
+        versions |= graph.versions
+        for kernel in graph.kernels if row.implementation == "triton" else ():
+            resources = [kernel.launch.registers, kernel.launch.shared_bytes]
+            kernels.setdefault(f"{row.block} {row.direction}: {kernel.name}", resources)
+    return {"versions": versions, "records": records, "kernels": kernels}
+
+
+def fusion_lines(collected: dict[str, Any], implementation: str) -> Iterator[list[str]]:
+    """Yield a line a case: kernels, and declared bytes over compulsory bytes, for each target."""
+    for record in collected["h200"]["records"]:
+        block, case, _, direction, name = record.split("/")
+        if name == implementation:
+            found = [collected[target]["records"].get(record) for target in COLUMNS]
+            yield [f"`{block}` {case}, {direction}", *(_fused(each) for each in found)]
+
+
+def _fused(found: list[Any] | None) -> str:
+    if found is None:
+        return "-"
+    kernels, declared, compulsory = found
+    return f"{kernels}, {declared / compulsory:.2f}x"
+
+
+def resource_lines(collected: dict[str, Any]) -> Iterator[list[str]]:
+    """Yield a line a kernel whose shared memory differs between targets, or that not every target has."""
+    for kernel in dict.fromkeys(name for target in COLUMNS for name in collected[target]["kernels"]):
+        found = [collected[target]["kernels"].get(kernel) for target in COLUMNS]
+        if len({each and each[1] for each in found}) > 1:
+            shown = ("-" if each is None else f"{each[0]}, {formats.size(each[1])}" for each in found)
+            yield [f"`{kernel}`", *shown]
+
+
+def target_lines() -> Iterator[list[str]]:
+    """Yield a line a target of an NVIDIA GPU."""
+    for row in targets():
+        if row["compute_capability"] is not None:
+            flops = f"{row['bf16_flop_per_s'] / 1e12:.0f} TFLOP/s"
+            yield [
+                f"`{row['target']}`", row["device"], row["compute_capability"], str(row["multiprocessors"]),
+                f"{formats.size(row['bandwidth'])}/s", flops, row["rates"],
+            ]
+
+
+@click.command()
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path, exists=True))
+@click.option("-o", "--out", required=True, type=click.Path(path_type=Path))
+def main(runs: Sequence[Path], out: Path) -> None:
+    """Collect runs, one for each target, into one file."""
+    found = {json.loads((run / "run.json").read_text())["target"]: summary(run) for run in runs}
+    lines = (f" {json.dumps(target)}: {json.dumps(values)}" for target, values in sorted(found.items()))
+    atomic_write.write(out, ("{\n" + ",\n".join(lines) + "\n}\n").encode())
+
+
+if __name__ == "__main__":
+    main()
