@@ -56,7 +56,7 @@ def is_tpu(name: str | None) -> bool:
 def of_device(device: str) -> str | None:
     """Return the target with this name or this device ("h200", "NVIDIA H200"), or None.
 
-    Similar names do not count: an "NVIDIA GH200 144G HBM3e" has other memory, and an "NVIDIA H200 MIG 1g.18gb" is a slice.
+    Similar names do not count: an "NVIDIA GH200 144G HBM3e" has other memory, an "NVIDIA H200 MIG 1g.18gb" is a slice.
     """
     own = {name: Pack(FOLDER / name).device for name in names()}
     return next((name for name in own if device.lower() in (name, own[name].lower())), None)
