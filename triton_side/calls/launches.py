@@ -201,7 +201,11 @@ def record_launches(
 
 
 class DoesNotFit(RuntimeError):
-    """A launch asks for more shared memory than a block of the absent GPU can have."""
+    """A launch asks for more shared memory than a block of the absent GPU can have. shared_bytes: what it asks for."""
+
+    def __init__(self, message: str, shared_bytes: int) -> None:
+        super().__init__(message)
+        self.shared_bytes = shared_bytes
 
 
 def _check_fits(name: str, shared_bytes: int) -> None:
@@ -210,7 +214,7 @@ def _check_fits(name: str, shared_bytes: int) -> None:
     if shared_bytes > most:
         raise DoesNotFit(
             f"{name} asks for {shared_bytes:,} bytes of shared memory a block, and a block on the {device.name} has at "
-            f"most {most:,}: the launch would fail there; choose a smaller tile or fewer stages"
+            f"most {most:,}: the launch would fail there; choose a smaller tile or fewer stages", shared_bytes,
         )
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from xlafuse.triton_side.calls.launches import record_launches
+from xlafuse.triton_side.calls.launches import DoesNotFit, record_launches
 from xlafuse.triton_side.calls.replay import Replay, launches_of
 from xlafuse.triton_side.configs.tuned import TUNED, class_of, gpu, overridden, rounded
 from xlafuse.triton_side.inductor._private import fake_tensor_mode
@@ -81,18 +81,18 @@ def compile_with(call: Call, choice: Choice, config: Any) -> Compiled:
 
     It may spill a little more than the launches that it replaces.
     """
-    here = gpu()
-    assert here is not None, "a kernel is compiled for a GPU"
+    assert gpu() is not None, "a kernel is compiled for a GPU"
     now = launches_of(call, launch=False)
     try:
         with using(choice, config):
             replays = launches_of(call, launch=False)
         spilled, shared = _largest(without(replays, _counted(now)))
         allowed, _ = _largest(without(now, _counted(replays)))
+    except DoesNotFit as error:
+        return Compiled((), 0, error.shared_bytes, "exceeds shared memory")
     except Exception as error:  # the compiler's own errors have many types
         return Compiled((), 0, 0, f"does not compile: {type(error).__name__}")
     problem = "spills registers" if spilled > allowed + FEW_BYTES else ""
-    problem = problem or ("exceeds shared memory" if shared > here.shared_bytes else "")
     return Compiled(tuple(replay.description for replay in replays), spilled, shared, problem)
 
 

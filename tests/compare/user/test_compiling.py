@@ -80,7 +80,7 @@ def wait_until_ended(pid: int) -> None:
     def ended() -> bool:
         try:
             return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
-        except FileNotFoundError:
+        except (FileNotFoundError, ProcessLookupError):  # the latter where it ends while its file is read
             return True
 
     deadline = time.monotonic() + 20
