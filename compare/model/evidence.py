@@ -21,6 +21,28 @@ _HALF = ("bfloat16", "float16")  # as fast as each other
 
 
 @dataclass(frozen=True)
+class Measured:
+    """A measured row: the name of its case, the implementation, its time, and the wanted work over that of the case."""
+
+    case: str
+    row: str
+    time_us: float
+    work_ratio: float
+
+    @property
+    def scaled_us(self) -> float:
+        """The time of the wanted case: the measured one times the ratio of their work."""
+        return self.time_us * self.work_ratio
+
+    @property
+    def short(self) -> str:
+        return f"{self.case} {self.row} {self.time_us:.0f} µs"
+
+    def __str__(self) -> str:
+        return f"{self.case}, {self.row}: {self.time_us:.0f} µs, at {self.work_ratio:.2f} times its work"
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Times of a measured case, and the case of the user's program that it is nearest to.
 
@@ -36,10 +58,10 @@ class Evidence:
     def name(self) -> str:
         return f"{self.measured.block}/{self.measured.name} {self.measured.direction}"
 
-    def scaled_us(self, implementation: str) -> float | None:
-        """Return the time of an implementation for the wanted case: the measured one times the ratio of their work."""
+    def measured_row(self, implementation: str) -> Measured | None:
+        """Return the row of an implementation; None where it was not measured."""
         time = self.times_us.get(implementation)
-        return None if time is None else time * self.work_ratio
+        return None if time is None else Measured(self.name, implementation, time, self.work_ratio)
 
     @property
     def work_ratio(self) -> float:

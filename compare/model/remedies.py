@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from .. import targets
 from .advice import ADVICE, Advice
 from .checkpoint import checkpoint, freed_bytes
-from .evidence import Evidence, nearest
+from .evidence import Evidence, Measured, nearest
 from .parts import Piece
 from .step import Step
 from .used_blocks import UsedBlock
@@ -24,19 +24,24 @@ _ORDER = {"switch": 0, "library": 1, "kernel": 2}
 class Remedy:
     """A change to kernels of a step.
 
-    layers: how often the step has the block. after_us: device time that the kernels take then. evidence: the measured
-    case and the time of the row there. limits: where the change does not apply, and what the program does not show.
-    place: the call to change, where it is not the kernels' own. memory_bytes: the change of the step's most memory.
+    layers: how often the step has the block. after_us: device time that the kernels take then. measured: the rows
+    behind it; none where the step itself tells the gain. limits: where the change does not apply, and what the program
+    does not show. place: the call to change, where it is not the kernels' own. memory_bytes: the change of the step's
+    most memory.
     """
 
     pieces: tuple[Piece, ...]
     layers: int
     advice: Advice
     after_us: float
-    evidence: str
+    measured: tuple[Measured, ...] = ()
     limits: str = ""
     place: str = ""
     memory_bytes: int = 0
+
+    @property
+    def evidence(self) -> str:
+        return "; ".join(map(str, self.measured)) or "this step's recomputation"
 
     @property
     def before_us(self) -> float:
@@ -135,38 +140,39 @@ def _rank(advice: Advice) -> int:
 
 def _remedy(used: UsedBlock, advice: Advice, target: str) -> Remedy | None:
     """Return the remedy of a change; None where no row is measured near."""
-    total, names = 0.0, []
-    for evidence in _evidence(used, target):
-        time = None if evidence is None else evidence.scaled_us(advice.row)
-        if evidence is None or time is None:
-            return None
-        total += time
-        names.append(_measured(evidence, advice.row))
+    measured = _measured(used, target, advice.row)
+    if measured is None:
+        return None
     mask = "if its mask, which is data here, is causal" if used.has_unknown_mask else ""
+    dropout = ""
     if used.attributes.get("dropout"):
         advice = replace(advice, change=advice.change.replace("is_causal=True", "is_causal=True, dropout_p=..."))
-    dropout = "the measured row has no dropout" if used.attributes.get("dropout") else ""
+        dropout = "the measured row has no dropout"
     limits = "; ".join(filter(None, [advice.limits, mask, dropout]))
-    return Remedy(used.pieces, used.layers, advice, used.layers * total, "; ".join(names), limits)
-
-
-def _measured(evidence: Evidence, row: str) -> str:
-    """Return a measured row: "attention/gpt2 train, xla-cudnn: 294 µs; a layer is 1.33 times its work"."""
-    return f"{evidence.name}, {row}: {evidence.times_us[row]:.0f} µs, at {evidence.work_ratio:.2f} times its work"
+    return Remedy(used.pieces, used.layers, advice, _after_us(used, measured), measured, limits)
 
 
 def _bound(used: UsedBlock, target: str) -> Remedy | None:
     """Return what the block gains with the fastest measured implementation; None without a measured case near."""
-    total, names = 0.0, []
-    for evidence in _evidence(used, target):
-        if evidence is None:
-            return None
-        total += evidence.times_us[evidence.fastest] * evidence.work_ratio
-        names.append(_measured(evidence, evidence.fastest))
-    change = f"at most, as the fastest measured {used.block} of any framework"
-    return Remedy(
-        used.pieces, used.layers, Advice(used.block, "", "", change, "bound"), used.layers * total, "; ".join(names)
-    )
+    measured = _measured(used, target)
+    if measured is None:
+        return None
+    advice = Advice(used.block, "", "", f"at most, as the fastest measured {used.block} of any framework", "bound")
+    return Remedy(used.pieces, used.layers, advice, _after_us(used, measured), measured)
+
+
+def _after_us(used: UsedBlock, measured: Iterable[Measured]) -> float:
+    return used.layers * sum(row.scaled_us for row in measured)
+
+
+def _measured(used: UsedBlock, target: str, row: str | None = None) -> tuple[Measured, ...] | None:
+    """Return the rows of an implementation, or of the fastest one, that together are a layer; None where one lacks."""
+    found = [
+        None if evidence is None else evidence.measured_row(evidence.fastest if row is None else row)
+        for evidence in _evidence(used, target)
+    ]
+    known = tuple(measured for measured in found if measured is not None)
+    return known if len(known) == len(found) else None
 
 
 def _roofline_us(used: UsedBlock, target: str) -> float:
@@ -194,7 +200,7 @@ def _without_checkpoint(step: Step, taken: Sequence[Remedy]) -> Remedy | None:
         return None
     advice = Advice("", "", "", f"{'then ' * presupposes}drop {repeated.name}", "checkpoint")
     return Remedy(
-        repeated.pieces, step.layers, advice, 0.0, "this step's recomputation", place=repeated.place,
+        repeated.pieces, step.layers, advice, 0.0, place=repeated.place,
         memory_bytes=repeated.memory_bytes,
     )
 

@@ -6,7 +6,6 @@ by which `predictor.why` explains a prediction.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -95,8 +94,7 @@ class Device:
     def named(cls, target: str, precision: str | None = None) -> Device:
         """Return a target pack's device, with the rate of float32 products of this precision."""
         pack = targets.load(target)
-        ceilings = Ceilings.from_json(json.loads((pack.folder / "ceilings.json").read_text()))
-        return cls(ceilings).sized(target).at(precision)
+        return cls(Ceilings.from_json(pack.ceilings())).sized(target).at(precision)
 
     def sized(self, target: str) -> Device:
         """Return the same rates with a target pack's processors and L2."""

@@ -50,7 +50,7 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Calibration:
-    """Of a class of kernels: the validated error, and the interval's ends in units of the predicted spread."""
+    """The validated error of a class of kernels, and the interval's ends in units of the predicted spread."""
 
     kernels: int
     error: float

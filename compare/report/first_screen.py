@@ -141,7 +141,7 @@ class FirstScreen:
         }
         return {
             "layers": self.step.layers, "model_flops": model_flops(self.step, self.blocks), "memory": memory,
-            "parts": as_data(parts_view.lines(self.step), parts_view.COLUMNS),
+            "parts": as_data(parts_view.lines(self.step, self.blocks), parts_view.COLUMNS),
             "remedies": as_data(self.changes, remedies_view.COLUMNS),
         }
 

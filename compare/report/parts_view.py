@@ -11,7 +11,7 @@ from ..graph.model import STEP_PHASES, StepPhase
 from ..model.parts import Part, time_by_phase
 from ..model.places import parse
 from ..model.step import Step
-from ..model.used_blocks import used_blocks
+from ..model.used_blocks import UsedBlock
 from ..model.work import part_flops
 from .columns import Column
 from .table import table
@@ -86,9 +86,9 @@ COLUMNS = (
 _SHOWN = tuple(column for column in COLUMNS if column.name not in ("key", "model_flops"))
 
 
-def lines(step: Step) -> list[Line]:
+def lines(step: Step, blocks: Sequence[UsedBlock]) -> list[Line]:
     """Return a line for each part, the longest first."""
-    work = part_flops(step, used_blocks(step))
+    work = part_flops(step, blocks)
     return [Line(step, part, work[part.key]) for part in step.parts]
 
 

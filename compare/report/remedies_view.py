@@ -129,15 +129,9 @@ def _sentence(line: Line, *, whole: bool = False) -> str:
         gains.append(f"{'+' if remedy.memory_bytes > 0 else '-'}{abs(remedy.memory_bytes) / 1e9:.1f} GB")
     limits = f" ({remedy.limits})" if remedy.limits else ""
     switch = f" (--try {remedy.advice.switch})" if remedy.advice.switch else ""
-    evidence = remedy.evidence if whole else remedy.evidence.partition(",")[0] + _row(remedy)
+    evidence = remedy.evidence if whole or not remedy.measured else remedy.measured[0].short
     change = f"{line.number} {line.where or line.part}  {remedy.advice.change}{limits}"
     return f"{change}: {', '.join(gains)}{switch}; {evidence}"
-
-
-def _row(remedy: Remedy) -> str:
-    """Return the first measured implementation and its time, as "; xla-cudnn 294 µs"."""
-    _, _, row = remedy.evidence.partition(";")[0].partition(", ")
-    return f" {row.partition(',')[0].replace(':', '')}" if row else ""
 
 
 def _ms(us: float) -> str:

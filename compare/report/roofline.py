@@ -77,7 +77,6 @@ class KernelOnRoofline:
         return recoverable_us(self.kernel.device_time_us, self.roofline_time_us)
 
 
-
 def _predicted(end: str) -> Callable[[KernelOnRoofline], float | None]:
     return lambda line: None if line.prediction is None else getattr(line.prediction, end)
 

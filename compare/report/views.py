@@ -9,6 +9,7 @@ from typing import Any
 from ..base.usage import UsageError, one_of
 from ..graph import formats
 from ..model.step import step_of
+from ..model.used_blocks import used_blocks
 from ..sources.row import Row
 from ..sources.source import Source
 from . import authorship, graph_views, matrix, parts_view, peers, ranks, remedies_view, roofline, table, traffic
@@ -95,7 +96,8 @@ def _ranks(source: Source, shown: Shown) -> Outline:
 def _parts(source: Source, shown: Shown) -> Outline:
     """A line a part of the user's model: its time by phase, kernels and rate."""
     _require_one_program(source)
-    lines = parts_view.lines(step_of(source))
+    step = step_of(source)
+    lines = parts_view.lines(step, used_blocks(step))
     return _table("parts", lines, parts_view.COLUMNS, parts_view.render)
 
 

@@ -6,8 +6,8 @@ that dtype's epsilon, and by 16 epsilons of its own dtype, in which it is summed
 training amplifies each difference: no dtype bounds them. They have to agree in half of the digits: within the square
 root of the first loss's tolerance.
 
-Errors are relative to the largest value in all compared steps, so a loss may come close to zero. Of several values in a
-step each has its own scale: the least is compared with the least.
+Errors are relative to the largest value in all compared steps, so a loss may come close to zero. Several values in a
+step have a scale each: the least is compared with the least.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import json
 import math
 import re
 
-FLAG = "--xla_gpu_collect_cost_model_stats=true"
 ANALYTICAL = "analytical"  # the model that XLA names ""
 _COSTS = re.compile(r'"reification_cost"\s*:\s*(\[[^\[\]]{1,10000}\])')
 

@@ -62,8 +62,11 @@ def _at_products(graph: FusionGraph, ceilings: Ceilings | None, total: Price) ->
     """Return how much of a saving is at matrix products and library calls, into which compilers fuse little."""
     fusible = [reason for reason in graph.reasons if reason.code not in ("gemm", "library")]
     rest = together(replace(graph, reasons=tuple(fusible)), ceilings)
-    share = formats.share(total.bytes - rest.bytes, total.bytes)
-    return f"; {share} of the bytes at matrix products, into which compilers fuse little" if share != "0%" else ""
+    at_products = total.bytes - rest.bytes
+    if not at_products:
+        return ""
+    share = formats.share(at_products, total.bytes)
+    return f"; {share} of the bytes at matrix products, into which compilers fuse little"
 
 
 def _priced(graph: FusionGraph, ceilings: Ceilings | None) -> tuple[list[MissedFusion], list[Reason]]:

@@ -48,7 +48,7 @@ def test_what_depends_on_a_gradient_and_is_none_updates_the_model() -> None:
 
 
 def test_what_fusion_computes_again_and_what_reads_a_gradient_is_no_recomputation() -> None:
-    """Of a loss in one kernel the forward operations come again; checkpointed operations are fused into a gradient."""
+    """The gradient's kernel computes the loss again; the last one has checkpointed operations within a gradient."""
     loss = kernel("loss", "x", "l", op("exp", site="exp@1"), op("log", site="log@1"))
     gradient = kernel(
         "gradient", "x", "g", op("exp", site="exp@1"), op("log", site="log@1"), op("sub", site="sub@2", backward=True)

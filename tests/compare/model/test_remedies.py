@@ -48,9 +48,10 @@ def test_the_nearest_case_is_scaled_by_work() -> None:
     assert small.measured.sizes["sequence"] == 1024 and small.measured.sizes["head_dim"] == 64
     own = small.times_us["xla-cudnn"]
     batches = HEADS["batch"] * HEADS["heads"] / (small.measured.sizes["batch"] * small.measured.sizes["heads"])
-    assert small.scaled_us("xla-cudnn") == pytest.approx(own * batches, rel=0.01)
-    assert large.scaled_us("xla-cudnn") == pytest.approx(2 * own * batches, rel=0.01)
-    assert small.scaled_us("no such row") is None
+    row, twice = small.measured_row("xla-cudnn"), large.measured_row("xla-cudnn")
+    assert row is not None and row.scaled_us == pytest.approx(own * batches, rel=0.01)
+    assert twice is not None and twice.scaled_us == pytest.approx(2 * own * batches, rel=0.01)
+    assert small.measured_row("no such row") is None
 
 
 @pytest.mark.parametrize("sizes", [{"causal": 0, "window": 0, "head_dim": 8192, "batch": 4096}, {"sequence": 1 << 24}])

@@ -1,4 +1,4 @@
-"""What a kernel's arrays, operations, names and launch become as numbers."""
+"""Numbers of a kernel: those of its arrays, operations, names and launch."""
 
 from __future__ import annotations
 
