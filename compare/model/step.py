@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from xlafuse.hlo.text_reader import Module
 
 from ..graph.model import FusionGraph, StepPhase
-from ..profiles.steps import device_seconds, gaps
+from ..profiles.steps import ProfiledStep, device_seconds, gaps
 from ..sources.profiled import ProfiledSteps
 from ..sources.source import Source
 from .groups import Group, groups
@@ -130,9 +129,28 @@ class Step:
     @property
     def wait_us(self) -> float:
         """Time in which the GPU waits between two steps, from the last kernel to the next one; 0 for a single step."""
-        steps = () if self.profile is None else self.profile.steps
+        return self._median_wait([next_step.events[0].start for next_step in self._later_steps])
+
+    @property
+    def uncalled_us(self) -> float:
+        """The part of `wait_us` before the host calls the next step's program; 0 where the profile has no calls."""
+        calls = [next_step.called for next_step in self._later_steps]
+        return min(self.wait_us, self._median_wait([called for called in calls if called is not None]))
+
+    @property
+    def program(self) -> str:
+        """The compiled function that a step calls first; "" where the profile does not say."""
+        return next((step.program for step in self._later_steps), "")
+
+    @property
+    def _later_steps(self) -> Sequence[ProfiledStep]:
+        return () if self.profile is None else self.profile.steps[1:]
+
+    def _median_wait(self, times: Sequence[float]) -> float:
+        """Return the microseconds from the end of each step but the last to these times of the next ones."""
+        steps = () if self.profile is None or len(times) < len(self._later_steps) else self.profile.steps
         waits = [
-            next_step.events[0].start - max(event.end for event in step.events) for step, next_step in pairwise(steps)
+            time - max(event.end for event in step.events) for step, time in zip(steps, times, strict=False)
         ]
         return max(0.0, statistics.median(waits)) * 1e6 if waits else 0.0
 

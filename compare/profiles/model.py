@@ -47,11 +47,16 @@ class DeviceEvent:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A step as the host announced it, by the time of its beginning and its end."""
+    """A step as the host announced it, by the time of its beginning and its end.
+
+    program: the compiled function that it called first, and called: when; "" and None where the profile does not say.
+    """
 
     name: str
     start: float
     end: float
+    program: str = ""
+    called: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,15 @@ from .model import DeviceEvent, Profile
 
 @dataclass(frozen=True)
 class ProfiledStep:
-    """The work that one step launched, in the order in which it ran. name: "" for a profile without steps."""
+    """The work that one step launched, in the order in which it ran.
+
+    name: "" for a profile without steps. program, called: as of `model.Step`.
+    """
 
     name: str
     events: tuple[DeviceEvent, ...]
+    program: str = ""
+    called: float | None = None
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,8 @@ def profiled_steps(profile: Profile) -> list[ProfiledStep]:
         if index >= 0 and at <= last:
             found[index].append(event)
     return [
-        ProfiledStep(step.name, tuple(events)) for step, events in zip(profile.steps, found, strict=True) if events
+        ProfiledStep(step.name, tuple(events), step.program, step.called)
+        for step, events in zip(profile.steps, found, strict=True) if events
     ]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ _GPU = re.compile(r"/device:GPU:(\d+)")
 _HOST, _CUPTI, _METADATA = "/host:CPU", "/host:CUPTI", "/host:metadata"
 _MODULE = re.compile(r"(.+)\((\d{1,18})\)")
 _GRID = re.compile(r"\bgrid:(\d+),(\d+),(\d+)")
+_CALL = re.compile(r"PjitFunction\((.+)\)")  # jaxlib's event around the call of a jitted function
 _VERSIONS = {"jax_version": "jax", "jaxlib_version": "jaxlib"}
 
 Stats = dict[str, Any]
@@ -116,10 +118,19 @@ class _Plane:
         return sorted(found, key=lambda event: (event.start, event.end)), skipped
 
     def steps(self) -> Iterator[Step]:
-        """Yield the steps of jax.profiler.StepTraceAnnotation."""
+        """Yield the steps of jax.profiler.StepTraceAnnotation, with the first call of a jitted function in each."""
+        calls: list[tuple[float, str]] = []
+        steps: list[Step] = []
         for event, start, end in self._events():
-            if event.stats and isinstance(number := self._of_event(event).get("step_num"), int):
-                yield Step(f"{self._names.get(event.metadata_id, 'step')} {number}", start, end)
+            name = self._names.get(event.metadata_id, "")
+            if called := _CALL.fullmatch(name):
+                calls.append((start, called[1]))
+            elif event.stats and isinstance(number := self._of_event(event).get("step_num"), int):
+                steps.append(Step(f"{name or 'step'} {number}", start, end))
+        for step in steps:
+            inside = [(at, name) for at, name in calls if step.start <= at <= step.end]
+            called_at, program = min(inside, default=(None, ""))
+            yield replace(step, program=program, called=called_at)
 
     def launches(self) -> dict[int, float]:
         """Return when each launch began on the host, by its correlation id."""

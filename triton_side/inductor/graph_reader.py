@@ -23,6 +23,7 @@ from xlafuse.triton_side.inductor.graph import (
     CompiledGraph,
     FxText,
     Kernel,
+    Memory,
     Provenance,
     Refusal,
     SourceNode,
@@ -149,11 +150,25 @@ class GraphReader:
             unknown = [buffer for buffer in results if buffer not in self.memory]
             if len(unknown) == 1 and names and names[-1] in self.after.memory:
                 self.memory[unknown[0]] = replace(self.after.memory[names[-1]], name=unknown[0])
+            elif names:
+                items = self._items(names[-1])
+                self.memory |= {
+                    name: replace(items[item], name=name)
+                    for name, item in call.items.items() if name in unknown and item in items
+                }
             if call.sums_partials and results != call.writes:
                 result, workspace = self.memory.get(results[0]), self.memory.get(call.reads[0])
                 if result is not None and workspace is not None:
                     own_dtype = (workspace.dtype, SIZES[workspace.dtype])
                     self.memory[call.writes[0]] = memory(call.writes[0], result.shape, own_dtype)
+
+    def _items(self, name: str) -> dict[int, Memory]:
+        """Return the memory of a node's results, by their numbers, as far as the graph takes them apart."""
+        return {
+            int(self.after.arguments[node.name].strip("[]")): self.after.memory[node.name]
+            for node in self.after.nodes.values()
+            if node.op == "getitem" and node.inputs[:1] == (name,) and node.name in self.after.memory
+        }
 
     def _named(self) -> list[list[str]]:
         """Return each call's FX nodes after the passes, in the graph's order."""
@@ -194,10 +209,10 @@ class GraphReader:
     def _unnamed(self, named: list[list[str]]) -> dict[int, list[str]]:
         """Return the FX nodes of calls of which neither a comment nor a mapping names any.
 
-        Inductor names no node of a call in place of PyTorch: the graph has as many such nodes as the code has calls, in
-        the same order. It names none of a foreach kernel that changes its inputs either: these are the nodes that
-        compute what it writes from the results of other kernels. An input's new value has a copy, a result is returned;
-        of other arrays a compile alone knows the node.
+        Inductor names no node of some calls of PyTorch, as those in place: the graph has as many such nodes as the code
+        has calls, in the same order. It names none of a foreach kernel that changes its inputs either: these are the
+        nodes that compute what it writes from the results of other kernels. An input's new value has a copy, a result
+        is returned; of other arrays a compile alone knows the node.
         """
         found: dict[int, list[str]] = {}
         calls: dict[str, list[int]] = {}
@@ -209,7 +224,7 @@ class GraphReader:
                 values[node.inputs[0]] = (name,)
         values |= {} if self.facts is None else self.facts.origins
         for index, (call, names) in enumerate(zip(self.code.calls, named, strict=True)):
-            if not names and call.scatters:
+            if not names and call.is_extern and not call.sums_partials:
                 calls.setdefault(operation_of(call.name), []).append(index)
             elif not names and self._heuristic(call) == "foreach":
                 scheduled = self.scheduled[index]
@@ -217,7 +232,8 @@ class GraphReader:
                 found[index] = self._computing([name for key in written for name in values.get(key, ())], taken)
         for operation, indices in calls.items():
             alike = {"aten.scatter_add", operation} if operation == "aten.scatter_reduce" else {operation}
-            nodes = [name for name, node in self.after.nodes.items() if node.op.removesuffix("_") in alike]
+            left = (name for name in self.after.nodes if name not in taken)
+            nodes = [name for name in left if self.after.nodes[name].op.removesuffix("_") in alike]
             if len(nodes) == len(indices):
                 found |= {index: [name] for index, name in zip(indices, nodes, strict=True)}
         return found

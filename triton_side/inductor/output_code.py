@@ -29,6 +29,7 @@ class EmittedCall:
     of which it changes a part. scatters: an operation of PyTorch that changes a part of its first argument in place.
     arguments: parameter -> buffer, of a generated kernel. sizes: parameter -> number. last: the numbers after them.
     passed: parameter -> the layout of a tensor, or a number. line: the statement.
+    items: of a library call with several results, their numbers: buf2 = buf1[0].
     """
 
     name: str
@@ -46,6 +47,7 @@ class EmittedCall:
     last: tuple[int, ...] = ()
     passed: dict[str, Layout | float] = field(default_factory=dict)
     line: str = ""
+    items: dict[str, int] = field(default_factory=dict)
 
     @property
     def layouts(self) -> dict[str, Layout | None] | None:
@@ -456,8 +458,11 @@ class _Body:
             return self._finish(name, value)
         base = self._buffer(value)
         if base in self.library_results and isinstance(value, ast.Subscript | ast.Name) and not reuse:
-            writes = self.library_results[base].writes
-            writes[:] = [*(other for other in writes if other != base), name]
+            result = self.library_results[base]
+            result.writes[:] = [*(other for other in result.writes if other != base), name]
+            match value:
+                case ast.Subscript(slice=ast.Constant(value=int() as item)):
+                    result.items[name] = item
             self._describe(name)
             return True
         if base is not None:

@@ -31,7 +31,9 @@ from .sequence_alignment import Fit, Slot, align_sequences
 MEMSET, MEMCPY = "[memset]", "[memcpy]"
 
 # Kernels that a library launches before and after its main kernel.
-BEFORE = re.compile(r"\[mem(set|cpy)\]|dot_do_o|prepare_varlen|bwd_preprocess|prepare_grouped_gemm", re.I)
+BEFORE = re.compile(
+    r"\[mem(set|cpy)\]|dot_do_o|prepare_varlen|bwd_preprocess|prepare_grouped_gemm|philox::unpack", re.I
+)
 AFTER = re.compile(
     r"splitK_?reduce|execute_split_k|convert_d[qk]|matmul_dq|fmha_(reduce_head|dbias)|lean_reduction|splitkv_combine"
     r"|reduce_1Block|bwd_postprocess|bwd_convert", re.I,

@@ -166,6 +166,26 @@ def test_a_captured_step_of_torch_has_the_optimizer_and_the_modules_functions(gp
     assert sum(part.time_us for part in step.parts if not part.key) < 0.02 * step.time_us
 
 
+def test_a_library_call_with_several_results_has_a_part_in_both_phases(captures: Path) -> None:
+    """SDPA with dropout is cuDNN's kernels and one that unpacks the seed; Inductor names no node of its backward."""
+    step = step_of(open_source(captures / "gpt_sdpa"))
+    assert all(part.key for part in step.parts if part.time_us > 0.005 * step.time_us)
+    kernels = [piece for piece in step.pieces if piece.kernel.kind == "attention"]
+    assert [piece.phase for piece in kernels] == ["forward"] * 6 + ["backward"] * 6
+    assert all("train_gpt_sdpa.py" in piece.key and piece.time_us > 100 for piece in kernels)
+    array = 8 * 12 * 1024 * 64 * 2
+    for piece in kernels:
+        written = array + 8 * 12 * 1024 * 4 + 16 if piece.phase == "forward" else 3 * array
+        assert piece.kernel.bytes_written == written
+
+
+def test_the_wait_between_two_steps_is_split_where_the_host_calls_the_program(captures: Path, gpt: Path) -> None:
+    step = step_of(open_source(captures / "nnx"))
+    assert step.program == "step" and step.wait_us == pytest.approx(12.6e3, rel=0.01)
+    assert step.uncalled_us == pytest.approx(6.65e3, rel=0.01)
+    assert step_of(open_source(gpt)).uncalled_us == 0
+
+
 def test_two_steps_are_compared_by_parts(nnx: Path, gpt: Path) -> None:
     step, other = step_of(open_source(nnx)), step_of(open_source(gpt))
     assert all(change.lost_us == 0 for change in changes(step, step))

@@ -148,6 +148,14 @@ def test_changes_that_presuppose_others_say_so(captures: Path) -> None:
     assert first.advice.kind == "checkpoint" and "then" not in first.advice.change
 
 
+def test_the_first_change_to_attention_gains_what_it_promises(captures: Path) -> None:
+    """Each pair of captures is a program as it was, and with the first remedy."""
+    for name, changed in (("nnx", "nnx_cudnn"), ("gpt", "gpt_sdpa")):
+        before, after = step_of(open_source(captures / name)), step_of(open_source(captures / changed))
+        promised = before.time_us - changes(before, used_blocks(before))[0][0].gain_us
+        assert promised == pytest.approx(after.time_us, rel=0.15)
+
+
 def test_what_is_as_fast_as_the_fastest_measured_is_left(captures: Path) -> None:
     step = step_of(open_source(captures / "nnx_cudnn"))
     blocks = used_blocks(step)

@@ -33,6 +33,7 @@ def gpu() -> Space:
     space = Space()
     for number, at in ((3, 0.0), (4, 1000.0)):
         space.event("/host:CPU", "python", "train", at, 900, step_num=number)
+        space.event("/host:CPU", "python", "PjitFunction(step)", at + 8, 9)
         space.event("/host:CUPTI", "1", "cuLaunchKernel", at + 10, 2, correlation_id=number * 10)
         space.event(
             GPU, "Stream #13(Compute)", "fusion_1", at + 20, 5, correlation_id=number * 10, hlo_op="fusion.1",
@@ -57,6 +58,9 @@ def test_kernels_of_a_gpu_have_times_launches_and_instructions(tmp_path: Path) -
     assert profile.modules["jit_step", 7]() == b"proto"
     steps = profiled_steps(profile)
     assert [(step.name, len(step.events)) for step in steps] == [("train 3", 2), ("train 4", 2)]
+    assert [(step.program, step.called) for step in steps] == [
+        ("step", pytest.approx(9e-6)), ("step", pytest.approx(1009e-6)),
+    ]
 
 
 def test_each_gpu_is_a_profile_in_the_order_of_their_numbers(tmp_path: Path) -> None:

@@ -59,6 +59,14 @@ def test_by_name_and_library_calls_with_their_helpers() -> None:
     assert joined.kernels[2].facts["with"] == {"[memset]": 1, "_ZN8cublasLt19splitKreduce_kernel": 1}
 
 
+def test_the_seed_of_dropout_is_a_helper_of_attention() -> None:
+    unpack = "at::cuda::philox::unpack_cudnn(at::PhiloxCudaState, long*, long*)"
+    sdpa = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x64_4x1x1_cga1x1x1_kernel0_0"
+    ran = [record(NVJET, 2), record(unpack, 0.5), record("[memset]", 0.5), record(sdpa, 3), record(NVJET, 5)]
+    joined, left = join(graph(library(), library("sdpa", "attention"), library("addmm")), {"forward": ran})
+    assert left == () and times(joined) == [2, 4, 5]
+
+
 @pytest.mark.parametrize("at", range(4))
 def test_a_planted_kernel_is_left_over_wherever_it_runs(at: int) -> None:
     ran = [record("a"), record(NVJET), record("c")]
