@@ -7,6 +7,7 @@ a training step. Each kernel names its phase; residuals are buffers that forward
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -40,6 +41,8 @@ REASONS = {
     "other": "none of the other codes fits",
 }
 
+_LINE = re.compile(r".+?:\d+")  # at the beginning of a place
+
 
 @dataclass(frozen=True)
 class SourceOp:
@@ -62,6 +65,12 @@ class SourceOp:
     backward: bool = False
     rematerialized: bool = False
     place: str = ""
+
+    @property
+    def users_line(self) -> str:
+        """The line, or where that is a package's, the line of the user's call that leads to it."""
+        found = _LINE.match(self.place) if "-packages/" in self.line else None
+        return self.line if found is None else found[0]
 
 
 @dataclass(frozen=True)
@@ -158,7 +167,7 @@ class Kernel:
 
     @property
     def lines(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(op.line for op in self.source_ops if op.line))
+        return tuple(dict.fromkeys(op.users_line for op in self.source_ops if op.line))
 
 
 def _total(accesses: tuple[Access, ...] | None) -> int | None:

@@ -200,7 +200,7 @@ def cause(graph: FusionGraph, buffer: str) -> Cause:
     placed = [op for op in kernel.source_ops if op.stage or op.line]
     computing = [op for op in placed if token(op.op) not in MOVEMENT]
     op = next(reversed(computing or placed), None)
-    return Cause() if op is None else Cause(op.line, (op.stage,) if op.stage else ())
+    return Cause() if op is None else Cause(op.users_line, (op.stage,) if op.stage else ())
 
 
 def cause_text(graph: FusionGraph, buffer: str) -> str:

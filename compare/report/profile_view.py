@@ -234,10 +234,16 @@ class ProfileView:
         graph = self.opened.joined.graphs.get(each.graph)
         return [] if graph is None else [(graph.kernels or ())[index] for index in each.kernels]
 
+    def _of(self, each: KernelTimes) -> str:
+        """Return the stages, else the lines of the user's program: " of train.py:8"; "" where neither is known."""
+        kernel = next(iter(self._graph_kernels(each)), None)
+        words = [] if kernel is None else [*map(any_layer, kernel.stages)] or [*map(formats.place, kernel.lines)]
+        return f" of {join_some(dict.fromkeys(words), MOST_STAGES)}" if words else ""
+
     def _remarks(self) -> list[str]:
         worth = [
             (kernel.above_roofline_us, (
-                f"{formats.runtime(kernel.name, 50)} ({kernel.launches} a step) takes "
+                f"{formats.runtime(kernel.name, 50)}{self._of(kernel)} ({kernel.launches} a step) takes "
                 f"{formats.microseconds(kernel.step.median)}, "
                 f"{formats.microseconds(kernel.above_roofline_us)} above its roofline time"
             ))

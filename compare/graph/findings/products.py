@@ -69,7 +69,7 @@ def _around_product(view: View, index: int) -> Iterator[tuple[str, str, tuple[st
     if not is_product(kernel) or not anchors:
         return
     products = [kernel.source_ops[position] for position in anchors]
-    of_products = [view.stage(op) or formats.place(op.line) for op in products]
+    of_products = [view.stage(op) or formats.place(op.users_line) for op in products]
     of = series(of_products) or formats.name(kernel.name)
     launches = kernel.launches or 1
     for before, span in ((True, range(anchors[0])), (False, range(anchors[-1] + 1, len(names)))):
@@ -130,7 +130,8 @@ def more_flops(views: Sequence[View], ceilings: Ceilings | None) -> Iterator[Fin
         if ceilings is not None and (excess.us is None or excess.us < _SIGNIFICANT * (whole or 0.0)):
             continue
         products = [op for i in excess.kernels for op in view.kernels[i].source_ops if token(op.op) in ANCHORS]
-        place = series([view.stage(op) or formats.place(op.line) for op in products]) or view.place(excess.kernels)
+        named = [view.stage(op) or formats.place(op.users_line) for op in products]
+        place = series(named) or view.place(excess.kernels)
         repeated = f" ({formats.flops(excess.repeated)} of them repeated)" if excess.repeated else ""
         text = (
             f"{view.name} computes {formats.flops(excess.flops)} in the products of {place}{repeated}, "

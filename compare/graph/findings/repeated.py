@@ -130,7 +130,7 @@ def _grouped(view: View, several: Iterable[tuple[SourceOp, tuple[int, ...]]]) ->
     for op, kernels in several:
         if token(op.op) not in MOVEMENT:
             again = groups.setdefault(kernels, _Repeated(kernels))
-            again.places[view.stage(op) or formats.place(op.line)] = None
+            again.places[view.stage(op) or formats.place(op.users_line)] = None
             again.ops[token(op.op)] = None
     return [again for again in groups.values() if not again.ops.keys() <= MASKING]
 

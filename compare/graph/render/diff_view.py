@@ -72,7 +72,7 @@ def _add_operations(
     for sign, operations, indices in (("-", before, change.before), ("+", after, change.after)):
         for index in indices:
             op = operations[index]
-            place = formats.place(op.line or op.stage)
+            place = formats.place(op.users_line or op.stage)
             branch.add(plain(f"{sign} {index + 1}. {formats.operation(op)}{f' ({place})' if place else ''}"))
 
 
@@ -103,7 +103,9 @@ def _code(kernel: Kernel) -> str:
 
 def _exchanged(old: Iterable[SourceOp], new: Iterable[SourceOp]) -> Iterator[tuple[str, str]]:
     """Yield the operations, with their lines, that only one of two kernels has."""
-    held = [Counter((formats.operation(op), formats.place(op.line or op.stage)) for op in ops) for ops in (old, new)]
+    held = [
+        Counter((formats.operation(op), formats.place(op.users_line or op.stage)) for op in ops) for ops in (old, new)
+    ]
     for label, more in (("without", held[0] - held[1]), ("with", held[1] - held[0])):
         if more:
             yield label, formats.words(f"{op} ({place})" if place else op for op, place in more.elements())

@@ -365,7 +365,7 @@ def operations(ops: Sequence[SourceOp]) -> list[tuple[str, str, str]]:
     """Return (stage, operations, "file:line") for each stage and line, in order of appearance."""
     groups: dict[tuple[str, str], list[str]] = {}
     for op in ops[:MOST_OPERATIONS]:
-        groups.setdefault((op.stage, op.line), []).append(formats.operation(op))
+        groups.setdefault((op.stage, op.users_line), []).append(formats.operation(op))
     found = [(stage, formats.words(names), line) for (stage, line), names in groups.items()]
     more = len(ops) - MOST_OPERATIONS
     return [*found, ("", f"… and {more:,} more", "")] if more > 0 else found
@@ -393,7 +393,7 @@ def _widths(ops: Iterable[SourceOp], width: int = 80) -> tuple[int, int]:
     stages, lines = set(), set()
     for op in ops:
         stages.add(op.stage)
-        lines.add(op.line)
+        lines.add(op.users_line)
     return min(width // 4, max(map(len, stages), default=0)), min(width * 3 // 8, max(map(len, lines), default=0))
 
 

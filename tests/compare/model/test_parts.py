@@ -179,6 +179,14 @@ def test_a_library_call_with_several_results_has_a_part_in_both_phases(captures:
         assert piece.kernel.bytes_written == written
 
 
+def test_the_line_of_a_package_is_shown_as_the_users(nnx: Path) -> None:
+    """flax's linear.py:422 is on every product of the decoder; its author wrote s.qkv(...) on line 7."""
+    step = step_of(open_source(nnx))
+    kernels = [piece.kernel for piece in step.pieces if piece.key]
+    assert any("site-packages" in op.line for kernel in kernels for op in kernel.source_ops)
+    assert {line.partition(":")[0] for kernel in kernels for line in kernel.lines} == {"train_nnx.py"}
+
+
 def test_the_wait_between_two_steps_is_split_where_the_host_calls_the_program(captures: Path, gpt: Path) -> None:
     step = step_of(open_source(captures / "nnx"))
     assert step.program == "step" and step.wait_us == pytest.approx(12.6e3, rel=0.01)
