@@ -59,6 +59,13 @@ def captured_versions(folder: Path) -> dict[str, str]:
     return {str(package): str(version) for package, version in found.items()} if isinstance(found, dict) else {}
 
 
+def compile_seconds(folder: Path) -> dict[str, float]:
+    """Return the seconds that each function of the captured program was compiled for; {} where they are unknown."""
+    found = capture_facts(folder).get("compile_s")
+    known = found.items() if isinstance(found, dict) else ()
+    return {str(name): float(seconds) for name, seconds in known if isinstance(seconds, int | float)}
+
+
 def profile_files(path: Path) -> list[Path]:
     """Return the files of profiles in a path, one for each process; an empty list where it has none.
 

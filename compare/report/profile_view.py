@@ -159,6 +159,10 @@ class ProfileView:
             found.append(f"gaps between kernels take {time_range(self.idle_us)}{cause}")
             if causes := self._causes():
                 found.append(f"of it {causes}")
+        if compile_s := self.opened.compile_s:
+            longest = sorted(compile_s, key=lambda name: -compile_s[name])
+            most = join_some([f"{formats.name(name, 40)} {compile_s[name]:.1f} s" for name in longest], MOST_STAGES)
+            found.append(f"the program was compiled for {sum(compile_s.values()):.1f} s: {most}")
         graphs = ", ".join(
             name + (f" ({calls} times a step)" if calls > 1 else "") for name, calls in self.opened.joined.calls.items()
         )
@@ -265,7 +269,7 @@ class ProfileView:
             "schema": SCHEMA, "tool": profile.tool, "source": profile.source, "device": profile.device,
             "rank": profile.rank, "gpu": profile.gpu, "versions": dict(profile.versions),
             "same_kernels": list(self.opened.alike), "other_kernels": list(self.opened.unlike),
-            "notes": list(self.opened.notes),
+            "notes": list(self.opened.notes), "compile_s": dict(self.opened.compile_s),
             "steps": [
                 {"name": step.name, "kernels": len(step.events), "device_us": device, "idle_us": idle}
                 for step, (device, idle) in zip(self.steps, self._by_step, strict=True)

@@ -81,7 +81,8 @@ def open_profile(path: Path, dump: Path | None = None, rank: int | None = None) 
         notes.append(f"{first.skipped:,} events could not be read and are left out")
     notes += first.notes
     profile = ProfiledSteps(
-        path, first, tuple(steps), joined, choice, numbers[chosen], tuple(alike), tuple(unlike), tuple(notes)
+        path, first, tuple(steps), joined, choice, numbers[chosen], tuple(alike), tuple(unlike), tuple(notes),
+        {} if folder is None else files.compile_seconds(folder),
     )
     results = tuple(
         replace(modules[name], id=name, number=number, read=reader_of(graph))

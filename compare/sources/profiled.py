@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..base.usage import join_some
@@ -23,6 +24,7 @@ class ProfiledSteps:
     choice: what tells the profiles of a path apart: "rank", "GPU", or "profile" for their places. number: of this one.
     alike, unlike: the numbers of those that run the same kernels as this one, and of those that do not.
     notes: facts without which the numbers mislead.
+    compile_s: the seconds of compilation by function, where `xlafuse capture` ran the program.
     """
 
     path: Path
@@ -34,6 +36,7 @@ class ProfiledSteps:
     alike: tuple[str, ...] = ()
     unlike: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    compile_s: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def others(self) -> str:

@@ -365,9 +365,10 @@ def main(settings: str, program: list[str]) -> None:
         switch = _beside("switches").Switch(options["try"])
         actions = record.actions() + switch.actions()
     steps = Steps(folder, first, last, record)
+    compile_times = _beside("compile_times").CompileTimes()
     sys.meta_path.insert(0, AfterImport([
         ("torch.optim.optimizer", lambda module: count_optimizer_steps(module, steps)),
-        ("jax.profiler", lambda module: count_step_annotations(module, steps)), *actions,
+        ("jax.profiler", lambda module: count_step_annotations(module, steps)), *compile_times.actions(), *actions,
     ]))
     root, kind = os.getcwd(), program[0] if program[0] in ("-m", "-c") else ""
     if not sys.flags.safe_path:  # sys.path[0] is this file's folder; python would have put the program's own there
@@ -384,6 +385,7 @@ def main(settings: str, program: list[str]) -> None:
             runpy.run_path(program[0], run_name="__main__")
     finally:
         steps.close()
+        write_facts(folder, {"compile_s": compile_times.seconds})
         keep_sources(folder, root, "" if kind else program[0])
         if record is not None and switch is not None:
             write_facts(folder, {"trial": record.facts() | switch.facts()})

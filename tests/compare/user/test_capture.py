@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 
 from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.profiles.files import compile_seconds
 from xlafuse.compare.user import capture, capture_command
 
 PROJECT = Path(__file__).resolve().parents[3]
@@ -90,6 +91,18 @@ def test_step_annotations_of_jax_are_profiled_and_modules_are_dumped(tmp_path: P
     assert (known["framework"], known["profiled_steps"], known["finished_steps"]) == ("jax", [2, 4], 6)
     assert len(list((tmp_path / "run" / "profile").rglob("*.xplane.pb"))) == 1
     assert list((tmp_path / "run" / "xla").glob("*after_optimizations.txt"))
+    assert any("<lambda>" in name and seconds > 0 for name, seconds in compile_seconds(tmp_path / "run").items())
+    shown = json.loads(run("-m", "xlafuse", "inspect", tmp_path / "run", "--json").stdout)
+    assert shown["compile_s"] == compile_seconds(tmp_path / "run")
+
+
+@pytest.mark.slow
+def test_each_compilation_of_torch_has_its_time(tmp_path: Path) -> None:
+    compiled = 'torch.compile(model, backend="eager", dynamic=False)(torch.ones(2 + (step > 1), 4))'
+    compiling = TORCH.replace("model(torch.ones(2, 4))", compiled)
+    captured(tmp_path / "run", compiling, "5")
+    found = compile_seconds(tmp_path / "run")
+    assert list(found) == ["torch.compile 0/0", "torch.compile 0/1"] and min(found.values()) > 0
 
 
 @pytest.mark.parametrize(
