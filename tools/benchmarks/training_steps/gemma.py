@@ -49,7 +49,7 @@ import transformer_cfg  # noqa: E402
 from flax import nnx  # noqa: E402
 
 
-def loss_of_labels(logits, targets, weights=None, label_smoothing=0.0):
+def loss_of_labels(logits: jax.Array, targets: jax.Array, weights: jax.Array, label_smoothing: float) -> jax.Array:
     """Return what the example's loss returns, without one-hot targets."""
     losses = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), targets) * weights
     return losses.sum(axis=1) * len(losses) / weights.sum()
