@@ -37,6 +37,7 @@ from ..base.host import (
 )
 from ..base.paths import PROJECT
 from ..base.usage import UsageError
+from ..measure import machine_remarks
 from ..run import ray_cluster
 from ..spec.blocks import BLOCKS, requirements
 from ..workers.client import interpreter
@@ -202,7 +203,7 @@ def examine() -> Examination:
     machine = Machine(gpu_present(), _gpus(), _cuda_driver(), shutil.which("g++"))
     interpreters = {side: probe(interpreter(side), (*SHOWN[side], *optional(side))) for side in SHOWN}
     diagnoses = [*diagnose(machine, interpreters), tpu_diagnosis(interpreters["xla"])]
-    notes = [*remarks(machine, interpreters), several_machines()]
+    notes = [*remarks(machine, interpreters), *machine_remarks.remarks(machine.gpus), several_machines()]
     return Examination(machine, interpreters, diagnoses, notes)
 
 
@@ -282,8 +283,6 @@ def remarks(machine: Machine, interpreters: Mapping[str, Interpreter]) -> list[s
         )
     if not machine.gpu and (problem := interpreter_problem(interpreters["torch"].packages)):
         result.append(f"Triton's kernels are compiled but not checked here: {problem}")
-    if machine.gpus and not machine.gpu:
-        result.append("nvidia-smi lists a GPU but CUDA sees none: check CUDA_VISIBLE_DEVICES and the driver")
     return result
 
 

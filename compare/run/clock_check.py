@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..base import host
 from ..base.usage import UsageError
+from ..measure import machine_remarks
 from ..measure.clock_calibration import AGREEMENT, disagreement
 from ..plan import paired_rounds
 from ..plan.speedup import LEAST_ROUNDS, compare
@@ -79,6 +80,8 @@ def check(trials: int) -> Outcome:
 
     if not host.gpu_present():
         raise UsageError("--clock times kernels, and needs an NVIDIA GPU")
+    if reason := machine_remarks.problem():
+        raise UsageError(reason)
     if reason := cupti_missing():
         raise UsageError(f"--clock times with CUPTI: {reason}")
     try:
