@@ -1,4 +1,4 @@
-"""What is special about this machine's GPUs: slices, several kinds, other programs, compute mode, memory, WSL."""
+"""Remarks on this machine's GPUs: slices, several kinds, other programs, compute mode, memory, WSL."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Gpu(NamedTuple):
 
     @property
     def is_slice(self) -> bool:
-        """Whether it is a slice, such as "NVIDIA H200 MIG 1g.18gb"."""
+        """True for a slice, such as "NVIDIA H200 MIG 1g.18gb"."""
         return " MIG " in self.name
 
 

@@ -1,4 +1,4 @@
-"""What is special about this machine's GPUs is said once, and a run that cannot work does not begin."""
+"""Remarks on a machine name its slices, kinds and other programs, and a run that cannot work does not begin."""
 
 from __future__ import annotations
 
