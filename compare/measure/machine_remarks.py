@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .. import targets
 from ..base import host
+from ..base.usage import UsageError
 from . import gpu_conditions
 
 if TYPE_CHECKING:
@@ -30,6 +31,14 @@ def problem() -> str | None:
         f"the {found[0].name} is in compute mode \"{mode}\", and a run has several processes on it; an administrator "
         f"changes the mode: nvidia-smi -i {found[0].uuid} -c DEFAULT"
     )
+
+
+def require_gpu(needed: str) -> None:
+    """Raise UsageError without a GPU that several processes can share. needed: the message where there is none."""
+    if not host.gpu_present():
+        raise UsageError(needed)
+    if reason := problem():
+        raise UsageError(reason)
 
 
 def remarks(listed: Sequence[str] = ()) -> list[str]:

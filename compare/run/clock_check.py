@@ -78,10 +78,7 @@ def check(trials: int) -> Outcome:
     """Time all rows in every trial, and show the progress. Raises UsageError where this machine cannot time."""
     from ..measure.clock import cupti_missing
 
-    if not host.gpu_present():
-        raise UsageError("--clock times kernels, and needs an NVIDIA GPU")
-    if reason := machine_remarks.problem():
-        raise UsageError(reason)
+    machine_remarks.require_gpu("--clock times kernels, and needs an NVIDIA GPU")
     if reason := cupti_missing():
         raise UsageError(f"--clock times with CUPTI: {reason}")
     try:
