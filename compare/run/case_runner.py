@@ -24,7 +24,7 @@ from ..workers.client import WORKER_FAILURES, WorkerDied, WorkerError, WorkerTim
 from ..workers.pool import WorkerPool
 from .batches import Group, memory_of, widest
 from .entry import Entry
-from .session import Data, Session, judge, note_failure
+from .session import Data, Session, judge, note_absence, note_failure
 
 # Time limits of one compile. On the host of an H200, beside seven other runners, the longest took 36 s (lm_step with 8
 # layers), and the longest autotuned one 159 s (gpt2_block), most of it waiting for the autotune lock.
@@ -315,6 +315,8 @@ class CaseRunner:
     def _fail(self, entry: Entry, problem: Exception) -> None:
         record = entry.record
         note_failure(record, problem)
+        for gpu in host.gpus()[:1]:
+            note_absence(record, entry.implementation, gpu.properties)
         entry.sound = False
         if not isinstance(problem, WorkerError) or problem.kind != "out_of_memory":
             return

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from made_records import made_record
-from pretended_gpus import GPUS, pretend
+from pretended_gpus import GPUS, gpu, pretend
 
 from xlafuse.compare.base import host
 from xlafuse.compare.graph import store
@@ -232,6 +232,20 @@ def test_a_small_gpu_has_fewer_runners(
     pool.free_bytes = free_gb << 30
     run(tmp_path, pool, "xla", blocks=THREE)
     assert 1 + len(pool.siblings) == runners
+
+
+def test_a_kernel_that_the_gpu_has_no_instruction_for_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = WorkerError("failed", "CompilationError: at 1:0\ntype fp8e4nv not supported in this architecture")
+    pool = ScriptedPool({("prepare", "triton"): (range(1, 9), refused)})
+    pretend(monkeypatch, GPUS["a100-40gb"])
+    found = run(tmp_path / "a100", pool, "eager", "triton")
+    assert found["eager"].status == "ok" and found["triton"].status == "skipped"
+    assert GPUS["a100-40gb"].name in str(found["triton"].detail) and "fp8e4nv" in str(found["triton"].detail)
+    pretend(monkeypatch, gpu("h100"))
+    pool = ScriptedPool({("prepare", "triton"): (range(1, 9), refused)})
+    assert run(tmp_path / "h100", pool, "triton")["triton"].status == "failed"
 
 
 def test_other_programs_on_the_gpu_warn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
