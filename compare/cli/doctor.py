@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -44,7 +45,7 @@ from ..workers.client import interpreter
 from .options import json_option
 from .terminal import echo_json, warn
 
-PYTHON = Version("3.11")
+PYTHON, UNTRIED_PYTHON = Version("3.11"), Version("3.14")
 # The Python and jax that recorded the target's autotune results.
 REPLAY_PYTHON, REPLAY_JAX = Version("3.12"), "0.11.2"
 # Compiling with TorchInductor for an absent GPU uses torch's private names, so only tested builds work.
@@ -281,6 +282,11 @@ def remarks(machine: Machine, interpreters: Mapping[str, Interpreter]) -> list[s
             f'python{REPLAY_PYTHON} -m venv xla && xla/bin/pip install "jax=={REPLAY_JAX}" '
             f'"jax-cuda13-pjrt=={REPLAY_JAX}" "{TRITON}" numpy'
         )
+    for side, python in interpreters.items():
+        if python.python and _release(python.python) >= UNTRIED_PYTHON:
+            result.append(f"Python {python.python} of the {side} workers was not tried; 3.11 to 3.13 were")
+    if platform.machine() != "x86_64":
+        result.append(f"nothing was tried on {platform.machine()}, only on x86_64")
     if not machine.gpu and (problem := interpreter_problem(interpreters["torch"].packages)):
         result.append(f"Triton's kernels are compiled but not checked here: {problem}")
     return result
