@@ -16,6 +16,7 @@ from . import gpu_conditions
 if TYPE_CHECKING:
     from xlafuse.compile.gpus import Gpu
 
+OLDEST = (8, 0)
 LITTLE_MEMORY = 16 << 30  # the main cases of the tour fit in it, by the estimate of run/batches.py
 
 
@@ -64,6 +65,11 @@ def remarks(listed: Sequence[str] = ()) -> list[str]:
         said.append(
             f"no target is a {first.name}: a run measures its ceilings, and kernels take launch configurations of the "
             "nearest GPU until `xlafuse tune` finds its own (docs/gpus.md, \"A GPU that nobody recorded\")"
+        )
+    if (capability := (first.properties["major"], first.properties["minor"])) < OLDEST:
+        said.append(
+            f"its compute capability {capability[0]}.{capability[1]} is older than {OLDEST[0]}.{OLDEST[1]}, the oldest "
+            "for which our kernels were compiled: expect failed records"
         )
     if first.memory_bytes < LITTLE_MEMORY:
         said.append(f"cases that need more than its {first.memory_bytes / 1e9:.0f} GB are skipped, with both numbers")

@@ -35,6 +35,7 @@ def test_nothing_is_said_of_a_known_gpu(monkeypatch: pytest.MonkeyPatch) -> None
         ([SLICE], ["slice", "CUDA_VISIBLE_DEVICES"]),
         ([KNOWN, GPUS["sm_86"]], ["NVIDIA L4", GPUS["sm_86"].visible_as]),
         ([gpu("l4", "NVIDIA L4", total_memory=8 << 30)], ["9 GB"]),
+        ([gpu("l4", major=7, minor=5)], ["7.5", "8.0"]),
         ([replace(KNOWN, processes=1)], ["1 other process "]),
         ([replace(KNOWN, busy=80)], ["80%"]),
         ([replace(KNOWN, mode=3)], ["exclusive process", f"nvidia-smi -i {KNOWN.visible_as}"]),
