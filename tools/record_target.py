@@ -2,7 +2,8 @@
 
 It copies what the run's `target/` holds (ceilings, device properties, XLA's autotune results), XLA's device description
 from an archive of the run's artifacts, and the device times of the run's records. A run without `target/` or artifacts
-renews the times alone. Times of records that the run lacks are kept: a fingerprint says whether they still hold.
+renews the times of a known target alone. Times of records that the run lacks are kept: a fingerprint says whether they
+still hold. A target of a data sheet becomes a measured one, and keeps the sheet's rates as `data_sheet.json`.
 `provenance.json` names the run of each part.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,13 +27,16 @@ from xlafuse.compare.sources.run_source import open_run
 from xlafuse.compare.targets import recorded_times
 from xlafuse.compare.targets.recorded_times import RecordedTime
 
+MEASURED = ("ceilings.json", "cuda_device_properties.json")
+
 
 def record(run: Path, pack: Path) -> dict[str, int]:
     """Write the run's parts into the pack; return the number of entries by part."""
     times = _times(run)  # before anything is written, because a graph may be unreadable
+    _require_whole(run, pack)
     (pack / "xla").mkdir(parents=True, exist_ok=True)
     done: dict[str, int] = {}
-    for name in ("ceilings.json", "cuda_device_properties.json"):
+    for name in MEASURED:
         if (run / "target" / name).is_file():
             atomic_write.write(pack / name, (run / "target" / name).read_bytes())
             done[name] = 1
@@ -44,7 +49,38 @@ def record(run: Path, pack: Path) -> dict[str, int]:
     recorded_times.write(pack, before | times)
     done["recorded times"] = len(times)
     _note_provenance(run, pack, done, kept=len(before.keys() - times.keys()))
+    _keep_rates_of_facts(pack)
     return done
+
+
+def _require_whole(run: Path, pack: Path) -> None:
+    """Raise UsageError for a run that makes no pack: every reader of targets needs its ceilings and properties."""
+    lacking = [name for name in MEASURED if not any((folder / name).is_file() for folder in (run / "target", pack))]
+    if lacking:
+        raise UsageError(
+            f"{run} has no target/{' and no target/'.join(lacking)}, which a new target needs: record a run that was "
+            "timed on its GPU"
+        )
+    properties = run / "target" / "cuda_device_properties.json"
+    if properties.is_file() and (pack / "provenance.json").is_file():
+        device, known = json.loads(properties.read_text())["name"], targets.Pack(pack).device
+        if device != known:
+            raise UsageError(f"{run} ran on a {device}, and target {pack.name} is a {known}: give it another name")
+
+
+def _keep_rates_of_facts(pack: Path) -> None:
+    """Replace the facts of a GPU on which nothing had been recorded by the rates of its data sheet."""
+    facts = targets.Pack(pack).facts
+    if facts is None:
+        return
+    path = pack / "provenance.json"
+    known = json.loads(path.read_text())
+    sources = known.pop("facts.json")
+    rates = {name: facts[name] for name in ("bandwidth", "products")}
+    rates["source"] = "; ".join(source for source, names in sources.items() if rates.keys() & {*names})
+    atomic_write.write(pack / "data_sheet.json", f"{json.dumps(rates, indent=1)}\n".encode())
+    atomic_write.write(path, f"{json.dumps(known, indent=1, sort_keys=True)}\n".encode())
+    (pack / "facts.json").unlink()
 
 
 def _device_description(run: Path, folder: Path) -> dict[str, int]:
@@ -106,6 +142,9 @@ def main(arguments: list[str]) -> int:
     if len(arguments) != 2:
         print("usage: python -m tools.record_target RUN NAME", file=sys.stderr)
         return 2
+    if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", arguments[1]):
+        print(f"{arguments[1]!r} is no name: take lower-case letters, digits, dashes, as in rtx-4090", file=sys.stderr)
+        return 2
     try:
         parts = record(Path(arguments[0]), targets.FOLDER / arguments[1])
     except (RunFolderError, UsageError) as problem:
@@ -113,6 +152,8 @@ def main(arguments: list[str]) -> int:
         return 2
     for part, entries in parts.items():
         print(f"{entries:>6} {part}")
+    if not [*(targets.FOLDER / arguments[1] / "xla").glob("gpu_target_config-*.pbtxt")]:
+        print("no record of XLA has artifacts, so XLA cannot compile for this target elsewhere", file=sys.stderr)
     return 0
 
 

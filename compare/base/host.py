@@ -8,23 +8,29 @@ import re
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .paths import PROJECT
+
+if TYPE_CHECKING:
+    from xlafuse.compile.gpus import Gpu
+
+
+def gpus() -> list[Gpu]:
+    """Return the devices that CUDA's driver sees, [] without a driver."""
+    from xlafuse.compile import gpus
+
+    return gpus.gpus()
 
 
 def gpu_present() -> bool:
     """Return whether CUDA's driver is installed and sees at least one device."""
-    from xlafuse.compile import environment
-
-    return environment.gpu_present()
+    return bool(gpus())
 
 
 def gpu_count() -> int:
     """Return the number of devices that CUDA's driver sees, 0 without a driver."""
-    from xlafuse.compile import environment
-
-    return environment.gpu_count()
+    return len(gpus())
 
 
 def xlafuse_version() -> str:

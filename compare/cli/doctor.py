@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -37,13 +38,14 @@ from ..base.host import (
 )
 from ..base.paths import PROJECT
 from ..base.usage import UsageError
+from ..measure import machine_remarks
 from ..run import ray_cluster
 from ..spec.blocks import BLOCKS, requirements
 from ..workers.client import interpreter
 from .options import json_option
 from .terminal import echo_json, warn
 
-PYTHON = Version("3.11")
+PYTHON, UNTRIED_PYTHON = Version("3.11"), Version("3.14")
 # The Python and jax that recorded the target's autotune results.
 REPLAY_PYTHON, REPLAY_JAX = Version("3.12"), "0.11.2"
 # Compiling with TorchInductor for an absent GPU uses torch's private names, so only tested builds work.
@@ -202,7 +204,7 @@ def examine() -> Examination:
     machine = Machine(gpu_present(), _gpus(), _cuda_driver(), shutil.which("g++"))
     interpreters = {side: probe(interpreter(side), (*SHOWN[side], *optional(side))) for side in SHOWN}
     diagnoses = [*diagnose(machine, interpreters), tpu_diagnosis(interpreters["xla"])]
-    notes = [*remarks(machine, interpreters), several_machines()]
+    notes = [*remarks(machine, interpreters), *machine_remarks.remarks(machine.gpus), several_machines()]
     return Examination(machine, interpreters, diagnoses, notes)
 
 
@@ -280,10 +282,13 @@ def remarks(machine: Machine, interpreters: Mapping[str, Interpreter]) -> list[s
             f'python{REPLAY_PYTHON} -m venv xla && xla/bin/pip install "jax=={REPLAY_JAX}" '
             f'"jax-cuda13-pjrt=={REPLAY_JAX}" "{TRITON}" numpy'
         )
+    for side, python in interpreters.items():
+        if python.python and _release(python.python) >= UNTRIED_PYTHON:
+            result.append(f"Python {python.python} of the {side} workers was not tried; 3.11 to 3.13 were")
+    if platform.machine() != "x86_64":
+        result.append(f"nothing was tried on {platform.machine()}, only on x86_64")
     if not machine.gpu and (problem := interpreter_problem(interpreters["torch"].packages)):
         result.append(f"Triton's kernels are compiled but not checked here: {problem}")
-    if machine.gpus and not machine.gpu:
-        result.append("nvidia-smi lists a GPU but CUDA sees none: check CUDA_VISIBLE_DEVICES and the driver")
     return result
 
 

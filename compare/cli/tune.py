@@ -73,11 +73,11 @@ def command(
 
     Exit code 1 when the worker was lost, 2 without a GPU, 3 when the time ended the search, 130 after Ctrl-C.
     """
+    from ..measure import machine_remarks
     from ..spec.blocks import BLOCKS
 
     chosen = [BLOCKS[one_of("block", name, BLOCKS)] for name in blocks] or list(BLOCKS.values())
-    if not host.gpu_present():
-        raise UsageError("tune times kernels, and needs an NVIDIA GPU")
+    machine_remarks.require_gpu("tune times kernels, and needs an NVIDIA GPU")
     cases = [case for block in chosen if _has_triton(block) for case in block.cases(suite) if case.direction != "joint"]
     with tempfile.TemporaryDirectory(prefix="xlafuse-tune-", dir=host.scratch_root()) as logs:
         workers = WorkerPool(Path(logs), {})

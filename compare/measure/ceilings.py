@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -29,7 +29,7 @@ def measure(clock: Clock, flush_l2: Callable[[], None], repeats: int = 15) -> di
 
     streams: {"reads:writes": bytes per second}.
     products: {dtype: FLOP per second}, the best of several shapes. float32 comes twice, as `float32-ieee` and
-        `float32-tf32`; `float8_e4m3fn` is there where the GPU has it, with fast accumulation.
+        `float32-tf32`; `float8_e4m3fn` has fast accumulation. A dtype that PyTorch refuses on this GPU is left out.
     exponentials: float32 exponentials per second.
     launch: {"host_s": host seconds of one launch in a row of them, "device_s": device seconds of a kernel that does
         next to nothing}.
@@ -107,18 +107,30 @@ def _products(seconds: Callable[[Callable[[], Any]], float]) -> dict[str, float]
         ("float32-tf32", torch.float32, "high", (_FLOAT32_PRODUCT,)),
     ):
         torch.set_float32_matmul_precision(setting)
-        best = 0.0
-        for m, n, k in shapes:
-            # Random data, because zeros run faster. A transposed second factor is cuBLAS's fastest layout.
-            a = torch.randn(m, k, device="cuda", dtype=dtype)
-            b = torch.randn(n, k, device="cuda", dtype=dtype).mT
-            out = torch.empty(m, n, device="cuda", dtype=dtype)
-            best = max(best, 2 * m * n * k / seconds(partial(torch.mm, a, b, out=out)))
-        rates[name] = best
+        rates[name] = _best(partial(_product, seconds, dtype), shapes)
     torch.set_float32_matmul_precision(precision)
-    if torch.cuda.get_device_capability() >= (8, 9):
-        rates["float8_e4m3fn"] = max(_fp8_product(seconds, m, n, k) for m, n, k in _PRODUCTS)
-    return rates
+    rates["float8_e4m3fn"] = _best(partial(_fp8_product, seconds), _PRODUCTS)
+    return {name: rate for name, rate in rates.items() if rate is not None}
+
+
+def _best(rate: Callable[[int, int, int], float], shapes: Sequence[tuple[int, int, int]]) -> float | None:
+    """Return the highest rate of these shapes, or None where PyTorch refuses the product on this GPU."""
+    try:
+        return max(rate(m, n, k) for m, n, k in shapes)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, NotImplementedError):  # fp8 before compute capability 8.9
+        return None
+
+
+def _product(
+    seconds: Callable[[Callable[[], Any]], float], dtype: torch.dtype, m: int, n: int, k: int
+) -> float:
+    # Random data, because zeros run faster. A transposed second factor is cuBLAS's fastest layout.
+    a = torch.randn(m, k, device="cuda", dtype=dtype)
+    b = torch.randn(n, k, device="cuda", dtype=dtype).mT
+    out = torch.empty(m, n, device="cuda", dtype=dtype)
+    return 2 * m * n * k / seconds(partial(torch.mm, a, b, out=out))
 
 
 def _fp8_product(seconds: Callable[[Callable[[], Any]], float], m: int, n: int, k: int) -> float:

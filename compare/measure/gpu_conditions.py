@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from functools import cache
 from typing import Any
 
+from ..base import host
 from ..record.record_fields import Condition
+
+BUSY = 10  # percent; drawing a desktop takes less
 
 # Reasons for throttling, by NVML's bit.
 _THROTTLES = {
@@ -42,18 +44,33 @@ def read() -> Condition | None:
         return None
 
 
+def in_use() -> str | None:
+    """Return which work of other programs may disturb measurements, or None. Call it before a run's own workers."""
+    found = _device()
+    if found is None:
+        return None
+    nvml, device = found
+    try:
+        processes = len(nvml.nvmlDeviceGetComputeRunningProcesses(device))
+        busy = nvml.nvmlDeviceGetUtilizationRates(device).gpu
+    except nvml.NVMLError:  # a slice has no rate
+        return None
+    if not processes and busy < BUSY:  # in a container, NVML may not show processes of others
+        return None
+    others = f"{processes or 'some'} other process{'' if processes == 1 else 'es'}"
+    return f"{others} may compute on this GPU, which was {busy}% busy: that disturbs times (nvidia-smi lists them)"
+
+
 @cache
 def _device() -> tuple[Any, Any] | None:
-    """Return (pynvml, handle) of the first GPU in CUDA_VISIBLE_DEVICES, by index or UUID, else of GPU 0."""
+    """Return (pynvml, handle) of the GPU that CUDA names first, which NVML's order and numbers need not."""
     if missing():
         return None
     import pynvml
 
+    gpus = host.gpus()
     try:
         pynvml.nvmlInit()
-        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0].strip() or "0"
-        if first.isdecimal():
-            return pynvml, pynvml.nvmlDeviceGetHandleByIndex(int(first))
-        return pynvml, pynvml.nvmlDeviceGetHandleByUUID(first)
+        return (pynvml, pynvml.nvmlDeviceGetHandleByUUID(gpus[0].uuid)) if gpus else None
     except pynvml.NVMLError:
         return None

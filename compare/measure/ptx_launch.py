@@ -32,11 +32,11 @@ def allocate(size: int) -> int:
     return int(address)
 
 
-def total_memory() -> int:
-    """Return the bytes of the device's memory, free and used."""
+def memory() -> tuple[int, int]:
+    """Return the free and the total bytes of the device's memory."""
     _enter_context()
-    _, total = _check(_driver().cuMemGetInfo())
-    return int(total)
+    free, total = _check(_driver().cuMemGetInfo())
+    return int(free), int(total)
 
 
 def start_profiler() -> None:

@@ -16,7 +16,7 @@ from .run_folder import read_records, read_run
 
 _COMMAND = 200  # characters of one command; run.json has it whole
 _MOST = 20  # records that a list names
-_NOT_VERSIONS = ("device", "pretends", "memory_bytes", "multiprocessors", "l2_bytes", "timer")
+_NOT_VERSIONS = ("device", "pretends", "memory_bytes", "free_bytes", "multiprocessors", "l2_bytes", "timer")
 
 
 def text(folder: Path) -> str:

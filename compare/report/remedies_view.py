@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from .. import targets
 from ..base.usage import UsageError
 from ..graph import formats
 from ..model.parts import parts
@@ -93,7 +94,8 @@ def timed_lines(source: Source) -> list[Line]:
 def render(found: Sequence[Line], *, markdown: bool = False) -> str:
     """Return the remedies as text, a paragraph each with all measured cases, or as a table in Markdown."""
     if not found:
-        return "no measured change to a block of this step gains a hundredth of it"
+        measured = " or ".join(targets.load(name).device for name in targets.names() if targets.is_measured(name))
+        return f"no change to a block of this step, measured on an {measured}, gains a hundredth of it"
     shown = [table(found, COLUMNS, markdown)] if markdown else [_sentence(line, whole=True) for line in found]
     return "\n".join([*shown, "", *LEGEND])
 

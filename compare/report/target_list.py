@@ -54,9 +54,10 @@ def as_text() -> str:
         }
         for row in found
     ]
+    measured = " and ".join(filter(targets.is_measured, targets.names()))
     notes = (
         "Bandwidth is of a copy. scaled data sheet: nothing was measured; the vendor's rates, times the share that\n"
-        "h100 and h200 reach of theirs. Nothing is autotuned for those GPUs, and no time is recorded."
+        f"{measured} reach of theirs. Nothing is autotuned for those GPUs, and no time is recorded."
     )
     sources = [f"{row['target']}: {'; '.join(row['sources'])}" for row in found]
     return "\n".join([tabulate(shown, headers="keys", disable_numparse=True), "", notes, "", "Sources", *sources])

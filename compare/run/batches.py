@@ -61,16 +61,16 @@ def compile_effort(group: Group) -> float:
     return sum(len(found) for _, found in group) * math.sqrt(len(block.inputs + block.outputs))
 
 
-def batches(groups: Iterable[Group], memory_bytes: int | None, runners: int) -> Iterator[list[Group]]:
-    """Yield batches of at most `runners` groups that fit in `memory_bytes` together, the longest compiles first.
+def batches(groups: Iterable[Group], free_bytes: int | None, runners: int) -> Iterator[list[Group]]:
+    """Yield batches of at most `runners` groups that fit in `free_bytes` together, the longest compiles first.
 
     A batch takes as long to prepare as its slowest group, so a batch takes groups of similar effort. A group that fits
-    in no other batch gets its own. Without `memory_bytes`, every group gets its own batch.
+    in no other batch gets its own. Without `free_bytes`, every group gets its own batch.
     """
     left = sorted(groups, key=compile_effort, reverse=True)
     while left:
         batch: list[Group] = []
-        free = 0 if memory_bytes is None else memory_bytes - runners * RUNNER_BYTES
+        free = 0 if free_bytes is None else free_bytes - runners * RUNNER_BYTES
         for group in list(left):
             if not batch or (len(batch) < runners and memory_of(group) <= free):
                 batch.append(group)

@@ -24,7 +24,7 @@ from ..workers.client import WORKER_FAILURES, WorkerDied, WorkerError, WorkerTim
 from ..workers.pool import WorkerPool
 from .batches import Group, memory_of, widest
 from .entry import Entry
-from .session import Data, Session, judge, note_failure
+from .session import Data, Session, judge, note_absence, note_failure
 
 # Time limits of one compile. On the host of an H200, beside seven other runners, the longest took 36 s (lm_step with 8
 # layers), and the longest autotuned one 159 s (gpt2_block), most of it waiting for the autotune lock.
@@ -34,19 +34,24 @@ ROUND_SECONDS = 0.006  # of timed calls, for each implementation in each round a
 
 def too_few_gpus(case: Case) -> str | None:
     """Return why this machine cannot run a case over several GPUs, or None."""
-    if case.ranks == 1 or (gpus := host.gpu_count()) >= case.ranks:
+    if case.ranks == 1:
         return None
-    return f"the case spans {case.ranks} GPUs; this machine has {gpus}"
+    if (count := host.gpu_count()) < case.ranks:
+        return f"the case spans {case.ranks} GPUs; this machine has {count}"
+    kinds = sorted({gpu.name for gpu in host.gpus()[: case.ranks]})
+    if len(kinds) > 1:
+        return f"the case spans {case.ranks} GPUs of one kind; CUDA names first {' and '.join(kinds)}"
+    return None
 
 
 class CaseRunner:
     """Prepares and measures one group of cases at a time, in worker processes of its own."""
 
     def __init__(
-        self, session: Session, workers: WorkerPool, plan: Plan, memory_bytes: int | None = None
+        self, session: Session, workers: WorkerPool, plan: Plan, free_bytes: int | None = None
     ) -> None:
-        """memory_bytes: of the GPU, None where no worker knows it."""
-        self.session, self.workers, self._memory_bytes = session, workers, memory_bytes
+        """free_bytes: of the GPU's memory, None where no worker knows them."""
+        self.session, self.workers, self._free_bytes = session, workers, free_bytes
         self._plan, self._timing = plan, plan.timing
         self.group: Group = ()
         self.gives_up = False  # the group ran out of GPU memory beside others
@@ -310,16 +315,18 @@ class CaseRunner:
     def _fail(self, entry: Entry, problem: Exception) -> None:
         record = entry.record
         note_failure(record, problem)
+        for gpu in host.gpus()[:1]:
+            note_absence(record, entry.implementation, gpu.properties)
         entry.sound = False
         if not isinstance(problem, WorkerError) or problem.kind != "out_of_memory":
             return
         self.gives_up = not self._alone
         needed = memory_of([(record.case, [entry.implementation])])
-        if self._alone and self._memory_bytes is not None and needed > self._memory_bytes:
+        if self._alone and self._free_bytes is not None and needed > self._free_bytes:
             record.status = "skipped"
             record.detail = (
                 f"it needs about {needed / 1e9:.0f} GB by estimate, and this GPU has "
-                f"{self._memory_bytes / 1e9:.0f} GB: {record.detail}"
+                f"{self._free_bytes / 1e9:.0f} GB free: {record.detail}"
             )
 
     def _recover(self, role: str) -> None:

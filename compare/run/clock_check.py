@@ -16,6 +16,7 @@ from pathlib import Path
 
 from ..base import host
 from ..base.usage import UsageError
+from ..measure import machine_remarks
 from ..measure.clock_calibration import AGREEMENT, disagreement
 from ..plan import paired_rounds
 from ..plan.speedup import LEAST_ROUNDS, compare
@@ -77,8 +78,7 @@ def check(trials: int) -> Outcome:
     """Time all rows in every trial, and show the progress. Raises UsageError where this machine cannot time."""
     from ..measure.clock import cupti_missing
 
-    if not host.gpu_present():
-        raise UsageError("--clock times kernels, and needs an NVIDIA GPU")
+    machine_remarks.require_gpu("--clock times kernels, and needs an NVIDIA GPU")
     if reason := cupti_missing():
         raise UsageError(f"--clock times with CUPTI: {reason}")
     try:

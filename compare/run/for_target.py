@@ -29,7 +29,7 @@ from ..targets import recorded_times
 from ..targets.recorded_times import RecordedTime
 from ..workers.client import WORKER_FAILURES, WorkerError
 from ..workers.rank_group import role_of
-from .session import Session, judge, note_failure
+from .session import Session, judge, note_absence, note_failure
 
 
 def _check_queue(backend: Backend) -> str | None:
@@ -137,29 +137,14 @@ def _start(
                 entry.status, entry.detail, entry.compile_s = "compiled", None, compiled["compile_s"]
         except WORKER_FAILURES as problem:
             note_failure(entry, problem)
-            if reason := _why_not_there(entry, implementation):
-                entry.status, entry.detail = "skipped", f"not here: {reason}: {_last_line(entry.detail)}"
+            if session.target and not targets.is_tpu(session.target):
+                note_absence(entry, implementation, targets.load(session.target).device_properties())
         session.archive(entry)
         if checking is not None:
             _join_check(entry, checking)
         return entry
 
     return finish
-
-
-def _last_line(text: str | None) -> str:
-    return (text or "").rstrip().rpartition("\n")[2]
-
-
-def _why_not_there(entry: Record, implementation: Implementation) -> str | None:
-    """Return why a GPU that nothing was recorded on cannot have kernels that failed to compile; None for a fault."""
-    if entry.status != "failed" or entry.target not in targets.names() or targets.load(entry.target).facts is None:
-        return None
-    if "pallas" in implementation.backend_name:
-        return f"its Pallas kernels are written for Hopper, and Mosaic does not compile them for {entry.target}"
-    if "not supported in this architecture" in (entry.detail or ""):
-        return f"the {entry.target} has no products of this dtype"
-    return None
 
 
 def _recorded(known: RecordedTime | None, graph: FusionGraph) -> RecordedTimeFields:

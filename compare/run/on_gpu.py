@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from ..base import host
+from ..measure import gpu_conditions, machine_remarks
 from ..measure.clock_calibration import AGREEMENT, disagreement
 from ..plan.plan import Plan
 from ..plan.timing_modes import ALONE, Timing
@@ -36,7 +37,7 @@ from ..workers import autotune_lock
 from ..workers.client import WORKER_FAILURES
 from ..workers.rank_group import role_of
 from . import autotune_results
-from .batches import Group, batches, groups_of, name_of
+from .batches import RUNNER_BYTES, Group, batches, groups_of, name_of
 from .case_runner import CaseRunner, too_few_gpus
 from .session import Session, TimeIsUp
 
@@ -88,9 +89,9 @@ class _Run:
 
     def single(self, groups: Sequence[Group]) -> None:
         """Do the cases of one GPU, in batches."""
-        memory_bytes = self._begin(groups)
+        free_bytes = self._begin(groups)
         short_of_memory: list[Group] = []
-        for batch in batches(groups, memory_bytes, len(self.runners)):
+        for batch in batches(groups, free_bytes, len(self.runners)):
             short_of_memory += self._work_off(batch)
         for group in short_of_memory:
             self._session.progress.say(f"again, alone in fresh workers: {name_of(group)} found too little GPU memory")
@@ -127,11 +128,14 @@ class _Run:
     def _begin(self, groups: Sequence[Group]) -> int | None:
         """Start the runners and the segment: its workers' environments, the GPU's ceilings, each clock's calibration.
 
-        Return the GPU's memory in bytes, None where no worker knows it. A worker's failure costs a warning and the
-        numbers that depend on its answer.
+        Return the bytes of the GPU's memory that are free once workers have started, None where no worker knows them. A
+        worker's failure costs a warning and the numbers that depend on its answer.
         """
         session = self._session
-        roles = sorted({i.backend.worker for group in groups for _, found in group for i in found})
+        for sentence in filter(None, (gpu_conditions.in_use(), *machine_remarks.different(host.gpus()))):
+            session.progress.warn(sentence)
+        # PyTorch's worker measures the ceilings, which no pack has of an unknown GPU.
+        roles = sorted({"torch", *(i.backend.worker for group in groups for _, found in group for i in found)})
         autotune_results.join(session.folder)  # files of an earlier stretch
         session.progress.say("measuring this GPU's ceilings")
         described = self._environments(roles)
@@ -139,16 +143,16 @@ class _Run:
         if warning := autotune_results.mismatch(session.folder, described.get("xla", {}).get("jax")):
             session.progress.warn(warning)
         available = [role for role in roles if "unavailable" not in described[role]]
-        memory = [found for role in available if (found := described[role].get("memory_bytes"))]
-        memory_bytes = max(memory, default=None)
+        free_bytes = min((found for role in available if (found := described[role].get("free_bytes"))), default=None)
         most = min(MOST_RUNNERS, int(host.usable_cores() / CORES_PER_RUNNER), len(groups))
-        count = 1 if memory_bytes is None else max(1, most)
+        # The runners' processes may take half of the memory, and their cases the other half.
+        count = 1 if free_bytes is None else max(1, min(most, free_bytes // (2 * RUNNER_BYTES)))
         pools = [session.workers, *(session.workers.sibling() for _ in range(1, count))]
         self._in_parallel([partial(pool.start, {*roles, "reference"}) for pool in pools])
         clocks, uncalibrated = self._calibrate(pools, available)
         session.begin_segment(described, ceilings, clocks, runners=len(pools), uncalibrated=uncalibrated)
-        self.runners = [CaseRunner(session, pool, self._plan, memory_bytes) for pool in pools]
-        return memory_bytes
+        self.runners = [CaseRunner(session, pool, self._plan, free_bytes) for pool in pools]
+        return free_bytes
 
     def _calibrate(self, pools: Sequence[Any], roles: Sequence[str]) -> tuple[dict[str, float], list[str]]:
         """Return the calibration kernel's seconds by each worker's clock, and the roles whose clock gave none."""
@@ -256,16 +260,13 @@ class _Run:
 
 def _record_gpu(session: Session) -> dict[str, Any] | None:
     """Return this GPU's ceilings, and leave them and its properties in the run's target pack."""
-    found = {}
-    for method, name, without in (
-        ("ceilings", "ceilings.json", "no share of them will be given"),
-        ("device_properties", "cuda_device_properties.json", "Inductor cannot compile for this GPU elsewhere"),
-    ):
-        try:
-            found[method] = session.workers.ask("torch", method)
-        except WORKER_FAILURES as problem:
-            what = method.replace("_", " ")
-            session.progress.warn(f"this GPU's {what} could not be measured: {without}: {problem}")
-        else:
-            (session.folder / "target" / name).write_text(json.dumps(found[method], indent=1) + "\n")
-    return found.get("ceilings")
+    pack = session.folder / "target"
+    for gpu in host.gpus()[:1]:
+        (pack / "cuda_device_properties.json").write_text(json.dumps(gpu.properties, indent=1, sort_keys=True) + "\n")
+    try:
+        ceilings: dict[str, Any] = session.workers.ask("torch", "ceilings")
+    except WORKER_FAILURES as problem:
+        session.progress.warn(f"this GPU's ceilings could not be measured: no share of them will be given: {problem}")
+        return None
+    (pack / "ceilings.json").write_text(json.dumps(ceilings, indent=1) + "\n")
+    return ceilings

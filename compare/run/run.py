@@ -26,6 +26,8 @@ from msgspec import convert
 from .. import targets
 from ..base import host, program
 from ..base.scratch import scratch_in
+from ..base.usage import UsageError
+from ..measure import machine_remarks
 from ..plan.plan import Plan, with_added
 from ..record import packing, run_folder
 from ..record.record import BAD, SCHEMA, Record, record_id
@@ -56,10 +58,12 @@ def execute(
 
     Return 0 when nothing of the plan is wrong, failed or timed out, 1 when something is, 3 when `stop_after` ended the
     run before its last record, 130 after Ctrl-C. Every finished record is on the disk by then. Raises RunFolderError
-    where the folder cannot be read or written.
+    where the folder cannot be read or written, UsageError where a run's processes cannot share the GPU.
     """
     if target is None and cluster is None and not host.gpu_present():
         target = targets.DEFAULT
+    if target is None and cluster is None and (problem := machine_remarks.problem()):
+        raise UsageError(problem)
     with _lock(folder, resume), scratch_folder() as scratch:
         try:
             done = _open(plan, folder, target, resume, again)

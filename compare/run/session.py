@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -220,3 +220,20 @@ def note_failure(record: Record, problem: Exception) -> None:
         record.status, record.detail = "failed", str(problem)
     else:
         raise problem
+
+
+_NO_PRODUCT = ("not supported in this architecture", "only supported on CUDA devices with compute capability")
+
+
+def note_absence(record: Record, implementation: Implementation, gpu: Mapping[str, Any]) -> None:
+    """Make a failed record `skipped` where the GPU lacks what the kernels are written for. gpu: its properties."""
+    detail = record.detail or ""
+    if record.status != "failed" or (gpu["major"], gpu["minor"]) == (9, 0):
+        return
+    if "pallas" in implementation.backend_name:
+        reason = f"its Pallas kernels are written for Hopper, and Mosaic does not compile them for a {gpu['name']}"
+    elif any(words in detail for words in _NO_PRODUCT):
+        reason = f"a {gpu['name']} has no products of this dtype"
+    else:
+        return
+    record.status, record.detail = "skipped", f"not here: {reason}: {detail.rstrip().rpartition(chr(10))[2]}"

@@ -96,7 +96,7 @@ class Pack:
         """Return the rates to price a graph with; "source" says so where they were not measured."""
         if self.facts is None:
             return dict(json.loads((self.folder / "ceilings.json").read_text()))
-        measured = [load(name) for name in names() if is_measured(name)]
+        measured = [pack for name in names() if is_measured(name) and (pack := load(name)).data_sheet]
         return facts.ceilings(self.facts, [(pack.ceilings(), pack.data_sheet) for pack in measured])
 
     def peak(self, dtype: str) -> float | None:

@@ -98,14 +98,18 @@ def xla_config(facts: Facts, recorded: str) -> str:
 def ceilings(sheet: Facts, measured: Sequence[tuple[Facts, Facts]]) -> dict[str, Any]:
     """Return ceilings from a data sheet: each rate is scaled by the mean share that the measured GPUs reach of theirs.
 
-    measured: (ceilings, data sheet) of each GPU with both.
+    measured: (ceilings, data sheet) of each GPU with both. A rate that none of them has is left out.
     """
     streams = {
         mix: sheet["bandwidth"] * fmean(found["streams"][mix] / own["bandwidth"] for found, own in measured)
         for mix in measured[0][0]["streams"]
     }
-    products = {
-        dtype: rate * fmean(found["products"][dtype] / own["products"][dtype] for found, own in measured)
-        for dtype, rate in sheet["products"].items()
+    shares = {
+        dtype: [
+            found["products"][dtype] / own["products"][dtype] for found, own in measured
+            if dtype in found["products"] and dtype in own["products"]
+        ]
+        for dtype in sheet["products"]
     }
+    products = {dtype: rate * fmean(shares[dtype]) for dtype, rate in sheet["products"].items() if shares[dtype]}
     return {"streams": streams, "products": products, "source": "scaled data sheet"}

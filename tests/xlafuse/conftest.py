@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from xlafuse.compile.environment import configure_environment, find_cuda_tools, gpu_present
+from xlafuse.compile.environment import configure_environment, find_cuda_tools
+from xlafuse.compile.gpus import gpu_present
 
 if TYPE_CHECKING:
     from xlafuse.compile import compiler

@@ -28,13 +28,15 @@ FEW_BYTES = 64  # of a thread, which may be spilled
 class Compiled:
     """The launches of a call with a configuration, and the most that those take which only this configuration makes.
 
-    problem: why it cannot be used; "" if it can. spill_bytes: of a thread. shared_bytes: of a block.
+    problem: why it cannot be used; "" if it can. spill_bytes: of a thread. shared_bytes: of a block. replaced_bytes:
+    shared_bytes of the present configuration's launches that it replaces.
     """
 
     launches: tuple[str, ...]
     spill_bytes: int
     shared_bytes: int
     problem: str = ""
+    replaced_bytes: int = 0
 
 
 @contextlib.contextmanager
@@ -79,21 +81,24 @@ def present(choice: Choice) -> Any:
 def compile_with(call: Call, choice: Choice, config: Any) -> Compiled:
     """Compile the launches that the configuration changes in a call on fake tensors. Nothing is launched.
 
-    It may spill a little more than the launches that it replaces.
+    It may spill a little more than the launches that it replaces, if this GPU can run those.
     """
     assert gpu() is not None, "a kernel is compiled for a GPU"
-    now = launches_of(call, launch=False)
+    now, replaced = launches_of(call, launch=False), 0
     try:
         with using(choice, config):
             replays = launches_of(call, launch=False)
+        try:
+            allowed, replaced = _largest(without(now, _counted(replays)))
+        except DoesNotFit as error:
+            allowed, replaced = 0, error.shared_bytes
         spilled, shared = _largest(without(replays, _counted(now)))
-        allowed, _ = _largest(without(now, _counted(replays)))
     except DoesNotFit as error:
-        return Compiled((), 0, error.shared_bytes, "exceeds shared memory")
+        return Compiled((), 0, error.shared_bytes, "exceeds shared memory", replaced)
     except Exception as error:  # the compiler's own errors have many types
         return Compiled((), 0, 0, f"does not compile: {type(error).__name__}")
     problem = "spills registers" if spilled > allowed + FEW_BYTES else ""
-    return Compiled(tuple(replay.description for replay in replays), spilled, shared, problem)
+    return Compiled(tuple(replay.description for replay in replays), spilled, shared, problem, replaced)
 
 
 def _largest(replays: Iterable[Replay]) -> tuple[int, int]:

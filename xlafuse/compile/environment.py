@@ -4,13 +4,14 @@ Options that XLA accepts for each compile are passed there (see compiler.py).
 """
 
 import atexit
-import ctypes
 import importlib.util
 import os
 import shutil
 import sys
 import tempfile
 from pathlib import Path
+
+from .gpus import gpu_present
 
 CONSTANT_BYTES = 4096  # smaller constants are tables, not weights
 CPU_THREADS = 8  # at least
@@ -90,21 +91,6 @@ def configure_environment(
                 "the triton wheel nor CUDA_HOME has both. Install the triton package, or set "
                 "XLA_FLAGS=--xla_gpu_cuda_data_dir=DIR"
             )
-
-
-def gpu_present() -> bool:
-    """Return whether CUDA's driver is installed and sees at least one device."""
-    return gpu_count() > 0
-
-
-def gpu_count() -> int:
-    """Return the number of devices that CUDA's driver sees, 0 without a driver."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return 0
-    count = ctypes.c_int(0)
-    return count.value if driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 else 0
 
 
 def find_cuda_tools() -> tuple[Path, Path] | None:

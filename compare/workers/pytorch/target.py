@@ -5,6 +5,7 @@ The process pretends to have that GPU, so it has a role of its own and serves no
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import time
@@ -22,9 +23,11 @@ from ...spec.case import Case
 from ...spec.implementation import Implementation, load
 
 _TARGET = os.environ["XLAFUSE_TARGET"]
-_PACK = targets.load(_TARGET)
+# XLA's worker on a GPU passes that GPU's properties, so that its launches are planned without a pack.
+_GIVEN = os.environ.get("XLAFUSE_TARGET_PROPERTIES")
+_PROPERTIES = json.loads(_GIVEN) if _GIVEN else targets.load(_TARGET).device_properties()
 try:
-    for_target.activate(_PACK.device_properties())
+    for_target.activate(_PROPERTIES)
 except for_target.Unsupported as problem:
     raise Skip(str(problem)) from problem
 
@@ -56,7 +59,7 @@ def methods() -> dict[str, Callable[..., Any]]:
 def environment() -> dict[str, Any]:
     """Return the versions of the packages that emit code, the GPU that this process pretends to have, and its table."""
     packages = ("torch", "triton", "cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")
-    found = {"python": platform.python_version(), "pretends": str(_PACK.device_properties()["name"])}
+    found = {"python": platform.python_version(), "pretends": str(_PROPERTIES["name"])}
     return found | {"launch_table": launch_table()} | host.versions(packages)
 
 
@@ -101,10 +104,9 @@ def kernels(case: Case, implementation: Implementation, dumps: Path) -> tuple[fl
 
 def _portable(recorded: dispatch.Recorded) -> list[str]:
     """Return a note where portable kernels stand in for those in Gluon, which only Hopper GPUs run."""
-    properties = _PACK.device_properties()
     files = {launch.source for part in recorded.parts.values() for launch in part if isinstance(launch, Launch)}
     alike = any(file.parent == HOPPER.parent and [*HOPPER.glob(f"{file.stem}*.py")] for file in files)
-    if not alike or (properties["major"], properties["minor"]) == (9, 0):
+    if not alike or (_PROPERTIES["major"], _PROPERTIES["minor"]) == (9, 0):
         return []
     return [f"portable Triton kernels: those in Gluon use Hopper's instructions, which the {_TARGET} lacks"]
 

@@ -129,19 +129,24 @@ class Tuner:
         present = trials.present(choice)
         if compiled[present] == NOT_COMPILED:
             return None
-        if compiled[present].problem:
-            raise RuntimeError(f"the present configuration {compiled[present].problem}")
+        compiled[present] = _as_replaced(compiled[present], compiled.values())
         usable = {config: each for config, each in compiled.items() if not each.problem}
+        if not usable:
+            raise RuntimeError(f"no configuration can be used: the present one {compiled[present].problem}")
         same = trials.same_in_all(usable.values())
         call = self._call(case)
 
         def timed(config: Any, accurate: bool) -> float:
+            if config not in usable:  # the present one, chosen on a GPU with more shared memory
+                return math.inf
             try:
                 return self._seconds(trials.launches_with(call, choice, config, same), ACCURATE if accurate else ROUGH)
             except triton.OutOfResources:
                 return math.inf
 
         found = search.search(present, [config for config in usable if config != present], timed)
+        if not math.isfinite(found.seconds):
+            raise RuntimeError("no configuration could be launched")
         return {
             "case": case.id, "candidates": len(compiled),
             "dropped": Counter(each.problem for each in compiled.values() if each.problem),
@@ -213,6 +218,14 @@ def _run(case: Case, inputs: Mapping[str, torch.Tensor], cotangents: Mapping[str
     wanted = [x for x in inputs.values() if x.requires_grad]
     with torch.autograd.set_multithreading_enabled(False):
         return torch.autograd.grad([outputs[name] for name in cotangents], wanted, list(cotangents.values()))
+
+
+def _as_replaced(present: trials.Compiled, compiled: Iterable[trials.Compiled]) -> trials.Compiled:
+    """Return the present configuration with the shared memory of its launches, which the other candidates replace."""
+    here, shared = tuned.gpu(), max(each.replaced_bytes for each in compiled)
+    assert here is not None, "tuning needs a GPU"
+    exceeds = "exceeds shared memory" if shared > here.shared_bytes else ""
+    return replace(present, shared_bytes=shared, problem=present.problem or exceeds)
 
 
 def _without_programs(config: Any) -> Any:

@@ -43,15 +43,7 @@ def methods() -> dict[str, Callable[..., Any]]:
         assert service.clock is not None, "ceilings are measured on a GPU"
         return ceilings.measure(service.clock, backend.flush_l2)
 
-    return service.methods() | {"ceilings": measure_ceilings, "device_properties": device_properties}
-
-
-def device_properties() -> dict[str, Any]:
-    """Return the properties that Inductor may read from torch.cuda.get_device_properties, for a target pack."""
-    properties = torch.cuda.get_device_properties()
-    names = [n for n in dir(properties) if not n.startswith("_")]
-    values = {n: getattr(properties, n) for n in names}
-    return {n: v for n, v in values.items() if isinstance(v, (int, str, float)) and n != "uuid" and "pci" not in n}
+    return service.methods() | {"ceilings": measure_ceilings}
 
 
 def launch_table() -> str | None:
@@ -92,7 +84,8 @@ class TorchBackend:
         if self.has_gpu:
             properties = torch.cuda.get_device_properties()
             found |= {
-                "memory_bytes": properties.total_memory, "multiprocessors": properties.multi_processor_count,
+                "memory_bytes": properties.total_memory, "free_bytes": torch.cuda.mem_get_info()[0],
+                "multiprocessors": properties.multi_processor_count,
                 "l2_bytes": properties.L2_cache_size, "cudnn": torch.backends.cudnn.version(),
                 "launch_table": launch_table(),
             }

@@ -33,7 +33,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 from xlafuse.hlo import custom_calls
 
-from ... import targets
+from ...base import host
 from ...base.worker_protocol import Skip
 from ..client import Worker, WorkerDied, WorkerError, WorkerTimeout
 
@@ -117,11 +117,10 @@ def _plan(function: str, specs: str, attributes: str, precision: str, *, train: 
 @functools.cache
 def _planner() -> Worker:
     """Start the `target` worker, which uses no GPU, writes to this process's log and ends with this process."""
-    device = jax.devices()[0].device_kind
-    target = os.environ.get("XLAFUSE_TARGET") or targets.of_device(device)
-    if target is None:
-        raise Skip(f"planning launches needs a target pack of the GPU, and none is of {device}")
-    environment = {"XLAFUSE_TARGET": target, "CUDA_VISIBLE_DEVICES": "", "XLA_FLAGS": ""}
+    environment = {"CUDA_VISIBLE_DEVICES": "", "XLA_FLAGS": ""}
+    if not os.environ.get("XLAFUSE_TARGET"):
+        gpu = host.gpus()[0]
+        environment |= {"XLAFUSE_TARGET": gpu.name, "XLAFUSE_TARGET_PROPERTIES": json.dumps(gpu.properties)}
     worker = Worker("target", Path("/dev/stderr"), environment)
     atexit.register(worker.stop)
     worker.wait_ready()

@@ -12,7 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from xlafuse.compile.environment import configure_environment, gpu_present
+from xlafuse.compile.environment import configure_environment
+from xlafuse.compile.gpus import gpu_present
 
 from ... import targets
 
@@ -82,7 +83,7 @@ class XlaBackend:
 
     def environment(self) -> dict[str, Any]:
         packages = ("jax", "jaxlib", "jax-cuda13-pjrt", "jax-cuda13-plugin", "libtpu", "flax")
-        memory = {"memory_bytes": ptx_launch.total_memory()} if _HAS_GPU else {}
+        memory = dict(zip(("free_bytes", "memory_bytes"), ptx_launch.memory(), strict=True)) if _HAS_GPU else {}
         return {"python": platform.python_version(), "device": self.device, **memory, **host.versions(packages)}
 
     def clock(self) -> Clock | None:

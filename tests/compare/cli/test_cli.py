@@ -2,6 +2,7 @@
 
 import csv
 import json
+import platform
 import sys
 import tomllib
 from pathlib import Path
@@ -366,6 +367,19 @@ def test_doctor_remarks_on_versions_for_replay() -> None:
     remarks = doctor.remarks(NO_GPU, {"xla": old, "torch": torch})
     assert any("Python >= 3.12 with jax 0.11.2" in remark for remark in remarks)
     assert doctor.remarks(NO_GPU, {"xla": new, "torch": torch}) == []
+
+
+@pytest.mark.parametrize(
+    ("python", "machine", "named"),
+    [("3.13.0", "x86_64", []), ("3.14.1", "x86_64", ["3.14.1", "3.14.1"]), ("3.12.1", "aarch64", ["aarch64"])],
+)
+def test_doctor_remarks_on_what_was_not_tried(
+    monkeypatch: pytest.MonkeyPatch, python: str, machine: str, named: list[str]
+) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: machine)
+    found = dict.fromkeys(("xla", "torch"), doctor.Interpreter("/python", python, {"jax": "0.11.2"}, True))
+    remarks = doctor.remarks(NO_GPU, found)
+    assert len(remarks) == len(named) and all(word in remark for word, remark in zip(named, remarks, strict=True))
 
 
 def test_doctor_remarks_on_a_broken_triton_interpreter() -> None:

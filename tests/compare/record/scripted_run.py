@@ -24,7 +24,7 @@ from xlafuse.compare.record import run_folder
 from xlafuse.compare.record.record import Record
 from xlafuse.compare.run import run
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
+sys.path[:0] = [str(Path(__file__).parents[1] / "run"), str(Path(__file__).parents[2] / "helpers")]
 from test_on_gpu import ScriptedPool  # noqa: E402
 
 

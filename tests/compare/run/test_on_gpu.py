@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from made_records import made_record
+from pretended_gpus import GPUS, gpu, pretend
 
 from xlafuse.compare.base import host
 from xlafuse.compare.graph import store
@@ -32,6 +33,7 @@ from xlafuse.compare.run import run as run_module
 from xlafuse.compare.run.session import Session
 from xlafuse.compare.sources.run_source import open_run
 from xlafuse.compare.spec.case import PHASES
+from xlafuse.compare.targets import Pack
 from xlafuse.compare.workers.client import WorkerDied, WorkerError, WorkerTimeout
 
 TIMES = {"device_time": [1e-6] * 5, "busy_time": [1e-6] * 5, "launches": 1, "poisoned": True}
@@ -76,7 +78,7 @@ class ScriptedPool:
         self.scales: list[Any] = []  # of the references, as checks were told
         self.timer, self.jax = "cupti", "0.11.2"
         self.times = TIMES
-        self.memory_bytes = 0  # of the GPU: unknown, so one runner
+        self.free_bytes = 0  # of the GPU: unknown, so one runner
         self.keeping: set[str] = set()  # roles whose processes keep too much of the GPU's memory
         self.may_keep = -1  # bytes, as it was last asked
         self.chosen: set[str] = set()  # roles whose choices of kernels are known to a later process
@@ -149,10 +151,10 @@ class ScriptedPool:
             return {"phases": dict.fromkeys(parts, self.times), "warm_up": WARM_UP, "command_buffers": None}
         answers: dict[str, Any] = {
             "environment": {
-                "timer": self.timer, "device": "GPU", "memory_bytes": self.memory_bytes, "jax": self.jax,
+                "timer": self.timer, "device": "GPU", "free_bytes": self.free_bytes, "jax": self.jax,
             },
             "ceilings": {"streams": {}, "products": {}},
-            "device_properties": {"name": "GPU"}, "calibrate": 1e-3,
+            "calibrate": 1e-3,
             "trace": dict.fromkeys(parts, TRACE),
         }
         return answers.get(method)
@@ -207,7 +209,51 @@ def test_all_is_well(tmp_path: Path) -> None:
     assert graph.kernels and graph.kernels[0].device_time_us == pytest.approx(1.0)
     segment = json.loads((tmp_path / "run.json").read_text())["segments"][0]
     assert segment["id"] == records["xla"].segment and segment["ceilings"] == {"streams": {}, "products": {}}
-    assert json.loads((tmp_path / "target" / "cuda_device_properties.json").read_text()) == {"name": "GPU"}
+
+
+@pytest.mark.parametrize("name", GPUS)
+def test_a_run_leaves_the_properties_and_ceilings_of_any_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    pretend(monkeypatch, GPUS[name])
+    pool = ScriptedPool({})
+    run(tmp_path, pool, "xla")  # PyTorch's worker is there for the ceilings alone
+    assert pool.calls["ceilings", ""] == 1
+    pack = Pack(tmp_path / "target")
+    assert pack.device_properties() == GPUS[name].properties and pack.ceilings() == {"streams": {}, "products": {}}
+
+
+@pytest.mark.parametrize(("free_gb", "runners"), [(140, 3), (24, 3), (16, 2), (12, 1), (6, 1)])
+def test_a_small_gpu_has_fewer_runners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_gb: int, runners: int
+) -> None:
+    monkeypatch.setattr(host, "usable_cores", lambda: 16)
+    pool = ScriptedPool({})
+    pool.free_bytes = free_gb << 30
+    run(tmp_path, pool, "xla", blocks=THREE)
+    assert 1 + len(pool.siblings) == runners
+
+
+def test_a_kernel_that_the_gpu_has_no_instruction_for_is_skipped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = WorkerError("failed", "CompilationError: at 1:0\ntype fp8e4nv not supported in this architecture")
+    pool = ScriptedPool({("prepare", "triton"): (range(1, 9), refused)})
+    pretend(monkeypatch, GPUS["a100-40gb"])
+    found = run(tmp_path / "a100", pool, "eager", "triton")
+    assert found["eager"].status == "ok" and found["triton"].status == "skipped"
+    assert GPUS["a100-40gb"].name in str(found["triton"].detail) and "fp8e4nv" in str(found["triton"].detail)
+    pretend(monkeypatch, gpu("h100"))
+    pool = ScriptedPool({("prepare", "triton"): (range(1, 9), refused)})
+    assert run(tmp_path / "h100", pool, "triton")["triton"].status == "failed"
+
+
+def test_other_programs_on_the_gpu_warn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend(monkeypatch, replace(GPUS["l4"], processes=2), GPUS["sm_86"])
+    said = Silent()
+    run(tmp_path, ScriptedPool({}), "xla", said=said)
+    assert len(said.warnings) == 2 and "2 other processes" in said.warnings[0]
+    assert GPUS["sm_86"].visible_as in said.warnings[1]
 
 
 def test_without_cupti_a_record_says_nothing_of_single_kernels(tmp_path: Path) -> None:
@@ -227,7 +273,6 @@ def test_without_cupti_a_record_says_nothing_of_single_kernels(tmp_path: Path) -
     ("method", "fault", "warning"),
     [
         ("ceilings", WorkerError("failed", "no memory\nfor streams"), "this GPU's ceilings could not be measured: "),
-        ("device_properties", WorkerDied("SIGSEGV"), "this GPU's device properties could not be measured: "),
         ("calibrate", WorkerDied("SIGSEGV"), "the torch worker's clock could not be calibrated: no ratio"),
     ],
 )
@@ -245,8 +290,7 @@ def test_an_unknown_property_of_the_gpu_costs_what_depends_on_it_and_warns(
     assert triton.trace and triton.measurement and triton.measurement.timer == "cupti"
     assert triton.kernels["forward"].unjoined == []
     left = {path.name for path in (tmp_path / "target").glob("*.json")}
-    missing = {"ceilings": "ceilings.json", "device_properties": "cuda_device_properties.json"}.get(method)
-    assert left == {"ceilings.json", "cuda_device_properties.json"} - {missing}
+    assert left == (set() if method == "ceilings" else {"ceilings.json"})
     source = open_run(tmp_path)
     assert [w.partition("run.json: ")[2] for w in source.warnings] == (
         ["segment s1: the clock of the worker torch could not be calibrated: no ratio between workers is given"]
@@ -499,7 +543,7 @@ NO_MEMORY = WorkerError("out_of_memory", "OutOfMemoryError: CUDA out of memory")
 def two_runners(monkeypatch: pytest.MonkeyPatch) -> ScriptedPool:
     monkeypatch.setattr(host, "usable_cores", lambda: 3)
     pool = ScriptedPool({})
-    pool.memory_bytes = 140 << 30
+    pool.free_bytes = 140 << 30
     return pool
 
 
@@ -522,7 +566,7 @@ def test_runners_share_the_groups_of_each_batch(tmp_path: Path, two_runners: Scr
 
 
 def test_an_unknown_gpu_memory_gives_one_runner(tmp_path: Path, two_runners: ScriptedPool) -> None:
-    two_runners.memory_bytes = 0
+    two_runners.free_bytes = 0
     run(tmp_path, two_runners, "xla", blocks=THREE)
     assert two_runners.siblings == []
 
@@ -555,7 +599,7 @@ def test_a_group_without_memory_even_alone_has_failed(tmp_path: Path, two_runner
 
 def test_a_row_that_the_gpu_is_too_small_for_is_skipped_with_its_estimate(tmp_path: Path) -> None:
     pool = ScriptedPool({("prepare", "triton"): (range(1, 9), NO_MEMORY)})
-    pool.memory_bytes = 1 << 20  # less than any case's estimate
+    pool.free_bytes = 1 << 20  # less than any case's estimate
     found = run(tmp_path, pool, "xla", "triton")
     assert found["xla"].status == "ok" and found["triton"].status == "skipped"
     assert "GB by estimate" in str(found["triton"].detail) and "out of memory" in str(found["triton"].detail)
@@ -594,7 +638,7 @@ class WatchedPool(ScriptedPool):
     def __init__(self, under_way: list[str], met: dict[str, set[str]]) -> None:
         super().__init__({})
         self.under_way, self.met = under_way, met
-        self.memory_bytes = 140 << 30
+        self.free_bytes = 140 << 30
 
     def sibling(self) -> ScriptedPool:
         self.siblings.append(WatchedPool(self.under_way, self.met))
