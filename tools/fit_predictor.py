@@ -1,9 +1,10 @@
 """Fit and validate the predictor of kernel times: `python -m tools.fit_predictor RUN... [--other RUN]`.
 
-RUN is a run on the GPU that the predictor is for, a folder or a packed one; --other is a run of the same programs on
-another GPU. The program needs LightGBM (`pip install lightgbm`). It writes `predictor.npz` and `predictor.json`, the
-validation that docs/predicted-times.md shows, to the target pack. Kernels of one block are never on both sides of a
-split: the kernels of a composite block resemble those of the simple ones, but those of a block's cases are the same.
+RUN is a run on the GPU that the predictor is for, a folder or a packed one; of a record in several, the last RUN's
+counts. --other is a run of the same programs on another GPU. The program needs LightGBM (`pip install lightgbm`). It
+writes `predictor.npz` and `predictor.json`, the validation that docs/predicted-times.md shows, to the target pack.
+Kernels of one block are never on both sides of a split: the kernels of a composite block resemble those of the simple
+ones, but those of a block's cases are the same.
 """
 
 from __future__ import annotations
@@ -46,11 +47,10 @@ COMMON = {
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "products": {"num_iterations": 300, "num_leaves": 15, "min_data_in_leaf": 15, "extra_trees": True},
-    "attention": {"num_iterations": 120, "num_leaves": 15, "min_data_in_leaf": 5},
+    "attention": {"num_iterations": 120, "num_leaves": 15, "min_data_in_leaf": 5, "extra_trees": True},
     "streams": {"num_iterations": 200, "num_leaves": 63, "min_data_in_leaf": 8},
 }
 SPREAD: dict[str, Any] = {"num_iterations": 60, "num_leaves": 8, "min_data_in_leaf": 30}
-COMPILED_WEIGHT = 0.3  # of a kernel as a compile without the GPU tells it, against the same one as it ran
 _DEVICES_OWN = re.compile(r"[._]")
 
 
@@ -113,13 +113,16 @@ def _as_compiled(kernel: Kernel, compiler: str) -> Kernel:
 
 
 def read(paths: Sequence[Path], target: str, limit: int | None = None) -> Samples:
-    """Return the measured kernels of runs whose bytes and launches are known. Wrong results count as they ran."""
+    """Return the measured kernels whose bytes and launches are known, each record from the last run that has it."""
     columns = defaultdict[str, list[Any]](list)
-    for path in paths:
+    seen = set[str]()
+    for path in reversed(paths):
+        before = frozenset(seen)
         for result in islice(results_of(path), limit):
             graph, ceilings, record = result.graph, result.ceilings, result.record
-            if graph is None or ceilings is None or record is None or record.status != "ok":
+            if graph is None or ceilings is None or record is None or record.status != "ok" or result.id in before:
                 continue
+            seen.add(result.id)
             device = Device(ceilings).sized(target)
             pairs = zip(rows(graph, device), rows(as_compiled(graph), device), graph.kernels or (), strict=True)
             for row, bare, kernel in pairs:
@@ -198,19 +201,23 @@ def fit(samples: Samples) -> Predictor:
     """Return a predictor with its intervals, which come from models that did not see the block of a kernel."""
     found, counts = representatives(samples)
     samples, weight = samples[found], counts**0.3
-    inner = np.full(len(samples), np.nan)
-    for left_out in folds(samples.block, INNER_FOLDS):
-        trees = _efficiency(samples[~left_out], weight[~left_out])
-        inner[left_out] = _bare(samples, trees).log_efficiency(samples.matrix[left_out])
-    predictor = _bare(samples, _efficiency(samples, weight))
-    error = np.log(samples.time_us / samples.base_us) - inner
-    models = models_of(samples.matrix)
-    spread = {
-        name: boost(samples.matrix[models == name], np.log(np.abs(error[models == name]) + 0.005), None, SPREAD)
-        for name in MODELS
-    }
-    predictor = replace(predictor, spread=spread)
-    return replace(predictor, classes=_classes(predictor, samples, error))
+    predictor, left_out = _bare(samples, _efficiency(samples, weight)), folds(samples.block, INNER_FOLDS)
+    error, scale = (np.full(len(samples), np.nan) for _ in range(2))
+    for mask in left_out:
+        trees = _efficiency(samples[~mask], weight[~mask])
+        guess = _bare(samples, trees).log_efficiency(samples.matrix[mask])
+        error[mask] = np.log(samples.time_us[mask] / samples.base_us[mask]) - guess
+    for mask in left_out:  # a spread that saw an error would make its share of the interval too short
+        spread = _spread(samples[~mask], error[~mask])
+        scale[mask] = np.exp(replace(predictor, spread=spread).log_spread(samples.matrix[mask]))
+    predictor = replace(predictor, spread=_spread(samples, error))
+    return replace(predictor, classes=_classes(predictor, samples, error, scale))
+
+
+def _spread(samples: Samples, error: NDArray[np.float64]) -> dict[str, Trees]:
+    """Return trees for the logarithm of the error's size."""
+    models, size = models_of(samples.matrix), np.log(np.abs(error) + 0.005)
+    return {name: boost(samples.matrix[models == name], size[models == name], None, SPREAD) for name in MODELS}
 
 
 def _bare(samples: Samples, efficiency: dict[str, Trees]) -> Predictor:
@@ -230,8 +237,7 @@ def _efficiency(samples: Samples, weight: NDArray[np.float64]) -> dict[str, Tree
         bare = chosen[(np.nan_to_num(samples.compiled) != np.nan_to_num(samples.matrix)).any(axis=1)[chosen]]
         both = np.append(chosen, bare)
         matrix = np.concatenate([samples.matrix[chosen], samples.compiled[bare]])
-        weights = np.append(weight[chosen], COMPILED_WEIGHT * weight[bare])
-        found[name] = boost(matrix, target[both], weights, SHAPES[name])
+        found[name] = boost(matrix, target[both], weight[both], SHAPES[name])
     return found
 
 
@@ -255,17 +261,17 @@ def folds(groups: NDArray[Any], count: int) -> list[NDArray[np.bool_]]:
     return [np.isin(groups, each) for each in members.values()]
 
 
-def _classes(predictor: Predictor, samples: Samples, error: NDArray[np.float64]) -> dict[str, Calibration]:
-    logs, scale = predictor.log_efficiency(samples.matrix), np.exp(predictor.log_spread(samples.matrix))
+def _classes(
+    predictor: Predictor, samples: Samples, error: NDArray[np.float64], scale: NDArray[np.float64]
+) -> dict[str, Calibration]:
     members = defaultdict[str, list[int]](list)
-    for index, names in enumerate(predictor.levels(samples.matrix, samples.base_us * np.exp(logs))):
+    for index, names in enumerate(predictor.levels(samples.matrix, samples.time_us * np.exp(-error))):
         for name in names:
             members[name].append(index)
     classes = {}
     for name, indices in members.items():
         if len(indices) >= LEAST and name:
-            relative = error[indices] / scale[indices]
-            low, high = np.quantile(relative, [0.1, 0.9])
+            low, high = np.quantile(error[indices] / scale[indices], [0.1, 0.9])
             off = np.median(np.abs(np.expm1(-error[indices])))
             classes[name] = Calibration(len(indices), float(off), float(low), float(high))
     return classes
@@ -406,7 +412,6 @@ def validate(samples: Samples, other: Samples | None) -> dict[str, Any]:
     report: dict[str, Any] = {
         "blocks": scores(ran) | {"worst": worst(distinct(ran))}, "blocks, as compiled": scores(compiled),
         "unseen blocks": scores(of(ran, aside)),
-        "blocks, newest run": scores(_newest(ran)),
     }
     compilers, _ = leave_out(samples, [samples.compiler == name for name in np.unique(samples.compiler)])
     report["compilers"] = scores(compilers)
@@ -414,12 +419,6 @@ def validate(samples: Samples, other: Samples | None) -> dict[str, Any]:
         report["to other GPU"] = across(fit(samples), other)
         report["from other GPU"] = across(fit(other), samples)
     return report
-
-
-def _newest(predicted: Predicted) -> Predicted:
-    """Return the kernels whose graph tells the launch."""
-    laid_out = ~np.isnan(predicted.samples.matrix[:, NAMES.index("access same axis")])
-    return of(predicted, np.isin(predicted.samples.call, np.unique(predicted.samples.call[laid_out])))
 
 
 def _round(value: Any) -> float:

@@ -1,14 +1,28 @@
-"""The tables of docs/predicted-times.md, from the validation that `python -m tools.fit_predictor` wrote."""
+"""The tables of docs/predicted-times.md, from the validation that `python -m tools.fit_predictor` wrote.
+
+The captured steps are predicted by the predictor of the target pack, from the compilers' files alone.
+"""
 
 from __future__ import annotations
 
 import json
+import tarfile
+import tempfile
+from collections import defaultdict
 from functools import cache
+from pathlib import Path
+from statistics import median
 from typing import Any
 
 from xlafuse.compare import targets
+from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.base.text import number
-from xlafuse.compare.predict.predictor import FITTED_ON, WORST_ERROR, shipped
+from xlafuse.compare.predict.features import Device
+from xlafuse.compare.predict.predictor import FITTED_ON, WORST_ERROR, Prediction, predicted, shipped, step_time
+from xlafuse.compare.profiles.steps import device_seconds
+from xlafuse.compare.sources.opening import open_source
+
+CAPTURES = PROJECT / "tests" / "data" / "captures"
 
 HEADERS = {
     "summary": ["validation", "kernels", "median", "by time", "predicted", "in interval", "calls", "median of calls",
@@ -16,9 +30,12 @@ HEADERS = {
     "group": ["", "kernels", "time, ms", "median", "by time", "roofline's median", "predicted", "in interval"],
     "worst": ["kernel", "kind", "measured, µs", "predicted, µs", "roofline, µs"],
     "unknown": ["kernels", "measured", "median error"],
+    "steps": ["step", "kernels", "on the device, ms", "in its kernels, ms", "predicted, ms", "interval, ms", "gaps, ms",
+              "error", "error of its kernels", "misses most"],
 }
+_CAPTURED = {"nnx": "xla", "nnx_cudnn": "xla", "gpt": "torch_trace"}  # the folder of the compiler's files
 _SPLITS = {
-    "blocks": "whole blocks left out", "blocks, newest run": "the same, kernels whose graph tells strides and launch",
+    "blocks": "whole blocks left out",
     "blocks, as compiled": "the same, without what only a GPU tells",
     "unseen blocks": "the same, blocks left out when tree shapes were chosen", "compilers": "whole compilers left out",
     "to other GPU": "fitted on the H200, the H100's kernels",
@@ -71,6 +88,35 @@ def unknown() -> list[list[str]]:
     return [
         [name, str(found.kernels), _percent(found.error)]
         for name, found in sorted(shipped().classes.items()) if found.error > WORST_ERROR
+    ]
+
+
+def steps() -> list[list[str]]:
+    """Return a line for each captured step; its times serve only the comparison."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in _CAPTURED:
+            with tarfile.open(CAPTURES / f"{name}.tar.xz") as packed:
+                packed.extractall(folder, filter="data")
+        return [_step(name, Path(folder) / name, files) for name, files in _CAPTURED.items()]
+
+
+def _step(name: str, folder: Path, files: str) -> list[str]:
+    source, device = open_source(folder), Device.named(FITTED_ON)
+    (ran,), (compiled,) = source.results, open_source(folder / files).results
+    if source.profile is None or ran.graph is None or compiled.graph is None:
+        raise ValueError(f"{folder}: expected the profile and the graph of a step")
+    found, kernels = step_time(compiled.graph, device), ran.graph.kernels or ()
+    measured = median(device_seconds(step.events) * 1e6 for step in source.profile.steps)
+    in_kernels = sum(kernel.device_time_us or 0 for kernel in kernels)
+    missed = defaultdict[str, float](float)
+    for kernel, guess in zip(kernels, predicted(compiled.graph, device), strict=True):
+        missed[kernel.kind] += (guess.time_us if isinstance(guess, Prediction) else 0.0) - (kernel.device_time_us or 0)
+    kind = max(missed, key=lambda each: abs(missed[each]))
+    return [
+        f"`{name}`", str(len(kernels)), *(f"{time / 1e3:.1f}" for time in (measured, in_kernels, found.time_us)),
+        f"{found.low_us / 1e3:.1f} to {found.high_us / 1e3:.1f}", f"{found.gaps_us / 1e3:.1f}",
+        f"{found.time_us / measured - 1:+.1%}", f"{(found.time_us - found.gaps_us) / in_kernels - 1:+.1%}",
+        f"{kind}: {missed[kind] / 1e3:+.1f} ms",
     ]
 
 

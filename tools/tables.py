@@ -329,6 +329,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "predicted by compiler left out": partial(_predicted, "compiler left out", "compiler", "compilers"),
     "predicted on another GPU": partial(_predicted, "kind", "kind", "to other GPU"),
     "predicted worst": lambda: _markdown(predicted_times.HEADERS["worst"], predicted_times.worst()),
+    "predicted steps": lambda: _markdown(predicted_times.HEADERS["steps"], predicted_times.steps()),
     "unpredicted": lambda: _markdown(predicted_times.HEADERS["unknown"], predicted_times.unknown()),
     "blocks": lambda: block_list.as_markdown(list(BLOCKS.values())),
     **{name: partial(_columns, of) for name, of in COLUMNS.items()},

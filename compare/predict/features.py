@@ -19,6 +19,7 @@ from ..graph.model import Access, Buffer, FusionGraph, Kernel
 from ..graph.operations import PRODUCTS, REDUCTIONS, kind_by_operations, token
 
 _NAN = math.nan
+_LARGEST_HEAD = 512  # elements of an attention head, at most
 _LAUNCH_US = 1.3  # of a device whose own was not measured
 _WIDTHS = {"f64": 8, "s64": 8, "u64": 8, "f32": 4, "s32": 4, "u32": 4, "bf16": 2, "f16": 2, "s16": 2, "u16": 2}
 KINDS = (
@@ -166,19 +167,23 @@ def _row(graph: FusionGraph, kernel: Kernel, family: str, device: Device, in_l2:
     read, written, launches = kernel.bytes_read or 0, kernel.bytes_written or 0, kernel.launches or 1
     ceilings, total = device.ceilings, max(read + written, 1)
     views = {id(access): _view(access, graph.buffer) for access in (*(kernel.inputs or ()), *(kernel.outputs or ()))}
-    work = KINDS.index(kind_by_operations(kernel))
-    flops, guessed = kernel.flops, kernel.flops is None and kernel.kind == "attention"
-    if guessed:
-        flops = _attention_flops(kernel, [v for a in kernel.inputs or () if (v := views[id(a)]) and len(v.shape) > 2])
+    work, flops, guessed = kind_by_operations(kernel), kernel.flops, False
+    if flops is None and work in ("attention", "gemm", "custom"):
+        named = work == "attention"
+        if work != "gemm" and (guess := _attention_flops(kernel, views, named)) is not None:
+            work, flops, guessed = "attention", guess, True
+        elif not named and (guess := _product_flops(kernel, views)) is not None:
+            work, flops, guessed = "gemm", guess, True
     rate = product_rate(graph, kernel, ceilings)
     if family == "cuda" and rate:  # the raw CUDA kernels compute products without tensor cores
         rate = ceilings.products.get("float32-ieee", rate)
     memory = total / ceilings.bandwidth(read, written) * 1e6
     compute = flops / rate * 1e6 if flops and rate else 0.0
     values = [
-        KINDS.index(kernel.kind), work, FAMILIES.index(family) if family in FAMILIES else _NAN, math.log2(launches),
-        math.log2(memory + 0.01), math.log2(compute + 0.01), math.log2((compute + 0.01) / (memory + 0.01)),
-        _log(total), _log(read), _log(written), _log(flops), _log(None if flops is None else flops / total), guessed,
+        KINDS.index(kernel.kind), KINDS.index(work), FAMILIES.index(family) if family in FAMILIES else _NAN,
+        math.log2(launches), math.log2(memory + 0.01), math.log2(compute + 0.01),
+        math.log2((compute + 0.01) / (memory + 0.01)), _log(total), _log(read), _log(written), _log(flops),
+        _log(None if flops is None else flops / total), guessed,
         math.log2(rate / 1e12) if rate else _NAN, _log(kernel.workspace_bytes), kernel.phase == "backward",
         in_l2[0] / read if read else 0.0, in_l2[1] / read if read else 0.0,
     ]
@@ -342,8 +347,8 @@ def _tile_in(config: Mapping[str, Any]) -> tuple[float, float, float]:
         contracting = config.get("contracting_tiles")
         while isinstance(contracting, (list, tuple)) and contracting:
             contracting = contracting[-1]
-        rows = float(tiles[0][-2]) if len(tiles[0]) > 1 else 1.0
-        return rows, float(tiles[0][-1]), float(contracting) if isinstance(contracting, (int, float)) else depth
+        depth = float(contracting) if isinstance(contracting, (int, float)) else depth
+        return float(math.prod(tiles[0][:-1])), float(tiles[0][-1]), depth
     rows = _first(config, ("BLOCK_M", "ROWS", "BLOCK_Q"))
     return rows, _first(config, ("BLOCK_N", "COLUMNS", "BLOCK_KV", "BLOCK_SIZE", "BLOCK")), depth
 
@@ -363,18 +368,52 @@ def _waves(m: float, n: float, batch: float, rows: float, columns: float, proces
     return min(waves, 64.0), m * n * batch / (math.ceil(waves) * processors * rows * columns)
 
 
-def _attention_flops(kernel: Kernel, views: Sequence[_View]) -> float | None:
-    """Return the FLOPs of a causal attention with these arrays; None where their axes are unknown.
+def _attention_flops(kernel: Kernel, views: Mapping[int, _View | None], named: bool) -> float | None:
+    """Return the FLOPs of a causal attention with these arrays; None where they are not those of an attention.
 
-    The axis of the sequence is the longest one before the last.
+    The axis of the sequence is the longest one before the last. A forward kernel computes two products, one that reads
+    the gradient of the output three, four or five: for the queries' gradient, for keys' and values', for all three.
+    n documents of random lengths in a sequence have 2 / (n + 1) of its pairs.
+
+    named: the kernel's operations say that it is an attention. Otherwise its arrays must.
     """
-    if not views:
+    operands = [view for access in kernel.inputs or () if (view := views[id(access)]) and len(view.shape) > 2]
+    if not operands:
         return None
-    backward = any("backward" in op.op or "bwd" in op.op for op in kernel.source_ops)
-    query = views[0]
-    keys = [view for view in views[1:3] if view.shape[-1] == query.shape[-1]] or [query]
+    query = operands[0]
+    same = [view for view in operands if view.shape[-1] == query.shape[-1]]
+    if not named and (len(same) < 3 or query.shape[-1] > _LARGEST_HEAD):
+        return None
+    backward = len(same) > 3 if not named else any("backward" in op.op or "bwd" in op.op for op in kernel.source_ops)
+    keys = same[1:3] or [query]
     key = keys[-1] if backward else keys[0]
-    return 2 * query.elements * max(key.shape[:-1]) * (2.5 if backward else 1.0)
+    products = 2
+    if backward:
+        made = [view for access in kernel.outputs or () if (view := views[id(access)]) and len(view.shape) > 2]
+        products = 5 if named else 2 + min(sum(view.shape[-1] == query.shape[-1] for view in made), 3)
+    documents = [
+        view.shape[0] - 1 for access in kernel.inputs or ()
+        if (view := views[id(access)]) and len(view.shape) == 1 and view.width == 4 and view.shape[0] > 2
+    ]
+    share = 2 / (max(documents) + 1) if documents else 1.0
+    return products * query.elements * max(key.shape[:-1]) * share
+
+
+def _product_flops(kernel: Kernel, views: Mapping[int, _View | None]) -> float | None:
+    """Return the FLOPs of a product of the two largest inputs; None where the arrays are not those of a product."""
+    inputs, outputs = (sorted(side or (), key=_bytes, reverse=True) for side in (kernel.inputs, kernel.outputs))
+    arrays = [view.shape for access in (*inputs[:2], *outputs[:1]) if (view := views[id(access)])]
+    if len(arrays) < 3 or arrays[0] == arrays[1] == arrays[2]:
+        return None
+    left, right = sorted(arrays[:2], key=len)  # the second may be one matrix for each group of rows
+    batch = math.prod(left[:-2])
+    if len(left) < 2 or left[:-2] != arrays[2][: len(left) - 2]:
+        return None
+    for rows, depth in (left[-2:], left[:-3:-1]):
+        for columns, contracted in (right[-2:], right[:-3:-1]):
+            if contracted == depth and rows in arrays[2] and columns in arrays[2]:
+                return 2.0 * batch * rows * columns * depth
+    return None
 
 
 def _view(access: Access, buffers: Mapping[str, Buffer]) -> _View | None:

@@ -104,3 +104,9 @@ def test_a_packed_run_is_read_like_a_folder(tmp_path: Path) -> None:
         packed.add(run, "run")
     names = [[result.id for result in fit_predictor.results_of(path)] for path in (run, tmp_path / "run.tar.xz")]
     assert names[0] == names[1] and names[0]
+
+
+def test_the_last_run_that_has_a_record_counts() -> None:
+    run = PROJECT / "tests" / "data" / "runs" / "h200-rmsnorm"
+    once, twice = (fit_predictor.read([run] * count, "h200") for count in (1, 2))
+    assert len(once) and once.name.tolist() == twice.name.tolist()

@@ -37,7 +37,7 @@ _CONTRACTING = re.compile(r'"lhs_contracting_dimensions":\[([\d", ]*)\]')
 # "intermediate_tensor_shape":{"dimensions":["4","16","512","512"],
 _SCORES = re.compile(r'"intermediate_tensor_shape":\{"dimensions":\[([\d", ]*)\]')
 _MASK = re.compile(r'"mask_type":"(\w+)"')
-_WINDOW = re.compile(r'"sliding_window_length":"?[1-9]')
+_WINDOW = re.compile(r'"sliding_window_length":"?([1-9]\d{0,8})\b')
 
 
 class Flops:
@@ -234,24 +234,31 @@ def _valid_positions(window: WindowDimension, inputs: int, kernel: int, outputs:
 
 
 def _attention(instruction: Instruction, query: Shape) -> int | None:
-    """Return the FLOPs of the products in cuDNN attention; None under a window or a mask that depends on data.
+    """Return the FLOPs of the products in cuDNN attention; None under a mask that depends on data.
 
     Forward has two products, q k^T and p v. Backward has five: q k^T again, and those for dv, dp, dq and dk. A causal
-    mask halves the scores. query has batch * heads * rows * d elements, scores have batch * heads * rows * columns, and
-    v's heads have size d too.
+    mask halves the scores, and a window keeps that many of a row. query has batch * heads * rows * d elements, scores
+    have batch * heads * rows * columns, and v's heads have size d too.
     """
     dimensions = _SCORES.search(instruction.backend_config)
     scores = _integers(dimensions[1]) if dimensions else None
     if scores is None or len(scores) != 4 or 0 in scores:
         return None
-    mask = _MASK.search(instruction.backend_config)
-    kept = {"NO_MASK": 2, "ALIBI": 2, "CAUSAL": 1}.get(mask[1] if mask else "NO_MASK")  # halves of the scores
-    if kept is None or _WINDOW.search(instruction.backend_config):
-        return None
     batch, heads, rows, columns = scores
+    found, window = _MASK.search(instruction.backend_config), _WINDOW.search(instruction.backend_config)
+    mask = found[1] if found else "NO_MASK"
+    if window:
+        if mask != "CAUSAL" or rows != columns:
+            return None
+        width = min(int(window[1]), columns)
+        kept = width * (2 * rows - width)  # twice the scores
+    elif (halves := {"NO_MASK": 2, "ALIBI": 2, "CAUSAL": 1}.get(mask)) is not None:
+        kept = halves * rows * columns
+    else:
+        return None
     head = _elements(query) // (batch * heads * rows)
     products = 5 if "Backward" in instruction.custom_call_target else 2
-    return products * kept * batch * heads * rows * columns * head
+    return products * batch * heads * kept * head
 
 
 def _integers(text: str) -> tuple[int, ...] | None:

@@ -9,7 +9,7 @@ import pytest
 
 from xlafuse.compare.graph.analyse.roofline import Ceilings
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, Launch, SourceOp
-from xlafuse.compare.predict.features import NAMES, Device, Row, rows
+from xlafuse.compare.predict.features import KINDS, NAMES, Device, Row, rows
 
 DEVICE = Device(Ceilings({0.5: 4e12}, {"bfloat16": 8e14, "float32-ieee": 5e13}, launch_us=1.0))
 SHAPE = (4096, 1024)
@@ -134,3 +134,49 @@ def test_an_attention_without_flops_is_taken_as_causal() -> None:
     values = values_of(graph_of(made, q=shape, k=shape, v=shape))
     assert values["size flops guessed"]
     assert 2 ** values["size flops"] - 1 == pytest.approx(4 * 2 * 8 * 1024 * 1024 * 64 / 2)
+
+
+def opaque(
+    *inputs: tuple[int, ...], out: tuple[int, ...], op: str = "mpmd_map", kind: Any = "custom"
+) -> dict[str, float]:
+    """Return the numbers of a kernel whose operations say nothing."""
+    shapes = {f"a{index}": shape for index, shape in enumerate(inputs)} | {"out": out}
+    access = {name: Access(name, 2 * math.prod(shape)) for name, shape in shapes.items()}
+    made = Kernel("k", kind, source_ops=(SourceOp(op),), inputs=tuple(access.values())[:-1], outputs=(access["out"],))
+    return values_of(graph_of(made, **shapes))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "out", "flops"),
+    [
+        (((2048, 4096), (4096, 512)), (2048, 512), 2 * 2048 * 4096 * 512),
+        (((2048, 4096), (512, 4096)), (2048, 512), 2 * 2048 * 4096 * 512),
+        (((2048, 4096), (8, 4096, 512)), (2048, 512), 2 * 2048 * 4096 * 512),  # a matrix for each group of rows
+        (((8, 256, 64), (8, 64, 512)), (8, 256, 512), 2 * 8 * 256 * 64 * 512),
+    ],
+)
+@pytest.mark.parametrize(("kind", "op"), [("custom", "mpmd_map"), ("gemm", "aten.mm")])
+def test_a_product_without_flops_has_those_of_its_arrays(
+    shapes: tuple[tuple[int, ...], ...], out: tuple[int, ...], flops: float, kind: str, op: str
+) -> None:
+    values = opaque(*shapes, out=out, kind=kind, op=op)
+    assert values["size work"] == KINDS.index("gemm") and values["size flops guessed"]
+    assert 2 ** values["size flops"] - 1 == pytest.approx(flops)
+
+
+def test_an_opaque_kernel_of_equal_arrays_is_no_product() -> None:
+    values = opaque((1024, 1024), (1024, 1024), out=(1024, 1024))
+    assert values["size work"] == KINDS.index("custom") and math.isnan(values["size flops"])
+
+
+def test_an_opaque_kernel_of_three_heads_arrays_is_an_attention() -> None:
+    heads = (2, 1024, 8, 64)
+    forward, queries = opaque(heads, heads, heads, out=heads), opaque(heads, heads, heads, heads, out=heads)
+    assert forward["size work"] == KINDS.index("attention")
+    assert 2 ** forward["size flops"] - 1 == pytest.approx(2 * 2 * 1024 * 8 * 64 * 1024)
+    assert queries["size flops"] - forward["size flops"] == pytest.approx(math.log2(1.5))
+
+
+def test_a_tile_of_several_axes_counts_all_its_rows() -> None:
+    launch = Launch(config={"num_warps": 8, "output_tiles": [[1, 16, 1, 1024]]})
+    assert 2 ** values_of(graph_of(kernel(plain(), launch=launch)))["tile rows"] - 1 == pytest.approx(16)

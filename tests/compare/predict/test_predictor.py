@@ -11,8 +11,17 @@ import pytest
 from xlafuse.compare import targets
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, Launch, SourceOp
 from xlafuse.compare.predict import predictor as predicting
-from xlafuse.compare.predict.features import NAMES, Device
-from xlafuse.compare.predict.predictor import Calibration, Prediction, Predictor, Unknown, predicted, shipped, why
+from xlafuse.compare.predict.features import KINDS, NAMES, Device
+from xlafuse.compare.predict.predictor import (
+    Calibration,
+    Prediction,
+    Predictor,
+    Unknown,
+    predicted,
+    shipped,
+    step_time,
+    why,
+)
 
 SHAPE, BYTES = (8192, 8192), 2 * 8192 * 8192
 X = Access("x", BYTES, shape=SHAPE, strides=(8192, 1))
@@ -33,6 +42,24 @@ def test_a_stream_is_predicted_near_its_roofline() -> None:
     assert isinstance(found, Prediction)
     assert 0.8 * found.base_us < found.time_us < 1.5 * found.base_us
     assert found.low_us < found.time_us < found.high_us
+
+
+def test_a_step_is_its_kernels_and_gaps_and_names_what_it_lacks() -> None:
+    (one,) = predicted(graph_of(GELU), H200)
+    assert isinstance(one, Prediction)
+    graph = graph_of(replace(GELU, launches=3), replace(GELU, inputs=None))
+    (looped, _), step = predicted(graph, H200), step_time(graph, H200)
+    assert isinstance(looped, Prediction) and looped.time_us > 2 * one.time_us
+    assert step.gaps_us == pytest.approx(4 * predicting.GAP_US) and step.unknown == (1,)
+    assert step.time_us == pytest.approx(looped.time_us + step.gaps_us)
+    assert step.low_us < step.time_us < step.high_us
+
+
+def test_memory_bounds_an_attention_of_one_query() -> None:
+    matrix = np.zeros((2, len(NAMES)), np.float32)
+    matrix[:, NAMES.index("size work")] = KINDS.index("attention")
+    matrix[:, NAMES.index("size compute over memory")] = -3, 3
+    assert predicting.models_of(matrix).tolist() == ["streams", "attention"]
 
 
 def test_another_gpu_has_times_by_its_own_rates() -> None:

@@ -101,6 +101,18 @@ def test_cudnn_attention(target: str, products: int) -> None:
         assert flops == (halves and halves * products * batch * heads * rows * columns * size)
 
 
+@pytest.mark.parametrize("window", [1, 8, 16, 64])
+def test_cudnn_attention_in_a_window_counts_the_scores_that_it_keeps(window: int) -> None:
+    config = {"cudnn_fmha_backend_config": {
+        "intermediate_tensor_shape": {"dimensions": ["2", "3", "16", "16"]}, "mask_type": "CAUSAL",
+        "sliding_window_length": window,
+    }}
+    query = "bf16[2,16,3,8]"
+    flops = _flops(f"({query}, u8[256])", _custom_call("__cudnn$fmhaSoftmax", config), query, query, query)
+    kept = sum(row + 0.5 if row < window else window for row in range(16))  # the diagonal counts half
+    assert flops == pytest.approx(4 * 2 * 3 * 8 * kept)
+
+
 WINDOW = "window={{size={kernel} stride={stride} pad={low}_{high} lhs_dilate={base} rhs_dilate={dilation}}}"
 
 
