@@ -160,6 +160,8 @@ class _FindingInRun:
         """ "At memory bandwidth, that takes 8.39 µs."; "" where the bandwidth is not known. """
         if self.finding.us is None:
             return ""
+        if self.finding.predicted:
+            return f"That takes ~{formats.span(self.finding.us)}."
         flops = self.finding.kind in ("more FLOPs", "dense ragged product")
         known = targets.of_device(self.graph.target)
         sheet = "" if known is None else target_ceilings(known).data_sheet  # "" where it was measured

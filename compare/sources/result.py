@@ -73,8 +73,24 @@ class Result:
         """The values that reports show."""
         return Row(
             self.id, self.name, self.number, None if self.graph_only else self.record, self.segment_ceilings,
-            self.uncalibrated, self.groups, lambda: self.graph, lambda: self.ceilings,
+            self.uncalibrated, self.groups, lambda: self.graph, lambda: self.ceilings, lambda: self.predicted_graph,
         )
+
+    @cached_property
+    def predicted_graph(self) -> FusionGraph | None:
+        """The graph with a predicted time for each kernel, beside a measured one; None without a readable graph.
+
+        compare.predict.times says which kernels have none.
+        """
+        from ..predict.times import with_predictions
+
+        return None if self.graph is None else with_predictions(self.graph, self.ceilings)
+
+    @property
+    def timed_graph(self) -> FusionGraph | None:
+        """The graph with predicted times where no kernel of it was measured; None without a readable graph."""
+        measured = self.graph is not None and any(k.device_time_us is not None for k in self.graph.kernels or ())
+        return self.graph if measured else self.predicted_graph
 
     def labelled(self, label: str) -> Result:
         """Return the result under another name, with its graph that was read, and without its record's numbers."""

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ..backends import worker_of
 from ..graph.analyse import summary
 from ..graph.analyse.roofline import Ceilings
-from ..graph.analyse.totals import Tally, Totals, totals
+from ..graph.analyse.totals import Tally, Totals, predicted_sum, totals
 from ..plan import paired_rounds
 from ..plan.paired_rounds import BASELINE, Comparison, measured_phases, median_us
 from ..plan.peers import PEERS, TIMES, is_a, is_own
@@ -27,7 +27,7 @@ from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 
 if TYPE_CHECKING:
-    from ..graph.model import FusionGraph
+    from ..graph.model import FusionGraph, PredictedTime
 
 Group = tuple[Any, ...]
 
@@ -40,8 +40,8 @@ class Row:
     """The values of one result. A sum over forward and backward is None where one of them is missing.
 
     id, name, number, segment_ceilings, uncalibrated: of the result. record: None for a graph alone. groups: the rows of
-    all results of the path by `group`. read_graph, read_ceilings: return the result's graph, and the ceilings that
-    price it; None where there is none.
+    all results of the path by `group`. read_graph, read_ceilings, read_predicted: return the result's graph, the
+    ceilings that price it, and the graph with predicted times; None where there is none.
     """
 
     id: str
@@ -53,6 +53,7 @@ class Row:
     groups: Mapping[Group, list[Row]]
     read_graph: Callable[[], FusionGraph | None]
     read_ceilings: Callable[[], Ceilings | None]
+    read_predicted: Callable[[], FusionGraph | None]
 
     @property
     def case(self) -> Case | None:
@@ -167,6 +168,18 @@ class Row:
     @property
     def recorded_time_reason(self) -> str | None:
         return self.record.recorded.unavailable if self.record and self.record.recorded else None
+
+    @cached_property
+    def predicted(self) -> PredictedTime | None:
+        """The predicted time of a call that was compiled, also where one is recorded; None where it was measured."""
+        graph = self.read_predicted() if self.status == "compiled" else None
+        if graph is None or not graph.kernels or any(kernel.device_time_us is not None for kernel in graph.kernels):
+            return None
+        return predicted_sum(graph.kernels)
+
+    @property
+    def predicted_time_us(self) -> float | None:
+        return None if self.predicted is None else self.predicted.us
 
     @cached_property
     def spread_us(self) -> float | None:

@@ -1,0 +1,44 @@
+"""The predicted time of each kernel of a graph. No prediction replaces a measured or recorded time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..graph.analyse.roofline import Ceilings
+from ..graph.model import FusionGraph, PredictedTime
+
+
+def with_predictions(graph: FusionGraph, ceilings: Ceilings | None) -> FusionGraph:
+    """Return the graph with a prediction, or the reason why there is none, for each kernel; measured times stay.
+
+    ceilings: the rates of the device that the graph was compiled for. Another GPU's do not serve: it has other kernels.
+    """
+    if not graph.kernels:
+        return graph
+    times = _times(graph, ceilings)
+    kernels = (replace(kernel, predicted=time) for kernel, time in zip(graph.kernels, times, strict=True))
+    return replace(graph, kernels=tuple(kernels))
+
+
+def _times(graph: FusionGraph, ceilings: Ceilings | None) -> list[PredictedTime]:
+    from . import predictor  # numpy and the fitted trees, which a graph without a prediction does not need
+
+    device = None if ceilings is None else predictor.device_of(graph, ceilings)
+    if device is None:
+        whose = f"for {graph.target}" if graph.target else "where the graph does not say its GPU"
+        return [PredictedTime(reason=f"nothing is fitted {whose}")] * len(graph.kernels or ())
+    return [
+        PredictedTime(found.time_us, found.low_us, found.high_us)
+        if isinstance(found, predictor.Prediction) else PredictedTime(reason=found.reason)
+        for found in predictor.predicted(graph, device)
+    ]
+
+
+def why_predicted(graph: FusionGraph, index: int, ceilings: Ceilings | None) -> list[str]:
+    """Return what drives the prediction for a kernel, in words; nothing where it has no prediction."""
+    if ceilings is None or (graph.kernels or ())[index].predicted_us is None:
+        return []
+    from . import predictor
+
+    device = predictor.device_of(graph, ceilings)
+    return [] if device is None else predictor.why(graph, index, device)
