@@ -141,6 +141,9 @@ def _untimed(case: CaseResults, result: Result, source: Source) -> Cell:
     recorded = "" if time is None else f"; {formats.microseconds(time)} recorded on an {source.recorded_on}"
     if time is not None:
         small += f" · {number(time)} µs"
+    elif row.predicted is not None:
+        recorded = f"; {formats.predicted(row.predicted)}"
+        small += f" · {formats.about_us(row.predicted)} µs" if row.predicted.us is not None else ""
     if not declared or not fewest:
         return Cell("?", small, status=status, title=f"{words}{recorded}")
     ratio = declared / fewest
