@@ -258,6 +258,11 @@ class FusionGraph:
     notes: tuple[str, ...] = ()
 
     @cached_property
+    def measured(self) -> bool:
+        """True if a kernel has a measured time."""
+        return any(kernel.device_time_us is not None for kernel in self.kernels or ())
+
+    @cached_property
     def buffer(self) -> Mapping[str, Buffer]:
         return {buffer.name: buffer for buffer in self.buffers}
 

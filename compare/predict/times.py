@@ -8,14 +8,15 @@ from ..graph.analyse.roofline import Ceilings
 from ..graph.model import FusionGraph, PredictedTime
 
 
-def with_predictions(graph: FusionGraph, ceilings: Ceilings | None) -> FusionGraph:
+def with_predictions(graph: FusionGraph, ceilings: Ceilings | None, ran_on: str = "") -> FusionGraph:
     """Return the graph with a prediction, or the reason why there is none, for each kernel; measured times stay.
 
     ceilings: the rates of the device that the graph was compiled for. Another GPU's do not serve: it has other kernels.
+    ran_on: that device, where the graph does not say it.
     """
     if not graph.kernels:
         return graph
-    times = _times(graph, ceilings)
+    times = _times(graph if graph.target else replace(graph, target=ran_on), ceilings)
     kernels = (replace(kernel, predicted=time) for kernel, time in zip(graph.kernels, times, strict=True))
     return replace(graph, kernels=tuple(kernels))
 
@@ -34,11 +35,12 @@ def _times(graph: FusionGraph, ceilings: Ceilings | None) -> list[PredictedTime]
     ]
 
 
-def why_predicted(graph: FusionGraph, index: int, ceilings: Ceilings | None) -> list[str]:
+def why_predicted(graph: FusionGraph, index: int, ceilings: Ceilings | None, ran_on: str = "") -> list[str]:
     """Return what drives the prediction for a kernel, in words; nothing where it has no prediction."""
     if ceilings is None or (graph.kernels or ())[index].predicted_us is None:
         return []
     from . import predictor
 
+    graph = graph if graph.target else replace(graph, target=ran_on)
     device = predictor.device_of(graph, ceilings)
     return [] if device is None else predictor.why(graph, index, device)

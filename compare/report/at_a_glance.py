@@ -11,9 +11,8 @@ from collections.abc import Iterable, Sequence
 from functools import partial
 
 from ..base.text import number, printable
-from ..graph.formats import about_us
 from ..sources.row import Row
-from .columns import marks, marks_explained
+from .columns import marks, marks_explained, unmeasured_time
 from .matrix import Members, counts, grid, is_fastest, outcome
 
 MOST_IMPLEMENTATIONS = 4
@@ -60,7 +59,7 @@ def _cell(row: Row, members: Members, timed: bool) -> str:
 
 def _time(row: Row, members: Members, timed: bool) -> str:
     if not timed:
-        return number(row.recorded_time_us) or about_us(row.predicted) or NO_TIME
+        return unmeasured_time(row) or NO_TIME
     if row.device_time_us is None:
         return ""
     return f"{number(row.device_time_us)}{'*' if is_fastest(row, members.values()) else ''}{marks(row)}"

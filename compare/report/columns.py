@@ -95,6 +95,11 @@ def predicted_columns(of: Callable[[Any], PredictedTime | None], doc: str) -> tu
     )
 
 
+def unmeasured_time(row: Row) -> str:
+    """Return a compiled record's recorded time, else its predicted one with a ~, in µs; "" without both."""
+    return number(row.recorded_time_us) or about_us(row.predicted)
+
+
 def error_ratio(row: Row) -> float | None:
     """Return the error over its tolerance."""
     return ratio(row.max_error, row.tolerance)

@@ -16,6 +16,7 @@ from ..sources.result import Result, reading_errors_as_usage
 from ..sources.source import SHOWN_AT_ONCE, Source
 from ..spec.blocks import UNFUSED
 from . import aligned
+from .columns import unmeasured_time
 from .outline import Outline
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def _graphs_json(source: Source) -> dict[str, Any]:
 
     graphs = [result.load() for result in in_order(source.results)]
     if len(graphs) == 1:
-        return store.to_json(graphs[0])
+        return store.to_json(source.results[0].timed_graph or graphs[0])
     names = aligned.unique(result.id for result in in_order(source.results))
     return Explained(dict(zip(names, graphs, strict=True))).to_json()
 
@@ -110,14 +111,14 @@ def _record_json(result: Result) -> dict[str, Any]:
     """Return the record's identity with its graph, or null in its place."""
     from ..graph import store
 
-    record = result.record
+    record, graph = result.record, result.timed_graph
     assert record is not None
     case = record.case
     return {
         "id": record.id, "block": case.block, "case": case.name, "direction": case.direction, "dtype": case.dtype,
         "precision": case.precision, "implementation": record.implementation, "status": record.status,
         "detail": record.detail, "segment": record.segment, "target": record.target, "dumps": record.dumps,
-        "kernels": to_builtins(record.kernels), "graph": None if result.graph is None else store.to_json(result.graph),
+        "kernels": to_builtins(record.kernels), "graph": None if graph is None else store.to_json(graph),
     }
 
 
@@ -138,6 +139,7 @@ def _list_of_records(results: Sequence[Result]) -> Iterator[RenderableType]:
     yield grid
     yield text_view.plain(
         "\ndeclared: bytes that the kernels read and write. efficiency: compulsory bytes over those.\n"
+        "µs: sum of the kernels' measured times; without a GPU the call's recorded time, or a predicted sum (~).\n"
         "--block, --case, --direction and -i select records and show their kernels; --all shows the kernels of all."
     )
 
@@ -153,6 +155,7 @@ def _totals_cells(result: Result) -> tuple[str, str, str, str]:
     sums = totals(graph, bytes_compulsory=record.bytes_compulsory or None)
     kernels = formats.UNKNOWN if sums.kernels is None else str(sums.kernels)
     time = "" if sums.device_time_us is None else formats.number_of_us(sums.device_time_us.exact)
+    time = time or unmeasured_time(result.row)
     return kernels, formats.size(sums.declared.exact), formats.share(sums.fusion_efficiency, 1), time
 
 
@@ -258,7 +261,7 @@ def _kernels_named(source: Source, wanted: str, shown: Shown) -> Outline:
         for result, graph, index in named:
             yield text_view.kernel(
                 graph, index, width=shown.width, ceilings=result.priced_for(shown.price_as)[0],
-                why=why_predicted(graph, index, result.ceilings) if own_prices else (),
+                why=why_predicted(graph, index, result.ceilings, result.ran_on) if own_prices else (),
             )
         for graph, indices in of_stage:
             yield text_view.stage(graph, wanted, indices, width=shown.width, every=shown.every)

@@ -84,8 +84,11 @@ class Explained:
 
     @cached_property
     def predicted(self) -> Mapping[str, FusionGraph]:
-        """The graphs with a predicted time for each kernel, or the reason why it has none."""
-        return {name: with_predictions(graph, own_ceilings(graph)[0]) for name, graph in self.graphs.items()}
+        """The graphs with a predicted time for each kernel, or why it has none; measured graphs as they are."""
+        return {
+            name: graph if graph.measured else with_predictions(graph, own_ceilings(graph)[0])
+            for name, graph in self.graphs.items()
+        }
 
     def align(self) -> Any:
         """Align all graphs by one list of stages (`xlafuse.compare.graph.analyse.align.Alignment`)."""
@@ -116,7 +119,10 @@ class Explained:
     def to_json(self) -> dict[str, Any]:
         """Return the graphs with predicted times, and the sum of each one's."""
         graphs = {name: store.to_json(graph) for name, graph in self.predicted.items()}
-        sums = {name: asdict(predicted_sum(graph.kernels or ())) for name, graph in self.predicted.items()}
+        sums = {
+            name: None if graph.measured else asdict(predicted_sum(graph.kernels or ()))
+            for name, graph in self.predicted.items()
+        }
         checked = {"agreement": [{**asdict(one), "agrees": one.agrees} for one in self.agreement]}
         found = {
             "schema": SCHEMA, "graphs": graphs, "predicted": sums, "provenance": self.provenance(),

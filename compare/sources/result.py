@@ -84,13 +84,17 @@ class Result:
         """
         from ..predict.times import with_predictions
 
-        return None if self.graph is None else with_predictions(self.graph, self.ceilings)
+        return None if self.graph is None else with_predictions(self.graph, self.ceilings, self.ran_on)
+
+    @property
+    def ran_on(self) -> str:
+        """The name of the device that a record was checked on; "" without a record."""
+        return (self.record and self.record.checked and self.record.checked.device) or ""
 
     @property
     def timed_graph(self) -> FusionGraph | None:
         """The graph with predicted times where no kernel of it was measured; None without a readable graph."""
-        measured = self.graph is not None and any(k.device_time_us is not None for k in self.graph.kernels or ())
-        return self.graph if measured else self.predicted_graph
+        return self.graph if self.graph is not None and self.graph.measured else self.predicted_graph
 
     def labelled(self, label: str) -> Result:
         """Return the result under another name, with its graph that was read, and without its record's numbers."""

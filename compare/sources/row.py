@@ -173,9 +173,7 @@ class Row:
     def predicted(self) -> PredictedTime | None:
         """The predicted time of a call that was compiled, also where one is recorded; None where it was measured."""
         graph = self.read_predicted() if self.status == "compiled" else None
-        if graph is None or not graph.kernels or any(kernel.device_time_us is not None for kernel in graph.kernels):
-            return None
-        return predicted_sum(graph.kernels)
+        return predicted_sum(graph.kernels) if graph is not None and graph.kernels and not graph.measured else None
 
     @property
     def predicted_time_us(self) -> float | None:

@@ -67,6 +67,7 @@ class View:
         self.name = display_name(name)
         self.graph = graph
         self.kernels = graph.kernels or ()
+        self.predicted = not graph.measured  # so times are predictions
         self._shorten = shorten
         self._traffic = sum(declared_bytes(kernel) or 0 for kernel in self.kernels)
 
@@ -110,11 +111,6 @@ class View:
 
     def declared_bytes(self, indices: Iterable[int]) -> int:
         return sum(declared_bytes(self.kernels[index]) or 0 for index in indices)
-
-    @cached_property
-    def predicted(self) -> bool:
-        """True where times are predictions: no kernel was measured."""
-        return all(kernel.device_time_us is None for kernel in self.kernels)
 
     def time(self, indices: Iterable[int]) -> float | None:
         """Return the measured or predicted time; None unless it is known of all of the kernels."""

@@ -262,11 +262,11 @@ def columns(*widths: int | None, right: Sequence[int] = (), gap: int = 2) -> Tab
 def _add_phases(tree: Tree, graph: FusionGraph, shown: set[int], width: int, *, others: bool = True) -> None:
     """Add the phases with their kernels. others: count the hidden kernels at their places."""
     kernels = graph.kernels or ()
-    measured = any(kernel.device_time_us is not None for kernel in kernels)
-    timed = measured or any(kernel.predicted_us is not None for kernel in kernels)
+    timed = graph.measured or any(kernel.predicted_us is not None for kernel in kernels)
     whole = _Whole(
         tally(map(declared_bytes, kernels), len(graph.unparsed)).exact,
-        tally(kernel.device_time_us if measured else kernel.predicted_us for kernel in kernels).exact, not measured,
+        tally(kernel.device_time_us if graph.measured else kernel.predicted_us for kernel in kernels).exact,
+        not graph.measured,
         _widths((op for kernel in kernels for op in kernel.source_ops), width), width,
     )
     described = products.described(graph)

@@ -107,8 +107,7 @@ def _column(
     kernels, of_kernels = graph.kernels or (), _bands_of_kernels(column, graph, alignment, bands)
     order = {buffer.name: i for i, buffer in enumerate(graph.buffers)}
     declared = tally(map(declared_bytes, kernels)).exact
-    measured = any(kernel.device_time_us is not None for kernel in kernels)
-    time = tally(kernel.device_time_us if measured else kernel.predicted_us for kernel in kernels).exact
+    time = tally(kernel.device_time_us if graph.measured else kernel.predicted_us for kernel in kernels).exact
     products, first = described(graph), first_alike(graph)
     limits, _ = source.priced_for(None)
     boxes = [
