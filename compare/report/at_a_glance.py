@@ -73,7 +73,7 @@ def _recorded(rows: Sequence[Row]) -> str:
     lines = [f"{len(compiled) - len(others)} of {len(compiled)} compiled records have the kernels of a recorded time."]
     if len(others) > len(missing):
         why = _counted(row.recorded_time_reason for row in others if row.predicted_time_us is not None)
-        lines.append(f"~: predicted from the compiled kernels, without the gaps between them ({why}).")
+        lines.append(f"~: predicted from the compiled kernels ({why}).")
     if missing:
         why = _counted(row.predicted.reason if row.predicted else "no graph with kernels" for row in missing)
         lines.append(f"{NO_TIME}: no time ({why}).")

@@ -25,8 +25,8 @@ NO_MEMORY = (
     "--json says why (peak_memory_reason)."
 )
 PREDICTED = (
-    "~: predicted from the compiled kernels, without the gaps between them. The interval is the sum of its kernels', "
-    "of which four in five hold (docs/predicted-times.md)."
+    "~: predicted from the compiled kernels. The interval is made of the kernels' intervals, which claim to hold the "
+    "time in four of five (docs/predicted-times.md)."
 )
 NAMES = (
     "implementation", "status", "checked_device", "kernels", "device_time_us", "device_time_us_spread",

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 from ..backends import worker_of
 from ..graph.analyse import summary
 from ..graph.analyse.roofline import Ceilings
-from ..graph.analyse.totals import Tally, Totals, predicted_sum, totals
+from ..graph.analyse.totals import Tally, Totals, totals
 from ..plan import paired_rounds
 from ..plan.paired_rounds import BASELINE, Comparison, measured_phases, median_us
 from ..plan.peers import PEERS, TIMES, is_a, is_own
 from ..plan.speedup import Speedup
+from ..predict.times import call_time
 from ..record.record import Record
 from ..record.record_fields import ErrorCheck, Measurement, PeakMemory, RankFields, TimesOfPhase
 from ..spec.blocks import BLOCKS
@@ -173,7 +174,7 @@ class Row:
     def predicted(self) -> PredictedTime | None:
         """The predicted time of a call that was compiled, also where one is recorded; None where it was measured."""
         graph = self.read_predicted() if self.status == "compiled" else None
-        return predicted_sum(graph.kernels) if graph is not None and graph.kernels and not graph.measured else None
+        return call_time(graph) if graph is not None and graph.kernels and not graph.measured else None
 
     @property
     def predicted_time_us(self) -> float | None:

@@ -12,7 +12,7 @@ from xlafuse.compare.graph.analyse.totals import predicted_sum
 from xlafuse.compare.graph.findings.collect import findings
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, PredictedTime, Reason, SourceOp
 from xlafuse.compare.graph.render import missed_view, text_view
-from xlafuse.compare.predict.times import why_predicted, with_predictions
+from xlafuse.compare.predict.times import call_time, why_predicted, with_predictions
 from xlafuse.compare.sources.opening import open_source
 from xlafuse.compare.sources.target_ceilings import target_ceilings
 
@@ -58,6 +58,19 @@ def test_the_sum_of_a_call_needs_all_its_kernels() -> None:
     part = made(GELU, replace(GELU, launches=None))
     assert predicted_sum(part.kernels or ()).us is None and "launches" in predicted_sum(part.kernels or ()).reason
     assert "at least ~" in text_view.predicted_words(part) and "1 not predicted" in text_view.predicted_words(part)
+
+
+def test_short_kernels_wait_for_their_launches_where_python_launches_them() -> None:
+    short, long = (replace(GELU, predicted=PredictedTime(us, us, us)) for us in (1.0, 1000.0))
+
+    def call(compiler: str, *kernels: Kernel) -> float | None:
+        return call_time(replace(graph_of(*kernels), compiler=compiler)).us
+
+    assert call("xla", short, short) == call("triton-cudagraphs", short, short) == 2.0
+    assert call("triton", short, short) == 71.0 and call("triton", long, short) == 1001.0
+    assert call("triton", replace(short, launches=2)) == 70.5
+    assert call("triton", short, replace(short, phase="backward")) == 2.0  # each phase is a call
+    assert call("triton", short, GELU) is None
 
 
 def test_equal_graphs_stay_equal_with_predictions_and_a_saved_one_has_none(tmp_path: Path) -> None:
