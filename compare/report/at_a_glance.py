@@ -33,8 +33,9 @@ def render(rows: Sequence[Row], device: str | None) -> str:
         if members := [row for row in rows if (row.direction == "fwd") == inference]:
             parts.append(grid(members, title, _label, partial(_cell, timed=timed)))
     if not timed and device is None:
-        untimed = f"Each cell: kernels, declared bytes / compulsory bytes. {NO_TIME}: nothing is timed or predicted."
-        return "\n\n".join([*parts, untimed])
+        why = _counted(row.predicted.reason for row in rows if row.predicted is not None)
+        untimed = f"Each cell: kernels, declared bytes / compulsory bytes. {NO_TIME}: nothing is timed"
+        return "\n\n".join([*parts, f"{untimed} ({why})." if why else f"{untimed}."])
     time = "device time in µs" if timed else f"device time in µs, recorded on an {device} or predicted for it (~)"
     legend = [f"Each cell: kernels, declared bytes / compulsory bytes, {time}."]
     if timed:

@@ -75,6 +75,14 @@ def test_a_cell_without_any_time_says_which_kernels_are_not_predicted(
     assert "~:" not in text and "no time (9 nothing is fitted for h200)" in text
 
 
+def test_a_gpu_without_recorded_or_predicted_times_says_why(
+    committed_tour: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predictor, "VALIDATED_ON", ())
+    text = at_a_glance.render([result.row for result in open_run(committed_tour.path).results], None)
+    assert "~" not in text and "-: nothing is timed (45 nothing is fitted for h200)" in text
+
+
 def test_a_timed_block_shows_its_own_times() -> None:
     def timed(implementation: str, us: float) -> Record:
         compiled = made("gelu", "fwd", implementation)
