@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import replace
 
+from .. import targets
 from ..graph.analyse.roofline import Ceilings
 from ..graph.analyse.totals import predicted_sum
 from ..graph.model import FusionGraph, PredictedTime
@@ -24,9 +25,11 @@ def with_predictions(graph: FusionGraph, ceilings: Ceilings | None, ran_on: str 
 
 
 def _times(graph: FusionGraph, ceilings: Ceilings | None) -> list[PredictedTime]:
-    from . import predictor  # numpy and the fitted trees, which a graph without a prediction does not need
+    device = None
+    if ceilings is not None and targets.of_device(graph.target) is not None:
+        from . import predictor  # numpy and the fitted trees, which a graph without a target does not need
 
-    device = None if ceilings is None else predictor.device_of(graph, ceilings)
+        device = predictor.device_of(graph, ceilings)
     if device is None:
         whose = f"for {graph.target}" if graph.target else "where the graph does not say its GPU"
         return [PredictedTime(reason=f"nothing is fitted {whose}")] * len(graph.kernels or ())

@@ -145,4 +145,4 @@ TABLE_VIEWS: dict[str, Callable[[Source, Shown], Outline]] = {
     "authorship": _authorship,
 }
 VIEWS = {**GRAPH_VIEWS, **TABLE_VIEWS}
-WITHOUT_GRAPHS = ("times", "matrix", "traffic", "ranks", "peers", "authorship")  # their text reads no graph
+WITHOUT_GRAPHS = ("times", "matrix", "traffic", "ranks", "peers", "authorship")  # their text needs no graph

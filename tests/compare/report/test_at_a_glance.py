@@ -11,7 +11,7 @@ from made_rows import rows_of, timed_record
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.predict import predictor
 from xlafuse.compare.record.record import Record
-from xlafuse.compare.report import at_a_glance
+from xlafuse.compare.report import at_a_glance, matrix
 from xlafuse.compare.sources.row import Row
 from xlafuse.compare.sources.run_source import open_run
 from xlafuse.compare.sources.source import Source
@@ -73,6 +73,12 @@ def test_a_cell_without_any_time_says_which_kernels_are_not_predicted(
     rows = [result.row for result in open_run(committed_tour.path).results]
     text = at_a_glance.render(rows, "H200")
     assert "~:" not in text and "no time (9 nothing is fitted for h200)" in text
+
+
+def test_the_matrix_of_a_compiled_run_has_kernels_with_recorded_or_marked_times(committed_tour: Source) -> None:
+    rows = [result.row for result in committed_tour.results if result.row.block == "softmax"]
+    assert [text for text in ("1 · 53.1", "1 · ~", "2 · ~") if text not in matrix.render(rows)] == []
+    assert "·" not in matrix.render(shown(made("gelu", "fwd", "xla"))[1])
 
 
 def test_a_gpu_without_recorded_or_predicted_times_says_why(
