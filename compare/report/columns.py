@@ -424,6 +424,7 @@ FINDING_COLUMNS = (
     Column("finding", "", "the finding in words", value=lambda finding: finding.headline),
     Column("case", "", "its case"),
     Column("kind", "", "kept on chip, saved, intermediates, above roofline, more FLOPs, recomputed, ..."),
+    Column("predicted", "", "whether at_stake_us is made of predicted times"),
 )
 
 

@@ -138,7 +138,7 @@ def _environment() -> Environment:
     )
     environment.filters.update(
         number=number, mega=mega, us=formats.number_of_us, about=partial(formats.about_us, interval=True),
-        span=formats.span, ms=milliseconds, href=overview.href,
+        ms=milliseconds, href=overview.href,
         size=formats.size, digits=lambda value: "" if value is None else f"{value:.3g}",
     )
     return environment

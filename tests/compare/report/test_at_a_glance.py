@@ -12,6 +12,7 @@ from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.predict import predictor
 from xlafuse.compare.record.record import Record
 from xlafuse.compare.report import at_a_glance, matrix
+from xlafuse.compare.report.strongest_findings import every_finding
 from xlafuse.compare.sources.row import Row
 from xlafuse.compare.sources.run_source import open_run
 from xlafuse.compare.sources.source import Source
@@ -111,3 +112,10 @@ def test_several_cases_of_a_block_or_many_implementations_do_not_fit() -> None:
     names = ("xla", "inductor", "triton", "cuda", "library")
     assert not at_a_glance.fits(rows_of(*(made("gelu", "fwd", name) for name in names)))
     assert not at_a_glance.fits(rows_of(made("gelu", "fwd", "xla"), made("gelu", "fwd", "xla")))
+
+
+def test_the_worth_of_a_finding_from_predicted_times_is_marked(committed_tour: Source) -> None:
+    found = every_finding(committed_tour)
+    assert any(finding.predicted for finding in found)
+    assert all(("~" in finding.worth) == finding.predicted for finding in found)
+    assert all("~" in finding.headline for finding in found if finding.predicted)
