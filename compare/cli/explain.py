@@ -214,6 +214,7 @@ def _table(comparison: Comparison) -> str:
 
     from ..graph import formats
     from ..graph.analyse.totals import totals
+    from ..graph.render.text_view import predicted_words
 
     rows = []
     for name, graph in comparison.explained.graphs.items():
@@ -227,6 +228,9 @@ def _table(comparison: Comparison) -> str:
             speedup = difference.speedup if difference else None
             row["device us"] = comparison.device_time_us(name)
             row["against the default"] = str(speedup) if speedup else ""
+        elif time := predicted_words(comparison.explained.predicted[name]):
+            row["predicted"] = time
+            row["against the default"] = "" if difference is None else comparison.predicted_verdict(name)
         rows.append(row | {"settings": name})
     return tabulate(rows, headers="keys", floatfmt=".1f")
 
@@ -249,6 +253,7 @@ def _comparison_json(comparison: Comparison) -> dict[str, Any]:
             "differs": not difference.graph.empty,
             **diff_view.to_json(difference.graph, comparison.first, graphs[name]),
             "speedup": difference.speedup and asdict(difference.speedup),
+            "predicted_verdict": comparison.predicted_verdict(name) or None,
             "saving": difference.saving and asdict(difference.saving),
         }
         for name, difference in comparison.differences.items()

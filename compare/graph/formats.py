@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from ..base.text import number, printable
-from .model import Buffer, FusionGraph, Kernel, SourceOp
+from .model import Buffer, FusionGraph, Kernel, PredictedTime, SourceOp
 
 UNKNOWN = "?"
 
@@ -58,6 +58,24 @@ def number_of_us(value: float | None) -> str:
 
 def microseconds(value: float | None) -> str:
     return UNKNOWN if value is None else f"{number(value)} µs"
+
+
+def predicted(time: PredictedTime) -> str:
+    """Return "~420 µs (380 to 470)", or the reason why there is no prediction."""
+    if time.us is None:
+        return f"not predicted: {_printable(time.reason)}"
+    return f"~{microseconds(time.us)} {_interval(time)}"
+
+
+def about_us(time: PredictedTime | None, *, interval: bool = False) -> str:
+    """Return a predicted time for a column that names the unit: "~420"; "" where there is none."""
+    if time is None or time.us is None:
+        return ""
+    return f"~{number(time.us)} {_interval(time)}" if interval else f"~{number(time.us)}"
+
+
+def _interval(time: PredictedTime) -> str:
+    return f"({number(time.low_us)} to {number(time.high_us)})"
 
 
 def span(us: float) -> str:

@@ -113,6 +113,20 @@ class Launch:
 
 
 @dataclass(frozen=True)
+class PredictedTime:
+    """A predicted device time in µs of a kernel's launches or of a call, and the interval that claims to hold it.
+
+    A kernel's interval claims to hold the time in four of five cases. us, low_us, high_us: None where there is no
+    prediction, for `reason`.
+    """
+
+    us: float | None = None
+    low_us: float | None = None
+    high_us: float | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Kernel:
     """One launch site.
 
@@ -126,6 +140,7 @@ class Kernel:
     provenance: where its configuration comes from ("compiled", "device", "replayed", "not autotuned", or "");
         "eager" for an operation that PyTorch runs beside compiled graphs.
     device_time_us: the measured time of all launches of one call; None without a GPU.
+    predicted: what compare.predict expects for them; None where it was not asked for.
     launch: of the kernel named `runtime_name`, not of its helpers (`facts["with"]`). On a GPU as CUPTI recorded it,
         else as the compiler states it; `config` is always the compiler's.
     facts: details that only some compilers give.
@@ -146,6 +161,11 @@ class Kernel:
     device_time_us: float | None = None
     launch: Launch = Launch()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    predicted: PredictedTime | None = field(default=None, kw_only=True, compare=False)
+
+    @property
+    def predicted_us(self) -> float | None:
+        return None if self.predicted is None else self.predicted.us
 
     @cached_property
     def bytes_read(self) -> int | None:
@@ -245,6 +265,11 @@ class FusionGraph:
     versions: Mapping[str, str] = field(default_factory=dict)
     target: str = ""
     notes: tuple[str, ...] = ()
+
+    @cached_property
+    def measured(self) -> bool:
+        """True if a kernel has a measured time."""
+        return any(kernel.device_time_us is not None for kernel in self.kernels or ())
 
     @cached_property
     def buffer(self) -> Mapping[str, Buffer]:

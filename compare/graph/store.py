@@ -46,8 +46,8 @@ def to_json(graph: FusionGraph) -> dict[str, Any]:
     """Return the graph as JSON, with values that are derived from it.
 
     `Kernel`, `Buffer` and `Reason` keep their field names. Kernels add `index`, `bytes_read`, `bytes_written`, `stages`
-    and `lines`. Buffers add `producer` (the index of the first kernel that writes it, or null) and `consumers`
-    (indices). Unknown fields of a launch and of an access are absent.
+    and `lines`, and have `predicted` only where it was computed. Buffers add `producer` (the index of the first kernel
+    that writes it, or null) and `consumers` (indices). Unknown fields of a launch and of an access are absent.
     """
     kernels = None
     if graph.kernels is not None:
@@ -122,6 +122,8 @@ def _check(graph: FusionGraph) -> None:
 
 def _plain_kernel(kernel: Kernel) -> dict[str, Any]:
     plain = dataclasses.asdict(kernel)
+    if kernel.predicted is None:
+        del plain["predicted"]
     for access in (*(plain["inputs"] or ()), *(plain["outputs"] or ())):
         for name in ("shape", "strides"):
             if access[name] is None:

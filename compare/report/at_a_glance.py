@@ -1,21 +1,22 @@
 """A run of few implementations at a glance: for inference and for training, a row a block.
 
-A cell has an implementation's kernels, its declared bytes over the compulsory bytes, and its device time in µs.
+A cell has an implementation's kernels, its declared bytes over the compulsory bytes, and its device time in µs:
+measured; else recorded, where the compile gave kernels that ran on the target; else predicted, with a ~.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from ..base.text import number, printable
 from ..sources.row import Row
-from .columns import marks, marks_explained
+from .columns import marks, marks_explained, unmeasured_time
 from .matrix import Members, counts, grid, is_fastest, outcome
 
 MOST_IMPLEMENTATIONS = 4
-OTHER_KERNELS = "-"
+NO_TIME = "-"
 
 
 def fits(rows: Sequence[Row]) -> bool:
@@ -32,9 +33,10 @@ def render(rows: Sequence[Row], device: str | None) -> str:
         if members := [row for row in rows if (row.direction == "fwd") == inference]:
             parts.append(grid(members, title, _label, partial(_cell, timed=timed)))
     if not timed and device is None:
-        untimed = f"Each cell: kernels, declared bytes / compulsory bytes. {OTHER_KERNELS}: nothing is timed."
-        return "\n\n".join([*parts, untimed])
-    time = "device time in µs" if timed else f"device time in µs, recorded on an {device}"
+        why = _counted(row.predicted.reason for row in rows if row.predicted is not None)
+        untimed = f"Each cell: kernels, declared bytes / compulsory bytes. {NO_TIME}: nothing is timed"
+        return "\n\n".join([*parts, f"{untimed} ({why})." if why else f"{untimed}."])
+    time = "device time in µs" if timed else f"device time in µs, recorded on an {device} or predicted for it (~)"
     legend = [f"Each cell: kernels, declared bytes / compulsory bytes, {time}."]
     if timed:
         legend += ["*: smallest median of its row. A lead within the spread may be noise.", *marks_explained(rows)]
@@ -58,18 +60,26 @@ def _cell(row: Row, members: Members, timed: bool) -> str:
 
 def _time(row: Row, members: Members, timed: bool) -> str:
     if not timed:
-        recorded = row.recorded_time_us
-        return OTHER_KERNELS if recorded is None else number(recorded)
+        return unmeasured_time(row) or NO_TIME
     if row.device_time_us is None:
         return ""
     return f"{number(row.device_time_us)}{'*' if is_fastest(row, members.values()) else ''}{marks(row)}"
 
 
 def _recorded(rows: Sequence[Row]) -> str:
-    """Return the count of recorded times, and of the reasons where there is none."""
+    """Return the count of recorded and of predicted times, with the reasons why they are not recorded, or missing."""
     compiled = [row for row in rows if row.status == "compiled"]
-    reasons = Counter(row.recorded_time_reason for row in compiled if row.recorded_time_us is None)
-    found = len(compiled) - reasons.total()
-    others = "; ".join(f"{count} {reason}" for reason, count in reasons.items())
-    explained = f" {OTHER_KERNELS}: no time ({others})." if others else ""
-    return f"{found} of {len(compiled)} compiled records have the kernels of a recorded time.{explained}"
+    others = [row for row in compiled if row.recorded_time_us is None]
+    missing = [row for row in others if row.predicted_time_us is None]
+    lines = [f"{len(compiled) - len(others)} of {len(compiled)} compiled records have the kernels of a recorded time."]
+    if len(others) > len(missing):
+        why = _counted(row.recorded_time_reason for row in others if row.predicted_time_us is not None)
+        lines.append(f"~: predicted from the compiled kernels ({why}).")
+    if missing:
+        why = _counted(row.predicted.reason if row.predicted else "no graph with kernels" for row in missing)
+        lines.append(f"{NO_TIME}: no time ({why}).")
+    return "\n".join(lines)
+
+
+def _counted(reasons: Iterable[str | None]) -> str:
+    return "; ".join(f"{count} {reason}" for reason, count in Counter(reasons).items())

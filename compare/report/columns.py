@@ -9,6 +9,8 @@ from functools import partial
 from typing import Any
 
 from ..base.text import number, printable
+from ..graph.formats import about_us
+from ..graph.model import PredictedTime
 from ..plan.paired_rounds import BASELINE, TIMER_NAMES, Comparison, column_prefix
 from ..plan.peers import PEERS
 from ..plan.timing_modes import MAIN
@@ -75,6 +77,27 @@ def mega(value: float | None) -> str:
 
 def percent(value: float | None) -> str:
     return "" if value is None else f"{value:.0%}"
+
+
+def predicted_columns(of: Callable[[Any], PredictedTime | None], doc: str) -> tuple[Column, ...]:
+    """Return the columns of a predicted time, with its interval, or with the reason why there is none."""
+
+    def part(name: str) -> Callable[[Any], Any]:
+        return lambda line: getattr(of(line), name, None) or None
+
+    return (
+        Column(
+            "predicted_time_us", "µs", doc, "predicted µs", part("us"), lambda line: about_us(of(line), interval=True)
+        ),
+        Column("predicted_low_us", "µs", "lower end of its 80% interval", "", part("low_us")),
+        Column("predicted_high_us", "µs", "upper end of its 80% interval", "", part("high_us")),
+        Column("predicted_reason", "", "why there is no predicted time", "", part("reason")),
+    )
+
+
+def unmeasured_time(row: Row) -> str:
+    """Return a compiled record's recorded time, else its predicted one with a ~, in µs; "" without both."""
+    return number(row.recorded_time_us) or about_us(row.predicted)
 
 
 def error_ratio(row: Row) -> float | None:
@@ -204,6 +227,11 @@ COLUMNS = (
         "recorded µs",
     ),
     Column("recorded_time_reason", "", "why a compile for a target shows no recorded time"),
+    *predicted_columns(
+        lambda row: row.predicted,
+        "device time of a call that was compiled and not measured: the sum of its kernels' predicted times, and the "
+        "gaps where Python launches short ones one by one",
+    ),
     Column("forward_us", "µs", "median device time of forward", "forward", lambda row: row.phase_us("forward")),
     Column("backward_us", "µs", "median device time of backward", "backward", lambda row: row.phase_us("backward")),
     Column("busy_time_us", "µs", "median time in which some kernel ran; empty where CUDA events took the times"),
@@ -396,6 +424,7 @@ FINDING_COLUMNS = (
     Column("finding", "", "the finding in words", value=lambda finding: finding.headline),
     Column("case", "", "its case"),
     Column("kind", "", "kept on chip, saved, intermediates, above roofline, more FLOPs, recomputed, ..."),
+    Column("predicted", "", "whether at_stake_us is made of predicted times"),
 )
 
 

@@ -16,6 +16,7 @@ from ..sources.result import Result, reading_errors_as_usage
 from ..sources.source import SHOWN_AT_ONCE, Source
 from ..spec.blocks import UNFUSED
 from . import aligned
+from .columns import unmeasured_time
 from .outline import Outline
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def _graphs_json(source: Source) -> dict[str, Any]:
 
     graphs = [result.load() for result in in_order(source.results)]
     if len(graphs) == 1:
-        return store.to_json(graphs[0])
+        return store.to_json(source.results[0].timed_graph or graphs[0])
     names = aligned.unique(result.id for result in in_order(source.results))
     return Explained(dict(zip(names, graphs, strict=True))).to_json()
 
@@ -110,14 +111,14 @@ def _record_json(result: Result) -> dict[str, Any]:
     """Return the record's identity with its graph, or null in its place."""
     from ..graph import store
 
-    record = result.record
+    record, graph = result.record, result.timed_graph
     assert record is not None
     case = record.case
     return {
         "id": record.id, "block": case.block, "case": case.name, "direction": case.direction, "dtype": case.dtype,
         "precision": case.precision, "implementation": record.implementation, "status": record.status,
         "detail": record.detail, "segment": record.segment, "target": record.target, "dumps": record.dumps,
-        "kernels": to_builtins(record.kernels), "graph": None if result.graph is None else store.to_json(result.graph),
+        "kernels": to_builtins(record.kernels), "graph": None if graph is None else store.to_json(graph),
     }
 
 
@@ -138,6 +139,7 @@ def _list_of_records(results: Sequence[Result]) -> Iterator[RenderableType]:
     yield grid
     yield text_view.plain(
         "\ndeclared: bytes that the kernels read and write. efficiency: compulsory bytes over those.\n"
+        "µs: sum of the kernels' measured times; without a GPU the call's recorded time, or a predicted sum (~).\n"
         "--block, --case, --direction and -i select records and show their kernels; --all shows the kernels of all."
     )
 
@@ -153,6 +155,7 @@ def _totals_cells(result: Result) -> tuple[str, str, str, str]:
     sums = totals(graph, bytes_compulsory=record.bytes_compulsory or None)
     kernels = formats.UNKNOWN if sums.kernels is None else str(sums.kernels)
     time = "" if sums.device_time_us is None else formats.number_of_us(sums.device_time_us.exact)
+    time = time or unmeasured_time(result.row)
     return kernels, formats.size(sums.declared.exact), formats.share(sums.fusion_efficiency, 1), time
 
 
@@ -180,7 +183,7 @@ def _records(source: Source, shown: Shown) -> Iterator[RenderableType]:
 def _tree(result: Result, shown: Shown, title: str | None = None, notes: Sequence[str] = ()) -> RenderableType:
     from ..graph.render import text_view
 
-    graph = result.load()
+    graph = predicted_for(result, shown)
     ceilings, _ = result.priced_for(shown.price_as)
     known: dict[str, Any] = {}
     name = None
@@ -225,9 +228,15 @@ def _kernels_named(source: Source, wanted: str, shown: Shown) -> Outline:
     from ..graph import store
     from ..graph.formats import kernels_named, known_names
     from ..graph.render import text_view
+    from ..predict.times import why_predicted
 
     graphs = [(result, named_graph(result)) for result in with_graphs(source)]
-    named = [(result, graph, index) for result, graph in graphs for index in kernels_named(graph, wanted)]
+    found = [(result, indices) for result, graph in graphs if (indices := kernels_named(graph, wanted))]
+    own_prices = shown.price_as is None
+    named = [
+        (result, graph, index) for result, indices in found
+        for graph in [named_graph(result, predicted=own_prices)] for index in indices
+    ]
     of_stage = [] if named else [
         (graph, indices) for _, graph in graphs if (indices := [
             index for index, kernel in enumerate(graph.kernels or ())
@@ -250,7 +259,10 @@ def _kernels_named(source: Source, wanted: str, shown: Shown) -> Outline:
 
     def trees() -> Iterator[RenderableType]:
         for result, graph, index in named:
-            yield text_view.kernel(graph, index, width=shown.width, ceilings=result.priced_for(shown.price_as)[0])
+            yield text_view.kernel(
+                graph, index, width=shown.width, ceilings=result.priced_for(shown.price_as)[0],
+                why=why_predicted(graph, index, result.ceilings, result.ran_on) if own_prices else (),
+            )
         for graph, indices in of_stage:
             yield text_view.stage(graph, wanted, indices, width=shown.width, every=shown.every)
 
@@ -262,9 +274,17 @@ def in_stage(stage: str, wanted: str) -> bool:
     return f"/{wanted.strip('/')}/" in f"/{stage}/"
 
 
-def named_graph(result: Result) -> FusionGraph:
-    """Return the graph; a record's has the record's id as its name."""
-    return result.load() if result.record is None else replace(result.load(), name=result.id)
+def named_graph(result: Result, *, predicted: bool = False) -> FusionGraph:
+    """Return the graph; a record's has the record's id as its name. predicted: add predicted times."""
+    graph = result.load()
+    graph = (result.predicted_graph if predicted else None) or graph
+    return graph if result.record is None else replace(graph, name=result.id)
+
+
+def predicted_for(result: Result, shown: Shown) -> FusionGraph:
+    """Return the graph, with predicted times where none was measured and no other GPU's rates are asked for."""
+    graph = result.load()
+    return graph if shown.price_as is not None else result.timed_graph or graph
 
 
 def why(source: Source, shown: Shown) -> Outline:
@@ -272,7 +292,10 @@ def why(source: Source, shown: Shown) -> Outline:
     from ..graph.analyse import missed_fusions
     from ..graph.render import missed_view, text_view
 
-    priced = [(named_graph(result), *result.priced_for(shown.price_as)) for result in with_graphs(source)]
+    priced = [
+        (named_graph(result, predicted=shown.price_as is None), *result.priced_for(shown.price_as))
+        for result in with_graphs(source)
+    ]
 
     def trees() -> Iterator[RenderableType]:
         for graph, ceilings, whose in priced:
@@ -294,7 +317,7 @@ def stages(source: Source, shown: Shown) -> Outline:
     cases = _cases_side_by_side(source)
 
     def document() -> dict[str, Any]:
-        entries = [(case.id, _graphs_of(case)) for case in cases]
+        entries = [(case.id, _graphs_of(case, shown)) for case in cases]
         return {"schema": "xlafuse.stages/1", "cases": [
             {"case": id, **align_view.to_json(list(graphs), align(list(graphs.values())))} for id, graphs in entries
         ]}
@@ -315,14 +338,14 @@ def _cases_side_by_side(source: Source) -> list[CaseResults]:
     if source.kind == "dump" and 1 < len(source.results) <= SHOWN_AT_ONCE:  # chosen by --module
         alone = [replace(source, results=(result,)) for result in source.results]
         return list(aligned.side_by_side(alone).cases)
-    cases = [case for case in source.cases if len(_graphs_of(case)) > 1]
+    cases = [case for case in source.cases if sum(r.graph is not None for r in case.results) > 1]
     if not cases:
         raise UsageError(f"{source.path}: no case has several graphs to show side by side{source.unreadable_example}")
     return cases
 
 
-def _graphs_of(case: CaseResults) -> dict[str, FusionGraph]:
-    return {result.name: result.graph for result in case.results if result.graph is not None}
+def _graphs_of(case: CaseResults, shown: Shown) -> dict[str, FusionGraph]:
+    return {result.name: predicted_for(result, shown) for result in case.results if result.graph is not None}
 
 
 def _side_by_side(case: CaseResults, shown: Shown) -> Iterator[RenderableType]:
@@ -335,7 +358,7 @@ def _side_by_side(case: CaseResults, shown: Shown) -> Iterator[RenderableType]:
     from ..graph.findings.collect import findings
     from ..graph.render import align_view, text_view
 
-    graphs = _graphs_of(case)
+    graphs = _graphs_of(case, shown)
     yield align_view.table(list(graphs), list(graphs.values()), align(list(graphs.values())))
     for fused, unfused in UNFUSED.items():
         pair = [graphs[name] for name in (fused, unfused) if name in graphs]

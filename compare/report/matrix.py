@@ -1,6 +1,7 @@
 """Rows as one matrix: a line for each case and direction, a column for each implementation.
 
-A cell holds the device time, or the number of compiled kernels in a run for a GPU that the machine lacks.
+A cell holds the device time, or in a run for a GPU that the machine lacks the number of compiled kernels, and the time
+that is recorded or predicted for them.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ..base.text import escaped, number, printable
 from ..sources.row import Row
-from .columns import marks, marks_explained
+from .columns import marks, marks_explained, unmeasured_time
 from .table import explained, title
 
 TIMES = "*: smallest median of its line and segment. A lead within the spread (see the full table) may be noise."
 KERNELS = "Nothing ran on a GPU. checked: nothing to compile for the target; its numbers are right on the CPU."
+KNOWN = "µs: recorded on the target for the same kernels; ~: predicted (docs/predicted-times.md)."
 _VALID = ("ok", "compiled")
 
 Members = Mapping[str, Row]  # the rows of a line by implementation
@@ -27,8 +29,9 @@ def render(rows: Sequence[Row], *, markdown: bool = False) -> str:
         table = grid(rows, "device time, µs", title, _time, markdown)
         legend = [TIMES, *marks_explained(rows)]
     else:
-        table = grid(rows, "kernels", title, _kernels, markdown)
-        legend = [KERNELS]
+        known = any(unmeasured_time(row) for row in rows)
+        table = grid(rows, "kernels · µs" if known else "kernels", title, _kernels, markdown)
+        legend = [KERNELS, *([KNOWN] if known else [])]
     return "\n\n".join([table, *explained(legend, markdown)])
 
 
@@ -58,7 +61,7 @@ def grid(
 
 
 def _kernels(row: Row, members: Members) -> str:
-    return str(row.kernels) if counts(row) else outcome(row)
+    return " · ".join(filter(None, (str(row.kernels), unmeasured_time(row)))) if counts(row) else outcome(row)
 
 
 def counts(row: Row) -> bool:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ..base.text import number
 from ..graph import formats
-from ..graph.analyse.roofline import Ceilings, RooflinePoint, intensity, recoverable_us, roofline_point
+from ..graph.analyse.roofline import RooflinePoint, intensity, recoverable_us, roofline_point
 from ..graph.analyse.totals import declared_bytes
-from ..graph.model import FusionGraph, Kernel
+from ..graph.model import Kernel, PredictedTime
 from ..record.record import Record
 from ..sources.result import Result
 from ..sources.row import Row, ratio
-from .columns import BY_NAME, IDENTITY, Column, of_row
+from .columns import BY_NAME, IDENTITY, Column, of_row, predicted_columns
 from .table import grouped
-
-if TYPE_CHECKING:
-    from ..predict.predictor import Prediction
 
 _TIMES = (
     "bound: limit of most of the time: memory, compute (products), or launch (kernels too short for both, and gaps).",
@@ -51,7 +46,7 @@ class KernelOnRoofline:
     """One kernel of a graph.
 
     row: of the result. index: of the kernel's launch. dram_bytes, dram_bytes_call: ncu's counts over its launches,
-    alone and within the call. prediction: only of a kernel whose time was not measured.
+    alone and within the call.
     """
 
     row: Row
@@ -60,7 +55,11 @@ class KernelOnRoofline:
     point: RooflinePoint | None
     dram_bytes: int | None = None
     dram_bytes_call: int | None = None
-    prediction: Prediction | None = None
+
+    @property
+    def predicted(self) -> PredictedTime | None:
+        """The prediction for a kernel that was not measured."""
+        return self.kernel.predicted if self.kernel.device_time_us is None else None
 
     @property
     def flops(self) -> float | None:
@@ -75,15 +74,6 @@ class KernelOnRoofline:
     def recoverable_us(self) -> float | None:
         """The device time above the roofline time."""
         return recoverable_us(self.kernel.device_time_us, self.roofline_time_us)
-
-
-def _predicted(end: str) -> Callable[[KernelOnRoofline], float | None]:
-    return lambda line: None if line.prediction is None else getattr(line.prediction, end)
-
-
-def _prediction(line: KernelOnRoofline) -> str:
-    found = line.prediction
-    return "" if found is None else f"~{number(found.time_us)} ({number(found.low_us)} to {number(found.high_us)})"
 
 
 KERNEL_COLUMNS = (
@@ -101,12 +91,7 @@ KERNEL_COLUMNS = (
         lambda k: "" if k.kernel.launches == 1 else number(k.kernel.launches),
     ),
     Column("device_time_us", "µs", "device time of all launches", "time µs", lambda k: k.kernel.device_time_us),
-    Column(
-        "predicted_time_us", "µs", "predicted device time where none was measured", "predicted µs",
-        _predicted("time_us"), _prediction,
-    ),
-    Column("predicted_low_us", "µs", "lower end of its 80% interval", "", _predicted("low_us")),
-    Column("predicted_high_us", "µs", "upper end of its 80% interval", "", _predicted("high_us")),
+    *predicted_columns(lambda line: line.predicted, "predicted device time where none was measured"),
     Column(
         "bytes_declared", "bytes", "bytes that it declares to move", "declared MB", lambda k: declared_bytes(k.kernel)
     ),
@@ -149,29 +134,15 @@ def kernels(result: Result, *, predict: bool = False) -> list[KernelOnRoofline]:
     graph, ceilings = result.graph, result.ceilings
     if graph is None:
         return []
+    if predict and any(kernel.device_time_us is None for kernel in graph.kernels or ()):
+        graph = result.predicted_graph or graph
     alone, call = (_dram_bytes(result.record, method) for method in ("alone", "call"))
-    guesses = _predictions(graph, ceilings) if predict and ceilings is not None else []
     return [
         KernelOnRoofline(
             result.row, index, kernel, None if ceilings is None else roofline_point(graph, kernel, ceilings),
-            alone.get(index), call.get(index), guesses[index] if guesses else None,
+            alone.get(index), call.get(index),
         )
         for index, kernel in enumerate(graph.kernels or ())
-    ]
-
-
-def _predictions(graph: FusionGraph, ceilings: Ceilings) -> list[Prediction | None]:
-    """Return a prediction for each kernel without a measured time, where the graph's target has a predictor."""
-    if all(kernel.device_time_us is not None for kernel in graph.kernels or ()):
-        return []
-    from ..predict import predictor
-
-    device = predictor.device_of(graph, ceilings)
-    if device is None:
-        return []
-    return [
-        guess if isinstance(guess, predictor.Prediction) and kernel.device_time_us is None else None
-        for kernel, guess in zip(graph.kernels or (), predictor.predicted(graph, device), strict=True)
     ]
 
 

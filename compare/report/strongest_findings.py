@@ -33,7 +33,7 @@ class StrongFinding:
     at_stake_us: the time that the finding is about; in a timed run at most the difference to a better implementation.
         None for a fact, and if the graphs' device, and so its bandwidth, is not known.
     headline: the finding in words. kind: the kind of compare.graph.findings.finding. bytes: the traffic behind it.
-    case: the block and the case in words. case_id: its id.
+    case: the block and the case in words. case_id: its id. predicted: at_stake_us is of predicted times.
     """
 
     at_stake_us: float | None
@@ -44,6 +44,13 @@ class StrongFinding:
     kind: str
     block: str
     implementation: str
+    predicted: bool = False
+
+    @property
+    def worth(self) -> str:
+        """The time at stake in words; "" where it is not known."""
+        us = self.at_stake_us
+        return "" if us is None else f"worth up to {'~' if self.predicted else ''}{formats.span(us)}"
 
 
 def every_finding(source: Source) -> list[StrongFinding]:
@@ -83,7 +90,7 @@ def of_case(case: CaseResults) -> Iterator[StrongFinding]:
             yield StrongFinding(
                 at_stake, finding.bytes, printable(subject.headline, 600),
                 f"{printable(case.block, 60)} {case.label}".rstrip(), case.id, finding.kind, case.block,
-                subject.worse.name,
+                subject.worse.name, finding.predicted,
             )
 
 
@@ -160,6 +167,8 @@ class _FindingInRun:
         """ "At memory bandwidth, that takes 8.39 µs."; "" where the bandwidth is not known. """
         if self.finding.us is None:
             return ""
+        if self.finding.predicted:
+            return f"That takes ~{formats.span(self.finding.us)}."
         flops = self.finding.kind in ("more FLOPs", "dense ragged product")
         known = targets.of_device(self.graph.target)
         sheet = "" if known is None else target_ceilings(known).data_sheet  # "" where it was measured

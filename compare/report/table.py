@@ -24,13 +24,16 @@ NO_MEMORY = (
     "memory: p marks a peak that XLA's compiler planned; it was not measured. Blank: neither measured nor planned. "
     "--json says why (peak_memory_reason)."
 )
+PREDICTED = (
+    "~: predicted from the compiled kernels. The interval is made of the kernels' intervals, which claim to hold the "
+    "time in four of five (docs/predicted-times.md)."
+)
 NAMES = (
     "implementation", "status", "checked_device", "kernels", "device_time_us", "device_time_us_spread",
-    "recorded_time_us", "forward_us", "backward_us", "verdict_vs_xla", "warm_time_us", "graph_time_us",
-    "no_graph_time_us", "triton_launch_time_us", "launch_gap", "rate", "share_of_ceiling", "wall_time_us",
-    "bytes_declared",
-    "bytes_compulsory", "dram_bytes_call", "exposed_us", "communication_us", "overlap_us",
-    "peak_memory_bytes", "compile_s", "max_error", "provenance", "segment",
+    "recorded_time_us", "predicted_time_us", "forward_us", "backward_us", "verdict_vs_xla", "warm_time_us",
+    "graph_time_us", "no_graph_time_us", "triton_launch_time_us", "launch_gap", "rate", "share_of_ceiling",
+    "wall_time_us", "bytes_declared", "bytes_compulsory", "dram_bytes_call", "exposed_us", "communication_us",
+    "overlap_us", "peak_memory_bytes", "compile_s", "max_error", "provenance", "segment",
 )
 # Left out of the tables of timed records without `every`: with them, a line is too long for a screen.
 _DETAILS = (
@@ -50,6 +53,8 @@ def render(rows: Sequence[Row], *, markdown: bool = False, every: bool = False) 
         legend = [*LEGEND, more, *marks_explained(rows)]
         if any(row.peak_memory_reason for row in rows):
             legend.append(NO_MEMORY)
+    if any(row.predicted_time_us is not None for row in rows):
+        legend.append(PREDICTED)
     statuses = Counter(row.status for row in rows)
     summary = f"{len(rows)} records: " + ", ".join(f"{count} {status}" for status, count in statuses.items())
     return grouped(

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any
 
 from ..base.usage import UsageError, one_of
-from ..graph import formats
 from ..model.step import step_of
 from ..model.used_blocks import used_blocks
 from ..sources.row import Row
@@ -126,7 +125,7 @@ def _render_findings(sentences: Sequence[StrongFinding], *, markdown: bool = Fal
     plain = table.escaped if markdown else str
     lines = []
     for number, finding in enumerate(sentences, 1):
-        worth = "" if finding.at_stake_us is None else f": worth up to {formats.span(finding.at_stake_us)}"
+        worth = f": {finding.worth}" if finding.worth else ""
         lines.append(f"{number}. {plain(finding.headline)} ({plain(finding.case)}{worth})")
     return "\n".join(lines) or "nothing in the graphs of these records can be priced"
 
@@ -145,4 +144,4 @@ TABLE_VIEWS: dict[str, Callable[[Source, Shown], Outline]] = {
     "authorship": _authorship,
 }
 VIEWS = {**GRAPH_VIEWS, **TABLE_VIEWS}
-WITHOUT_GRAPHS = ("times", "matrix", "traffic", "ranks", "peers", "authorship")  # their text reads no graph
+WITHOUT_GRAPHS = ("times", "matrix", "traffic", "ranks", "peers", "authorship")  # their text needs no graph

@@ -69,7 +69,7 @@ class CaseResults:
     def findings(self) -> list[Finding]:
         """The findings in the times and in the graphs, these with times if the ceilings of the device are known."""
         results = self.with_own_kernels
-        graphs = {result.name: result.graph for result in results if result.graph is not None}
+        graphs = {result.name: graph for result in results if (graph := result.timed_graph) is not None}
         gaps = list(launch_gaps([result for result in results if result.name in graphs], self.results))
         return gaps + findings(graphs, self.ceilings) if graphs else []
 

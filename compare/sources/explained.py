@@ -6,13 +6,16 @@ import gzip
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..base import atomic_write
 from ..base.text import printable
 from ..graph import formats, store
+from ..graph.analyse.totals import predicted_sum
 from ..graph.model import FusionGraph
+from ..predict.times import with_predictions
 from ..record.record_fields import TimesOfPhase
 from . import provenance
 from .result import Result, reader_of
@@ -79,6 +82,14 @@ class Explained:
         times = {**self.times, **other.times}
         return Explained({**self.graphs, **other.graphs}, notes, self.agreement + other.agreement, times)
 
+    @cached_property
+    def predicted(self) -> Mapping[str, FusionGraph]:
+        """The graphs with a predicted time for each kernel, or why it has none; measured graphs as they are."""
+        return {
+            name: graph if graph.measured else with_predictions(graph, own_ceilings(graph)[0])
+            for name, graph in self.graphs.items()
+        }
+
     def align(self) -> Any:
         """Align all graphs by one list of stages (`xlafuse.compare.graph.analyse.align.Alignment`)."""
         from ..graph.analyse.align import align
@@ -91,7 +102,7 @@ class Explained:
 
         first, *others = self.graphs.values()
         same = all(graph.target == first.target for graph in others)
-        return findings(self.graphs, own_ceilings(first)[0] if same else None)
+        return findings(self.predicted, own_ceilings(first)[0] if same else None)
 
     def provenance(self) -> dict[str, dict[str, int]]:
         """Return how many kernels of each graph are "replayed", "device", "not autotuned" and "compiled"."""
@@ -106,9 +117,17 @@ class Explained:
         return Source("file", Path(" and ".join(self.graphs)), results, self.notes)
 
     def to_json(self) -> dict[str, Any]:
-        graphs = {name: store.to_json(graph) for name, graph in self.graphs.items()}
+        """Return the graphs with predicted times, and the sum of each one's."""
+        graphs = {name: store.to_json(graph) for name, graph in self.predicted.items()}
+        sums = {
+            name: None if graph.measured else asdict(predicted_sum(graph.kernels or ()))
+            for name, graph in self.predicted.items()
+        }
         checked = {"agreement": [{**asdict(one), "agrees": one.agrees} for one in self.agreement]}
-        found = {"schema": SCHEMA, "graphs": graphs, "provenance": self.provenance(), "notes": list(self.notes)}
+        found = {
+            "schema": SCHEMA, "graphs": graphs, "predicted": sums, "provenance": self.provenance(),
+            "notes": list(self.notes),
+        }
         return found | (checked if self.agreement else {})
 
     def save(self, path: str | Path) -> None:
@@ -132,13 +151,13 @@ class Explained:
         """Yield views: the graph, or several by stages with findings; then the notes. every: as in `overview`."""
         from ..graph.render import align_view, text_view
 
-        first, *others = self.graphs.values()
+        first, *others = self.predicted.values()
         if others:
             yield align_view.table(list(self.graphs), [first, *others], self.align())
             if found := list(map(str, self.findings()[:MOST_FINDINGS])):
                 yield text_view.plain("")
                 yield text_view.titled("what stands out", found)
-            if about := [*self._graphs_notes(), *self._configurations(), *self._unread()]:
+            if about := [*self._graphs_notes(), *self._times(), *self._configurations(), *self._unread()]:
                 yield text_view.plain("")
                 yield text_view.plain("\n".join(about))
         else:
@@ -159,6 +178,16 @@ class Explained:
 
     def _graphs_notes(self) -> list[str]:
         return [f"{name}: {note}" for name, graph in self.graphs.items() for note in graph.notes]
+
+    def _times(self) -> Iterator[str]:
+        """Yield the sum of each graph's predicted times, or why there is none."""
+        from ..graph.render.text_view import predicted_words
+
+        for name, graph in self.predicted.items():
+            if total := predicted_words(graph):
+                yield f"{name}: the kernels' predicted times add up to {total}"
+            elif reasons := {kernel.predicted.reason for kernel in graph.kernels or () if kernel.predicted}:
+                yield f"{name}: no predicted times: {'; '.join(sorted(reasons))}"
 
     def _unread(self) -> Iterator[str]:
         for name, graph in self.graphs.items():
@@ -186,6 +215,6 @@ class Explained:
         if len(self.graphs) > 1:
             views += [
                 text_view.overview(graph, every=few, notes=text_view.totals_lines(graph))
-                for graph in self.graphs.values()
+                for graph in self.predicted.values()
             ]
         return f'<div class="xlafuse">{"".join(map(notebook.html, views))}</div>'

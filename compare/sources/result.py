@@ -73,8 +73,28 @@ class Result:
         """The values that reports show."""
         return Row(
             self.id, self.name, self.number, None if self.graph_only else self.record, self.segment_ceilings,
-            self.uncalibrated, self.groups, lambda: self.graph, lambda: self.ceilings,
+            self.uncalibrated, self.groups, lambda: self.graph, lambda: self.ceilings, lambda: self.predicted_graph,
         )
+
+    @cached_property
+    def predicted_graph(self) -> FusionGraph | None:
+        """The graph with a predicted time for each kernel, beside a measured one; None without a readable graph.
+
+        compare.predict.times says which kernels have none.
+        """
+        from ..predict.times import with_predictions
+
+        return None if self.graph is None else with_predictions(self.graph, self.ceilings, self.ran_on)
+
+    @property
+    def ran_on(self) -> str:
+        """The name of the device that a record was checked on; "" without a record."""
+        return (self.record and self.record.checked and self.record.checked.device) or ""
+
+    @property
+    def timed_graph(self) -> FusionGraph | None:
+        """The graph with predicted times where no kernel of it was measured; None without a readable graph."""
+        return self.graph if self.graph is not None and self.graph.measured else self.predicted_graph
 
     def labelled(self, label: str) -> Result:
         """Return the result under another name, with its graph that was read, and without its record's numbers."""

@@ -21,13 +21,14 @@ from ..plan import paired_rounds
 from ..plan.paired_rounds import BASELINE, Comparison, measured_phases, median_us
 from ..plan.peers import PEERS, TIMES, is_a, is_own
 from ..plan.speedup import Speedup
+from ..predict.times import call_time
 from ..record.record import Record
 from ..record.record_fields import ErrorCheck, Measurement, PeakMemory, RankFields, TimesOfPhase
 from ..spec.blocks import BLOCKS
 from ..spec.case import Case
 
 if TYPE_CHECKING:
-    from ..graph.model import FusionGraph
+    from ..graph.model import FusionGraph, PredictedTime
 
 Group = tuple[Any, ...]
 
@@ -40,8 +41,8 @@ class Row:
     """The values of one result. A sum over forward and backward is None where one of them is missing.
 
     id, name, number, segment_ceilings, uncalibrated: of the result. record: None for a graph alone. groups: the rows of
-    all results of the path by `group`. read_graph, read_ceilings: return the result's graph, and the ceilings that
-    price it; None where there is none.
+    all results of the path by `group`. read_graph, read_ceilings, read_predicted: return the result's graph, the
+    ceilings that price it, and the graph with predicted times; None where there is none.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Row:
     groups: Mapping[Group, list[Row]]
     read_graph: Callable[[], FusionGraph | None]
     read_ceilings: Callable[[], Ceilings | None]
+    read_predicted: Callable[[], FusionGraph | None]
 
     @property
     def case(self) -> Case | None:
@@ -167,6 +169,16 @@ class Row:
     @property
     def recorded_time_reason(self) -> str | None:
         return self.record.recorded.unavailable if self.record and self.record.recorded else None
+
+    @cached_property
+    def predicted(self) -> PredictedTime | None:
+        """The predicted time of a call that was compiled, also where one is recorded; None where it was measured."""
+        graph = self.read_predicted() if self.status == "compiled" else None
+        return call_time(graph) if graph is not None and graph.kernels and not graph.measured else None
+
+    @property
+    def predicted_time_us(self) -> float | None:
+        return None if self.predicted is None else self.predicted.us
 
     @cached_property
     def spread_us(self) -> float | None:

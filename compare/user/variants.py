@@ -10,6 +10,7 @@ from typing import Any
 from ..base.usage import UsageError
 from ..graph.analyse.diff import GraphDiff, diff
 from ..graph.analyse.forced_fusion import FORCED, Saving, pair, saving
+from ..graph.analyse.totals import predicted_sum
 from ..graph.model import FusionGraph
 from ..graph.render.text_view import launch_words
 from ..plan.paired_rounds import counted, median_us, round_medians
@@ -96,6 +97,23 @@ class Comparison:
         """Return the device time of a call, or None where nothing was timed."""
         times = self.explained.times.get(name)
         return None if times is None else median_us(counted(times).device_time)
+
+    def predicted_verdict(self, name: str) -> str:
+        """Return "~1.13x faster" for a variant's predicted time against the default's; "" without both.
+
+        "unresolved" where the predicted intervals of the kernels that differ overlap.
+        """
+        change = self.differences[name].graph
+        before, after = (self.explained.predicted[which].kernels or () for which in (DEFAULT, name))
+        default, own = predicted_sum(before), predicted_sum(after)
+        if not change.kernels or not default.us or not own.us:
+            return ""
+        old = predicted_sum(before[index] for each in change.kernels for index in each.before)
+        new = predicted_sum(after[index] for each in change.kernels for index in each.after)
+        if (old.low_us or 0.0) <= (new.high_us or 0.0) and (new.low_us or 0.0) <= (old.high_us or 0.0):
+            return "unresolved"
+        ratio = default.us / own.us
+        return f"~{ratio:.2f}x faster" if ratio >= 1 else f"~{1 / ratio:.2f}x slower"
 
 
 def compare(

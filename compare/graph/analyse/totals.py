@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..model import PHASES, FusionGraph, Kernel, Phase, SourceOp
+from ..model import PHASES, FusionGraph, Kernel, Phase, PredictedTime, SourceOp
 from ..operations import MOVEMENT, PRODUCTS, REDUCTIONS, is_product, may_multiply, token, tokens
 from .roofline import Ceilings, product_rate, recoverable_us, roofline_time_us
 
@@ -238,6 +238,18 @@ def tally(terms: Iterable[float | None], unknown: int = 0) -> Tally:
     listed = list(terms)
     known = [term for term in listed if term is not None]
     return Tally(sum(known), unknown + len(listed) - len(known))
+
+
+def predicted_sum(kernels: Iterable[Kernel]) -> PredictedTime:
+    """Return the sum of the kernels' predicted times, without the gaps between them.
+
+    Its ends are the sums of the kernels' ends: kernels of one call may err alike. A kernel without a prediction leaves
+    the sum without one.
+    """
+    times = [kernel.predicted or PredictedTime(reason="nothing was predicted") for kernel in kernels]
+    if reasons := dict.fromkeys(time.reason for time in times if time.us is None):
+        return PredictedTime(reason="; ".join(reasons))
+    return PredictedTime(*(sum(getattr(time, end) for time in times) for end in ("us", "low_us", "high_us")))
 
 
 def difference(more: Tally | None, less: Tally | None) -> float | None:

@@ -46,7 +46,10 @@ def findings(graphs: Mapping[str, FusionGraph], ceilings: Ceilings | None = None
         found.sort(key=lambda one: -(one.bytes or (one.us or 0.0) * rate))
         found = [*above_roofline(views, ceilings), *found]
         unpriced = [one.us is None and one.bytes > 0 and not one.is_fact for one in found]
-        found = [replace(one, us=one.bytes / rate) if new else one for one, new in zip(found, unpriced, strict=True)]
+        found = [
+            replace(one, us=one.bytes / rate, predicted=False) if new else one
+            for one, new in zip(found, unpriced, strict=True)
+        ]
     found.sort(key=lambda one: (one.is_fact, one.graphs[0] in NEVER_LEADING))
     return [replace(one, text=printable(one.text, LONGEST)) for one in found]
 

@@ -50,6 +50,7 @@ class Finding:
         rate of products.
         "launch gaps": the time in which nothing ran. Otherwise the measured time of the kernels if the finding is about
         whole kernels, else `bytes` over the bandwidth.
+    predicted: `us` is of kernels' predicted times, because nothing of the graph was measured.
     kernels: launch indices, by graph.
     buffers: (graph, buffer) pairs whose traffic is counted in `bytes`; of "missed", the one with most of it; none of
         "saved".
@@ -62,13 +63,15 @@ class Finding:
     us: float | None = None
     kernels: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     buffers: frozenset[tuple[str, str]] = frozenset()
+    predicted: bool = False
 
     @property
     def is_fact(self) -> bool:
         return self.kind in FACTS
 
     def __str__(self) -> str:
-        return self.text if self.us is None else f"{self.text} ({formats.microseconds(self.us)})"
+        about = "~" if self.predicted else ""
+        return self.text if self.us is None else f"{self.text} ({about}{formats.microseconds(self.us)})"
 
 
 Item = TypeVar("Item")

@@ -20,9 +20,10 @@ def above_roofline(views: Sequence[View], ceilings: Ceilings) -> Iterator[Findin
     """Yield the kernel that loses most time against its roofline time."""
     found: list[Finding] = []
     for view in views:
-        whole = sum(kernel.device_time_us or 0.0 for kernel in view.kernels)
+        times = [view.time([index]) for index in range(len(view.kernels))]
+        whole = sum(filter(None, times))
         for index, kernel in enumerate(view.kernels):
-            point, time = roofline_point(view.graph, kernel, ceilings), kernel.device_time_us
+            point, time = roofline_point(view.graph, kernel, ceilings), times[index]
             if point is None or time is None or (lost := time - point.roofline_time_us) < _SLOW * whole:
                 continue
             size = view.declared_bytes([index])
@@ -31,10 +32,11 @@ def above_roofline(views: Sequence[View], ceilings: Ceilings) -> Iterator[Findin
             else:
                 work = f"computing its {formats.flops((kernel.flops or 0) * (kernel.launches or 1))}"
             text = (
-                f"{view.kernel_label(index)} takes {formats.microseconds(time)}; "
+                f"{view.kernel_label(index)} takes {view.time_words(time)}; "
                 f"{work} needs {formats.microseconds(point.roofline_time_us)}."
             )
-            found.append(Finding("above roofline", text, (view.key,), size, lost, {view.key: (index,)}))
+            kernels = {view.key: (index,)}
+            found.append(Finding("above roofline", text, (view.key,), size, lost, kernels, predicted=view.predicted))
     yield from rank(found, lambda one: one.graphs[0], lambda one: one.us or 0.0)[:1]
 
 
@@ -49,7 +51,8 @@ def copies(view: View) -> Iterator[Finding]:
         if view.is_significant(size):
             copying = "one copy kernel moves" if len(indices) == 1 else f"{count(len(indices))} copy kernels move"
             text = f"{view.name} {words}; {copying} {formats.size(size)}."
-            yield Finding("copy", text, (view.key,), size, view.time(indices), {view.key: tuple(indices)})
+            time, kernels = view.time(indices), {view.key: tuple(indices)}
+            yield Finding("copy", text, (view.key,), size, time, kernels, predicted=view.predicted)
 
 
 def _is_prefetch(view: View, index: int) -> bool:

@@ -28,8 +28,8 @@ def duplicates(view: View) -> Iterator[Finding]:
                 f"{view.name} launches {ops} in {place} {how_often(times)}, from the same arrays to the same values. "
                 f"One launch would move {formats.size(size)} less."
             )
-            everything = tuple(index for group in found for index in group)
-            yield Finding("duplicate", text, (view.key,), size, view.time(extra), {view.key: everything})
+            kernels = {view.key: tuple(index for group in found for index in group)}
+            yield Finding("duplicate", text, (view.key,), size, view.time(extra), kernels, predicted=view.predicted)
 
 
 def _equal_kernels(view: View) -> list[list[int]]:

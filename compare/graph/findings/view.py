@@ -67,6 +67,7 @@ class View:
         self.name = display_name(name)
         self.graph = graph
         self.kernels = graph.kernels or ()
+        self.predicted = not graph.measured  # so times are predictions
         self._shorten = shorten
         self._traffic = sum(declared_bytes(kernel) or 0 for kernel in self.kernels)
 
@@ -111,9 +112,13 @@ class View:
     def declared_bytes(self, indices: Iterable[int]) -> int:
         return sum(declared_bytes(self.kernels[index]) or 0 for index in indices)
 
-    def time(self, indices: Sequence[int]) -> float | None:
-        """Return the measured time; None unless all of the kernels were measured."""
-        return tally(self.kernels[index].device_time_us for index in indices).exact
+    def time(self, indices: Iterable[int]) -> float | None:
+        """Return the measured or predicted time; None unless it is known of all of the kernels."""
+        held = [self.kernels[index] for index in indices]
+        return tally(kernel.predicted_us if self.predicted else kernel.device_time_us for kernel in held).exact
+
+    def time_words(self, us: float) -> str:
+        return f"{'~' if self.predicted else ''}{formats.microseconds(us)}"
 
     def buffers(self, index: int, side: Literal["inputs", "outputs"]) -> list[Buffer]:
         accesses = self.kernels[index].inputs if side == "inputs" else self.kernels[index].outputs

@@ -10,7 +10,8 @@ from ...base.text import printable
 from .. import formats
 from ..analyse.missed_fusions import AlikeFusions, MissedFusion, Price, folded, missed, ranked, together
 from ..analyse.roofline import Ceilings
-from ..model import REASONS, FusionGraph, Reason
+from ..analyse.totals import predicted_sum, tally
+from ..model import REASONS, FusionGraph, PredictedTime, Reason
 from .text_view import add_some, plain
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def tree(graph: FusionGraph, ceilings: Ceilings | None, whose: str, *, every: bo
         kernel.name: ", ".join(kernel.stages or map(formats.place, kernel.lines)) for kernel in graph.kernels or ()
     }
     for number, same in enumerate(shown, 1):
-        _add(root, number, same, places)
+        _add(root, number, same, places, _pair_time(graph, same.first.reason))
     add_some(root, (), len(alike) - len(shown), "with smaller savings; --all shows them")
     if rest:
         branch = root.add(plain(f"{formats.count(len(rest), 'more reason')} with no saving, or an unknown one", "bold"))
@@ -96,7 +97,21 @@ def _saved(price: Price) -> str:
     return formats.size(price.bytes) + ("" if price.us is None else f", {formats.microseconds(price.us)}")
 
 
-def _add(root: Tree, number: int, same: AlikeFusions, places: Mapping[str, str]) -> None:
+def _pair_time(graph: FusionGraph, reason: Reason) -> tuple[float | None, PredictedTime | None]:
+    """Return the measured time of the two kernels, else their predicted one; None where a name has several kernels."""
+    ends = [graph.named.get(name, ()) for name in (reason.producer, reason.consumer)]
+    kernels = [(graph.kernels or ())[indices[0]] for indices in ends if len(indices) == 1]
+    if len(kernels) < 2:
+        return None, None
+    measured = tally(kernel.device_time_us for kernel in kernels).exact
+    predicted = predicted_sum(kernels) if all(kernel.device_time_us is None for kernel in kernels) else None
+    return measured, predicted if predicted is not None and predicted.us is not None else None
+
+
+def _add(
+    root: Tree, number: int, same: AlikeFusions, places: Mapping[str, str],
+    time: tuple[float | None, PredictedTime | None],
+) -> None:
     reason, others = same.first.reason, len(same.fusions) - 1
     several = f" in {others + 1} pairs that do the same work" if others else ""
     branch = root.add(plain(f"{number}. {_saved(same.price)}{several}", "bold"))
@@ -108,6 +123,10 @@ def _add(root: Tree, number: int, same: AlikeFusions, places: Mapping[str, str])
     if reason.fused_us is not None and reason.unfused_us is not None:
         estimate = f"{reason.fused_us:.4g} µs fused, {reason.unfused_us:.4g} µs unfused"
         branch.add(plain(f"the compiler's estimate: {estimate}"))
+    measured, predicted = time
+    if measured is not None or predicted is not None:
+        words = formats.microseconds(measured) if predicted is None else formats.predicted(predicted)
+        branch.add(plain(f"the two kernels{' of the first pair' if others else ''} take {words}"))
     if reason.line:
         branch.add(plain(formats.place(reason.line, 70)))
 
@@ -127,10 +146,15 @@ def to_json(graph: FusionGraph, ceilings: Ceilings | None, whose: str) -> dict[s
     return {
         "graph": graph.name, "bandwidth": None if ceilings is None else ceilings.bandwidth(1, 1),
         "launch_us": None if ceilings is None else ceilings.launch_us, "bandwidth_of": whose,
-        "missed": [{**asdict(one.reason), **_fields(one.price)} for one in priced],
+        "missed": [{**asdict(one.reason), **_fields(one.price), **_times(graph, one.reason)} for one in priced],
         "together": _fields(together(graph, ceilings)),
         "others": [asdict(reason) for reason in rest],
     }
+
+
+def _times(graph: FusionGraph, reason: Reason) -> dict[str, Any]:
+    measured, predicted = _pair_time(graph, reason)
+    return {"kernels_us": measured, "kernels_predicted": predicted and asdict(predicted)}
 
 
 def _fields(price: Price) -> dict[str, Any]:

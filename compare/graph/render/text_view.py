@@ -16,7 +16,7 @@ from .. import formats
 from ..analyse import products
 from ..analyse.missed_fusions import missed
 from ..analyse.roofline import roofline_time_us
-from ..analyse.totals import declared_bytes, known_declared_bytes, tally, totals
+from ..analyse.totals import declared_bytes, known_declared_bytes, predicted_sum, tally, totals
 from ..join.kernel_records import SPLIT_K
 from ..join.measured import COUNTED
 from ..model import PHASES, Access, Buffer, FusionGraph, Kernel, Launch, Reason, SourceOp
@@ -163,9 +163,14 @@ def totals_lines(
         if found.recoverable_us is not None:
             time += f", {found.recoverable_us.in_words(formats.microseconds)} above their roofline times"
         lines.append(time)
-    elif found.roofline_time_us is not None:
-        roofline = found.roofline_time_us.in_words(formats.microseconds)
-        lines.append(f"the kernels' roofline times add up to {roofline}{rates}")
+    else:
+        predicted = predicted_words(graph)
+        if predicted:
+            lines.append(f"the kernels' predicted times add up to {predicted}")
+        if found.roofline_time_us is not None:
+            roofline = found.roofline_time_us.in_words(formats.microseconds)
+            whose = "their" if predicted else "the kernels'"
+            lines.append(f"{whose} roofline times add up to {roofline}{rates}")
     if cycles := sum(_estimated_cycles(kernel) for kernel in graph.kernels or ()):
         lines.append(f"the compiler estimates {cycles:,} cycles for the kernels, without asynchronous copies")
     if call_us is not None:
@@ -180,6 +185,17 @@ def totals_lines(
         whole = formats.microseconds(found.block_roofline_time_us)
         lines.append(f"roofline time of the whole function: {whole}{rates}")
     return lines
+
+
+def predicted_words(graph: FusionGraph) -> str:
+    """Return "~101 µs (90 to 115)", with the number of kernels that are not in it; "" without a prediction."""
+    kernels = graph.kernels or ()
+    known = [kernel for kernel in kernels if kernel.predicted_us is not None]
+    if not known:
+        return ""
+    missing = len(kernels) - len(known) + len(graph.unparsed)
+    words = formats.predicted(predicted_sum(known))
+    return f"at least {words} ({missing:,} not predicted)" if missing else words
 
 
 def numbers(indices: Sequence[int], most: int) -> str:
@@ -246,10 +262,11 @@ def columns(*widths: int | None, right: Sequence[int] = (), gap: int = 2) -> Tab
 def _add_phases(tree: Tree, graph: FusionGraph, shown: set[int], width: int, *, others: bool = True) -> None:
     """Add the phases with their kernels. others: count the hidden kernels at their places."""
     kernels = graph.kernels or ()
-    timed = any(kernel.device_time_us is not None for kernel in kernels)
+    timed = graph.measured or any(kernel.predicted_us is not None for kernel in kernels)
     whole = _Whole(
         tally(map(declared_bytes, kernels), len(graph.unparsed)).exact,
-        tally(kernel.device_time_us for kernel in kernels).exact,
+        tally(kernel.device_time_us if graph.measured else kernel.predicted_us for kernel in kernels).exact,
+        not graph.measured,
         _widths((op for kernel in kernels for op in kernel.source_ops), width), width,
     )
     described = products.described(graph)
@@ -272,10 +289,14 @@ def _add_phases(tree: Tree, graph: FusionGraph, shown: set[int], width: int, *, 
 
 @dataclass(frozen=True)
 class _Whole:
-    """The totals that shares refer to (None where they are unknown), and the widths of columns."""
+    """The totals that shares refer to (None where they are unknown), and the widths of columns.
+
+    predicted: its times are predictions, because no kernel was measured.
+    """
 
     traffic: float | None
     time_us: float | None
+    predicted: bool
     widths: tuple[int, int]
     width: int
 
@@ -283,11 +304,15 @@ class _Whole:
 def _add_kernel(branch: Tree, index: int, kernel: Kernel, whole: _Whole, product: str | None) -> None:
     from rich.console import Group
 
-    size, time = declared_bytes(kernel), kernel.device_time_us
+    size = declared_bytes(kernel)
+    if whole.predicted:
+        time, of_time = formats.about_us(kernel.predicted), formats.share(kernel.predicted_us, whole.time_us)
+    else:
+        time = formats.number_of_us(kernel.device_time_us)
+        of_time = formats.share(kernel.device_time_us, whole.time_us)
     head = _row(
         f"{index + 1}. {formats.name(kernel.name, max(20, whole.width - 40))}",
-        formats.size(size), formats.share(size, whole.traffic),
-        formats.number_of_us(time), formats.share(time, whole.time_us), style="bold",
+        formats.size(size), formats.share(size, whole.traffic), time, of_time, style="bold",
     )
     contents = _operations(kernel.source_ops, whole.widths)
     branch.add(Group(head, plain(" · ".join(facts(kernel, product)), "dim"), *contents))
@@ -426,11 +451,11 @@ def _buffer_rows(rows: Sequence[tuple[Buffer, str, str]], width: int) -> list[st
 
 
 def kernel(
-    graph: FusionGraph, index: int, *, width: int = 80, ceilings: Ceilings | None = None
+    graph: FusionGraph, index: int, *, width: int = 80, ceilings: Ceilings | None = None, why: Sequence[str] = ()
 ) -> RenderableType:
     """Return all details of one kernel: buffers with their other users, operations, and reasons for missed fusions.
 
-    With ceilings also its roofline time.
+    With ceilings also its roofline time. why: what drives its predicted time, in words.
     """
     from rich.tree import Tree
 
@@ -438,7 +463,7 @@ def kernel(
     tree = Tree(plain(f"{index + 1}. {printable(shown.name)}", "bold"), guide_style="dim")
     known = [*facts(shown, products.described(graph).get(index)), printable(shown.phase)]
     if shown.device_time_us is not None:
-        known.append(formats.microseconds(shown.device_time_us))
+        known.append(f"measured {formats.microseconds(shown.device_time_us)}")
     if shown.flops is not None:
         known.append(formats.flops(shown.flops))
     if shown.workspace_bytes:
@@ -450,6 +475,9 @@ def kernel(
         below = index in totals(graph, ceilings=ceilings).below_roofline
         faster = f"; the kernel is faster: {_BELOW}" if below else ""
         tree.add(plain(f"roofline time {formats.microseconds(roofline)}{faster}"))
+    if (predicted := shown.predicted) is not None:
+        time = formats.predicted(predicted)
+        add_some(tree.add(plain(time if predicted.us is None else f"predicted {time}")), why)
     if shown.runtime_name:
         tree.add(plain(f"profilers call it {printable(shown.runtime_name)}"))
     if words := launch_words(shown.launch):

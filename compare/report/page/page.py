@@ -7,7 +7,7 @@ it is embedded as data and shown when its address (#/case/...) is opened.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +111,7 @@ def _front(source: Source, title: str) -> Markup:
         "matrix": overview.matrix(source), "graphs": [] if source.run is not None else overview.graphs(source),
         "timed": source.timed, "recorded_on": source.recorded_on,
         "some_roofline": any(result.row.roofline_time_us is not None for result in source.shown),
+        "some_predicted": any(result.row.predicted_time_us is not None for result in source.shown),
         "bounds": overview.BOUNDS, "warnings": [printable(w, 400) for w in source.warnings], **about.values(source),
         "total": len(source.shown), "cases": len(source.cases),
     }
@@ -136,7 +137,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        number=number, mega=mega, us=formats.number_of_us, span=formats.span, ms=milliseconds, href=overview.href,
+        number=number, mega=mega, us=formats.number_of_us, about=partial(formats.about_us, interval=True),
+        ms=milliseconds, href=overview.href,
         size=formats.size, digits=lambda value: "" if value is None else f"{value:.3g}",
     )
     return environment

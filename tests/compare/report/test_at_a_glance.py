@@ -4,13 +4,24 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from made_records import made_record, without_kernel_times
 from made_rows import rows_of, timed_record
 
+from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.predict import predictor
 from xlafuse.compare.record.record import Record
-from xlafuse.compare.report import at_a_glance
+from xlafuse.compare.report import at_a_glance, matrix
+from xlafuse.compare.report.strongest_findings import every_finding
 from xlafuse.compare.sources.row import Row
+from xlafuse.compare.sources.run_source import open_run
+from xlafuse.compare.sources.source import Source
 from xlafuse.compare.spec.blocks import BLOCKS
+
+
+@pytest.fixture(scope="module")
+def committed_tour() -> Source:
+    return open_run(PROJECT / "tests" / "data" / "runs" / "tour")
 
 
 def made(block: str, direction: str, implementation: str, **fields: Any) -> Record:
@@ -40,10 +51,43 @@ def test_a_compiled_block_shows_recorded_times_of_the_same_kernels() -> None:
         made("rope", "fwd", "xla", status="failed", recorded=None),
     )
     assert at_a_glance.fits(found)
-    assert line(text, "gelu") == ["gelu", "3", "2.0x", "87.0", "3", "2.0x", at_a_glance.OTHER_KERNELS]
+    assert line(text, "gelu") == ["gelu", "3", "2.0x", "87.0", "3", "2.0x", at_a_glance.NO_TIME]
     assert line(text, "gelu", 1) == ["gelu", "6", "2.0x", "131"]
     assert line(text, "rope") == ["rope", "failed"]
-    assert "recorded on an H200" in text and "2 of 3" in text and "1 other kernels" in text
+    assert "recorded on an H200" in text and "2 of 3" in text and "-: no time (1 no graph with kernels)" in text
+
+
+def test_the_tour_has_a_recorded_or_a_marked_predicted_time_in_each_cell(committed_tour: Source) -> None:
+    rows = [result.row for result in committed_tour.results]
+    text = at_a_glance.render(rows, "H200")
+    untimed = [row for row in rows if row.recorded_time_us is None]
+    assert untimed and text.count("~") == len(untimed) + 2  # two in the legend
+    assert f"{at_a_glance.NO_TIME}: no time" not in text
+    both = [(row.predicted, row.recorded_time_us) for row in rows if row.recorded_time_us is not None]
+    assert all(time is not None and time.us != recorded for time, recorded in both)
+
+
+def test_a_cell_without_any_time_says_which_kernels_are_not_predicted(
+    committed_tour: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predictor, "VALIDATED_ON", ())
+    rows = [result.row for result in open_run(committed_tour.path).results]
+    text = at_a_glance.render(rows, "H200")
+    assert "~:" not in text and "no time (9 nothing is fitted for h200)" in text
+
+
+def test_the_matrix_of_a_compiled_run_has_kernels_with_recorded_or_marked_times(committed_tour: Source) -> None:
+    rows = [result.row for result in committed_tour.results if result.row.block == "softmax"]
+    assert [text for text in ("1 · 53.1", "1 · ~", "2 · ~") if text not in matrix.render(rows)] == []
+    assert "·" not in matrix.render(shown(made("gelu", "fwd", "xla"))[1])
+
+
+def test_a_gpu_without_recorded_or_predicted_times_says_why(
+    committed_tour: Source, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(predictor, "VALIDATED_ON", ())
+    text = at_a_glance.render([result.row for result in open_run(committed_tour.path).results], None)
+    assert "~" not in text and "-: nothing is timed (45 nothing is fitted for h200)" in text
 
 
 def test_a_timed_block_shows_its_own_times() -> None:
@@ -68,3 +112,10 @@ def test_several_cases_of_a_block_or_many_implementations_do_not_fit() -> None:
     names = ("xla", "inductor", "triton", "cuda", "library")
     assert not at_a_glance.fits(rows_of(*(made("gelu", "fwd", name) for name in names)))
     assert not at_a_glance.fits(rows_of(made("gelu", "fwd", "xla"), made("gelu", "fwd", "xla")))
+
+
+def test_the_worth_of_a_finding_from_predicted_times_is_marked(committed_tour: Source) -> None:
+    found = every_finding(committed_tour)
+    assert any(finding.predicted for finding in found)
+    assert all(("~" in finding.worth) == finding.predicted for finding in found)
+    assert all("~" in finding.headline for finding in found if finding.predicted)

@@ -259,7 +259,7 @@ def test_findings_are_the_same_in_every_form(tmp_path: Path) -> None:
     for number, (line, row) in enumerate(zip(lines, rows, strict=True), 1):
         assert line.startswith(f"{number}. {row['finding']} ({row['case']}: ")
     as_csv = written(folder, tmp_path / "findings.csv", "--view", "findings", *wanted)
-    assert as_csv.startswith("at_stake_us,finding,case,kind\n")
+    assert as_csv.startswith("at_stake_us,finding,case,kind,predicted\n")
     every = rows_shown(folder, "findings", "--all")
     assert len(every) > 5 and all(row in every for row in rows)
     markdown = written(folder, tmp_path / "findings.md", "--view", "findings", *wanted)

@@ -10,7 +10,10 @@ from click.testing import CliRunner
 
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.cli.main import cli
-from xlafuse.compare.user.variants import parse_variants
+from xlafuse.compare.graph.analyse.diff import diff
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
+from xlafuse.compare.sources.explained import Explained
+from xlafuse.compare.user.variants import DEFAULT, Comparison, Difference, parse_variants
 
 CODE = Path(__file__).parent / "user_code"
 
@@ -33,6 +36,37 @@ def test_unclear_variants_are_refused(flags: list[str], inductor: list[str]) -> 
         parse_variants(flags, inductor)
 
 
+SIZE = 2 * 8192 * 8192
+EXP, TANH = (SourceOp(op, line=f"f.py:{line}") for line, op in enumerate(("exp", "tanh"), 1))
+
+
+def streaming(read: str, written: str, *ops: SourceOp, launches: int | None = 1) -> Kernel:
+    inputs, outputs = (Access(read, SIZE),), (Access(written, SIZE),)
+    name = f"{read}_{written}"
+    return Kernel(name, "elementwise", source_ops=ops, inputs=inputs, outputs=outputs, launches=launches)
+
+
+def compared(default: list[Kernel], variant: list[Kernel], target: str = "h200") -> Comparison:
+    roles = {"x": "input", "mid": "intermediate", "y": "output"}
+    buffers = tuple(Buffer(name, (8192, 8192), "bf16", SIZE, role) for name, role in roles.items())  # type: ignore[arg-type]
+    before, after = (FusionGraph("f", "xla", tuple(each), buffers, target=target) for each in (default, variant))
+    return Comparison(Explained({DEFAULT: before, "new": after}), {"new": Difference(diff(before, after), None)})
+
+
+def test_a_predicted_verdict_is_marked_and_needs_intervals_that_do_not_overlap() -> None:
+    two, one = [streaming("x", "mid", EXP), streaming("mid", "y", TANH)], [streaming("x", "y", EXP, TANH)]
+    faster, slower = compared(two, one).predicted_verdict("new"), compared(one, two).predicted_verdict("new")
+    assert faster.startswith("~") and "faster" in faster and "slower" in slower
+    assert compared([streaming("x", "y", EXP)], [streaming("x", "y", TANH)]).predicted_verdict("new") == "unresolved"
+
+
+def test_without_a_difference_or_a_prediction_there_is_no_predicted_verdict() -> None:
+    two, one = [streaming("x", "mid", EXP), streaming("mid", "y", TANH)], [streaming("x", "y", EXP, TANH)]
+    assert compared(two, two).predicted_verdict("new") == ""
+    assert compared(two, one, target="b200").predicted_verdict("new") == ""
+    assert compared(two, [streaming("x", "y", EXP, TANH, launches=None)]).predicted_verdict("new") == ""
+
+
 def run(*words: str) -> tuple[int, str, str]:
     result = CliRunner().invoke(cli, ["explain", *words, "--target", "h200"])
     return result.exit_code, result.stdout, result.stderr
@@ -49,6 +83,7 @@ def test_flags_of_xla_change_only_their_variant() -> None:
     found = json.loads(out)
     unfused, same = found["differences"].values()
     assert unfused["differs"] and not same["differs"] and unfused["speedup"] is None and not found["times"]
+    assert all(time["low_us"] < time["us"] < time["high_us"] for time in found["predicted"].values())
     kernels = {name: len(graph["kernels"]) for name, graph in found["graphs"].items()}
     assert kernels["default"] == kernels["xla_gpu_enable_triton_gemm=false"] == 1 and max(kernels.values()) > 1
 

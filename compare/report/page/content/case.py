@@ -52,6 +52,8 @@ def values(case: CaseResults) -> dict[str, Any]:
             or any(line.roofline_time_us is None for line in kernel_lines)
         ),
         "priced": priced,
+        "predicted_kernels": kernels.predicted(case),
+        "some_predicted": any(row.predicted_time_us is not None for row in rows),
         "timed_kernels": any(line.kernel.device_time_us is not None for line in kernel_lines),
         "recorded": case.case is not None, "recorded_on": recorded_on(case.results), "findings": _findings(case),
         "missed": missed, "missed_unlisted": unlisted,

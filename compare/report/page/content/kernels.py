@@ -32,17 +32,28 @@ def where(kernel: Kernel) -> str:
 def bars(case: CaseResults) -> list[dict[str, Any]]:
     """Return the bars of each implementation.
 
-    A timed case shows the launches of a median call. Otherwise each kernel's time in a profile, or its roofline time if
-    there is no profile, comes after the last one's. Backward begins where forward ends. "index": the kernel's position
-    in launch order; null for a helper launch (a memset, a copy, or one that a library adds), whose name is in "helpers"
-    by the bar's position. "gap" and "took": the time since the end of the last bar, and the bar's length, ns.
+    A timed case shows the launches of a median call. Otherwise each kernel's time comes after the last one's: as in a
+    profile; else predicted, if all kernels of the case are; else the roofline time. Backward begins where forward ends.
+    "index": the kernel's position in launch order; null for a helper launch (a memset, a copy, or one that a library
+    adds), whose name is in "helpers" by the bar's position. "gap" and "took": the time since the end of the last bar,
+    and the bar's length, ns.
     """
+    expected = predicted(case)
     bars_of_results = []
     for result in case.ranked:
-        drawn = list(_measured(result) if case.timed else _one_after_the_other(result))
+        drawn = list(_measured(result) if case.timed else _one_after_the_other(result, expected))
         if drawn:
-            bars_of_results.append(_packed(result.name, drawn))
+            bars_of_results.append({**_packed(result.name, drawn), "predicted": expected})
     return bars_of_results
+
+
+def predicted(case: CaseResults) -> bool:
+    """Return whether nothing of the case was measured, and all its kernels have predicted times."""
+    graphs = [result.timed_graph for result in case.results]
+    kernels = [kernel for graph in graphs if graph is not None for kernel in graph.kernels or ()]
+    return bool(kernels) and not case.timed and all(
+        kernel.device_time_us is None and kernel.predicted_us is not None for kernel in kernels
+    )
 
 
 def end_us(bars: Mapping[str, Any]) -> float:
@@ -73,12 +84,13 @@ def _measured(result: Result) -> Iterator[_Bar]:
         at += (last - first) * 1e6 * (1 + _SPACE)
 
 
-def _one_after_the_other(result: Result) -> Iterator[_Bar]:
+def _one_after_the_other(result: Result, expected: bool) -> Iterator[_Bar]:
     at = 0.0
-    kernels = roofline.kernels(result)
+    kernels = roofline.kernels(result, predict=expected)
     profiled = [line for line in kernels if line.kernel.device_time_us is not None]
     for line in profiled or kernels:
-        took = line.kernel.device_time_us if profiled else line.roofline_time_us
+        compiled = line.kernel.predicted_us if expected else line.roofline_time_us
+        took = line.kernel.device_time_us if profiled else compiled
         if took is None:
             return  # without its length, later bars have no position
         yield _Bar(line.index, line.kernel.name, at, took)

@@ -20,7 +20,7 @@ from ....sources.result import Result
 from ....sources.row import ratio
 from ....sources.source import Source
 from ....spec.block import MAIN_IMPLEMENTATIONS
-from ...columns import marks
+from ...columns import marks, unmeasured_time
 from ...matrix import counts, outcome
 
 # Bounds of the colour levels, by ratio to the best; ratios beyond the last bound have one more level.
@@ -139,8 +139,10 @@ def _untimed(case: CaseResults, result: Result, source: Source) -> Cell:
     fewest = min(filter(None, (r.row.bytes_declared for r in case.results if counts(r.row))), default=None)
     small, time = kernels, row.recorded_time_us
     recorded = "" if time is None else f"; {formats.microseconds(time)} recorded on an {source.recorded_on}"
-    if time is not None:
-        small += f" · {number(time)} µs"
+    if known := unmeasured_time(row):
+        small += f" · {known} µs"
+    if time is None and row.predicted is not None:
+        recorded = f"; {formats.predicted(row.predicted)}"
     if not declared or not fewest:
         return Cell("?", small, status=status, title=f"{words}{recorded}")
     ratio = declared / fewest

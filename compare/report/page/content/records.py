@@ -19,7 +19,9 @@ Value = Callable[[Result, Result | None], Any]  # of a record, and of the fastes
 def data(source: Source) -> dict[str, Any]:
     """Return {"columns", "rows", "links": the page of each row's case} for static/records.js."""
     lines = [(case, result) for case in source.cases for result in case.results]
-    shown = [one for one in _COLUMNS if source.recorded_on or one[0].name != "recorded_time_us"]
+    predicted = any(result.row.predicted_time_us is not None for _, result in lines)
+    hidden = {"recorded_time_us": not source.recorded_on, "predicted_time_us": not predicted}
+    shown = [one for one in _COLUMNS if not hidden.get(one[0].name)]
     return {
         "columns": [{"title": column.header, "kind": kind, "help": column.doc} for column, kind, _ in shown],
         "rows": [[value(result, case.best(result)) for _, _, value in shown] for case, result in lines],
@@ -68,6 +70,7 @@ _COLUMNS: tuple[tuple[Column, str, Value], ...] = (
     _of_row("device_time_us"),
     _of_row("device_time_us_spread"),
     _of_row("recorded_time_us"),
+    _of_row("predicted_time_us"),
     (
         Column("time_vs_best", "ratio", "device time over the shortest one of its case, segment and timer", "/ best"),
         "number", lambda result, best: None if best is None else ratio(result.time_us, best.time_us),

@@ -48,7 +48,8 @@ RATES = _named(
 )
 # Columns of the terminal's table of times that the page shows elsewhere.
 _ELSEWHERE = {column.name for column in (*BYTES, *RATES, *ranks.SHOWN)} - {"implementation", "device_time_us"} | {
-    "status", "checked_device", "kernels", "recorded_time_us", "bytes_compulsory", "max_error", "provenance", "segment",
+    "status", "checked_device", "kernels", "recorded_time_us", "predicted_time_us", "bytes_compulsory", "max_error",
+    "provenance", "segment",
 }
 TIMES = _named(
     *(name for name in NAMES if name not in _ELSEWHERE), "recoverable_us", "roofline_time_us", "share_of_roofline",

@@ -20,10 +20,11 @@ def costs(
     graph: FusionGraph, kernel: Kernel, limits: Ceilings | None, declared: float | None, time: float | None,
     order: Mapping[str, int], product: str | None,
 ) -> dict[str, Any]:
-    """Return a kernel's costs as text; times in µs, "" if unknown.
+    """Return a kernel's costs as text; times in µs, "" if unknown. A time with ~ is predicted.
 
-    The browser adds up "us", which is unrounded, and "declared", the known bytes. limits: of the device. declared,
-    time: those of the whole graph, for shares. order: positions of buffers by name. product: as in `text_view.remarks`.
+    The browser adds up "us", which is unrounded and measured, and "declared", the known bytes. limits: of the device.
+    declared, time: those of the whole graph, for shares. order: positions of buffers by name. product: as in
+    `text_view.remarks`.
     """
     launch = kernel.launch
     point = None if limits is None or not limits.streams else roofline_point(graph, kernel, limits)
@@ -33,12 +34,14 @@ def costs(
         "registers": launch.registers, "shared memory": _size(launch.shared_bytes),
         "spilled": _size(launch.local_bytes), "grid": launch.grid and list(launch.grid),
         "configuration": kernel.facts.get("config"),
+        "predicted time": kernel.predicted and formats.predicted(kernel.predicted),
     }
     return {
         "name": formats.name(kernel.name, 200), "kind": kernel.kind, "work": kind_by_operations(kernel),
         "phase": kernel.phase, "us": None if took is None else repr(took),
         "declared": known_declared_bytes(kernel),
-        "time": formats.number_of_us(took), "time_share": formats.share(took, time),
+        "time": formats.number_of_us(took) or formats.about_us(kernel.predicted),
+        "time_share": formats.share(kernel.predicted_us if took is None else took, time),
         "roofline_time": formats.number_of_us(roofline_us), "bound": point.bound if point else "",
         "recoverable": formats.number_of_us(recoverable_us(took, roofline_us)),
         "bytes": formats.size(declared_bytes(kernel)), "bytes_share": formats.share(declared_bytes(kernel), declared),

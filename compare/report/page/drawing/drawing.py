@@ -42,6 +42,7 @@ def of_case(sources: Iterable[Result]) -> dict[str, Any] | None:
     for source in sorted(sources, key=_rank):
         try:
             graph = source.load()
+            graph = source.timed_graph or graph
             if (count := len(graph.kernels or ())) > MOST_KERNELS:
                 raise UsageError(f"{count:,} kernels are too many to draw; `xlafuse inspect` lists them")
             read.append((source, graph))
@@ -106,7 +107,7 @@ def _column(
     kernels, of_kernels = graph.kernels or (), _bands_of_kernels(column, graph, alignment, bands)
     order = {buffer.name: i for i, buffer in enumerate(graph.buffers)}
     declared = tally(map(declared_bytes, kernels)).exact
-    time = tally(kernel.device_time_us for kernel in kernels).exact
+    time = tally(kernel.device_time_us if graph.measured else kernel.predicted_us for kernel in kernels).exact
     products, first = described(graph), first_alike(graph)
     limits, _ = source.priced_for(None)
     boxes = [
@@ -133,9 +134,10 @@ def _column(
 
 
 def _title(source: Result, graph: FusionGraph, declared: float | None) -> str:
-    time = source.time_us
+    time, predicted = source.time_us, source.row.predicted
     words = [formats.count(len(graph.kernels), "kernel") if graph.kernels is not None else "kernels unknown"]
     words += [] if time is None else [formats.microseconds(time)]
+    words += [] if predicted is None or predicted.us is None else [formats.predicted(predicted)]
     return " · ".join([*words, *([] if declared is None else [formats.size(declared)])])
 
 

@@ -44,7 +44,7 @@ xlafuse.kernels = (() => {
       ["reads", "num", (kernel) => kernel.read],
       ["writes", "num", (kernel) => kernel.written],
       ["FLOPs", "num", (kernel) => kernel.flops],
-      ["µs", "num", (kernel) => kernel.time, timed],
+      ["µs", "num", (kernel) => kernel.time, timed || kernels.some((kernel) => kernel.time)],
       ["roofline µs", "num", (kernel) => kernel.roofline_time || "?", priced],
       ["recoverable µs", "num", (kernel) => (kernel.roofline_time ? kernel.recoverable : "?"), timed && priced],
       ["bound", "", (kernel) => kernel.bound, priced],
@@ -80,12 +80,12 @@ xlafuse.kernels = (() => {
   // Return the values of the chart: bars (compare/report/page/content/kernels.py) with times in µs and tooltips.
   function values(bars, data) {
     const kernels = kernelsOf(data);
-    return bars.flatMap(({ implementation, index, gap, took, helpers }) => {
+    return bars.flatMap(({ implementation, index, gap, took, helpers, predicted }) => {
       let end = 0;
       return index.map((own, i) => {
         const start = end + gap[i];
         end = start + took[i];
-        return { implementation, index: own, start: start / 1e3, end: end / 1e3, took: `${(took[i] / 1e3).toPrecision(4)} µs`,
+        return { implementation, index: own, start: start / 1e3, end: end / 1e3, took: `${predicted ? "~" : ""}${(took[i] / 1e3).toPrecision(4)} µs`,
           ...(own === null ? helper(helpers[i]) : described(own, kernels.get(implementation)?.[own])) };
       });
     });
