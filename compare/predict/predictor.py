@@ -221,7 +221,7 @@ def why(graph: FusionGraph, index: int, device: Device) -> list[str]:
     """Return what drives the prediction for a kernel, in words, what matters most first.
 
     Each percentage is the change of the predicted time against the same kernel with that group of numbers as in the
-    median kernel.
+    median kernel. A group of which the graph tells nothing is left out.
     """
     row = list(rows(graph, device))[index]
     if isinstance(row, str):
@@ -235,8 +235,8 @@ def why(graph: FusionGraph, index: int, device: Device) -> list[str]:
     effects = sorted(zip(logs[0] - logs[1:], _GROUPS, strict=True), key=lambda pair: -abs(pair[0]))
     said = [f"roofline time and launch: {row.base_us:.3g} us; predicted {math.exp(logs[0]):.2f} times that"]
     for effect, group in effects:
-        if abs(effect) >= 0.03:
-            facts = "; ".join(_facts(dict(zip(NAMES, row.values, strict=True)), group)) or "none known"
+        facts = "; ".join(_facts(dict(zip(NAMES, row.values, strict=True)), group))
+        if facts and abs(effect) >= 0.03:
             said.append(f"{group.upper() if group == 'l2' else group}: {facts} ({math.expm1(effect):+.0%})")
     return said
 

@@ -71,7 +71,8 @@ def _recorded(rows: Sequence[Row]) -> str:
     compiled = [row for row in rows if row.status == "compiled"]
     others = [row for row in compiled if row.recorded_time_us is None]
     missing = [row for row in others if row.predicted_time_us is None]
-    lines = [f"{len(compiled) - len(others)} of {len(compiled)} compiled records have the kernels of a recorded time."]
+    known = len(compiled) - len(others)
+    lines = [f"{known} of {len(compiled)} programs are those that ran on the GPU, so their times are recorded."]
     if len(others) > len(missing):
         why = _counted(row.recorded_time_reason for row in others if row.predicted_time_us is not None)
         lines.append(f"~: predicted from the compiled kernels ({why}).")
