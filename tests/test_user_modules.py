@@ -88,4 +88,4 @@ def test_explain(run: Run) -> None:
 @pytest.mark.parametrize("run", ["module"], indirect=True)
 def test_run_starts_workers(run: Run) -> None:
     options = ("-i", "xla", "--direction", "fwd", "--target", "h200", "--out", "run")
-    assert "1 compiled records" in run("-m", "xlafuse", "run", "vector_add", *options)
+    assert "1 of 1 programs" in run("-m", "xlafuse", "run", "vector_add", *options)
