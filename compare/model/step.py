@@ -132,7 +132,7 @@ class Step:
         return self._median_wait([next_step.events[0].start for next_step in self._later_steps])
 
     @property
-    def uncalled_us(self) -> float:
+    def before_call_us(self) -> float:
         """The part of `wait_us` before the host calls the next step's program; 0 where the profile has no calls."""
         calls = [next_step.called for next_step in self._later_steps]
         return min(self.wait_us, self._median_wait([called for called in calls if called is not None]))

@@ -63,8 +63,8 @@ class FirstScreen:
         work = f"; {formats.flops(rate)}/s of model work{share}" if rate else ""
         idle = f", idle {formats.span(step.idle_us)}" if step.idle_us else ""
         wait = f", and {formats.span(step.wait_us)} until the next one" if step.wait_us > _LEAST_WAIT * time else ""
-        if wait and step.uncalled_us:
-            wait += f" ({formats.span(step.uncalled_us)} of it before Python calls {step.program})"
+        if wait and step.before_call_us:
+            wait += f" ({formats.span(step.before_call_us)} of it before Python calls {step.program})"
         return f"a step takes {formats.span(time)}{f' on {step.device}' if step.device else ''}{idle}{wait}{work}"
 
     @property
@@ -143,7 +143,7 @@ class FirstScreen:
         }
         return {
             "layers": self.step.layers, "model_flops": model_flops(self.step, self.blocks), "memory": memory,
-            "idle_us": self.step.idle_us, "wait_us": self.step.wait_us, "uncalled_us": self.step.uncalled_us,
+            "idle_us": self.step.idle_us, "wait_us": self.step.wait_us, "before_call_us": self.step.before_call_us,
             "parts": as_data(parts_view.lines(self.step, self.blocks), parts_view.COLUMNS),
             "remedies": as_data(self.changes, remedies_view.COLUMNS),
         }

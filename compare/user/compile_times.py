@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable
 from types import ModuleType
@@ -9,6 +10,7 @@ from typing import Any
 
 # jax.monitoring: tracing is left out, because the trace of a function holds those of its inner ones.
 _EVENTS = ("/jax/core/compile/jaxpr_to_mlir_module_duration", "/jax/core/compile/backend_compile_duration")
+_CALLBACK = "torch._dynamo.callback"  # private; torch 2.11 to 2.13. torch._dynamo.reset() ends the counting
 
 
 class CompileTimes:
@@ -20,7 +22,7 @@ class CompileTimes:
 
     def actions(self) -> list[tuple[str, Callable[[ModuleType], None]]]:
         """Return what to do after the import of which module."""
-        return [("jax.monitoring", self._follow_jax), ("torch._dynamo.callback", self._follow_torch)]
+        return [("jax.monitoring", self._follow_jax), (_CALLBACK, self._follow_torch)]
 
     def _add(self, name: str, seconds: float) -> None:
         self.seconds[name] = self.seconds.get(name, 0.0) + seconds
@@ -39,5 +41,6 @@ class CompileTimes:
         def end(about: Any) -> None:
             self._add(f"torch.compile {about.compile_id}", time.perf_counter() - self._began)
 
-        module.on_compile_start(begin)
-        module.on_compile_end(end)
+        with contextlib.suppress(AttributeError):  # another release of torch: its program must run all the same
+            module.on_compile_start(begin)
+            module.on_compile_end(end)

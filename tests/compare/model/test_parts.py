@@ -190,8 +190,8 @@ def test_the_line_of_a_package_is_shown_as_the_users(nnx: Path) -> None:
 def test_the_wait_between_two_steps_is_split_where_the_host_calls_the_program(captures: Path, gpt: Path) -> None:
     step = step_of(open_source(captures / "nnx"))
     assert step.program == "step" and step.wait_us == pytest.approx(12.6e3, rel=0.01)
-    assert step.uncalled_us == pytest.approx(6.65e3, rel=0.01)
-    assert step_of(open_source(gpt)).uncalled_us == 0
+    assert step.before_call_us == pytest.approx(6.65e3, rel=0.01)
+    assert step_of(open_source(gpt)).before_call_us == 0
 
 
 def test_two_steps_are_compared_by_parts(nnx: Path, gpt: Path) -> None:

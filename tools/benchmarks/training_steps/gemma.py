@@ -1,7 +1,6 @@
 """Training of a Gemma 3 of 270 million parameters by flax's own example, on random tokens.
 
-The first argument is the example's folder (examples/gemma of flax 0.12). What its train.py imports for data, logs and
-checkpoints is left out.
+The first argument is the example's folder (examples/gemma of flax 0.12). Its modules for data and logs are left out.
 """
 
 import argparse
