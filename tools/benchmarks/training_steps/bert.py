@@ -11,13 +11,18 @@ options.add_argument("--layers", type=int, default=12)
 options.add_argument("--batch", type=int, default=32)
 options.add_argument("--tokens", type=int, default=512)
 options.add_argument("--steps", type=int, default=24)
+options.add_argument("--precision", help="of products: torch.set_float32_matmul_precision")
+options.add_argument("--compiled-optimizer", action="store_true")
 given = options.parse_args()
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.manual_seed(0)
+if given.precision:
+    torch.set_float32_matmul_precision(given.precision)
 model = transformers.BertForMaskedLM(transformers.BertConfig(num_hidden_layers=given.layers)).to(device)
 compiled = torch.compile(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+update = torch.compile(optimizer.step) if given.compiled_optimizer else optimizer.step
 tokens = torch.randint(model.config.vocab_size, (given.batch, given.tokens), device=device)
 labels = torch.where(torch.rand(tokens.shape, device=device) < 0.15, tokens, -100)
 inputs = torch.where(labels == -100, tokens, 103)  # 103: [MASK]
@@ -25,6 +30,6 @@ for step in range(given.steps):
     start = time.perf_counter()
     loss = compiled(input_ids=inputs, labels=labels).loss
     loss.backward()
-    optimizer.step()
+    update()
     optimizer.zero_grad()
     print(step, f"{loss.item():.4f}", f"{(time.perf_counter() - start) * 1e3:.1f} ms", flush=True)
