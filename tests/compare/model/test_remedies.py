@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from commands import xlafuse
+from kineto_events import kernel, span, trace
 
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel
 from xlafuse.compare.model.advice import ADVICE
@@ -222,6 +223,20 @@ def test_products_in_ieee_float32_gain_as_the_measured_pair() -> None:
         assert remedy.before_us == 3e3 and remedy.after_us == pytest.approx(3e3 * after / before, rel=0.003)
         assert f"{before} → {after} µs" in remedy.evidence
     assert in_tf32(step(*others)) is None
+
+
+def test_pytorch_without_a_compiler_has_the_switch_and_its_gain(tmp_path: Path) -> None:
+    names = SIMT, "nvjet_sm90_tst_128x256", SIMT
+    events = [
+        each for number, name in enumerate(names) for at in (2000 * number,) for each in (
+            span("cpu_op", "aten::mm", at, 20), span("cuda_runtime", "cudaLaunchKernel", at + 1, 5, correlation=number),
+            kernel(name, at + 10, 1000, number),
+        )
+    ]
+    (tmp_path / "trace.json").write_text(json.dumps(trace(*events)))
+    (row,) = json.loads(xlafuse("inspect", tmp_path / "trace.json", "--json").stdout)["step"]["remedies"]
+    assert (row["try"], row["before_us"]) == ("matmul:tf32", pytest.approx(2000))
+    assert row["after_us"] == pytest.approx(2000 * 503 / 1815, rel=0.003)  # library's rows
 
 
 def test_a_product_in_tf32_takes_at_least_its_bytes() -> None:
