@@ -110,7 +110,7 @@ class Sources:
         return list(dict.fromkeys(
             f"{Path(name).name}:{node.lineno}" for name in files if (tree := self._tree(name)) is not None
             for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in names
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", None)) in names
         ))
 
     def _tree(self, name: str) -> ast.Module | None:

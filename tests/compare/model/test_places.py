@@ -81,3 +81,4 @@ def test_the_copies_of_a_capture_are_read_and_not_the_files(tmp_path: Path) -> N
 def test_calls_of_methods_and_functions_are_found_by_name(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("for x in data:\n    loss = step(x)\n    optimizer.step()\n    other[0](step)\n")
     assert Sources((tmp_path,)).calls(("step",), ["train.py"]) == ["train.py:2", "train.py:3"]
+    assert not Sources((tmp_path,)).calls(("",), ["train.py"])
