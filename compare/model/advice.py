@@ -12,9 +12,10 @@ Kind = Literal["switch", "library", "kernel", "checkpoint", "bound"]
 class Advice:
     """A change to a block.
 
-    block: of the suite. compiler: whose program it changes ("xla", "inductor"). row: the implementation of the
-    block that stands for it. change: what to write. kind: an argument or flag, a library's call, an own kernel, less
-    checkpointing, or a bound without a known way.
+    block: of the suite; "" for a change to no single block. compiler: whose program it changes ("xla", "inductor", or
+        "eager" for PyTorch without a compiler). row: the implementation of the block that stands for it.
+    change: what to write. kind: an argument or flag, a library's call, an own kernel, less checkpointing, or a bound
+        without a known way.
     limits: what it needs besides the dtype of the measured row.
     switch: for `xlafuse capture --try`; "" where the change needs an edit.
     """
@@ -54,3 +55,13 @@ ADVICE = (
     Advice("moe", "xla", "xla", "jax.lax.ragged_dot over tokens sorted by expert", "library"),
     Advice("moe", "inductor", "library", "F.grouped_mm over tokens sorted by expert", "library"),
 )
+
+# TF32 for products in IEEE float32, by the compiler. The rows' blocks are those of `evidence.tf32_pair`.
+_ROUNDS = "which rounds inputs of products by up to 0.05%"
+_TORCH_TF32 = f'torch.set_float32_matmul_precision("high"), {_ROUNDS}'
+_JAX_TF32 = f'jax_default_matmul_precision="tensorfloat32", {_ROUNDS}'
+TF32 = {
+    "xla": Advice("", "xla", "xla", _JAX_TF32, "switch", "unless a product sets its own precision", "matmul:tf32"),
+    "inductor": Advice("", "inductor", "inductor", _TORCH_TF32, "switch", switch="matmul:tf32"),
+    "eager": Advice("", "eager", "library", _TORCH_TF32, "switch", switch="matmul:tf32"),
+}

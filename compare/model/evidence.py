@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 from .. import targets
@@ -18,16 +18,21 @@ from ..targets import recorded_times
 _FARTHEST = 10.0  # doublings of all sizes together, beyond which a case says nothing
 _SWITCHES = ("causal", "window")  # sizes that choose another computation: both zero, or neither
 _HALF = ("bfloat16", "float16")  # as fast as each other
+_PRODUCTS = "swiglu_mlp"  # the block that is hardly more than products
 
 
 @dataclass(frozen=True)
 class Measured:
-    """A measured row: the name of its case, the implementation, its time, and the wanted work over that of the case."""
+    """A measured row: the name of its case, the implementation, its time, and the wanted work over that of the case.
+
+    before_us: the row's time before a change that does not change the row; 0 for other changes.
+    """
 
     case: str
     row: str
     time_us: float
     work_ratio: float
+    before_us: float = 0.0
 
     @property
     def scaled_us(self) -> float:
@@ -36,10 +41,14 @@ class Measured:
 
     @property
     def short(self) -> str:
-        return f"{self.case} {self.row} {self.time_us:.0f} µs"
+        return f"{self.case} {self.row} {self._times}"
 
     def __str__(self) -> str:
-        return f"{self.case}, {self.row}: {self.time_us:.0f} µs, at {self.work_ratio:.2f} times its work"
+        return f"{self.case}, {self.row}: {self._times}, at {self.work_ratio:.2f} times its work"
+
+    @property
+    def _times(self) -> str:
+        return f"{f'{self.before_us:.0f} → ' if self.before_us else ''}{self.time_us:.0f} µs"
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,7 @@ class Evidence:
 
     @property
     def name(self) -> str:
-        return f"{self.measured.block}/{self.measured.name} {self.measured.direction}"
+        return _name(self.measured)
 
     def measured_row(self, implementation: str) -> Measured | None:
         """Return the row of an implementation; None where it was not measured."""
@@ -79,18 +88,20 @@ class Evidence:
         return min(self.times_us, key=self.times_us.__getitem__)
 
 
-def nearest(target: str, block: str, sizes: Mapping[str, int], dtype: str, direction: str) -> Evidence | None:
+def nearest(
+    target: str, block: str, sizes: Mapping[str, int], dtype: str, direction: str, precision: str = "ieee"
+) -> Evidence | None:
     """Return the measured case of a block nearest to these sizes; None where none is near.
 
     target: a GPU of a target pack ("h200"). sizes: by axis; an axis that is missing is taken from the measured case.
     dtype: the long name. direction: "fwd", or "train", which a joint program of forward and backward is, too. The
-    distance is the sum of the doublings between the sizes.
+    distance is the sum of the doublings between the sizes. precision: of products of float32 arrays, "ieee" or "tf32".
     """
     found: list[tuple[float, Case]] = []
     for case in _measured(target).get(block, {}).values():
         same = case.direction == direction or (case.direction, direction) == ("joint", "train")
         if same and _alike(case.dtype, dtype) and _same_switches(case.sizes, sizes):
-            other = (case.dtype != dtype) + (case.direction != direction)
+            other = (case.dtype != dtype) + (case.direction != direction) + (case.precision != precision)
             found.append((_distance(case.sizes, sizes) + 0.1 * other, case))
     distance, measured = min(found, key=lambda entry: entry[0], default=(math.inf, None))
     if measured is None or distance > _FARTHEST:
@@ -100,6 +111,16 @@ def nearest(target: str, block: str, sizes: Mapping[str, int], dtype: str, direc
     recorded = _recorded(target)
     times = {name.removeprefix(prefix): time for name, time in recorded.items() if name.startswith(prefix)}
     return Evidence(target, measured, wanted, times)
+
+
+def tf32_pair(target: str, row: str, direction: str) -> Measured | None:
+    """Return a row of products in TF32, with its time in IEEE float32; None where it was not measured in both."""
+    for case in _measured(target)[_PRODUCTS].values():
+        ieee = replace(case, precision="ieee")
+        before, after = (_recorded(target).get(f"{each.id}/{row}") for each in (ieee, case))
+        if (case.precision, case.direction) == ("tf32", direction) and before is not None and after is not None:
+            return Measured(_name(case), row, after, 1.0, before)
+    return None
 
 
 def work_us(case: Case, ceilings: Ceilings) -> float:
@@ -126,6 +147,10 @@ def _measured(target: str) -> dict[str, dict[str, Case]]:
     return {
         name: {case.id: case for case in block.cases("full") if case.id in recorded} for name, block in BLOCKS.items()
     }
+
+
+def _name(case: Case) -> str:
+    return f"{case.block}/{case.name} {case.direction}{' tf32' if case.precision == 'tf32' else ''}"
 
 
 def _alike(one: str, other: str) -> bool:

@@ -105,12 +105,12 @@ class Sources:
                         around.append((f"{name}.", inner))
         return found
 
-    def calls(self, methods: Collection[str], files: Iterable[str]) -> list[str]:
-        """Return the lines of these files, as places name them, that call one of the methods: "train.py:33"."""
+    def calls(self, names: Collection[str], files: Iterable[str]) -> list[str]:
+        """Return the lines of these files, as places name them, that call a method or function: "train.py:33"."""
         return list(dict.fromkeys(
             f"{Path(name).name}:{node.lineno}" for name in files if (tree := self._tree(name)) is not None
             for node in ast.walk(tree)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in methods
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", None)) in names
         ))
 
     def _tree(self, name: str) -> ast.Module | None:

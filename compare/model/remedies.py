@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .. import targets
-from .advice import ADVICE, Advice
+from .advice import ADVICE, TF32, Advice
 from .checkpoint import checkpoint, freed_bytes
-from .evidence import Evidence, Measured, nearest
+from .evidence import Evidence, Measured, nearest, tf32_pair
 from .parts import Piece
+from .precision import ieee_products, in_tf32
 from .step import Step
 from .used_blocks import UsedBlock
 
@@ -68,24 +69,28 @@ class Best:
 def changes(step: Step, blocks: Sequence[UsedBlock]) -> list[list[Remedy]]:
     """Return the remedies of a step, the block with the largest gain first. Those of one list exclude each other.
 
-    To drop checkpointing presupposes the first remedy of all where it changes what is computed again. The last ones are
-    bounds: blocks without a remedy, of which an implementation was measured that takes less. Nothing is listed below a
-    hundredth of the step, or on a GPU of which no rows are recorded.
+    To drop checkpointing presupposes the first remedy of all where it changes what is computed again. TF32 counts the
+    products that no other remedy changes. The last ones are bounds: blocks without a remedy, of which an implementation
+    was measured that takes less. Nothing is listed below a hundredth of the step, or on a GPU of which no rows are
+    recorded.
     """
-    target = targets.of_device(step.device)
-    graph = next(iter(step.graphs.values()), None)
-    if target is None or graph is None or not step.time_us:
+    target, compiler = targets.of_device(step.device), _compiler(step)
+    if target is None or not step.time_us:
         return []
     found = [
         [
             replace(remedy, memory_bytes=-freed_bytes(step, remedy.pieces))
             if remedy.advice.block in _KEEP_NOTHING_BETWEEN else remedy for remedy in of_block
         ]
-        for of_block in measured_remedies(blocks, graph.compiler, target, step.time_us)
+        for of_block in measured_remedies(blocks, compiler, target, step.time_us)
     ]
     taken = [of_block[0] for of_block in found]
     if (dropped := _without_checkpoint(step, taken)) is not None and dropped.gain_us >= _LEAST_GAIN * step.time_us:
+        taken.append(dropped)
         found.append([dropped])
+    if (faster := _in_tf32(step, taken, compiler, target)) and faster.gain_us >= _LEAST_GAIN * step.time_us:
+        taken.append(faster)
+        found.append([faster])
     found.sort(key=lambda of_block: -of_block[0].gain_us)
     bounds = filter(None, (_bound(used, target) for used in _others(blocks, taken)))
     worth = [
@@ -186,8 +191,30 @@ def _evidence(used: UsedBlock, target: str) -> Iterator[Evidence | None]:
     inference where the step computes it again. A mask that is data counts as causal.
     """
     sizes = {**used.sizes, "causal": 1, "window": 0} if used.has_unknown_mask else used.sizes
+    precision = "ieee" if ieee_products(used.pieces) else "tf32"
     for direction in ("train" if "backward" in used.phases else "fwd", *["fwd"] * ("recompute" in used.phases)):
-        yield nearest(target, used.block, sizes, used.dtype, direction)
+        yield nearest(target, used.block, sizes, used.dtype, direction, precision)
+
+
+def _compiler(step: Step) -> str:
+    """Return the compiler of a step's programs, or "eager" for PyTorch without one; "" where it is unknown."""
+    graph = next(iter(step.graphs.values()), None)
+    if graph is None:
+        return "eager" if step.profile is not None and step.profile.profile.tool == "torch.profiler" else ""
+    return graph.compiler
+
+
+def _in_tf32(step: Step, taken: Sequence[Remedy], compiler: str, target: str) -> Remedy | None:
+    """Return the remedy to multiply float32 arrays in TF32, for the products of which those taken change none."""
+    changed = _identities(piece for remedy in taken for piece in remedy.pieces)
+    products = [piece for piece in ieee_products(step.pieces) if (piece.graph, piece.index) not in changed]
+    advice = TF32.get(compiler)
+    direction = "train" if any(piece.phase == "backward" for piece in step.pieces) else "fwd"
+    pair = None if advice is None else tf32_pair(target, advice.row, direction)
+    if advice is None or pair is None or not products:
+        return None
+    measured = in_tf32(step, products, pair, target)
+    return Remedy(tuple(products), step.layers, advice, measured.scaled_us, (measured,))
 
 
 def _without_checkpoint(step: Step, taken: Sequence[Remedy]) -> Remedy | None:

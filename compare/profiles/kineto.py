@@ -11,11 +11,13 @@ other names for the categories.
 from __future__ import annotations
 
 import sys
+from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
 
 from ..graph.join.kernel_records import MEMCPY, MEMSET
 from .chrome_trace import ChromeTrace
@@ -23,6 +25,7 @@ from .model import MOST_EVENTS, DeviceEvent, HostWait, Profile, ProfileError, St
 from .python_frames import Call, around, user_functions
 
 MOST_BYTES = 1 << 30  # unpacked
+T = TypeVar("T")
 
 _ON_DEVICE = {
     "kernel": "", "gpu_memcpy": MEMCPY, "gpu_memset": MEMSET, "Kernel": "", "Memcpy": MEMCPY, "Memset": MEMSET,
@@ -32,6 +35,8 @@ _OPERATIONS = ("cpu_op", "Operator")
 _RANGE = "user_annotation"
 _SYNCHRONISES = "Synchronize"  # in the name of a call of the CUDA runtime
 _INPUT, _COMPILE = "enumerate(DataLoader)", "(dynamo_timed)"  # in the names of ranges
+_COMPILED = "dynamo_data: compile_id="  # a range at the beginning of a compile
+_PAGEABLE = "Memcpy HtoD (Pageable"
 _STEP = "ProfilerStep#"
 _LATEST_US = 1e18
 _EPOCH_US = 10**9  # times are kept from a multiple of this on, because a float of the time since 1970 has 0.25 us
@@ -94,8 +99,9 @@ class _Events:
         self._of_id: dict[int, str] = {}
         self._calls: list[Call] = []
         self._steps: list[Step] = []
-        self._synchronisations: list[Call] = []
-        self._waits: list[HostWait] = []
+        self._waits: list[tuple[Literal["synchronisation", "input", "compile"], Call]] = []
+        self._compiled: list[Call] = []
+        self._pageable: set[int] = set()  # launches of copies from pageable memory
 
     def add(self, event: Any) -> None:
         if not isinstance(event, dict):
@@ -110,23 +116,28 @@ class _Events:
         start, duration = self._seconds(event.get("ts")), _number(event.get("dur"))
         if category in _ON_DEVICE:
             self._add_work(_ON_DEVICE[category] or name, start, duration, args)
+            if name.startswith(_PAGEABLE) and (number := _integer(args.get("correlation"))) is not None:
+                self._pageable.add(number)
         elif start is not None:
             thread = (str(event.get("pid")), str(event.get("tid")))
             end = start + (duration or 0) * 1e-6
+            call = Call(thread, start, end, name)
             if category in _LAUNCHES and _SYNCHRONISES in name:
-                self._synchronisations.append(Call(thread, start, end, name))
+                self._waits.append(("synchronisation", call))
             elif _INPUT in name or _COMPILE in name:
-                self._waits.append(HostWait("input" if _INPUT in name else "compile", name, start, end))
+                self._waits.append(("input" if _INPUT in name else "compile", call))
+            elif name.startswith(_COMPILED):
+                self._compiled.append(call)
             if name.startswith(_STEP) and category in (_RANGE, *_OPERATIONS):
                 self._steps.append(Step(f"step {name.removeprefix(_STEP)}", start, end))
             elif category in _LAUNCHES and (number := _integer(args.get("correlation"))) is not None:
                 self._launches[number] = (thread, start)
             elif category in _OPERATIONS:
-                self._add_operation(Call(thread, start, end, name), args)
+                self._add_operation(call, args)
             elif category == _RANGE:
-                self._ranges.append(Call(thread, start, end, name))
+                self._ranges.append(call)
             elif category == "python_function":
-                self._calls.append(Call(thread, start, end, name))
+                self._calls.append(call)
 
     def _seconds(self, value: Any) -> float | None:
         """Return a time from the first one on, or shortly before it."""
@@ -161,12 +172,23 @@ class _Events:
 
     def waits(self) -> tuple[HostWait, ...]:
         """Return the host's waits by their beginning."""
-        operations = around(self._operations, {n: (c.thread, c.start) for n, c in enumerate(self._synchronisations)})
-        found = [
-            HostWait("synchronisation", operations.get(number, (call.name,))[0], call.start, call.end)
-            for number, call in enumerate(self._synchronisations)
-        ]
-        return tuple(sorted([*found, *self._waits], key=lambda wait: wait.start))
+        begun = {number: (call.thread, call.start) for number, (_, call) in enumerate(self._waits)}
+        operations, functions = around(self._operations, begun), user_functions(self._calls, begun)
+        compiled = _latest(begun, ((call.thread, call.start, call.name) for call in self._compiled))
+        launches = {launch for _, _, launch, _ in self._work} & self._launches.keys()
+        launched = _latest(begun, ((*self._launches[launch], launch) for launch in launches))
+        found = []
+        for number, (kind, call) in enumerate(self._waits):
+            name, function = call.name, functions.get(number, "")
+            if kind == "compile" and number in compiled:
+                name = f"torch.compile {compiled[number].removeprefix(_COMPILED)}"
+            if kind == "synchronisation" and number in operations:
+                name = operations[number][0]
+                is_copy = launched.get(number) in self._pageable
+                found.append(HostWait("copy" if is_copy else kind, name, call.start, call.end, function))
+            else:
+                found.append(HostWait(kind, name, call.start, call.end, function))
+        return tuple(sorted(found, key=lambda wait: wait.start))
 
     def by_device(self, only: int | None) -> dict[int | None, tuple[DeviceEvent, ...]]:
         """Return the work of each GPU, with what launched it; that of an unknown GPU last, by the key None.
@@ -190,6 +212,21 @@ class _Events:
             device: tuple(sorted(found[device], key=lambda event: (event.start, event.end)))
             for device in sorted(found, key=lambda device: (device is None, device))
         }
+
+
+def _latest(begun: Mapping[int, tuple[object, float]], others: Iterable[tuple[object, float, T]]) -> dict[int, T]:
+    """Return for each call that of the others which began last before it, in its thread. Both have thread and time."""
+    of_thread: dict[object, list[tuple[float, T]]] = {}
+    for thread, at, value in others:
+        of_thread.setdefault(thread, []).append((at, value))
+    for own in of_thread.values():
+        own.sort(key=itemgetter(0))
+    found = {}
+    for number, (thread, at) in begun.items():
+        own = of_thread.get(thread, [])
+        if index := bisect_left(own, at, key=itemgetter(0)):
+            found[number] = own[index - 1][1]
+    return found
 
 
 def _external(args: Mapping[str, Any]) -> int | None:

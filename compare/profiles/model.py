@@ -63,13 +63,15 @@ class Step:
 class HostWait:
     """A time in which the host launched nothing, because it waited for the device, for input or for a compiler.
 
-    kind: "synchronisation", "input" or "compile". name: of the operation of PyTorch around it, else of the call.
+    kind: "copy" is a wait for a copy from pageable memory. name: of the operation of PyTorch around it, else of the
+    call; of a compile, "torch.compile 0/1" or the jitted function. host_function: as of `DeviceEvent`.
     """
 
-    kind: Literal["synchronisation", "input", "compile"]
+    kind: Literal["synchronisation", "copy", "input", "compile"]
     name: str
     start: float
     end: float
+    host_function: str = ""
 
 
 @dataclass(frozen=True)

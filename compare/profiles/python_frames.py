@@ -1,12 +1,13 @@
 """The operations of PyTorch and the user's Python functions that launched a device's work, by thread and time.
 
 A trace of torch.profiler with `with_stack=True` has an event for each call of a Python function: "train.py(60): main",
-where 60 is the line of its `def`.
+where 60 is the line of its `def`. Files below a folder of sys.path have no folder: "contextlib.py(141): __exit__".
 """
 
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -30,8 +31,13 @@ def user_functions(calls: Iterable[Call], launches: Mapping[int, tuple[object, f
     A launch outside of such functions, as in the threads of autograd, is left out.
     """
     own = ((call, _FRAME.fullmatch(call.name)) for call in calls)
-    found = around((call for call, match in own if match and not _LIBRARY.match(match["file"])), launches)
+    found = around((call for call, match in own if match and not _is_library(match["file"])), launches)
     return {number: _FRAME.sub(r"\g<function> (\g<file>:\g<line>)", names[-1]) for number, names in found.items()}
+
+
+def _is_library(file: str) -> bool:
+    """Return whether a file is of PyTorch, an installed package or Python itself."""
+    return bool(_LIBRARY.match(file)) or file.partition("/")[0].removesuffix(".py") in sys.stdlib_module_names
 
 
 def around(calls: Iterable[Call], launches: Mapping[int, tuple[object, float]]) -> dict[int, tuple[str, ...]]:

@@ -9,7 +9,7 @@ definitions come from jaxlib's library; neither jax nor jaxlib is imported. The 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,8 @@ from xlafuse.hlo.proto_reader import ProtoError, message_type
 
 from ..graph.join.kernel_records import MEMCPY, MEMSET
 from .bounded import read_bytes
-from .model import MOST_EVENTS, DeviceEvent, Profile, ProfileError, Step
+from .model import MOST_EVENTS, DeviceEvent, HostWait, Profile, ProfileError, Step
+from .python_frames import Call, around
 
 MOST_BYTES = 1 << 30  # unpacked
 
@@ -28,6 +29,7 @@ _HOST, _CUPTI, _METADATA = "/host:CPU", "/host:CUPTI", "/host:metadata"
 _MODULE = re.compile(r"(.+)\((\d{1,18})\)")
 _GRID = re.compile(r"\bgrid:(\d+),(\d+),(\d+)")
 _CALL = re.compile(r"PjitFunction\((.+)\)")  # jaxlib's event around the call of a jitted function
+_COMPILES = ("lower_sharding_computation", "backend_compile_and_load")  # jax's events around lowering and compiling
 _VERSIONS = {"jax_version": "jax", "jaxlib_version": "jaxlib"}
 
 Stats = dict[str, Any]
@@ -49,6 +51,7 @@ def read(path: Path) -> list[Profile]:
         raise ProfileError(f"{path}: no XSpace of jax.profiler: it has no planes; {'; '.join(space.errors)[:300]}")
     host = planes.get(_HOST)
     steps = tuple(sorted(host.steps(), key=lambda step: step.start)) if host else ()
+    waits = host.compiles() if host else ()
     launches = {
         number: start for name in (_HOST, _CUPTI) if name in planes for number, start in planes[name].launches().items()
     }
@@ -71,7 +74,7 @@ def read(path: Path) -> list[Profile]:
     return [
         Profile(
             "jax.profiler", str(path), device, tuple(events), steps, modules=metadata.modules() if metadata else {},
-            versions=metadata.versions() if metadata else {}, skipped=skipped, gpu=number,
+            versions=metadata.versions() if metadata else {}, skipped=skipped, gpu=number, waits=waits,
         )
         for number, device, events, skipped in found
     ]
@@ -132,6 +135,23 @@ class _Plane:
             called_at, program = min(inside, default=(None, ""))
             yield replace(step, program=program, called=called_at)
 
+    def compiles(self) -> tuple[HostWait, ...]:
+        """Return the times in which jax compiles, each with the jitted function that is called."""
+        calls: list[Call] = []
+        found: list[Call] = []
+        for number, line in enumerate(self._plane.lines):
+            for event, start, end in self._events([line]):
+                name = self._names.get(event.metadata_id, "")
+                if called := _CALL.fullmatch(name):
+                    calls.append(Call(number, start, end, called[1]))
+                elif name in _COMPILES:
+                    found.append(Call(number, start, end, name))
+        names = around(calls, {number: (call.thread, call.start) for number, call in enumerate(found)})
+        waits = (
+            HostWait("compile", names.get(number, ("",))[-1], call.start, call.end) for number, call in enumerate(found)
+        )
+        return tuple(sorted(waits, key=lambda wait: wait.start))
+
     def launches(self) -> dict[int, float]:
         """Return when each launch began on the host, by its correlation id."""
         found: dict[int, float] = {}
@@ -160,9 +180,9 @@ class _Plane:
         stats = self._stats(self._plane.stats)
         return {package: str(stats[name]) for name, package in _VERSIONS.items() if name in stats}
 
-    def _events(self) -> Iterator[tuple[Any, float, float]]:
-        """Yield each event with its beginning and end in seconds."""
-        for line in self._plane.lines:
+    def _events(self, lines: Iterable[Any] | None = None) -> Iterator[tuple[Any, float, float]]:
+        """Yield each event of some lines, by default of all, with its beginning and end in seconds."""
+        for line in self._plane.lines if lines is None else lines:
             for event in line.events:
                 start = line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12
                 yield event, start, start + event.duration_ps * 1e-12

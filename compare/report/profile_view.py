@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..base.text import printable
@@ -73,11 +73,17 @@ class ProfileView:
         """Return the microseconds of a step's gaps by cause, the mean of the steps."""
         total: dict[Cause, float] = {}
         for step, owners, found in zip(self.steps, self.opened.joined.owners, self._gaps, strict=True):
-            parts = {
-                number: f"compiled code of {owner[0]}" if owner and part.phase != "update" else part.name
-                for number, (owner, part) in enumerate(zip(owners, host_parts(step.events), strict=True))
+            launches = {
+                number: Cause(
+                    "launches",
+                    f"compiled code of {owner[0]}" if owner and part.phase != "update" else part.name,
+                    event.host_function,
+                )
+                for number, (event, owner, part) in enumerate(
+                    zip(step.events, owners, host_parts(step.events), strict=True)
+                )
             }
-            for cause, seconds in gap_causes(found, self.opened.profile.waits, parts).items():
+            for cause, seconds in gap_causes(found, self.opened.profile.waits, launches).items():
                 total[cause] = total.get(cause, 0.0) + seconds * 1e6 / len(self.steps)
         return dict(sorted(total.items(), key=lambda item: -item[1]))
 
@@ -85,26 +91,37 @@ class ProfileView:
         """Return the causes in words; "" where the host caused nothing that is worth a word."""
         words = {
             "synchronisation": "after {}, which waits for the device", "input": "while the host gets input",
-            "compile": "while the host compiles", "launches": "before launches of {}",
+            "copy": "after {}, which waits for a copy from pageable memory", "compile": "while the host compiles {}",
+            "launches": "before launches of {}",
         }
-        named = [
-            f"{formats.microseconds(us)} {words[cause.kind].format(cause.name or 'other work')}{self._where(cause)}"
-            for cause, us in self.causes().items()
-            if cause.kind in words and us >= _LEAST_CAUSE * self.device_us.median
-        ]
+        named = []
+        for cause, us in self.causes().items():
+            if cause.kind in words and us >= _LEAST_CAUSE * self.device_us.median:
+                what = words[cause.kind].format(cause.name or "other work")
+                lines = self._lines_of(cause)
+                named.append(f"{formats.microseconds(us)} {what}{f' ({join_some(lines, MOST_STAGES)})' * bool(lines)}")
         return "; ".join(named)
 
-    def _where(self, cause: Cause) -> str:
-        """Return the lines of the user's program that may call what waits."""
-        if cause.kind != "synchronisation":
-            return ""
-        methods = WAITING_CALLS.get(cause.name.removeprefix("aten::"), ())
+    def _lines_of(self, cause: Cause) -> list[str]:
+        """Return the user's function that calls what delays the device, else the lines that may; [] if unknown."""
+        if cause.function:
+            return [f"in {cause.function}"]
+        if line := self.opened.compile_places.get(cause.name):
+            return [line]
+        if cause.kind in ("launches", "compile"):
+            lines = self._calls((cause.name.rpartition(".")[2],))
+            return lines if len(lines) == 1 else []  # of several, such as a scheduler's step(), one would be a guess
+        if cause.kind == "synchronisation":
+            return self._calls(WAITING_CALLS.get(cause.name.removeprefix("aten::"), ()))
+        return []
+
+    def _calls(self, names: Sequence[str]) -> list[str]:
+        """Return the lines in the user's files that call a method or function of these names."""
         places = {
             place.file: None for graph in self.opened.joined.graphs.values() for kernel in graph.kernels or ()
             for op in kernel.source_ops if (place := parse(op.place)) is not None
         }
-        lines = sources_beside(self.opened.path).calls(methods, places)
-        return f" ({join_some(lines, MOST_STAGES)})" if lines else ""
+        return sources_beside(self.opened.path).calls(names, places)
 
     def gap_pairs(self) -> list[tuple[str, str, float, bool | None]]:
         """Return pairs of kernels with the idle time between them in a median step, and whether the host was late."""
@@ -279,7 +296,10 @@ class ProfileView:
             "operator_shares": self.operator_shares(),
             "graphs": dict(self.opened.joined.calls),
             "kernels": [self._kernel_json(each) for each in self.kernels],
-            "gap_causes": [{"kind": cause.kind, "name": cause.name, "us": us} for cause, us in self.causes().items()],
+            "gap_causes": [
+                {"kind": cause.kind, "name": cause.name, "lines": self._lines_of(cause), "us": us}
+                for cause, us in self.causes().items()
+            ],
             "gaps": [
                 {"before": before, "after": after, "us": us, "host_late": late}
                 for before, after, us, late in self.gap_pairs()

@@ -82,13 +82,22 @@ def open_profile(path: Path, dump: Path | None = None, rank: int | None = None) 
     notes += first.notes
     profile = ProfiledSteps(
         path, first, tuple(steps), joined, choice, numbers[chosen], tuple(alike), tuple(unlike), tuple(notes),
-        {} if folder is None else files.compile_seconds(folder),
+        {} if folder is None else files.compile_seconds(folder), _compile_places(first, folder),
     )
     results = tuple(
         replace(modules[name], id=name, number=number, read=reader_of(graph))
         for number, (name, graph) in enumerate(joined.graphs.items(), 1)
     )
     return Source("profile", path, results, (*profile.warnings, *notes), profile=profile)
+
+
+def _compile_places(profile: Profile, folder: Path | None) -> dict[str, str]:
+    """Return the user's lines that made torch.compile compile in a captured profile, by the names of its waits."""
+    if folder is None or all(wait.kind != "compile" for wait in profile.waits):
+        return {}
+    from xlafuse.triton_side.inductor.compile_places import compile_places
+
+    return {f"torch.compile {number}": place for number, place in compile_places(folder).items()}
 
 
 def _profiles(path: Path, notes: list[str]) -> list[Profile]:

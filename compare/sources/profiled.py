@@ -25,6 +25,7 @@ class ProfiledSteps:
     alike, unlike: the numbers of those that run the same kernels as this one, and of those that do not.
     notes: facts without which the numbers mislead.
     compile_s: the seconds of compilation by function, where `xlafuse capture` ran the program.
+    compile_places: the user's lines whose calls made torch.compile compile, by its number: "torch.compile 0/1".
     """
 
     path: Path
@@ -37,6 +38,7 @@ class ProfiledSteps:
     unlike: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     compile_s: Mapping[str, float] = field(default_factory=dict)
+    compile_places: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def others(self) -> str:

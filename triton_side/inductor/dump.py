@@ -116,7 +116,7 @@ def _of_folder(path: Path, rank: int | None, breaks: list[GraphBreak], notes: li
         return [_of_debug(code) for code in codes]
     of_rank = ranks(path)
     if len(of_rank) < 2:
-        return [texts for log in _logs(path) for texts in _of_log(log, breaks, notes)]
+        return [texts for log in logs(path) for texts in _of_log(log, breaks, notes)]
     first = min(of_rank) if rank is None else rank
     chosen = [texts for log in of_rank[first] for texts in _of_log(log, breaks, notes)]
     differences: dict[str, list[str]] = {}
@@ -132,7 +132,7 @@ def _of_folder(path: Path, rank: int | None, breaks: list[GraphBreak], notes: li
 def ranks(folder: Path) -> dict[int, list[Path]]:
     """Return the logs of each rank in a TORCH_TRACE folder, by their names, else by their events."""
     found: dict[int, list[Path]] = {}
-    for log in _logs(folder):
+    for log in logs(folder):
         match = _RANK_OF_NAME.search(log.name)
         if match is None:
             with log.open("rb") as file:
@@ -166,7 +166,7 @@ def trace_logs_in(archive: zipfile.ZipFile) -> list[str]:
     return found
 
 
-def _logs(folder: Path) -> list[Path]:
+def logs(folder: Path) -> list[Path]:
     files = sorted(path for path in islice(folder.rglob("*"), _MAX_FILES) if not path.is_dir())
     return [
         path for path in files
@@ -177,19 +177,19 @@ def _logs(folder: Path) -> list[Path]:
 def _early_line(stream: IO[bytes], pattern: re.Pattern[str], size: int) -> re.Match[str] | None:
     """Return the match of a line in the first `size` characters of a stream."""
     try:
-        for line in _lines(stream, size):
+        for line in lines(stream, size):
             if match := pattern.match(line):
                 return match
             size -= len(line)
             if size <= 0:
                 break
-    except _DAMAGED:
+    except DAMAGED:
         pass
     return None
 
 
-def _lines(stream: IO[bytes], most: int) -> Iterator[str]:
-    """Yield the lines of a text, unpacked, in pieces of at most so many characters. Raises _DAMAGED."""
+def lines(stream: IO[bytes], most: int) -> Iterator[str]:
+    """Yield the lines of a text, unpacked, in pieces of at most so many characters. Raises DAMAGED."""
     packed = cast("io.BufferedReader", stream).peek(2).startswith(b"\x1f\x8b")
     with io.TextIOWrapper(gzip.open(stream) if packed else stream, "utf-8-sig", errors="replace") as text:
         while line := text.readline(most):
@@ -199,7 +199,7 @@ def _lines(stream: IO[bytes], most: int) -> Iterator[str]:
 _RANK_OF_NAME = re.compile(r"_rank_(\d{1,6})_")
 _HEADER = re.compile(r"V\d{4} \S+ \d+ \S+\] \{")
 _RANK = re.compile(rf'{_HEADER.pattern}.*"rank": (\d{{1,6}})[,}}]')
-_DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
+DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
 def _difference(own: Iterable[Texts], other: Iterable[Texts]) -> str:
@@ -320,7 +320,7 @@ def _events(source: str, stream: IO[bytes], notes: list[str]) -> Iterator[tuple[
     name, size, compiled, digest, line = "", 0, (0, 0), "", "\n"
     payload: list[str] = []
     try:
-        for line in _lines(stream, MAX_BYTES):
+        for line in lines(stream, MAX_BYTES):
             if line.startswith("\t"):
                 size += len(line)
                 if name and size <= MAX_BYTES:
@@ -329,11 +329,10 @@ def _events(source: str, stream: IO[bytes], notes: list[str]) -> Iterator[tuple[
             if name:
                 yield name, compiled, "".join(payload)
             name, size, payload = "", 0, []
-            if match := _EVENT.match(line):
-                event = _json(match[1])
+            if (event := event_of(line)) is not None:
                 name, compiled = _event_name(event), _compile_of(event)
                 digest = event.get("has_payload") if name else ""
-    except _DAMAGED as problem:
+    except DAMAGED as problem:
         notes.append(f"{source}: {problem}; later compiles are missing")
         return
     text = "".join(payload)
@@ -341,6 +340,12 @@ def _events(source: str, stream: IO[bytes], notes: list[str]) -> Iterator[tuple[
         notes.append(f"{source}: the file ends within a line; later compiles are missing")
     elif name:
         yield name, compiled, text
+
+
+def event_of(line: str) -> Any:
+    """Return the event of a log's line; None for another line."""
+    match = _EVENT.match(line)
+    return None if match is None else _json(match[1])
 
 
 def _compile_of(event: Any) -> tuple[int, int]:

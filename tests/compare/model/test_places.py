@@ -76,3 +76,9 @@ def test_the_copies_of_a_capture_are_read_and_not_the_files(tmp_path: Path) -> N
     assert sources_beside(tmp_path / "capture").label(at("self.q(x)")) == "Layer.__call__"
     (copies / "model.py").write_text(CODE)
     assert sources_beside(tmp_path / "capture").label(at("self.q(x)")) == "self.q"
+
+
+def test_calls_of_methods_and_functions_are_found_by_name(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("for x in data:\n    loss = step(x)\n    optimizer.step()\n    other[0](step)\n")
+    assert Sources((tmp_path,)).calls(("step",), ["train.py"]) == ["train.py:2", "train.py:3"]
+    assert not Sources((tmp_path,)).calls(("",), ["train.py"])

@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import xlafuse
+from kineto_events import kernel, span, trace
 
-from xlafuse.compare.graph.model import Kernel
+from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel
 from xlafuse.compare.model.advice import ADVICE
 from xlafuse.compare.model.evidence import nearest
 from xlafuse.compare.model.parts import Piece
+from xlafuse.compare.model.places import Sources
 from xlafuse.compare.model.remedies import Remedy, at_their_best, changes, measured_remedies
-from xlafuse.compare.model.step import step_of
+from xlafuse.compare.model.step import Step, step_of
 from xlafuse.compare.model.used_blocks import UsedBlock, used_blocks
 from xlafuse.compare.sources.opening import open_source
 from xlafuse.compare.spec.blocks import BLOCKS
@@ -188,3 +191,87 @@ def test_an_update_of_many_kernels_becomes_one(gpt: Path) -> None:
 def test_graphs_without_times_have_no_remedies(nnx: Path) -> None:
     (module,) = (nnx / "xla").glob("*.hlo.pb")
     assert xlafuse("inspect", module, "--view", "remedies").exit_code == 2
+
+
+SIMT = "void cutlass::Kernel2<cutlass_80_simt_sgemm_256x128_8x4_nn_align1>(...)"
+FFMA = "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3_warpsize2x2x1_ffma_aligna4"
+
+
+def step(*names: str, compiler: str = "inductor", moved: int = 0) -> Step:
+    """Return a step of kernels of 1 ms, each of which reads and writes an array of as many bytes."""
+    made = tuple(
+        Kernel(
+            f"k{number}", "gemm", runtime_name=name, device_time_us=1e3, flops=1e9, inputs=(Access("a", moved),),
+            outputs=(Access("a", moved),),
+        )
+        for number, name in enumerate(names)
+    )
+    array = Buffer("a", (moved // 4,), "f32", moved, "input")
+    return Step({"step": FusionGraph("step", compiler, made, (array,), target="NVIDIA H200")}, Sources())
+
+
+def in_tf32(step: Step, *blocks: UsedBlock) -> Remedy | None:
+    found = [own[0] for own in changes(step, blocks) if own[0].advice.switch == "matmul:tf32"]
+    return found[0] if found else None
+
+
+def test_products_in_ieee_float32_gain_as_the_measured_pair() -> None:
+    others = "sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n", "cutlass_80_tensorop_s1688gemm_64x128", "nvjet_sm90_tst_128x256"
+    for compiler, before, after in (("inductor", 1786, 470), ("xla", 1714, 360)):
+        remedy = in_tf32(step(SIMT, FFMA, "ampere_sgemm_32x128_tn", *others, compiler=compiler))
+        assert remedy is not None and [piece.index for piece in remedy.pieces] == [0, 1, 2]
+        assert remedy.before_us == 3e3 and remedy.after_us == pytest.approx(3e3 * after / before, rel=0.003)
+        assert f"{before} → {after} µs" in remedy.evidence
+    assert in_tf32(step(*others)) is None
+
+
+def test_pytorch_without_a_compiler_has_the_switch_and_its_gain(tmp_path: Path) -> None:
+    names = SIMT, "nvjet_sm90_tst_128x256", SIMT
+    events = [
+        each for number, name in enumerate(names) for at in (2000 * number,) for each in (
+            span("cpu_op", "aten::mm", at, 20), span("cuda_runtime", "cudaLaunchKernel", at + 1, 5, correlation=number),
+            kernel(name, at + 10, 1000, number),
+        )
+    ]
+    (tmp_path / "trace.json").write_text(json.dumps(trace(*events)))
+    (row,) = json.loads(xlafuse("inspect", tmp_path / "trace.json", "--json").stdout)["step"]["remedies"]
+    assert (row["try"], row["before_us"]) == ("matmul:tf32", pytest.approx(2000))
+    assert row["after_us"] == pytest.approx(2000 * 503 / 1815, rel=0.003)  # library's rows
+
+
+def test_a_product_in_tf32_takes_at_least_its_bytes() -> None:
+    moved = 1_600_000_000
+    remedy = in_tf32(step(SIMT, moved=moved))
+    assert remedy is not None and remedy.after_us == pytest.approx(2 * moved / 4.3e12 * 1e6, rel=0.1)
+    assert in_tf32(step(SIMT, moved=10 * moved)) is None
+
+
+def test_tf32_does_not_count_what_another_remedy_changes() -> None:
+    whole = step(SIMT, FFMA, SIMT)
+    sizes = {"batch": 2, "heads": 16, "sequence": 1024, "head_dim": 64, "hidden": 0}
+    block = UsedBlock("attention_bias", sizes, "float32", 1, frozenset({"forward"}), tuple(whole.pieces[:2]), {})
+    found = [own[0] for own in changes(whole, [block])]
+    assert {remedy.advice.block: [piece.index for piece in remedy.pieces] for remedy in found} == {
+        "attention_bias": [0, 1], "": [2],
+    }
+    assert sum(remedy.gain_us for remedy in found) < whole.time_us
+
+
+def test_a_block_in_tf32_is_compared_with_rows_in_tf32() -> None:
+    sizes = {"tokens": 8192, "width": 768, "hidden": 2048}
+    ieee, tf32 = (
+        nearest("h200", "swiglu_mlp", sizes, "float32", "fwd", precision) for precision in ("ieee", "tf32")
+    )
+    assert ieee is not None and tf32 is not None
+    assert ieee.times_us["xla"] == pytest.approx(1714, abs=1) and tf32.times_us["xla"] == pytest.approx(360, abs=1)
+
+
+@pytest.mark.parametrize("case", ["attention/gpt2-fp32", "attention_bias/t5-large-fp32", "attention_packed/gpt2-fp32"])
+@pytest.mark.parametrize("phase", ["fwd", "train"])
+def test_a_runs_calls_take_in_tf32_what_the_remedy_promises(committed_run: Any, case: str, phase: str) -> None:
+    """The remedy's own evidence is another block."""
+    names = [f"{case}/{dtype}/{phase}/inductor" for dtype in ("fp32", "fp32-tf32")]
+    graphs = {result.id: result.graph for result in committed_run.results if result.id in names}
+    before, after = (Step({"call": replace(graphs[name], target="NVIDIA H200")}, Sources()) for name in names)
+    remedy = in_tf32(before)
+    assert remedy is not None and before.time_us - remedy.gain_us == pytest.approx(after.time_us, rel=0.12)

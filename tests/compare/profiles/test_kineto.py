@@ -10,27 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kineto_events import kernel, span, trace
 
 from xlafuse.compare.graph.join.kernel_records import MEMCPY, MEMSET
 from xlafuse.compare.profiles import chrome_trace, files, kineto
 from xlafuse.compare.profiles.model import ProfileError
 from xlafuse.compare.profiles.steps import profiled_steps
-
-
-def span(category: str, name: str, start: float, duration: float, **args: Any) -> dict[str, Any]:
-    return {"ph": "X", "cat": category, "name": name, "pid": 0, "tid": 7, "ts": start, "dur": duration, "args": args}
-
-
-def kernel(name: str, start: float, duration: float, correlation: int, device: int = 0, **args: Any) -> dict[str, Any]:
-    return span(
-        "kernel", name, start, duration,
-        **{"device": device, "stream": 7, "correlation": correlation, "grid": [4, 1, 1], "block": [128, 1, 1], **args},
-    )
-
-
-def trace(*events: Any, **top: Any) -> dict[str, Any]:
-    return {"schemaVersion": 1, "deviceProperties": [{"id": 0, "name": "NVIDIA H200"}], **top,
-            "traceEvents": list(events)}
 
 
 def written(folder: Path, data: Any, name: str = "trace.json") -> Path:

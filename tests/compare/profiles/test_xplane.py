@@ -20,11 +20,12 @@ GPU = "/device:GPU:0"
 PROGRAM = """
 import sys, jax, jax.numpy as jnp
 step = jax.jit(lambda x: jnp.tanh(x @ x))
-x = step(jnp.ones((64, 64)))
+x, small = step(jnp.ones((64, 64))), jnp.ones((32, 32))
 jax.profiler.start_trace(sys.argv[1])
 for number in range(3):
     with jax.profiler.StepTraceAnnotation("train", step_num=number):
         x = step(x).block_until_ready()
+step(small)
 jax.profiler.stop_trace()
 """
 
@@ -61,6 +62,19 @@ def test_kernels_of_a_gpu_have_times_launches_and_instructions(tmp_path: Path) -
     assert [(step.program, step.called) for step in steps] == [
         ("step", pytest.approx(9e-6)), ("step", pytest.approx(1009e-6)),
     ]
+
+
+def test_a_compile_is_a_wait_with_the_function_that_is_called(tmp_path: Path) -> None:
+    space = gpu()
+    space.event("/host:CPU", "python", "PjitFunction(loss)", 1100, 90)
+    space.event("/host:CPU", "python", "lower_sharding_computation", 1101, 10)
+    space.event("/host:CPU", "python", "backend_compile_and_load", 1120, 60)
+    space.event("/host:CPU", "other thread", "backend_compile_and_load", 1130, 60)
+    (profile,) = files.read(space.write(tmp_path / "a.xplane.pb"))
+    assert [(wait.kind, wait.name) for wait in profile.waits] == [
+        ("compile", "loss"), ("compile", "loss"), ("compile", ""),
+    ]
+    assert profile.waits[1].end - profile.waits[1].start == pytest.approx(60e-6)
 
 
 def test_each_gpu_is_a_profile_in_the_order_of_their_numbers(tmp_path: Path) -> None:
@@ -139,3 +153,4 @@ def test_a_profile_of_jax_on_a_cpu(tmp_path: Path) -> None:
     assert [step.name for step in profile.steps] == ["train 0", "train 1", "train 2"]
     assert "jit__lambda" in {name for name, _ in profile.modules}
     assert all(event.seconds > 0 and event.operation for event in profile.events)
+    assert {(wait.kind, wait.name) for wait in profile.waits} == {("compile", "<lambda>")}  # of the smaller array
