@@ -144,13 +144,19 @@ def without_replays(plan: Plan, implementations: Iterable[str]) -> Plan:
 def resolve_timing(plan: Plan, modes: Iterable[str], restarts: int | None, *, timed: bool) -> Plan:
     """Return the plan with these modes and restarts; without modes, or with restarts None, it keeps its own.
 
-    timed: the run takes times. Raises UsageError for an unknown mode, and for modes or restarts of a run without times.
+    timed: the run takes times. Raises UsageError for an unknown mode, and for modes or restarts of a run without times
+    or of cases over several GPUs alone.
     """
     modes = [one_of("mode", name, (timing.MAIN, *timing.OTHER_MODES)) for name in modes]
     if not modes and restarts is None:
         return plan
     if not timed:
         raise UsageError("--mode and --restarts are about timing, and a run for a GPU that is not here times nothing")
+    if all(BLOCKS[case.block].spans_gpus for case, _ in plan.work):
+        raise UsageError(
+            "--mode and --restarts are for cases of one GPU; a case over several is timed in one process for each GPU, "
+            "as it is and without its exchanges: leave them out"
+        )
     chosen = tuple(mode for mode in timing.OTHER_MODES if mode in modes) if modes else plan.timing.modes
     main_only = plan.timing.main_only and not modes
     return replace(plan, timing=Timing(chosen, plan.timing.restarts if restarts is None else restarts, main_only))

@@ -80,7 +80,15 @@ COLUMNS = (
 )
 
 SHOWN = tuple(column for column in COLUMNS if column.name == "implementation" or column not in COLUMNS[: len(IDENTITY)])
-render = partial(grouped, columns=SHOWN, legend=LEGEND)
+
+
+def _notes(line: Rank) -> list[str | None]:
+    """Return why no program without exchanges was timed, once for the ranks of a record."""
+    parallel = line.row.record.parallel if line.row.record and line.rank == 0 else None
+    return [parallel.alone_unavailable and f"not timed alone: {parallel.alone_unavailable}"] if parallel else []
+
+
+render = partial(grouped, columns=SHOWN, legend=LEGEND, notes=_notes)
 
 
 def of(results: Iterable[Result]) -> list[Rank]:

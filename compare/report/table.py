@@ -65,7 +65,7 @@ def render(rows: Sequence[Row], *, markdown: bool = False, every: bool = False) 
 
 def title(line: Any) -> str:
     """Return the case and direction of a Row, or of a line that has its row as `row`."""
-    row: Row = line if isinstance(line, Row) else line.row
+    row = _row(line)
     if row.case is None:
         return printable(row.block)
     dtype = DTYPES[row.dtype].short
@@ -73,15 +73,21 @@ def title(line: Any) -> str:
     return printable(f"{row.block} / {row.case_name} / {dtype}{precision} / {row.direction}")
 
 
+def _row(line: Any) -> Row:
+    """Return a Row, or the row of a line that has one as `row`."""
+    row: Row = line if isinstance(line, Row) else line.row
+    return row
+
+
 def grouped(
     lines: Sequence[Any], *, columns: Sequence[Column] | Callable[[list[Any]], Sequence[Column]],
     legend: Sequence[str], markdown: bool = False, heading: Callable[[Any], str] = title, summary: str = "",
-    notes: Callable[[Any], Iterable[str | None]] = lambda row: (),
+    notes: Callable[[Any], Iterable[str | None]] = lambda line: (),
 ) -> str:
     """Return a table for each heading, with its notes, and the legend below all of them.
 
     lines: rows, or parts of a record that have its row as `row`, such as its kernels. columns: of all tables, or a
-    function of a table's lines. notes: those of a row, some empty; each is a line below the table.
+    function of a table's lines. notes: those of a line, some empty; each is a line below the table.
     """
     if not lines:
         return "no records"
@@ -91,7 +97,7 @@ def grouped(
     sections = [summary] if summary else []
     for label, members in groups.items():
         shown = columns(members) if callable(columns) else columns
-        remarks = [printable(f"{row.implementation}: {note}") for row in members for note in notes(row) if note]
+        remarks = [printable(f"{_row(line).implementation}: {note}") for line in members for note in notes(line) if note]
         section = [f"## {escaped(label)}\n" if markdown else label, table(members, shown, markdown)]
         section += [""] if markdown and remarks else []
         section += [f"- {escaped(remark)}" if markdown else f"  {remark}" for remark in remarks]

@@ -185,6 +185,8 @@ def test_a_suite_has_default_modes_and_restarts() -> None:
     for asked in ({"modes": ["warm"], "restarts": None}, {"modes": [], "restarts": 2}):
         with pytest.raises(UsageError, match="times nothing"):
             selection.resolve_timing(full, **asked, timed=False)  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match="one process for each GPU"):
+            selection.resolve_timing(resolve([], suite="parallel"), **asked, timed=True)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(("restarts", "processes"), [(0, [0] * 5), (1, [0, 0, 0, 1, 1]), (2, [0, 0, 1, 1, 2, 2])])

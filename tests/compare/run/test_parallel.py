@@ -143,6 +143,8 @@ def test_a_fault_costs_its_own_record(tmp_path: Path, monkeypatch: pytest.Monkey
     assert found["xla-sharded"].parallel.alone_unavailable == "no program without them"
     assert found["xla-sharded"].graph is None and found["xla-sharded"].trace is not None
     assert found["eager"].graph is not None
+    view = ranks.render(ranks.of(open_run(tmp_path / "run").results))
+    assert view.count("no program without them") == view.count("rank 0 died") == 1
     assert pool.calls["prepare", "eager"] == 2  # fresh ranks need the program again
 
 
