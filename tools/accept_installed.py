@@ -1,12 +1,14 @@
 """Add the installed jax, torch and Triton to the tested versions of this checkout: `python -m tools.accept_installed`.
 
 xlafuse refuses untested versions, because it uses private names of these packages. The nightly tests run this program
-first, to learn what the next release breaks.
+first, to learn what the next release breaks. A new series of jax gets the description of each target GPU that the
+newest tested series has.
 """
 
 from __future__ import annotations
 
 import re
+import shutil
 from importlib.metadata import version
 from pathlib import Path
 
@@ -21,7 +23,10 @@ def main(root: Path = ROOT) -> None:
 
     build = (torch.__version__.partition("+")[0], torch.version.cuda)
     of_torch = root / "triton_side" / "versions.py"
-    add(root / "xlafuse" / "versions.py", "JAX", jax_versions.JAX, series("jax"))
+    if (jax := series("jax")) not in jax_versions.JAX:
+        for config in root.glob(f"compare/targets/*/xla/gpu_target_config-{jax_versions.JAX[-1]}.pbtxt"):
+            shutil.copy(config, config.with_name(f"gpu_target_config-{jax}.pbtxt"))
+    add(root / "xlafuse" / "versions.py", "JAX", jax_versions.JAX, jax)
     add(of_torch, "TRITON", torch_versions.TRITON, series("triton"))
     add(of_torch, "TORCH_BUILDS", torch_versions.TORCH_BUILDS, build)
 
