@@ -9,6 +9,7 @@
 #   make sanitize                   every hand-written kernel under compute-sanitizer, on an NVIDIA GPU
 #   make lint                       ruff and mypy
 #   make prose                      print sentences that break a rule of prose (tools/prose.py)
+#   make wheel                      dist/: the source distribution and the wheel of a release, checked by twine
 
 PYTHON ?= python3
 SETUP ?= 1
@@ -40,7 +41,7 @@ PARALLEL_BY_TEST = $(shell $(RUNNER) -c "import xdist, os; \
 GPU_NAME = $(shell nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
 COMMIT ?= $(shell git rev-parse --short HEAD)
 
-.PHONY: run test test-full test-gpu sanitize lint prose setup clean
+.PHONY: run test test-full test-gpu sanitize lint prose wheel setup clean
 
 run: $(READY)
 	$(RUNNER) -m xlafuse run $(ARGS)
@@ -63,6 +64,11 @@ lint: $(READY)
 
 prose: $(READY)
 	$(RUNNER) -m tools.prose
+
+wheel: $(READY)
+	rm -rf dist
+	$(RUNNER) -m build --no-isolation
+	$(RUNNER) -m twine check --strict dist/*
 
 setup: $(READY)
 

@@ -16,33 +16,6 @@ from .terminal import one_line
 COMMANDS = (
     "capture", "diff", "doctor", "explain", "export", "extract", "inspect", "list", "merge", "report", "run", "tune",
 )
-# Earlier spellings, by command or by command and option, and the present ones.
-RENAMED = {
-    "ab": "explain FUNCTION --xla-flag NAME=VALUE",
-    "dumps": "export RUN --to xprof --module ID -o DIR",
-    "selftest": "doctor --clock",
-    "timeline": "export RUN --to perfetto -o FILE",
-    "diff --html": "diff A B -o FILE.html",
-    "inspect --align": "inspect RUN -i A,B",
-    "inspect --dot": "export PATH --to dot",
-    "inspect --html": "report PATH PATH -o FILE.html",
-    "inspect --model-explorer": "export PATH --to model-explorer -o FILE",
-    "inspect --passes": "inspect PATH --view passes",
-    "inspect --target": "inspect PATH --price-as GPU",
-    "list --markdown": "list -o FILE.md",
-    "report --authorship": "report PATH --view authorship",
-    "report --csv": "report PATH -o FILE.csv",
-    "report --findings": "report PATH --view findings",
-    "report --html": "report PATH -o FILE.html",
-    "report --markdown": "report PATH -o FILE.md",
-    "report --matrix": "report PATH --view matrix",
-    "report --peers": "report PATH --view peers",
-    "report --picture": "report PATH -o FILE.svg",
-    "report --ranks": "report PATH --view ranks",
-    "report --roofline": "report PATH --view roofline",
-    "report --traffic": "report PATH --view traffic",
-    "tune --budget": "tune --stop-after TIME",
-}
 
 
 class _OneLineError(click.ClickException):
@@ -66,10 +39,10 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Refuse an unknown command with the present spelling of an earlier one, or with near names."""
+        """Refuse an unknown command with near names."""
         name = args[0]
         if name not in COMMANDS and not name.startswith("-"):
-            now = RENAMED.get(name) or " or ".join(difflib.get_close_matches(name, COMMANDS))
+            now = " or ".join(difflib.get_close_matches(name, COMMANDS))
             raise click.UsageError(f"No such command {name!r}." + (f" Did you mean xlafuse {now}?" if now else ""), ctx)
         return super().resolve_command(ctx, args)
 
@@ -79,11 +52,6 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except (UsageError, RunFolderError) as problem:
             raise _OneLineError(one_line(problem)) from None
-        except click.NoSuchOption as problem:
-            used = problem.ctx.info_name if problem.ctx else None
-            if now := RENAMED.get(f"{used} {problem.option_name}"):
-                raise click.UsageError(f"{problem.message} Did you mean xlafuse {now}?", problem.ctx) from None
-            raise
 
 
 def _show_version(ctx: click.Context, parameter: click.Parameter, asked: bool) -> None:

@@ -16,7 +16,7 @@ from made_records import made_record
 
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.cli import doctor
-from xlafuse.compare.cli.main import COMMANDS, RENAMED, cli
+from xlafuse.compare.cli.main import COMMANDS, cli
 from xlafuse.compare.plan.selection import resolve
 from xlafuse.compare.plan.timing_modes import Timing
 from xlafuse.compare.record import run_folder
@@ -225,18 +225,11 @@ def test_every_command_and_option_has_help(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("words", "now"),
-    [
-        (["reprot"], "report"), (["explain", "f.py:f", "--framewrok", "jax"], "--framework"),
-        *(([name], f"xlafuse {now}") for name, now in RENAMED.items() if " " not in name),
-    ],
+    [(["reprot"], "report"), (["explain", "f.py:f", "--framewrok", "jax"], "--framework")],
 )
 def test_an_unknown_command_or_option_names_the_right_one(words: list[str], now: str) -> None:
     result = xlafuse(*words)
     assert result.exit_code == 2 and "No such" in result.stderr and now in result.stderr.splitlines()[-1]
-
-
-def test_an_earlier_option_names_its_successor() -> None:
-    assert "Did you mean xlafuse tune --stop-after TIME?" in xlafuse("tune", "--budget", "9").stderr
 
 
 def test_all_commands_together_have_at_most_50_options() -> None:
@@ -246,11 +239,6 @@ def test_all_commands_together_have_at_most_50_options() -> None:
         for option in each.opts if option.startswith("--")
     }
     assert len(options) <= 50, sorted(options)
-
-
-@pytest.mark.parametrize("now", RENAMED.values())
-def test_earlier_spellings_lead_to_commands(now: str) -> None:
-    assert now.split()[0] in COMMANDS
 
 
 FOUND = {
