@@ -9,6 +9,8 @@ import json
 import tarfile
 import tempfile
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -17,9 +19,10 @@ from typing import Any
 from xlafuse.compare import targets
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.base.text import number
+from xlafuse.compare.graph.model import FusionGraph
 from xlafuse.compare.predict.features import Device
 from xlafuse.compare.predict.predictor import FITTED_ON, WORST_ERROR, Prediction, predicted, shipped, step_time
-from xlafuse.compare.profiles.steps import device_seconds
+from xlafuse.compare.profiles.steps import ProfiledStep, device_seconds
 from xlafuse.compare.sources.opening import open_source
 
 CAPTURES = PROJECT / "tests" / "data" / "captures"
@@ -91,25 +94,41 @@ def unknown() -> list[list[str]]:
     ]
 
 
-def steps() -> list[list[str]]:
-    """Return a line for each captured step; its times serve only the comparison."""
+@dataclass(frozen=True)
+class Captured:
+    """A captured step. ran: its graph with measured times. compiled: the graph of the compiler's files alone."""
+
+    steps: Sequence[ProfiledStep]
+    ran: FusionGraph
+    compiled: FusionGraph
+
+
+@cache
+def captured() -> dict[str, Captured]:
+    found = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in _CAPTURED:
+        for name, files in _CAPTURED.items():
             with tarfile.open(CAPTURES / f"{name}.tar.xz") as packed:
                 packed.extractall(folder, filter="data")
-        return [_step(name, Path(folder) / name, files) for name, files in _CAPTURED.items()]
+            source, compiled = open_source(Path(folder) / name), open_source(Path(folder) / name / files)
+            if source.profile is None:
+                raise ValueError(f"{name}: expected the profile of a step")
+            found[name] = Captured(source.profile.steps, source.results[0].load(), compiled.results[0].load())
+    return found
 
 
-def _step(name: str, folder: Path, files: str) -> list[str]:
-    source, device = open_source(folder), Device.named(FITTED_ON)
-    (ran,), (compiled,) = source.results, open_source(folder / files).results
-    if source.profile is None or ran.graph is None or compiled.graph is None:
-        raise ValueError(f"{folder}: expected the profile and the graph of a step")
-    found, kernels = step_time(compiled.graph, device), ran.graph.kernels or ()
-    measured = median(device_seconds(step.events) * 1e6 for step in source.profile.steps)
+def steps() -> list[list[str]]:
+    """Return a line for each captured step; its times serve only the comparison."""
+    return [_step(name, found) for name, found in captured().items()]
+
+
+def _step(name: str, step: Captured) -> list[str]:
+    device = Device.named(FITTED_ON)
+    found, kernels = step_time(step.compiled, device), step.ran.kernels or ()
+    measured = median(device_seconds(each.events) * 1e6 for each in step.steps)
     in_kernels = sum(kernel.device_time_us or 0 for kernel in kernels)
     missed = defaultdict[str, float](float)
-    for kernel, guess in zip(kernels, predicted(compiled.graph, device), strict=True):
+    for kernel, guess in zip(kernels, predicted(step.compiled, device), strict=True):
         missed[kernel.kind] += (guess.time_us if isinstance(guess, Prediction) else 0.0) - (kernel.device_time_us or 0)
     kind = max(missed, key=lambda each: abs(missed[each]))
     return [

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,11 +18,17 @@ from graph_builder import kernel
 from tools.benchmarks.missed_fusions import inductor_cases
 from tools.benchmarks.missed_fusions.case import difference
 from tools.benchmarks.missed_fusions.measured import NotMeasured, read
-from tools.benchmarks.missed_fusions.outcome import Outcome, outcome, summary
+from tools.benchmarks.missed_fusions.outcome import Outcome, outcome, summary, summary_of
+from tools.benchmarks.missed_fusions.predicted import saved_us
+from tools.benchmarks.missed_fusions.tables import PRICE
+from tools.benchmarks.missed_fusions.tables import read as read_forced
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.graph import store
+from xlafuse.compare.graph.analyse.missed_fusions import PRICE_ERROR
 from xlafuse.compare.graph.model import Reason
 from xlafuse.compare.plan.speedup import Saving
+from xlafuse.compare.predict.features import Device
+from xlafuse.compare.predict.predictor import Prediction, predicted
 from xlafuse.compare.sources.target_ceilings import target_ceilings
 
 COMPILED = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -159,3 +166,22 @@ def test_the_summary_is_of_the_middle_80_percent() -> None:
     assert found is not None
     assert (found.cases, found.median, found.low, found.high) == pytest.approx((11, 0.5, 0.1, 0.9))
     assert summary([case(1.0)]) is None
+
+
+def test_the_error_of_a_price_is_that_of_the_committed_cases() -> None:
+    ratios = [ratio for one in read_forced(PROJECT / "docs" / "missed-fusions.json") if (ratio := one.ratio(PRICE))]
+    found = summary_of(ratios)
+    assert found is not None and found.cases == len(ratios)
+    stated = [float(number) for number in re.findall(r"[\d.]+", PRICE_ERROR.partition("H200")[0])]
+    assert stated[:2] == pytest.approx([found.low, found.high], abs=0.05) and stated[-1] == found.cases
+
+
+def test_a_predicted_saving_is_that_of_one_kernel_without_the_array_between() -> None:
+    device = Device.named("h200")
+    one, two, fused = (
+        each.time_us for graph in (MISSED, FUSED) for each in predicted(graph, device) if isinstance(each, Prediction)
+    )
+    saved = saved_us(MISSED, device, (0, 1))
+    assert saved is not None and saved == pytest.approx(one + two - fused, rel=0.1) and saved > 0
+    product = replace(MISSED, kernels=tuple(replace(each, kind="attention") for each in MISSED.kernels or ()))
+    assert saved_us(product, device, (0, 1)) is None

@@ -14,10 +14,9 @@ from .products import split_products
 from .roofline import Ceilings
 
 # How far a price is from what forcing the fusion saved: the middle 80% of the cases lie between the first two numbers.
-# From the summary of `python -m tools.benchmarks.missed_fusions`, rounded: 0.82, 1.42, and a median of 1.03. One of its
-# 20 cases does not count.
+# Of docs/missed-fusions.json, rounded. One of its 20 cases does not count.
 PRICE_ERROR = (
-    "realised / predicted was 0.82 to 1.4 (10% to 90%), median 1, in 19 forced cases on NVIDIA H200: "
+    "the saving was 0.82 to 1.3 times the price (10% to 90%), median 1, in 19 forced cases on NVIDIA H200: "
     "docs/fusion-graph.md"
 )
 

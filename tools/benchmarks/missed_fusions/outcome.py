@@ -91,7 +91,10 @@ class Summary:
 
 def summary(outcomes: Iterable[Outcome]) -> Summary | None:
     """Return the summary of the cases that count; None for fewer than two."""
-    ratios = [one.ratio for one in outcomes if one.ratio is not None]
+    return summary_of([one.ratio for one in outcomes if one.ratio is not None])
+
+
+def summary_of(ratios: Sequence[float]) -> Summary | None:
     if len(ratios) < 2:
         return None
     tenths = statistics.quantiles(ratios, n=10, method="inclusive")
