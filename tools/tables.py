@@ -341,6 +341,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "predicted by compiler left out": partial(_predicted, "compiler left out", "compiler", "compilers"),
     "predicted on another GPU": partial(_predicted, "kind", "kind", "to other GPU"),
     "predicted worst": lambda: _markdown(predicted_times.HEADERS["worst"], predicted_times.worst()),
+    "predicted calls": lambda: _markdown(predicted_times.HEADERS["calls"], predicted_times.call_lines()),
     "predicted steps": lambda: _markdown(predicted_times.HEADERS["steps"], predicted_times.steps()),
     "forced fusions": lambda: _markdown(missed_fusions.CASES, missed_fusions.cases(_forced())),
     "forced fusions by size": lambda: _markdown(missed_fusions.SIZES, missed_fusions.sizes(_forced())),

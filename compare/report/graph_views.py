@@ -139,7 +139,7 @@ def _list_of_records(results: Sequence[Result]) -> Iterator[RenderableType]:
     yield grid
     yield text_view.plain(
         "\ndeclared: bytes that the kernels read and write. efficiency: compulsory bytes over those.\n"
-        "µs: sum of the kernels' measured times; without a GPU the call's recorded time, or a predicted sum (~).\n"
+        "µs: sum of the kernels' measured times; without a GPU the call's recorded time, or a predicted one (~).\n"
         "--block, --case, --direction and -i select records and show their kernels; --all shows the kernels of all."
     )
 

@@ -14,7 +14,7 @@ from .products import split_products
 from .roofline import Ceilings
 
 # How far a price is from what forcing the fusion saved: the middle 80% of the cases lie between the first two numbers.
-# Of docs/missed-fusions.json, rounded. One of its 20 cases does not count.
+# It rounds that of docs/missed-fusions.json, of whose 20 cases one does not count.
 PRICE_ERROR = (
     "the saving was 0.82 to 1.3 times the price (10% to 90%), median 1, in 19 forced cases on NVIDIA H200: "
     "docs/fusion-graph.md"
