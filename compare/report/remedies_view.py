@@ -108,7 +108,7 @@ def timed_lines(source: Source) -> list[Line]:
         unknown = predicted_sum(piece.kernel for piece in step.pieces).reason
         raise UsageError(f"{source.path}: remedies need the times of a step; {reason}; not predicted: {unknown}")
     if step.predicted and not step.readers:
-        raise UsageError(f"{source.path}: remedies need the program, as HLO or Inductor's output; here is a graph alone")
+        raise UsageError(f"{source.path}: remedies need HLO or Inductor's output, and this is a graph alone")
     return lines(step, used_blocks(step))
 
 
