@@ -287,11 +287,6 @@ def _forced() -> list[missed_fusions.Forced]:
     return missed_fusions.read(MISSED_FUSIONS)
 
 
-def _missed_pairs() -> str:
-    graphs = {name: step.compiled for name, step in predicted_times.captured().items()}
-    return _markdown(missed_fusions.PAIRS, missed_fusions.pairs(graphs))
-
-
 def _gpus(implementation: str) -> str:
     return _markdown(gpus.HEADERS, gpus.fusion_lines(json.loads(GPUS.read_text()), implementation))
 
@@ -345,8 +340,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "predicted steps": lambda: _markdown(predicted_times.HEADERS["steps"], predicted_times.steps()),
     "forced fusions": lambda: _markdown(missed_fusions.CASES, missed_fusions.cases(_forced())),
     "forced fusions by size": lambda: _markdown(missed_fusions.SIZES, missed_fusions.sizes(_forced())),
-    "forced fusions by predicted times": lambda: _markdown(missed_fusions.METHODS, missed_fusions.methods(_forced())),
-    "missed fusions by predicted times": _missed_pairs,
+    "forced fusions by price": lambda: _markdown(missed_fusions.METHODS, missed_fusions.methods(_forced())),
     "unpredicted": lambda: _markdown(predicted_times.HEADERS["unknown"], predicted_times.unknown()),
     "blocks": lambda: block_list.as_markdown(list(BLOCKS.values())),
     **{name: partial(_columns, of) for name, of in COLUMNS.items()},

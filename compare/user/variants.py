@@ -158,7 +158,7 @@ def compare_targets(explained: Explained) -> Comparison:
 def _saving(explained: Explained, variant: Variant) -> Saving | None:
     if not variant.force:
         return None
-    default, forced = explained.graphs[DEFAULT], explained.graphs[variant.name]
+    default, forced = explained.predicted[DEFAULT], explained.graphs[variant.name]
     found = saving(default, forced, pair(default, variant.force), own_ceilings(default)[0])
     if not explained.times:
         return found

@@ -9,8 +9,10 @@ import pytest
 
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.analyse.call_time import call_time, known_call_time, span_us
+from xlafuse.compare.graph.analyse.missed_fusions import ranked
 from xlafuse.compare.graph.analyse.totals import predicted_sum
 from xlafuse.compare.graph.findings.collect import findings
+from xlafuse.compare.graph.findings.finding import Finding
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, PredictedTime, Reason, SourceOp
 from xlafuse.compare.graph.render import missed_view, text_view
 from xlafuse.compare.predict.times import why_predicted, with_predictions
@@ -148,3 +150,38 @@ def test_a_result_shows_no_predictions_where_something_was_measured(tmp_path: Pa
     assert partly.predicted_graph is not None and len(times_of(partly.predicted_graph)) == 2
     assert compiled.timed_graph is not None and len(times_of(compiled.timed_graph)) == 1
     assert compiled.row.predicted_time_us and compiled.row.device_time_us is None
+
+
+def pair(first: Kernel = GELU) -> FusionGraph:
+    """Return a kernel and one that reads its result, the array `y`; half of the bytes of each."""
+    second = replace(GELU, name="second", inputs=(Access("y", SIZE),), outputs=(Access("z", SIZE),))
+    x, y = graph_of().buffers
+    buffers = (x, replace(y, role="intermediate"), replace(y, name="z"))
+    reason = Reason(first.name, "second", "other", "no", "inferred", bytes_saved=2 * SIZE)
+    return with_predictions(FusionGraph("g", "xla", (first, second), buffers, (reason,), target="h200"), H200)
+
+
+def test_the_price_of_a_missed_fusion_is_the_share_of_the_kernels_predicted_times() -> None:
+    """In a product, which arithmetic may bound, the array's bytes take a copy's bandwidth."""
+    (whole,) = ranked(pair(), H200)
+    one, two = (time.us or 0.0 for time in times_of(pair()))
+    assert whole.price.predicted and whole.price.us == pytest.approx((one + two) / 2)
+    assert whole.price.time.startswith("~")
+    (product,) = ranked(pair(replace(GELU, kind="gemm", flops=1e12)), H200)
+    assert product.price.us == pytest.approx(SIZE / H200.bandwidth(1, 1) * 1e6 + two / 2, rel=0.01)
+    for first in (replace(GELU, outputs=(Access("y", SIZE), Access("w", None))), TIMED):
+        (other,) = ranked(pair(first), H200)
+        assert not other.price.predicted and "~" not in other.price.time
+
+
+def test_an_array_between_kernels_takes_its_share_of_their_predicted_times() -> None:
+    def largest(graph: FusionGraph) -> Finding:
+        (found,) = (one for one in findings({"xla": graph}, H200) if one.kind == "largest")
+        return found
+
+    graph = replace(pair(), reasons=())
+    found = largest(graph)
+    assert found.predicted and found.us == pytest.approx(sum(time.us or 0.0 for time in times_of(graph)) / 2)
+    assert "(~" in str(found)
+    measured = largest(replace(pair(TIMED), reasons=()))
+    assert not measured.predicted and "~" not in str(measured)

@@ -11,6 +11,7 @@ from xlafuse.compare.graph import store
 from xlafuse.compare.graph.analyse.missed_fusions import together
 from xlafuse.compare.graph.model import FusionGraph
 from xlafuse.compare.plan.speedup import Saving, saving
+from xlafuse.compare.predict.times import with_predictions
 from xlafuse.compare.sources.target_ceilings import own_ceilings
 
 
@@ -66,7 +67,7 @@ def _price(graph: FusionGraph) -> float:
     ceilings, _ = own_ceilings(graph)
     if ceilings is None:
         raise UnknownBandwidth(f"the bandwidth of {graph.target!r} is not known: no target pack is of this GPU")
-    return together(graph, ceilings).us or 0.0
+    return together(with_predictions(graph, ceilings), ceilings).us or 0.0
 
 
 def _saving(rounds: Mapping[str, Sequence[Mapping[str, Any]]] | None, time: str) -> Saving | None:
