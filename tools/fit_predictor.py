@@ -2,7 +2,8 @@
 
 RUN is a run on the GPU that the predictor is for, a folder or a packed one; of a record in several, the last RUN's
 counts. --other is a run of the same programs on another GPU. The program needs LightGBM (`pip install lightgbm`). It
-writes `predictor.npz` and `predictor.json`, the validation that docs/predicted-times.md shows, to the target pack.
+writes `predictor.npz`, `predictor.json` and `launches.json` to the target pack; docs/predicted-times.md shows what the
+last two say of the errors.
 Kernels of one block are never on both sides of a split: the kernels of a composite block resemble those of the simple
 ones, but those of a block's cases are the same.
 """
@@ -16,7 +17,7 @@ import re
 import tarfile
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -28,6 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from xlafuse.compare import targets
+from xlafuse.compare.graph.analyse.call_time import LAUNCHES, span_us
 from xlafuse.compare.graph.model import FusionGraph, Kernel, Launch
 from xlafuse.compare.predict import predictor as predicting
 from xlafuse.compare.predict.features import KINDS, NAMES, Device, Row, rows
@@ -37,6 +39,8 @@ from xlafuse.compare.sources.opening import open_source
 from xlafuse.compare.sources.result import Result
 
 JSON = "predictor.json"
+MANY_LAUNCHES = 20  # of a call whose gaps count
+INTERVALS_US = (0.0, *(float(time) for time in range(40, 105, 5)))  # that Python may take from launch to launch
 FOLDS, INNER_FOLDS = 8, 5
 LEAST = 15  # distinct kernels of a class with its own calibration
 PROCESSES = 2
@@ -421,6 +425,67 @@ def validate(samples: Samples, other: Samples | None) -> dict[str, Any]:
     return report
 
 
+# Calls
+
+
+@dataclass(frozen=True)
+class Call:
+    """A measured call of several launches."""
+
+    kernels: Sequence[Kernel]
+    time_us: float
+
+    @property
+    def launches(self) -> int:
+        return sum(kernel.certain_launches for kernel in self.kernels)
+
+    @property
+    def phases(self) -> int:
+        return len({kernel.phase for kernel in self.kernels})
+
+    def off(self, gap: float, interval: float) -> float:
+        """Return the relative error of the call's time by its kernels' measured times and these gaps."""
+        times = [kernel.device_time_us or 0.0 for kernel in self.kernels]
+        return abs(span_us(self.kernels, times, gap, interval) / self.time_us - 1)
+
+
+def calls_of(results: Iterable[Result]) -> dict[str, list[Call]]:
+    """Return the calls of several launches by compiler, without those of which a kernel's time is unknown."""
+    found = defaultdict[str, list[Call]](list)
+    for result in results:
+        graph, time = result.graph, result.time_us
+        if graph is None or result.record is None or result.record.status != "ok" or not time:
+            continue
+        call = Call(graph.kernels or (), time)
+        if call.launches > call.phases and all(each.device_time_us and each.launches for each in call.kernels):
+            found[graph.compiler].append(call)
+    return found
+
+
+def launches(calls: Mapping[str, Sequence[Call]]) -> dict[str, Any]:
+    """Return the gap within a CUDA graph, and the time from launch to launch by compiler that fits its calls best.
+
+    The gap is the median of XLA's calls of many launches. The time from launch to launch puts most calls within 20%.
+    """
+    gap = float(np.median([
+        (call.time_us - sum(kernel.device_time_us or 0.0 for kernel in call.kernels)) / (call.launches - call.phases)
+        for call in calls["xla"] if call.launches >= MANY_LAUNCHES
+    ]))
+    report: dict[str, Any] = {"gap_us": _round(gap), "interval_us": {}, "calls": {}}
+    for compiler, own in sorted(calls.items()):
+        if len(own) < LEAST:
+            continue
+
+        def score(interval: float, gap: float = gap, own: Sequence[Call] = own) -> dict[str, float]:
+            off = np.array([call.off(gap, interval) for call in own])
+            return {"within_20": _round(np.mean(off <= 0.2)), "median": _round(np.median(off))}
+
+        best = max(INTERVALS_US, key=lambda interval: score(interval)["within_20"])
+        report["interval_us"][compiler] = best
+        report["calls"][compiler] = {"calls": len(own), "sum": score(0.0, 0.0), "launches": score(best)}
+    return report
+
+
 def _round(value: Any) -> float:
     return float(f"{float(value):.4g}")
 
@@ -438,6 +503,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{len(samples)} kernels, {len(np.unique(samples.key))} distinct")
     fit(samples).write(folder / predicting.FILE)
     print(f"{folder / predicting.FILE}: {(folder / predicting.FILE).stat().st_size / 1e3:.0f} kB")
+    found = launches(calls_of(result for path in chosen.runs for result in results_of(path)))
+    (folder / LAUNCHES).write_text(json.dumps(found, indent=1) + "\n")
     if not chosen.no_validation:
         report = validate(samples, None if chosen.other is None else read([chosen.other], chosen.other_target))
         report["runs"] = [path.name.partition(".")[0] for path in chosen.runs]

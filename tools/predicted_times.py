@@ -1,4 +1,4 @@
-"""The tables of docs/predicted-times.md, from the validation that `python -m tools.fit_predictor` wrote.
+"""The tables of docs/predicted-times.md, from the files that `python -m tools.fit_predictor` wrote.
 
 The captured steps are predicted by the predictor of the target pack, from the compilers' files alone.
 """
@@ -9,6 +9,8 @@ import json
 import tarfile
 import tempfile
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from statistics import median
@@ -17,10 +19,13 @@ from typing import Any
 from xlafuse.compare import targets
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.base.text import number
-from xlafuse.compare.predict.features import Device
-from xlafuse.compare.predict.predictor import FITTED_ON, WORST_ERROR, Prediction, predicted, shipped, step_time
-from xlafuse.compare.profiles.steps import device_seconds
+from xlafuse.compare.graph.analyse.call_time import LAUNCHES, known_call_time
+from xlafuse.compare.graph.model import FusionGraph
+from xlafuse.compare.predict.predictor import FITTED_ON, WORST_ERROR, shipped
+from xlafuse.compare.predict.times import with_predictions
+from xlafuse.compare.profiles.steps import ProfiledStep, device_seconds
 from xlafuse.compare.sources.opening import open_source
+from xlafuse.compare.sources.target_ceilings import target_ceilings
 
 CAPTURES = PROJECT / "tests" / "data" / "captures"
 
@@ -30,8 +35,10 @@ HEADERS = {
     "group": ["", "kernels", "time, ms", "median", "by time", "roofline's median", "predicted", "in interval"],
     "worst": ["kernel", "kind", "measured, µs", "predicted, µs", "roofline, µs"],
     "unknown": ["kernels", "measured", "median error"],
-    "steps": ["step", "kernels", "on the device, ms", "in its kernels, ms", "predicted, ms", "interval, ms", "gaps, ms",
-              "error", "error of its kernels", "misses most"],
+    "calls": ["compiler", "calls", "gap, µs", "launch to launch, µs", "within 20%: sum", "with launches",
+              "median error: sum", "with launches"],
+    "steps": ["step", "kernels", "unknown", "on the device, ms", "in its kernels, ms", "predicted, ms", "interval, ms",
+              "gaps, ms", "error", "error of its kernels", "misses most"],
 }
 _CAPTURED = {"nnx": "xla", "nnx_cudnn": "xla", "gpt": "torch_trace"}  # the folder of the compiler's files
 _SPLITS = {
@@ -91,32 +98,61 @@ def unknown() -> list[list[str]]:
     ]
 
 
-def steps() -> list[list[str]]:
-    """Return a line for each captured step; its times serve only the comparison."""
+@dataclass(frozen=True)
+class Captured:
+    """A captured step. ran: its graph with measured times. compiled: the graph of the compiler's files alone."""
+
+    steps: Sequence[ProfiledStep]
+    ran: FusionGraph
+    compiled: FusionGraph
+
+
+@cache
+def captured() -> dict[str, Captured]:
+    found = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name in _CAPTURED:
+        for name, files in _CAPTURED.items():
             with tarfile.open(CAPTURES / f"{name}.tar.xz") as packed:
                 packed.extractall(folder, filter="data")
-        return [_step(name, Path(folder) / name, files) for name, files in _CAPTURED.items()]
+            source, compiled = open_source(Path(folder) / name), open_source(Path(folder) / name / files)
+            if source.profile is None:
+                raise ValueError(f"{name}: expected the profile of a step")
+            found[name] = Captured(source.profile.steps, source.results[0].load(), compiled.results[0].load())
+    return found
 
 
-def _step(name: str, folder: Path, files: str) -> list[str]:
-    source, device = open_source(folder), Device.named(FITTED_ON)
-    (ran,), (compiled,) = source.results, open_source(folder / files).results
-    if source.profile is None or ran.graph is None or compiled.graph is None:
-        raise ValueError(f"{folder}: expected the profile and the graph of a step")
-    found, kernels = step_time(compiled.graph, device), ran.graph.kernels or ()
-    measured = median(device_seconds(step.events) * 1e6 for step in source.profile.steps)
+def steps() -> list[list[str]]:
+    """Return a line for each captured step; its times serve only the comparison."""
+    return [_step(name, found) for name, found in captured().items()]
+
+
+def _step(name: str, step: Captured) -> list[str]:
+    graph, kernels = with_predictions(step.compiled, target_ceilings(FITTED_ON), FITTED_ON), step.ran.kernels or ()
+    found, unknown = known_call_time(graph)
+    measured = median(device_seconds(each.events) * 1e6 for each in step.steps)
     in_kernels = sum(kernel.device_time_us or 0 for kernel in kernels)
-    missed = defaultdict[str, float](float)
-    for kernel, guess in zip(kernels, predicted(compiled.graph, device), strict=True):
-        missed[kernel.kind] += (guess.time_us if isinstance(guess, Prediction) else 0.0) - (kernel.device_time_us or 0)
+    missed, guessed = defaultdict[str, float](float), 0.0
+    for kernel, guess in zip(kernels, graph.kernels or (), strict=True):
+        missed[kernel.kind] += (guess.predicted_us or 0.0) - (kernel.device_time_us or 0)
+        guessed += guess.predicted_us or 0.0
     kind = max(missed, key=lambda each: abs(missed[each]))
+    time, low, high = (end or 0.0 for end in (found.us, found.low_us, found.high_us))
     return [
-        f"`{name}`", str(len(kernels)), *(f"{time / 1e3:.1f}" for time in (measured, in_kernels, found.time_us)),
-        f"{found.low_us / 1e3:.1f} to {found.high_us / 1e3:.1f}", f"{found.gaps_us / 1e3:.1f}",
-        f"{found.time_us / measured - 1:+.1%}", f"{(found.time_us - found.gaps_us) / in_kernels - 1:+.1%}",
-        f"{kind}: {missed[kind] / 1e3:+.1f} ms",
+        f"`{name}`", str(len(kernels)), str(unknown), *(f"{each / 1e3:.1f}" for each in (measured, in_kernels, time)),
+        f"{low / 1e3:.1f} to {high / 1e3:.1f}", f"{(time - guessed) / 1e3:.1f}", f"{time / measured - 1:+.1%}",
+        f"{guessed / in_kernels - 1:+.1%}", f"{kind}: {missed[kind] / 1e3:+.1f} ms",
+    ]
+
+
+def call_lines() -> list[list[str]]:
+    """Return a line for each compiler: its measured calls by their kernels' measured times, and by the gaps as well."""
+    found = json.loads((targets.FOLDER / FITTED_ON / LAUNCHES).read_text())
+    return [
+        [
+            compiler, str(calls["calls"]), number(found["gap_us"]), number(found["interval_us"][compiler]),
+            *(_percent(calls[model][score]) for score in ("within_20", "median") for model in ("sum", "launches")),
+        ]
+        for compiler, calls in sorted(found["calls"].items(), key=lambda item: -item[1]["calls"])
     ]
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from tabulate import tabulate
 
 from tools import gpus, predicted_times, side_by_side, xla_cost_model
+from tools.benchmarks.missed_fusions import tables as missed_fusions
 from xlafuse.compare.base.exchange_kernels import PEER_COPY
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.base.text import number
@@ -53,6 +54,7 @@ CAPTURES = PROJECT / "tests" / "data" / "profiles"  # of training steps on an H2
 PACKED = PROJECT / "tests" / "data" / "captures"  # the same, packed
 RUN = PROJECT / "reports" / "h200"
 GPUS = PROJECT / "docs" / "gpus.json"
+MISSED_FUSIONS = PROJECT / "docs" / "missed-fusions.json"  # of the benchmark on an H200
 COST_MODELS = PROJECT / "docs" / "xla-cost-model.json"
 OVER_GPUS = PROJECT / "reports" / "h200-x2"
 RANK_COLUMNS = ("device_time_us", "exposed_us", "communication_us", "overlap_share", "sent_bytes", "least_sent_bytes")
@@ -280,6 +282,11 @@ def _predicted(heading: str, group: str, split: str) -> str:
     return _markdown([heading, *predicted_times.HEADERS["group"][1:]], predicted_times.by(group, split))
 
 
+@cache
+def _forced() -> list[missed_fusions.Forced]:
+    return missed_fusions.read(MISSED_FUSIONS)
+
+
 def _gpus(implementation: str) -> str:
     return _markdown(gpus.HEADERS, gpus.fusion_lines(json.loads(GPUS.read_text()), implementation))
 
@@ -329,7 +336,11 @@ TABLES: dict[str, Callable[[], str]] = {
     "predicted by compiler left out": partial(_predicted, "compiler left out", "compiler", "compilers"),
     "predicted on another GPU": partial(_predicted, "kind", "kind", "to other GPU"),
     "predicted worst": lambda: _markdown(predicted_times.HEADERS["worst"], predicted_times.worst()),
+    "predicted calls": lambda: _markdown(predicted_times.HEADERS["calls"], predicted_times.call_lines()),
     "predicted steps": lambda: _markdown(predicted_times.HEADERS["steps"], predicted_times.steps()),
+    "forced fusions": lambda: _markdown(missed_fusions.CASES, missed_fusions.cases(_forced())),
+    "forced fusions by size": lambda: _markdown(missed_fusions.SIZES, missed_fusions.sizes(_forced())),
+    "forced fusions by price": lambda: _markdown(missed_fusions.METHODS, missed_fusions.methods(_forced())),
     "unpredicted": lambda: _markdown(predicted_times.HEADERS["unknown"], predicted_times.unknown()),
     "blocks": lambda: block_list.as_markdown(list(BLOCKS.values())),
     **{name: partial(_columns, of) for name, of in COLUMNS.items()},

@@ -33,8 +33,11 @@ class Piece:
 
     @property
     def time_us(self) -> float:
-        """Device time of all its launches in a step; 0 where it was not measured."""
-        return self.kernel.device_time_us or 0.0
+        """Device time of all its launches in a step; 0 where it is unknown.
+
+        It is predicted where nothing of the step was measured (`Step.predicted`).
+        """
+        return self.kernel.device_time_us or self.kernel.predicted_us or 0.0
 
     @property
     def bytes(self) -> int:

@@ -27,8 +27,9 @@ from .places import Place, Sources, parse, sources_beside
 class Step:
     """The kernels of a step by parts of the model.
 
-    graphs: of its compiled programs. sources: the user's files. profile: which also has what ran outside of the graphs.
-    readers: return what graphs are made of, an HLO module or what Inductor wrote, by the graph's name.
+    graphs: of its compiled programs, with predicted times where nothing was measured. sources: the user's files.
+    profile: which also has what ran outside of the graphs. readers: return what graphs are made of, an HLO module or
+    what Inductor wrote, by the graph's name.
     """
 
     graphs: Mapping[str, FusionGraph]
@@ -60,6 +61,11 @@ class Step:
     def time_us(self) -> float:
         """Device time of all kernels."""
         return sum(part.time_us for part in self.parts)
+
+    @cached_property
+    def predicted(self) -> bool:
+        """Return whether its times are predictions, because nothing of it was measured."""
+        return any(piece.kernel.predicted is not None for piece in self.pieces)
 
     @property
     def by_phase(self) -> dict[StepPhase, float]:
@@ -185,6 +191,8 @@ def step_of(source: Source) -> Step:
     A capture has copies of them. For another path they are looked for beside it and in the current folder.
     """
     graphs = {result.id: result.graph for result in source.results if result.graph is not None}
+    if source.profile is None and not any(graph.measured for graph in graphs.values()):
+        graphs = {result.id: graph for result in source.results if (graph := result.predicted_graph) is not None}
     readers = {result.id: result.program for result in source.results if result.program and result.graph is not None}
     return Step(graphs, sources_beside(source.path), source.profile, readers)
 

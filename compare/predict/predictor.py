@@ -25,7 +25,6 @@ VALIDATED_ON = ("h200", "h100")
 MODELS = ("products", "attention", "streams")
 WORST_ERROR = 0.4  # a class of kernels with a larger validated error has no prediction
 _CHUNK = 512  # rows, whose nodes fit in a cache
-GAP_US = 0.52  # before a launch in a CUDA graph: the median over XLA's calls of 20 launches or more, in reports/h200
 SMALL_US = 10.0  # per launch; below, the intervals are those of short kernels
 
 
@@ -182,36 +181,6 @@ def predicted(graph: FusionGraph, device: Device) -> list[Prediction | Unknown]:
     matrix, base_us = np.array([row.values for row in known], np.float32), np.array([row.base_us for row in known])
     times = iter(predictor.predict(matrix, base_us))
     return [Unknown(row) if isinstance(row, str) else next(times) for row in found]
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """The predicted time of one call of a program: its kernels and the gaps between them.
-
-    low_us, high_us: sums of the kernels' ends, so they hold where all kernels err to the same side. gaps_us: part of
-    all three. unknown: indices of the kernels without a prediction, whose time is missing.
-    """
-
-    time_us: float
-    low_us: float
-    high_us: float
-    gaps_us: float
-    unknown: tuple[int, ...]
-
-
-def step_time(graph: FusionGraph, device: Device) -> StepTime:
-    """Return the time of a call whose launches the GPU has before it needs them, as in a CUDA graph.
-
-    A kernel in a loop counts as often as it is launched. A host that launches too late adds time that no graph tells.
-    """
-    found = predicted(graph, device)
-    known = [each for each in found if isinstance(each, Prediction)]
-    gaps = GAP_US * sum(kernel.certain_launches for kernel in graph.kernels or ())
-    low, time, high = (
-        gaps + sum(getattr(each, f"{end}_us") for each in known) for end in ("low", "time", "high")
-    )
-    unknown = tuple(index for index, each in enumerate(found) if not isinstance(each, Prediction))
-    return StepTime(time, low, high, gaps, unknown)
 
 
 _GROUPS = ("access", "rows", "operations", "tile", "launch", "l2")

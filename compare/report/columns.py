@@ -229,8 +229,8 @@ COLUMNS = (
     Column("recorded_time_reason", "", "why a compile for a target shows no recorded time"),
     *predicted_columns(
         lambda row: row.predicted,
-        "device time of a call that was compiled and not measured: the sum of its kernels' predicted times, and the "
-        "gaps where Python launches short ones one by one",
+        "device time of a call that was compiled and not measured: its kernels' predicted times, and the gaps between "
+        "their launches",
     ),
     Column("forward_us", "µs", "median device time of forward", "forward", lambda row: row.phase_us("forward")),
     Column("backward_us", "µs", "median device time of backward", "backward", lambda row: row.phase_us("backward")),

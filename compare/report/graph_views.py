@@ -139,7 +139,7 @@ def _list_of_records(results: Sequence[Result]) -> Iterator[RenderableType]:
     yield grid
     yield text_view.plain(
         "\ndeclared: bytes that the kernels read and write. efficiency: compulsory bytes over those.\n"
-        "µs: sum of the kernels' measured times; without a GPU the call's recorded time, or a predicted sum (~).\n"
+        "µs: sum of the kernels' measured times; without a GPU the call's recorded time, or a predicted one (~).\n"
         "--block, --case, --direction and -i select records and show their kernels; --all shows the kernels of all."
     )
 
@@ -300,9 +300,9 @@ def why(source: Source, shown: Shown) -> Outline:
     def trees() -> Iterator[RenderableType]:
         for graph, ceilings, whose in priced:
             yield missed_view.tree(graph, ceilings, whose, every=shown.every)
-        has_prices = any(ceilings and missed_fusions.ranked(graph, ceilings) for graph, ceilings, _ in priced)
-        if has_prices:
-            yield text_view.plain(f"times: {missed_fusions.PRICE_ERROR}")
+        prices = (one.price for graph, ceilings, _ in priced for one in missed_fusions.ranked(graph, ceilings))
+        if error := missed_fusions.price_error(prices):
+            yield text_view.plain(f"times: {error}")
 
     return Outline(
         lambda: {"schema": "xlafuse.why/1", "graphs": [missed_view.to_json(*graph) for graph in priced]}, trees

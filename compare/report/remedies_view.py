@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from .. import targets
+from ..base.text import number
 from ..base.usage import UsageError
 from ..graph import formats
+from ..graph.analyse.totals import predicted_sum
 from ..model.parts import parts
 from ..model.places import parse
 from ..model.remedies import Remedy, at_their_best, changes
@@ -24,7 +26,8 @@ LEGEND = (
     "A change has the device time of its part in a step, before and after, and the measured cases behind it. A layer",
     "takes their times, scaled by the ratio of the work. Lines of one number exclude each other; the first is the",
     'least effort. "then" presupposes line 1. GB: change of the peak of memory. "at most": an implementation, maybe of',
-    "another framework, was measured, and no change is known that reaches its time.",
+    "another framework, was measured, and no change is known that reaches its time. ~ after: from measured cases.",
+    "~ before: predicted from the compiled kernels, because nothing of the step was measured.",
 )
 
 
@@ -40,6 +43,11 @@ class Line:
     def where(self) -> str:
         place = parse(self.remedy.place)
         return self.step.where_of(parts(self.remedy.pieces)) if place is None else place.where
+
+    @property
+    def about(self) -> str:
+        """The mark of predicted times."""
+        return "~" if self.step.predicted else ""
 
     @property
     def part(self) -> str:
@@ -61,9 +69,19 @@ COLUMNS = (
     ),
     Column("kind", "", "switch, library, kernel, checkpoint or bound", "kind", lambda line: line.remedy.advice.kind),
     Column("try", "", "its name for xlafuse capture --try", "try", lambda line: line.remedy.advice.switch),
-    Column("before_us", "µs", "device time of the part in a step", "before µs", lambda line: line.remedy.before_us),
+    Column(
+        "before_us", "µs", "device time of the part in a step", "before µs", lambda line: line.remedy.before_us,
+        lambda line: line.about + number(line.remedy.before_us),
+    ),
     Column("after_us", "µs", "what the measured row promises", "after µs", lambda line: line.remedy.after_us),
-    Column("gain_us", "µs", "before_us minus after_us", "gain µs", lambda line: line.remedy.gain_us),
+    Column(
+        "gain_us", "µs", "before_us minus after_us", "gain µs", lambda line: line.remedy.gain_us,
+        lambda line: line.about + number(line.remedy.gain_us),
+    ),
+    Column(
+        "predicted", "", '"yes" where before_us is predicted, because nothing of the step was measured', "",
+        lambda line: "yes" if line.step.predicted else None,
+    ),
     Column(
         "memory_bytes", "bytes", "change of the peak of memory", "MB",
         lambda line: line.remedy.memory_bytes,
@@ -83,11 +101,14 @@ def lines(step: Step, blocks: Sequence[UsedBlock]) -> list[Line]:
 
 
 def timed_lines(source: Source) -> list[Line]:
-    """Return the remedies of a step that was timed. Raises UsageError where it was not."""
+    """Return the remedies of a step with measured or predicted times. Raises UsageError where it has neither."""
     step = step_of(source)
     if not step.time_us:
         reason = source.unprofiled or "xlafuse capture takes them"
-        raise UsageError(f"{source.path}: remedies need the times of a step; {reason}")
+        unknown = predicted_sum(piece.kernel for piece in step.pieces).reason
+        raise UsageError(f"{source.path}: remedies need the times of a step; {reason}; not predicted: {unknown}")
+    if step.predicted and not step.readers:
+        raise UsageError(f"{source.path}: remedies need HLO or Inductor's output, and this is a graph alone")
     return lines(step, used_blocks(step))
 
 
@@ -124,9 +145,9 @@ def _sentence(line: Line, *, whole: bool = False) -> str:
     before = step.device_us or step.time_us
     after = before - remedy.gain_us
     factor = f" ({before / after:.1f}x)" if before > _NOTABLE * after else ""
-    gains = [f"{_ms(remedy.before_us)} → ~{_ms(remedy.after_us)} ms", f"step ~{_ms(after)} ms{factor}"]
+    gains = [f"{line.about}{_ms(remedy.before_us)} → ~{_ms(remedy.after_us)} ms", f"step ~{_ms(after)} ms{factor}"]
     if remedy.advice.kind in ("checkpoint", "bound"):
-        gains = [f"-{_ms(remedy.gain_us)} ms"]
+        gains = [f"-{line.about}{_ms(remedy.gain_us)} ms"]
     if abs(remedy.memory_bytes) > _MEMORY_SHARE * sum(program.bytes for program in step.memory.values()):
         gains.append(f"{'+' if remedy.memory_bytes > 0 else '-'}{abs(remedy.memory_bytes) / 1e9:.1f} GB")
     limits = f" ({remedy.limits})" if remedy.limits else ""

@@ -93,7 +93,7 @@ def _ranks(source: Source, shown: Shown) -> Outline:
 
 
 def _parts(source: Source, shown: Shown) -> Outline:
-    """A line a part of the user's model: its time by phase, kernels and rate."""
+    """A line a part of the user's model: its measured or predicted time by phase, kernels and rate."""
     _require_one_program(source)
     step = step_of(source)
     lines = parts_view.lines(step, used_blocks(step))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..base import atomic_write
 from ..base.text import printable
 from ..graph import formats, store
-from ..graph.analyse.totals import predicted_sum
+from ..graph.analyse.call_time import call_time
 from ..graph.model import FusionGraph
 from ..predict.times import with_predictions
 from ..record.record_fields import TimesOfPhase
@@ -117,10 +117,10 @@ class Explained:
         return Source("file", Path(" and ".join(self.graphs)), results, self.notes)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the graphs with predicted times, and the sum of each one's."""
+        """Return the graphs with predicted times, and the time of a call of each."""
         graphs = {name: store.to_json(graph) for name, graph in self.predicted.items()}
         sums = {
-            name: None if graph.measured else asdict(predicted_sum(graph.kernels or ()))
+            name: None if graph.measured else asdict(call_time(graph))
             for name, graph in self.predicted.items()
         }
         checked = {"agreement": [{**asdict(one), "agrees": one.agrees} for one in self.agreement]}
@@ -180,12 +180,12 @@ class Explained:
         return [f"{name}: {note}" for name, graph in self.graphs.items() for note in graph.notes]
 
     def _times(self) -> Iterator[str]:
-        """Yield the sum of each graph's predicted times, or why there is none."""
+        """Yield the predicted time of a call of each graph, or why there is none."""
         from ..graph.render.text_view import predicted_words
 
         for name, graph in self.predicted.items():
             if total := predicted_words(graph):
-                yield f"{name}: the kernels' predicted times add up to {total}"
+                yield f"{name}: a call is predicted to take {total} on the device"
             elif reasons := {kernel.predicted.reason for kernel in graph.kernels or () if kernel.predicted}:
                 yield f"{name}: no predicted times: {'; '.join(sorted(reasons))}"
 

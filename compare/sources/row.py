@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..backends import worker_of
 from ..graph.analyse import summary
+from ..graph.analyse.call_time import call_time
 from ..graph.analyse.roofline import Ceilings
 from ..graph.analyse.totals import Tally, Totals, totals
 from ..plan import paired_rounds
 from ..plan.paired_rounds import BASELINE, Comparison, measured_phases, median_us
 from ..plan.peers import PEERS, TIMES, is_a, is_own
 from ..plan.speedup import Speedup
-from ..predict.times import call_time
 from ..record.record import Record
 from ..record.record_fields import ErrorCheck, Measurement, PeakMemory, RankFields, TimesOfPhase
 from ..spec.blocks import BLOCKS

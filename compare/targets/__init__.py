@@ -7,6 +7,7 @@
 - `data_sheet.json`: the peak rates that NVIDIA states, for shares of the peak
 - `recorded_times.json.gz`: device times of a run there (recorded_times.py)
 - `predictor.npz`, `predictor.json`: trees that predict kernels' times, and their validation (tools/fit_predictor.py)
+- `launches.json`: gaps between the launches of a call, by compiler, and their validation (the same program)
 - `provenance.json`: the run that each part comes from
 
 `python -m tools.record_target` writes a pack from a run.

@@ -91,7 +91,7 @@ class _About:
         """Return the missed fusions of the kernel that would save a tenth of its bytes or more, most costly first."""
         least = 0.1 * known_declared_bytes(self.kernel)
         return [
-            one for one in ranked(self.graph, self.source.ceilings)
+            one for one in ranked(self.source.timed_graph or self.graph, self.source.ceilings)
             if one.price.bytes >= least and {one.reason.producer, one.reason.consumer} <= self.graph.named.keys()
             and self.kernel.name in (one.reason.producer, one.reason.consumer)
         ][:_MOST_MISSED]
@@ -126,7 +126,8 @@ class _About:
             yield f"{self._launches()} {', '.join(costs)}."
         for one in self.missed():
             other = one.reason.producer if one.reason.consumer == self.kernel.name else one.reason.consumer
-            us = "" if one.price.us is None else f", ~{formats.microseconds(one.price.us)} by bytes and launches"
+            how = "predicted times" if one.price.predicted else "bytes and launches"
+            us = f", {one.price.time} by {how}" if one.price.time else ""
             text = re.sub(r" \[said of [^\]]*\]", "", one.reason.text) or one.reason.code  # words of this project
             yield (
                 f"It is not fused with {code_span(other)} ({self._operations(other)}); "

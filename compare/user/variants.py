@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..base.usage import UsageError
+from ..graph.analyse.call_time import call_time
 from ..graph.analyse.diff import GraphDiff, diff
 from ..graph.analyse.forced_fusion import FORCED, Saving, pair, saving
 from ..graph.analyse.totals import predicted_sum
@@ -104,8 +105,9 @@ class Comparison:
         "unresolved" where the predicted intervals of the kernels that differ overlap.
         """
         change = self.differences[name].graph
-        before, after = (self.explained.predicted[which].kernels or () for which in (DEFAULT, name))
-        default, own = predicted_sum(before), predicted_sum(after)
+        graphs = [self.explained.predicted[which] for which in (DEFAULT, name)]
+        before, after = (graph.kernels or () for graph in graphs)
+        default, own = map(call_time, graphs)
         if not change.kernels or not default.us or not own.us:
             return ""
         old = predicted_sum(before[index] for each in change.kernels for index in each.before)
@@ -156,7 +158,7 @@ def compare_targets(explained: Explained) -> Comparison:
 def _saving(explained: Explained, variant: Variant) -> Saving | None:
     if not variant.force:
         return None
-    default, forced = explained.graphs[DEFAULT], explained.graphs[variant.name]
+    default, forced = explained.predicted[DEFAULT], explained.graphs[variant.name]
     found = saving(default, forced, pair(default, variant.force), own_ceilings(default)[0])
     if not explained.times:
         return found

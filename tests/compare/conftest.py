@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import os
+import shutil
 import tarfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 from worker_programs import produce, quick_compiles
 
+from xlafuse.compare import targets
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.spec.case import Case
@@ -88,6 +90,17 @@ def captures(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def nnx(captures: Path) -> Path:
     return captures / "nnx"
+
+
+@pytest.fixture(scope="session")
+def compiled(nnx: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The dump of the step of `nnx`, as a compile for an H200 writes it, without its profile and sources."""
+    folder = tmp_path_factory.mktemp("compiled") / "dump"
+    shutil.copytree(nnx / "xla", folder)
+    (module,) = folder.glob("*.hlo.pb")
+    description = targets.FOLDER / "h200" / "xla" / "gpu_target_config-0.11.pbtxt"
+    shutil.copy(description, folder / f"{module.name.partition('.sm_')[0]}.gpu_target_config.pbtxt")
+    return folder
 
 
 @pytest.fixture(scope="session")

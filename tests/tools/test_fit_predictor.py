@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from tools import fit_predictor
-from tools.fit_predictor import Predicted, Samples, calls, distinct, folds, summary
+from tools.fit_predictor import Call, Predicted, Samples, calls, distinct, folds, launches, summary
 from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.graph.analyse.call_time import span_us
 from xlafuse.compare.graph.model import FusionGraph, Kernel, Launch
 
 SAMPLES = PROJECT / "tests" / "data" / "predict" / "samples.npz"
@@ -110,3 +111,18 @@ def test_the_last_run_that_has_a_record_counts() -> None:
     run = PROJECT / "tests" / "data" / "runs" / "h200-rmsnorm"
     once, twice = (fit_predictor.read([run] * count, "h200") for count in (1, 2))
     assert len(once) and once.name.tolist() == twice.name.tolist()
+
+
+def test_the_time_between_launches_is_the_one_that_fits_a_compilers_calls() -> None:
+    def measured(gap: float, interval: float) -> list[Call]:
+        found = []
+        for count in range(2, 32):
+            kernels = [Kernel("k", "elementwise", device_time_us=4.0)] * count
+            found.append(Call(kernels, span_us(kernels, [4.0] * count, gap, interval)))
+        return found
+
+    found = launches({"xla": measured(0.5, 0.0), "inductor": measured(0.5, 60.0), "eager": measured(0.5, 60.0)[:3]})
+    assert found["gap_us"] == pytest.approx(0.5) and set(found["interval_us"]) == {"xla", "inductor"}
+    assert found["interval_us"]["xla"] == 0 and found["interval_us"]["inductor"] == pytest.approx(60, rel=0.2)
+    told = found["calls"]["inductor"]
+    assert told["launches"]["within_20"] == 1 and told["sum"]["within_20"] == 0

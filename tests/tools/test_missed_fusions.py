@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,11 +18,15 @@ from graph_builder import kernel
 from tools.benchmarks.missed_fusions import inductor_cases
 from tools.benchmarks.missed_fusions.case import difference
 from tools.benchmarks.missed_fusions.measured import NotMeasured, read
-from tools.benchmarks.missed_fusions.outcome import Outcome, outcome, summary
+from tools.benchmarks.missed_fusions.outcome import Outcome, outcome, summary, summary_of
+from tools.benchmarks.missed_fusions.tables import PRICE, UNPREDICTED
+from tools.benchmarks.missed_fusions.tables import read as read_forced
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.graph import store
-from xlafuse.compare.graph.model import Reason
+from xlafuse.compare.graph.analyse.missed_fusions import PRICE_ERRORS, Price, price_error, together
+from xlafuse.compare.graph.model import FusionGraph, Reason
 from xlafuse.compare.plan.speedup import Saving
+from xlafuse.compare.predict.times import with_predictions
 from xlafuse.compare.sources.target_ceilings import target_ceilings
 
 COMPILED = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -41,9 +46,9 @@ ROUNDS = {
 }
 
 
-def priced(size: int, launches: int) -> float:
+def priced(graph: FusionGraph) -> float:
     ceilings = target_ceilings("h200")
-    return size / ceilings.bandwidth(1, 1) * 1e6 + launches * (ceilings.launch_us or 0.0)
+    return together(with_predictions(graph, ceilings), ceilings).us or 0.0
 
 
 def command(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -60,8 +65,8 @@ def test_the_command_prices_and_checks_a_pair(tmp_path: Path) -> None:
     done = command("--json", tmp_path / "out.json", "--only", "jax-elementwise-l2")
     assert done.returncode == 0, done.stderr
     (found,) = json.loads((tmp_path / "out.json").read_text())["outcomes"]
-    price = priced(3 * 2048**2 * 2, 1)  # the intermediate twice, and x again
-    assert found["predicted_us"] == pytest.approx(price) and found["kernels"] == [2, 1]
+    at_bandwidth = 3 * 2048**2 * 2 / target_ceilings("h200").bandwidth(1, 1) * 1e6  # x and twice the intermediate
+    assert at_bandwidth < found["predicted_us"] < 2 * at_bandwidth and found["kernels"] == [2, 1]
     assert found["name"] in done.stdout
 
 
@@ -79,7 +84,7 @@ def test_the_command_refuses_an_unknown_case() -> None:
 
 def test_a_ratio_is_of_the_measured_saving_and_the_price() -> None:
     found = outcome("a", "large", reply(rounds=ROUNDS))
-    price = priced(8_000_000, 1)
+    price = priced(MISSED)
     assert found.predicted_us == pytest.approx(price)
     assert found.realised == Saving(4.0, 4.0, 4.0) and found.busy == Saving(3.0, 3.0, 3.0)
     assert found.ratio == pytest.approx(4.0 / price) and not found.problems
@@ -116,7 +121,7 @@ def test_measured_times_are_joined_with_the_price_of_the_kernels_compiled_here(t
     measured = read(measured_file(tmp_path / "run.json"))
     compiled = {**reply(error=9.0), "size": "large"}
     found = outcome("jax-a", "large", measured.joined("jax-a", "xla", compiled))
-    assert found.predicted_us == pytest.approx(priced(8_000_000, 1)) and not found.problems
+    assert found.predicted_us == pytest.approx(priced(MISSED)) and not found.problems
     assert found.realised == Saving(4.0, 4.0, 4.0)
 
 
@@ -141,7 +146,7 @@ def test_the_command_prices_the_graphs_of_a_measured_file(tmp_path: Path) -> Non
         assert "..." not in done.stderr  # no worker
         file = tmp_path / name
         (found,) = json.loads(file.read_text())["outcomes"]
-        assert found["predicted_us"] == pytest.approx(priced(8_000_000, 1)) and found["realised"]["mean"] == 4.0
+        assert found["predicted_us"] == pytest.approx(priced(MISSED)) and found["realised"]["mean"] == 4.0
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", "no JSON", '{"environments": {}, "cases": {}, "outcomes": []}'])
@@ -159,3 +164,13 @@ def test_the_summary_is_of_the_middle_80_percent() -> None:
     assert found is not None
     assert (found.cases, found.median, found.low, found.high) == pytest.approx((11, 0.5, 0.1, 0.9))
     assert summary([case(1.0)]) is None
+
+
+def test_the_errors_of_prices_are_those_of_the_committed_cases() -> None:
+    cases = read_forced(PROJECT / "docs" / "missed-fusions.json")
+    for predicted, method in ((True, PRICE), (False, UNPREDICTED)):
+        found = summary_of([ratio for one in cases if (ratio := one.ratio(method)) is not None])
+        stated = [float(number) for number in re.findall(r"\d[.\d]*", PRICE_ERRORS[predicted])]
+        assert found is not None and stated == pytest.approx([found.low, found.high], abs=0.05)
+        error = price_error([Price(1, (), 0, 1.0, predicted)])
+        assert str(found.cases) in error and found.median == pytest.approx(1, abs=0.05)

@@ -66,7 +66,7 @@ def _buffers(kernel: Kernel) -> set[str]:
 class Saving:
     """The saving of one kernel instead of two: by the price of the missed fusion, and by the two graphs.
 
-    actual: declared bytes and launches of one call, at the rates of the price; None where they are unknown.
+    actual: declared bytes and launches of one call, at a copy's bandwidth; None where they are unknown.
     roofline_us: of all kernels; None where unknown. device_us: measured; None without a GPU.
     """
 
@@ -85,7 +85,7 @@ class Saving:
         ]
         return "; ".join([
             f"{' and '.join(self.kernels)} as one kernel: the price of the missed fusion is {_words(self.predicted)}",
-            f"the forced program saves {actual} at the same rates", *less,
+            f"the forced program saves {actual} at a copy's bandwidth", *less,
         ])
 
 
@@ -111,5 +111,5 @@ def _less(before: Tally, after: Tally) -> float | None:
 
 
 def _words(price: Price) -> str:
-    us = "" if price.us is None else f", {microseconds(price.us)}"
-    return f"{signed_size(price.bytes).lstrip('+')}, {count(price.launches, 'launch', 'launches')}{us}"
+    listed = [signed_size(price.bytes).lstrip("+"), count(price.launches, "launch", "launches"), price.time]
+    return ", ".join(filter(None, listed))

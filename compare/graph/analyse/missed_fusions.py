@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..alike import work_of
 from ..buffer_edges import BufferEdge, buffer_edges, bytes_passed, connected, reads_of, written_for
+from ..formats import microseconds
 from ..model import FusionGraph, Reason
 from .products import split_products
 from .roofline import Ceilings
+from .traffic_time import traffic_us
 
-# How far a price is from what forcing the fusion saved: the middle 80% of the cases lie between the first two numbers.
-# From the summary of `python -m tools.benchmarks.missed_fusions`, rounded: 0.82, 1.42, and a median of 1.03. One of its
-# 20 cases does not count.
-PRICE_ERROR = (
-    "realised / predicted was 0.82 to 1.4 (10% to 90%), median 1, in 19 forced cases on NVIDIA H200: "
-    "docs/fusion-graph.md"
-)
+# How much of a price forcing the fusion saved, by whether the price is predicted: the middle 80% of 19 forced cases lie
+# between the numbers. They round those of docs/missed-fusions.json, of whose 20 cases one does not count.
+PRICE_ERRORS = {
+    True: "forcing a fusion saved 0.76 to 1.1 times its price from predicted times (~)",
+    False: "forcing a fusion saved 0.82 to 1.3 times its price from bytes and launches",
+}
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,28 @@ class Price:
     bytes: of buffers that only these kernels write and read, and of repeated reads.
     buffers: those buffers; of one fused kernel, the largest saving first.
     launches: of the kernels that vanish.
-    us: bytes over a copy's bandwidth, and the device time of an empty kernel for each launch; None without ceilings.
+    us: the share that the bytes have of the kernels' predicted times (traffic_time.py), else bytes over a copy's
+        bandwidth, and the device time of an empty kernel for each launch; None without ceilings.
+    predicted: `us` is of predicted times.
     """
 
     bytes: int
     buffers: tuple[str, ...]
     launches: int
     us: float | None
+    predicted: bool = False
+
+    @property
+    def time(self) -> str:
+        """The saving in words, with the mark of predicted times; "" without ceilings."""
+        return "" if self.us is None else f"{'~' if self.predicted else ''}{microseconds(self.us)}"
+
+
+def price_error(prices: Iterable[Price]) -> str:
+    """Return how right prices like these are; "" where none has a time."""
+    found = [PRICE_ERRORS[kind] for kind in sorted({price.predicted for price in prices if price.us is not None})]
+    where = "median 1, 10% to 90% of 19 cases on NVIDIA H200: docs/fusion-graph.md"
+    return f"{'; '.join(found)} ({where})" if found else ""
 
 
 @dataclass(frozen=True)
@@ -60,7 +76,7 @@ def ranked(graph: FusionGraph, ceilings: Ceilings | None) -> list[MissedFusion]:
     """Return the missed fusions with their prices, the largest first.
 
     Each price is that of one fusion alone: prices of fusions that share a kernel do not add up (see `together`). A
-    price is an estimate. It assumes that the fused kernel is no slower otherwise and that no byte comes from cache.
+    price is an estimate. It assumes that the fused kernel moves its bytes as fast as the two kernels.
     Reasons that save no bytes, or an unknown number, are left out.
 
     Raises ValueError for a bandwidth that is not positive.
@@ -85,11 +101,15 @@ class AlikeFusions:
     @property
     def price(self) -> Price:
         prices = [fusion.price for fusion in self.fusions]
-        us = sum(price.us for price in prices if price.us is not None)
-        return Price(
-            sum(price.bytes for price in prices), self.first.price.buffers, sum(price.launches for price in prices),
-            None if any(price.us is None for price in prices) else us,
-        )
+        return _sum(prices, self.first.price.buffers)
+
+
+def _sum(prices: Sequence[Price], buffers: tuple[str, ...]) -> Price:
+    times = [price.us for price in prices if price.us is not None]
+    return Price(
+        sum(price.bytes for price in prices), buffers, sum(price.launches for price in prices),
+        sum(times) if len(times) == len(prices) else None, any(price.predicted for price in prices),
+    )
 
 
 def folded(graph: FusionGraph, fusions: Sequence[MissedFusion]) -> list[AlikeFusions]:
@@ -125,7 +145,7 @@ def together(graph: FusionGraph, ceilings: Ceilings | None) -> Price:
     pairs = (pricing.kernels_of(one.reason) for one in ranked(graph, ceilings))
     prices = [pricing.fused(group) for group in connected(pair for pair in pairs if pair is not None)]
     buffers = tuple(dict.fromkeys(name for price in prices for name in price.buffers))
-    return pricing.price(sum(price.bytes for price in prices), buffers, sum(price.launches for price in prices))
+    return _sum(prices, buffers) if prices else pricing.price(0, (), 0)
 
 
 @dataclass(frozen=True)
@@ -148,6 +168,11 @@ class _Pricing:
         us = size / self.ceilings.bandwidth(1, 1) * 1e6 + launches * (self.ceilings.launch_us or 0.0)
         return Price(size, buffers, launches, us)
 
+    def _of_kernels(self, price: Price, traffic: Mapping[int, int]) -> Price:
+        """Return the price with the time that kernels need for these bytes, by launch index, where it is predicted."""
+        us, predicted = (0.0, False) if self.ceilings is None else traffic_us(self.graph, traffic, self.ceilings)
+        return replace(price, us=us, predicted=True) if predicted else price
+
     def kernels_of(self, reason: Reason) -> tuple[int, int] | None:
         """Return the launch indices of the two kernels; None where a name has no kernel, or several."""
         first, second = (self.graph.named.get(name, ()) for name in (reason.producer, reason.consumer))
@@ -167,8 +192,9 @@ class _Pricing:
         """Return the price of fusing these kernels into one."""
         kernels = self.graph.kernels or ()
         # By version of a buffer. If members wrote it, only the reads of a loop's later iterations are here.
-        reads: dict[tuple[str, frozenset[int | None]], list[tuple[int, int]]] = {}
+        reads: dict[tuple[str, frozenset[int | None]], dict[int, tuple[int, int]]] = {}
         saved: Counter[str] = Counter()
+        traffic: Counter[int] = Counter()  # the same bytes, by kernel
         inner: dict[tuple[str, int], None] = {}  # buffers and their writers
         for index in sorted(members):
             for access in kernels[index].inputs or ():
@@ -180,18 +206,24 @@ class _Pricing:
                     inner |= dict.fromkeys((name, writer) for writer in writers)
                     passed = sum(bytes_passed(self.graph, BufferEdge(writer, index), name) or 0 for writer in writers)
                     saved[name] += min(access.bytes * count, passed)
+                    traffic[index] += min(access.bytes * count, passed)
                     count -= max(reads_of(self.graph, name, writer, index) for writer in writers)
-                same = reads.setdefault((name, sources), [])
+                same = reads.setdefault((name, sources), {})
                 if count > 0:
-                    same.append((access.bytes, count))
+                    same[index] = access.bytes, count
         for (name, _), sizes in reads.items():
-            saved[name] += self._repeated(name, sizes)
+            saved[name] += (repeated := self._repeated(name, list(sizes.values())))
+            for index, (size, times) in reversed(sizes.items()):  # the first kernel still reads it
+                traffic[index] += min(repeated, size * times)
+                repeated -= min(repeated, size * times)
         for name, writer in inner:
             readers = members.intersection(self.graph.consumers[name])
-            saved[name] += written_for(self.graph, name, writer, readers) or 0
+            written = written_for(self.graph, name, writer, readers) or 0
+            saved[name] += written
+            traffic[writer] += written
         counts = [kernels[index].certain_launches for index in members]
         buffers = tuple(name for name, size in saved.most_common() if size)
-        return self.price(saved.total(), buffers, sum(counts) - max(counts))
+        return self._of_kernels(self.price(saved.total(), buffers, sum(counts) - max(counts)), traffic)
 
     def _repeated(self, name: str, sizes: list[tuple[int, int]]) -> int:
         """Return the bytes that several of these reads have for certain in common; two halves may be different ones."""

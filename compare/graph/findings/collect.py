@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
@@ -10,6 +10,7 @@ from ...base.text import printable
 from .. import formats
 from ..analyse.align import common_depth
 from ..analyse.roofline import Ceilings
+from ..analyse.traffic_time import traffic_us
 from ..model import FusionGraph
 from .finding import NEVER_LEADING, Finding
 from .kernels import above_roofline, copies
@@ -27,8 +28,9 @@ def findings(graphs: Mapping[str, FusionGraph], ceilings: Ceilings | None = None
     graphs: by the name to use in sentences; well-known names are spelt out ("xla" -> "XLA").
 
     The kernel furthest above its roofline time comes first. The others are sorted by their traffic, one finding for
-    each buffer; FLOPs count as the traffic that takes as long (without ceilings they come last). Findings about
-    implementations in NEVER_LEADING come after all others, and facts after these: a fusion that was made costs nothing.
+    each buffer; FLOPs and predicted times count as the traffic that takes as long (without ceilings they come last).
+    Findings about implementations in NEVER_LEADING come after all others, and facts after these: a fusion that was made
+    costs nothing.
     Less than 1% of a graph's traffic makes no finding.
     """
     shorten = common_depth(list(graphs.values()))
@@ -36,22 +38,33 @@ def findings(graphs: Mapping[str, FusionGraph], ceilings: Ceilings | None = None
     # Only the first finding about a buffer stays, so findings that name a better implementation come first.
     found = list(kept_on_chip(views))
     for view in views:
-        found += [*copies(view), *duplicates(view), *largest(view), *missed(view)]
+        found += [*copies(view), *duplicates(view), *largest(view), *missed(view, ceilings)]
     found += [*recomputations(views), *saved(views), *intermediates(views)]
     found = _one_of_each_buffer(sorted(found, key=lambda one: -one.bytes))
     found = list(_said_once([*found, *sorted(inside_products(views), key=lambda one: -one.bytes)]))
     found += [*more_flops(views, ceilings), *(one for view in views for one in dense_ragged(view, ceilings))]
     if ceilings is not None:
         rate = ceilings.bandwidth(1, 1) / 1e6
-        found.sort(key=lambda one: -(one.bytes or (one.us or 0.0) * rate))
+        by_name = {view.key: view for view in views}
+        found = [_priced(one, by_name[one.graphs[0]], ceilings) for one in found]
+        found.sort(key=lambda one: -((one.us or 0.0) * rate if one.predicted or not one.bytes else one.bytes))
         found = [*above_roofline(views, ceilings), *found]
-        unpriced = [one.us is None and one.bytes > 0 and not one.is_fact for one in found]
-        found = [
-            replace(one, us=one.bytes / rate, predicted=False) if new else one
-            for one, new in zip(found, unpriced, strict=True)
-        ]
     found.sort(key=lambda one: (one.is_fact, one.graphs[0] in NEVER_LEADING))
     return [replace(one, text=printable(one.text, LONGEST)) for one in found]
+
+
+def _priced(one: Finding, view: View, ceilings: Ceilings) -> Finding:
+    """Return the finding with the time of its traffic: predicted where it is that of its buffers, else at bandwidth."""
+    if one.us is not None or not one.bytes or one.is_fact:
+        return one
+    traffic: Counter[int] = Counter()
+    for key, name in one.buffers:
+        if key == view.key:
+            traffic += view.traffic_by_kernel(view.graph.buffer[name])
+    if traffic.total() == one.bytes:
+        us, predicted = traffic_us(view.graph, traffic, ceilings)
+        return replace(one, us=us, predicted=predicted)
+    return replace(one, us=one.bytes / ceilings.bandwidth(1, 1) * 1e6, predicted=False)
 
 
 def _one_of_each_buffer(found: Iterable[Finding]) -> list[Finding]:

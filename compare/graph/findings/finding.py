@@ -49,7 +49,8 @@ class Finding:
         roofline": the time above the roofline time. "more FLOPs" and "dense ragged product": the extra FLOPs over the
         rate of products.
         "launch gaps": the time in which nothing ran. Otherwise the measured time of the kernels if the finding is about
-        whole kernels, else `bytes` over the bandwidth.
+        whole kernels, else the time of `bytes`: their share of the kernels' predicted times (analyse/traffic_time.py),
+        or that at the bandwidth.
     predicted: `us` is of kernels' predicted times, because nothing of the graph was measured.
     kernels: launch indices, by graph.
     buffers: (graph, buffer) pairs whose traffic is counted in `bytes`; of "missed", the one with most of it; none of

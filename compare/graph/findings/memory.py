@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from .. import formats
 from ..analyse.missed_fusions import folded, ranked
 from ..analyse.products import passed_on
+from ..analyse.roofline import Ceilings
 from ..model import PHASES, REASONS, Buffer, Phase, Reason
 from ..operations import is_product, may_multiply
 from .finding import Finding, FindingKind
@@ -82,12 +83,14 @@ def largest(view: View) -> Iterator[Finding]:
     yield Finding("largest", text, (view.key,), size, None, kernels, frozenset({(view.key, buffer.name)}))
 
 
-def missed(view: View) -> Iterator[Finding]:
-    """Yield the missed fusion with the largest saving, with those of the same work."""
+def missed(view: View, ceilings: Ceilings | None) -> Iterator[Finding]:
+    """Yield the missed fusion with the largest saving, with those of the same work.
+
+    The saving is predicted where nothing of the graph was measured, else it is that of most bytes.
+    """
     named = view.graph.named
-    priced = [
-        one for one in ranked(view.graph, None) if one.reason.producer in named and one.reason.consumer in named
-    ]
+    found = ranked(view.graph, ceilings if view.predicted else None)
+    priced = [one for one in found if one.reason.producer in named and one.reason.consumer in named]
     if not priced:
         return
     alike = folded(view.graph, priced)[0]
@@ -107,7 +110,8 @@ def missed(view: View) -> Iterator[Finding]:
     kernels = {view.key: tuple(i for r in reasons for name in (r.producer, r.consumer) for i in named[name])}
     # The buffer with most of the saving decides whether another finding has covered it.
     buffers = frozenset((view.key, name) for name in alike.price.buffers[:1])
-    yield Finding("missed", text, (view.key,), size, None, kernels, buffers)
+    us = alike.price.us if alike.price.predicted else None
+    yield Finding("missed", text, (view.key,), size, us, kernels, buffers, predicted=us is not None)
 
 
 def _because(view: View, reason: Reason) -> str:

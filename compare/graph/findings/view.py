@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Literal
@@ -163,10 +163,14 @@ class View:
 
     def traffic(self, buffer: Buffer, readers: Sequence[Phase] = PHASES) -> int:
         """Return the bytes of all writes of the buffer, and of its reads in these phases."""
-        total = 0
+        return self.traffic_by_kernel(buffer, readers).total()
+
+    def traffic_by_kernel(self, buffer: Buffer, readers: Sequence[Phase] = PHASES) -> Counter[int]:
+        total: Counter[int] = Counter()
         users = {*self.graph.producers.get(buffer.name, ()), *self.graph.consumers.get(buffer.name, ())}
-        for kernel in (self.kernels[index] for index in users):
+        for index in users:
+            kernel = self.kernels[index]
             for access in (*((kernel.inputs or ()) if kernel.phase in readers else ()), *(kernel.outputs or ())):
                 if access.buffer == buffer.name:
-                    total += (buffer.bytes if access.bytes is None else access.bytes) * (kernel.launches or 1)
+                    total[index] += (buffer.bytes if access.bytes is None else access.bytes) * (kernel.launches or 1)
         return total

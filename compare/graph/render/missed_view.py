@@ -34,7 +34,9 @@ def tree(graph: FusionGraph, ceilings: Ceilings | None, whose: str, *, every: bo
     if not graph.reasons:
         root.add(plain(_why_none(graph)))
         return root
-    root.add(plain(f"the saving of each missed fusion alone{_rates(ceilings, whose)}"))
+    some_predicted = any(one.price.predicted for one in priced)
+    how = ", from the kernels' predicted times (~), or" if some_predicted else ","
+    root.add(plain(f"the saving of each missed fusion alone{_rates(ceilings, whose, how)}"))
     if len(priced) > 1:
         total = together(graph, ceilings)
         vanish = f"; {formats.count(total.launches, 'launch', 'launches')} fewer" if total.launches else ""
@@ -86,15 +88,15 @@ def _why_none(graph: FusionGraph) -> str:
     return "no reasons are recorded: the compiler's log was not requested or not kept"
 
 
-def _rates(ceilings: Ceilings | None, whose: str) -> str:
+def _rates(ceilings: Ceilings | None, whose: str, how: str) -> str:
     if ceilings is None:
         return "; its GPU's bandwidth is not known"
     launch = "" if ceilings.launch_us is None else f" and {formats.microseconds(ceilings.launch_us)} a launch"
-    return f", at {ceilings.bandwidth(1, 1) / 1e12:.2f} TB/s{launch} of {whose}"
+    return f"{how} at {ceilings.bandwidth(1, 1) / 1e12:.2f} TB/s{launch} of {whose}"
 
 
 def _saved(price: Price) -> str:
-    return formats.size(price.bytes) + ("" if price.us is None else f", {formats.microseconds(price.us)}")
+    return ", ".join(filter(None, [formats.size(price.bytes), price.time]))
 
 
 def _pair_time(graph: FusionGraph, reason: Reason) -> tuple[float | None, PredictedTime | None]:
@@ -158,4 +160,7 @@ def _times(graph: FusionGraph, reason: Reason) -> dict[str, Any]:
 
 
 def _fields(price: Price) -> dict[str, Any]:
-    return {"saves_bytes": price.bytes, "saves_launches": price.launches, "saves_us": price.us}
+    return {
+        "saves_bytes": price.bytes, "saves_launches": price.launches, "saves_us": price.us,
+        "saves_predicted": price.predicted,
+    }

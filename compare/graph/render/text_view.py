@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from ...base.text import printable
 from .. import formats
 from ..analyse import products
+from ..analyse.call_time import known_call_time
 from ..analyse.missed_fusions import missed
 from ..analyse.roofline import roofline_time_us
-from ..analyse.totals import declared_bytes, known_declared_bytes, predicted_sum, tally, totals
+from ..analyse.totals import declared_bytes, known_declared_bytes, tally, totals
 from ..join.kernel_records import SPLIT_K
 from ..join.measured import COUNTED
 from ..model import PHASES, Access, Buffer, FusionGraph, Kernel, Launch, Reason, SourceOp
@@ -164,13 +165,11 @@ def totals_lines(
             time += f", {found.recoverable_us.in_words(formats.microseconds)} above their roofline times"
         lines.append(time)
     else:
-        predicted = predicted_words(graph)
-        if predicted:
-            lines.append(f"the kernels' predicted times add up to {predicted}")
+        if predicted := predicted_words(graph):
+            lines.append(f"a call is predicted to take {predicted} on the device")
         if found.roofline_time_us is not None:
             roofline = found.roofline_time_us.in_words(formats.microseconds)
-            whose = "their" if predicted else "the kernels'"
-            lines.append(f"{whose} roofline times add up to {roofline}{rates}")
+            lines.append(f"the kernels' roofline times add up to {roofline}{rates}")
     if cycles := sum(_estimated_cycles(kernel) for kernel in graph.kernels or ()):
         lines.append(f"the compiler estimates {cycles:,} cycles for the kernels, without asynchronous copies")
     if call_us is not None:
@@ -188,13 +187,11 @@ def totals_lines(
 
 
 def predicted_words(graph: FusionGraph) -> str:
-    """Return "~101 µs (90 to 115)", with the number of kernels that are not in it; "" without a prediction."""
-    kernels = graph.kernels or ()
-    known = [kernel for kernel in kernels if kernel.predicted_us is not None]
-    if not known:
+    """Return "~101 µs (90 to 115)" for a call, with the number of kernels not in it; "" without a prediction."""
+    time, unknown = known_call_time(graph)
+    if not time.us:
         return ""
-    missing = len(kernels) - len(known) + len(graph.unparsed)
-    words = formats.predicted(predicted_sum(known))
+    missing, words = unknown + len(graph.unparsed), formats.predicted(time)
     return f"at least {words} ({missing:,} not predicted)" if missing else words
 
 

@@ -225,7 +225,7 @@ def test_a_graph_without_reasons_says_why(tmp_path: Path, graph: FusionGraph, wo
 
 
 def test_prices_carry_their_measured_error(file: Path) -> None:
-    assert flat(inspect(file, "--why").stdout).count(missed_fusions.PRICE_ERROR) == 1
+    assert flat(inspect(file, "--why").stdout).count(missed_fusions.PRICE_ERRORS[False]) == 1
 
 
 def test_implementations_of_a_run_side_by_side(run: Path) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from commands import xlafuse
 
+from xlafuse.compare.graph.analyse.call_time import known_call_time
+from xlafuse.compare.graph.formats import predicted as predicted_words
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, SourceOp
 from xlafuse.compare.model.groups import groups
 from xlafuse.compare.model.part_changes import changes
@@ -212,3 +214,26 @@ def test_one_argument_is_seen_as_the_change_of_one_part(captures: Path) -> None:
     assert first.before_us == pytest.approx(17.58e3, rel=0.01) and first.after_us == pytest.approx(1.82e3, rel=0.01)
     assert max(abs(change.lost_us) for change in others) < 0.01 * before.time_us
     assert (before.device_us, after.device_us) == (pytest.approx(34.13e3, rel=0.01), pytest.approx(18.14e3, rel=0.01))
+
+
+def test_a_dump_has_predicted_times_of_parts_and_phases_and_no_measured_ones(compiled: Path) -> None:
+    done = xlafuse("inspect", compiled, "--view", "parts", "--json")
+    rows = json.loads(done.stdout)["rows"]
+    phases = ("forward", "recompute", "backward", "update")
+    assert all(row["device_time_us"] is None and not any(row[f"{phase}_us"] for phase in phases) for row in rows)
+    for row in rows:
+        of_phases = sum(row[f"predicted_{phase}_us"] or 0.0 for phase in phases)
+        assert row["predicted_low_us"] < row["predicted_time_us"] < row["predicted_high_us"]
+        assert row["predicted_time_us"] == pytest.approx(of_phases)
+    unknown = sum(row["unpredicted"] or 0 for row in rows)
+    total = sum(row["predicted_time_us"] for row in rows)
+    assert 0 < unknown < 5 and total == pytest.approx(33.6e3, rel=0.2)  # its kernels' measured times
+    time, missing = known_call_time(next(iter(step_of(open_source(compiled)).graphs.values())))
+    assert time.us is not None and missing == unknown and total < time.us < 1.05 * total
+    text = xlafuse("inspect", compiled, "--view", "parts").stdout
+    assert f"at least {predicted_words(time)} ({unknown} not predicted)" in text
+
+
+def test_parts_of_a_graph_for_an_unknown_gpu_say_why_they_have_no_times(nnx: Path) -> None:
+    text = xlafuse("inspect", nnx / "xla", "--view", "parts").stdout
+    assert "~" not in text and "does not say its GPU" in text

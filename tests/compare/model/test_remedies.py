@@ -188,6 +188,20 @@ def test_an_update_of_many_kernels_becomes_one(gpt: Path) -> None:
     assert remedy.after_us == pytest.approx(81_887_233 * 28 / 4.3e12 * 1e6, rel=0.1)
 
 
+def test_a_dump_has_the_captures_first_remedy_by_predicted_times(compiled: Path, nnx: Path) -> None:
+    """The attention takes 17.6 ms."""
+    predicted, measured = (
+        json.loads(xlafuse("inspect", path, "--view", "remedies", "--json").stdout)["rows"][0]
+        for path in (compiled, nnx)
+    )
+    assert (predicted["predicted"], measured["predicted"]) == ("yes", None)
+    assert predicted["change"] == measured["change"] and predicted["after_us"] == measured["after_us"]
+    assert predicted["before_us"] != measured["before_us"] == pytest.approx(17.6e3, rel=0.01)
+    assert predicted["before_us"] == pytest.approx(measured["before_us"], rel=0.4)
+    text = " ".join(xlafuse("inspect", compiled, "--view", "remedies").stdout.split())
+    assert f"~{predicted['before_us'] / 1e3:.1f} → ~" in text
+
+
 def test_graphs_without_times_have_no_remedies(nnx: Path) -> None:
     (module,) = (nnx / "xla").glob("*.hlo.pb")
     assert xlafuse("inspect", module, "--view", "remedies").exit_code == 2

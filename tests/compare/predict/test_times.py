@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from xlafuse.compare.graph import store
+from xlafuse.compare.graph.analyse.call_time import call_time, known_call_time, span_us
+from xlafuse.compare.graph.analyse.missed_fusions import ranked
 from xlafuse.compare.graph.analyse.totals import predicted_sum
 from xlafuse.compare.graph.findings.collect import findings
+from xlafuse.compare.graph.findings.finding import Finding
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, PredictedTime, Reason, SourceOp
 from xlafuse.compare.graph.render import missed_view, text_view
-from xlafuse.compare.predict.times import call_time, why_predicted, with_predictions
+from xlafuse.compare.predict.times import why_predicted, with_predictions
 from xlafuse.compare.sources.opening import open_source
 from xlafuse.compare.sources.target_ceilings import target_ceilings
 
@@ -56,7 +59,8 @@ def test_the_sum_of_a_call_needs_all_its_kernels() -> None:
     one, both = kernels[0].predicted, predicted_sum(kernels)
     assert one is not None and one.us is not None and both.us == pytest.approx(2 * one.us)
     part = made(GELU, replace(GELU, launches=None))
-    assert predicted_sum(part.kernels or ()).us is None and "launches" in predicted_sum(part.kernels or ()).reason
+    whole, (known, unknown) = call_time(part), known_call_time(part)
+    assert whole.us is None and "launches" in whole.reason and (known.us, unknown) == (one.us, 1)
     assert "at least ~" in text_view.predicted_words(part) and "1 not predicted" in text_view.predicted_words(part)
 
 
@@ -66,11 +70,26 @@ def test_short_kernels_wait_for_their_launches_where_python_launches_them() -> N
     def call(compiler: str, *kernels: Kernel) -> float | None:
         return call_time(replace(graph_of(*kernels), compiler=compiler)).us
 
-    assert call("xla", short, short) == call("triton-cudagraphs", short, short) == 2.0
-    assert call("triton", short, short) == 71.0 and call("triton", long, short) == 1001.0
-    assert call("triton", replace(short, launches=2)) == 70.5
+    graph, eager = call("xla", short, short), call("triton", short, short)
+    assert graph is not None and eager is not None and 2.0 < graph < 4.0 and eager > 30.0
+    assert call("triton-cudagraphs", short, short) == graph
+    assert call("triton", long, short) == call("xla", long, short) == 1000.0 + graph - 1.0
     assert call("triton", short, replace(short, phase="backward")) == 2.0  # each phase is a call
     assert call("triton", short, GELU) is None
+
+
+@pytest.mark.parametrize("gap", [0.0, 0.5])
+@pytest.mark.parametrize("interval", [0.0, 3.0, 50.0])
+def test_launches_in_a_loop_take_as_long_as_one_by_one(gap: float, interval: float) -> None:
+    counts, each = (1, 4, 2, 30, 1), (20.0, 0.5, 90.0, 4.0, 1.0)
+    end, launched = -gap, 0
+    for count, time in zip(counts, each, strict=True):
+        for _ in range(count):
+            end = max(end + gap, launched * interval) + time
+            launched += 1
+    loops = [replace(GELU, launches=count) for count in counts]
+    times = [count * time for count, time in zip(counts, each, strict=True)]
+    assert span_us(loops, times, gap, interval) == pytest.approx(end)
 
 
 def test_equal_graphs_stay_equal_with_predictions_and_a_saved_one_has_none(tmp_path: Path) -> None:
@@ -82,7 +101,7 @@ def test_equal_graphs_stay_equal_with_predictions_and_a_saved_one_has_none(tmp_p
 
 def test_a_list_of_kernels_marks_predicted_times_and_shows_none_beside_measured_ones() -> None:
     text = text_view.text(made(GELU))
-    assert "~" in text and "predicted times add up to ~" in text
+    assert "~" in text and "a call is predicted to take ~" in text
     assert "~" not in text_view.text(made(TIMED)) and "~" not in text_view.text(graph_of(GELU))
 
 
@@ -131,3 +150,38 @@ def test_a_result_shows_no_predictions_where_something_was_measured(tmp_path: Pa
     assert partly.predicted_graph is not None and len(times_of(partly.predicted_graph)) == 2
     assert compiled.timed_graph is not None and len(times_of(compiled.timed_graph)) == 1
     assert compiled.row.predicted_time_us and compiled.row.device_time_us is None
+
+
+def pair(first: Kernel = GELU) -> FusionGraph:
+    """Return a kernel and one that reads its result, the array `y`; half of the bytes of each."""
+    second = replace(GELU, name="second", inputs=(Access("y", SIZE),), outputs=(Access("z", SIZE),))
+    x, y = graph_of().buffers
+    buffers = (x, replace(y, role="intermediate"), replace(y, name="z"))
+    reason = Reason(first.name, "second", "other", "no", "inferred", bytes_saved=2 * SIZE)
+    return with_predictions(FusionGraph("g", "xla", (first, second), buffers, (reason,), target="h200"), H200)
+
+
+def test_the_price_of_a_missed_fusion_is_the_share_of_the_kernels_predicted_times() -> None:
+    """In a product, which arithmetic may bound, the array's bytes take a copy's bandwidth."""
+    (whole,) = ranked(pair(), H200)
+    one, two = (time.us or 0.0 for time in times_of(pair()))
+    assert whole.price.predicted and whole.price.us == pytest.approx((one + two) / 2)
+    assert whole.price.time.startswith("~")
+    (product,) = ranked(pair(replace(GELU, kind="gemm", flops=1e12)), H200)
+    assert product.price.us == pytest.approx(SIZE / H200.bandwidth(1, 1) * 1e6 + two / 2, rel=0.01)
+    for first in (replace(GELU, outputs=(Access("y", SIZE), Access("w", None))), TIMED):
+        (other,) = ranked(pair(first), H200)
+        assert not other.price.predicted and "~" not in other.price.time
+
+
+def test_an_array_between_kernels_takes_its_share_of_their_predicted_times() -> None:
+    def largest(graph: FusionGraph) -> Finding:
+        (found,) = (one for one in findings({"xla": graph}, H200) if one.kind == "largest")
+        return found
+
+    graph = replace(pair(), reasons=())
+    found = largest(graph)
+    assert found.predicted and found.us == pytest.approx(sum(time.us or 0.0 for time in times_of(graph)) / 2)
+    assert "(~" in str(found)
+    measured = largest(replace(pair(TIMED), reasons=()))
+    assert not measured.predicted and "~" not in str(measured)

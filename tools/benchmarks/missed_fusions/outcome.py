@@ -11,6 +11,7 @@ from xlafuse.compare.graph import store
 from xlafuse.compare.graph.analyse.missed_fusions import together
 from xlafuse.compare.graph.model import FusionGraph
 from xlafuse.compare.plan.speedup import Saving, saving
+from xlafuse.compare.predict.times import with_predictions
 from xlafuse.compare.sources.target_ceilings import own_ceilings
 
 
@@ -66,7 +67,7 @@ def _price(graph: FusionGraph) -> float:
     ceilings, _ = own_ceilings(graph)
     if ceilings is None:
         raise UnknownBandwidth(f"the bandwidth of {graph.target!r} is not known: no target pack is of this GPU")
-    return together(graph, ceilings).us or 0.0
+    return together(with_predictions(graph, ceilings), ceilings).us or 0.0
 
 
 def _saving(rounds: Mapping[str, Sequence[Mapping[str, Any]]] | None, time: str) -> Saving | None:
@@ -91,7 +92,10 @@ class Summary:
 
 def summary(outcomes: Iterable[Outcome]) -> Summary | None:
     """Return the summary of the cases that count; None for fewer than two."""
-    ratios = [one.ratio for one in outcomes if one.ratio is not None]
+    return summary_of([one.ratio for one in outcomes if one.ratio is not None])
+
+
+def summary_of(ratios: Sequence[float]) -> Summary | None:
     if len(ratios) < 2:
         return None
     tenths = statistics.quantiles(ratios, n=10, method="inclusive")

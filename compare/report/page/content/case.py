@@ -31,7 +31,7 @@ MOST_FINDINGS = 8
 def values(case: CaseResults) -> dict[str, Any]:
     """Return the values for templates/case.html. Numbers are report columns; None if unknown."""
     block = None if case.case is None else BLOCKS.get(case.block)
-    missed, unlisted, priced_by = _missed(case)
+    missed, unlisted, priced_by, error = _missed(case)
     results = [_result(case, result) for result in case.ranked]
     priced = any(result.ceilings is not None for result in case.results)
     rows = [result.row for result in case.ranked]
@@ -57,7 +57,7 @@ def values(case: CaseResults) -> dict[str, Any]:
         "timed_kernels": any(line.kernel.device_time_us is not None for line in kernel_lines),
         "recorded": case.case is not None, "recorded_on": recorded_on(case.results), "findings": _findings(case),
         "missed": missed, "missed_unlisted": unlisted,
-        "price_error": missed_fusions.PRICE_ERROR if missed and priced_by else "",
+        "price_error": error if priced_by else "",
         "reasons": {code: REASONS[code] for one in missed if (code := one["code"]) in REASONS and code != "other"},
         "numerics": [line for result in case.ranked for line in _numerics(result)],
         "notes": [note for result in case.ranked for note in _notes(result)],
@@ -135,24 +135,27 @@ def _findings(case: CaseResults) -> list[dict[str, str]]:
     return shown
 
 
-def _missed(case: CaseResults) -> tuple[list[dict[str, Any]], int, str]:
+def _missed(case: CaseResults) -> tuple[list[dict[str, Any]], int, str, str]:
     """Return the missed fusions of all implementations with kernels of their own, largest first.
 
-    The second value is the number of those left out, the third the GPU whose ceilings price them.
+    The second value is the number of those left out, the third the GPU whose ceilings price them, the last one how
+    right the prices are.
     """
     found: list[dict[str, Any]] = []
-    devices = []
+    devices, prices = [], []
     for result in case.with_own_kernels:
-        if result.graph is None:
+        if result.graph is None or (graph := result.timed_graph) is None:
             continue
         own = result.ceilings, result.ceilings_of
         ceilings, whose = own if result.ceilings else own_ceilings(result.graph)
         devices.append(whose)
         places = {kernel.name: kernels.where(kernel) for kernel in result.graph.kernels or ()}
-        for same in missed_fusions.folded(result.graph, missed_fusions.ranked(result.graph, ceilings)):
+        for same in missed_fusions.folded(graph, missed_fusions.ranked(graph, ceilings)):
             reason, saved = same.first.reason, same.price
+            prices.append(saved)
             found.append({
-                "implementation": result.name, "us": saved.us, "bytes": saved.bytes, "code": reason.code,
+                "implementation": result.name, "us": saved.us, "about": "~" * saved.predicted, "bytes": saved.bytes,
+                "code": reason.code,
                 "others": len(same.fusions) - 1,
                 "text": printable(reason.text, 400), "origin": printable(reason.origin, 60),
                 "ends": [
@@ -162,7 +165,7 @@ def _missed(case: CaseResults) -> tuple[list[dict[str, Any]], int, str]:
                 "line": formats.place(reason.line) if reason.line else "",
             })
     found.sort(key=lambda one: (one["us"] or 0.0, one["bytes"]), reverse=True)
-    return found[:MOST_MISSED], max(0, len(found) - MOST_MISSED), _joined(devices)
+    return found[:MOST_MISSED], max(0, len(found) - MOST_MISSED), _joined(devices), missed_fusions.price_error(prices)
 
 
 def _joined(devices: Iterable[str]) -> str:

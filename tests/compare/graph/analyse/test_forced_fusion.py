@@ -57,7 +57,7 @@ def test_the_saving_stands_beside_the_price() -> None:
     assert found.roofline_us == pytest.approx(8.0)
     assert str(found) == (
         "scale and bend as one kernel: the price of the missed fusion is 8.00 kB, 1 launch, 10.0 µs; the forced "
-        "program saves 8.00 kB, 1 launch, 10.0 µs at the same rates; roofline time 8.00 µs less"
+        "program saves 8.00 kB, 1 launch, 10.0 µs at a copy's bandwidth; roofline time 8.00 µs less"
     )
     assert saving(STEP, forced, (0, 1), None).predicted.us is None
     assert "device time 3.00 µs more" in str(replace(found, device_us=-3.0))

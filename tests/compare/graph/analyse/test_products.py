@@ -63,7 +63,7 @@ def test_partial_sums_are_no_missed_fusion_and_no_largest_intermediate() -> None
     assert "not fusible" not in text_view.render(missed_view.tree(graph, CEILINGS, "h200"))
     answer = missed_view.to_json(graph, CEILINGS, "h200")
     assert answer["missed"] == answer["others"] == []
-    assert answer["together"] == {"saves_bytes": 0, "saves_launches": 0, "saves_us": 0.0}
+    assert answer["together"] == {"saves_bytes": 0, "saves_launches": 0, "saves_us": 0.0, "saves_predicted": False}
     assert not {finding.kind for finding in findings({"xla": graph}, None)} & {"largest", "missed"}
 
 

@@ -365,7 +365,7 @@ def test_the_command_for_unlisted_fusions_works(shown: CaseResults, monkeypatch:
 
 def test_prices_carry_their_measured_error(shown: CaseResults) -> None:
     html = page.render("case.html", **case_page.values(shown), drawn_kernels=True)
-    assert unescape(html).count(missed_fusions.PRICE_ERROR) == 1
+    assert unescape(html).count(missed_fusions.PRICE_ERRORS[False]) == 1
 
 
 def test_numerics(case: Any, records: dict[str, Record]) -> None:
