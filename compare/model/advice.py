@@ -56,6 +56,8 @@ ADVICE = (
     Advice("moe", "inductor", "library", "F.grouped_mm over tokens sorted by expert", "library"),
 )
 
+SWITCHED_CALLS = {"attention:cudnn": "dot_product_attention"}  # what a switch changes the default argument of
+
 # TF32 for products in IEEE float32, by the compiler. The rows' blocks are those of `evidence.tf32_pair`.
 _ROUNDS = "which rounds inputs of products by up to 0.05%"
 _TORCH_TF32 = f'torch.set_float32_matmul_precision("high"), {_ROUNDS}'

@@ -14,6 +14,7 @@ _PLACE = re.compile(
 )
 _MOST_BYTES = 1 << 24  # of a source file
 _MOST_LABEL = 60
+LIBRARIES = "site-packages"  # the folder of packages' files among a capture's copies
 
 
 @dataclass(frozen=True)
@@ -81,13 +82,18 @@ class Sources:
 
         Where no file is found or no columns are known, it is the function.
         """
-        tree = self._tree(place.file)
-        if tree is not None and place.begin is not None and place.end is not None:
-            call = _innermost_call(tree, place.begin, place.end)
-            if call is not None:
-                return ast.unparse(call.func)[:_MOST_LABEL]
+        if called := self.called(place):
+            return called[:_MOST_LABEL]
         function = self.function(place)
         return place.function or place.where if function is None else function.function
+
+    def called(self, place: Place) -> str:
+        """Return what the code at a place calls; "" where no file is found or no columns are known."""
+        tree = self._tree(place.file)
+        call = None
+        if tree is not None and place.begin is not None and place.end is not None:
+            call = _innermost_call(tree, place.begin, place.end)
+        return "" if call is None else ast.unparse(call.func)
 
     def function(self, place: Place) -> Place | None:
         """Return the function around a place, with its classes: "Attention.forward"; None where no file is found."""
@@ -118,10 +124,17 @@ class Sources:
             self._trees[name] = next((tree for path in self._paths(name) if (tree := _parsed(path)) is not None), None)
         return self._trees[name]
 
+    @property
+    def own_files(self) -> list[str]:
+        """The names of the copies that are of no installed package."""
+        copies = sorted(self.copies.rglob("*.py")) if self.copies is not None else ()
+        names = [copy.relative_to(self.copies or "") for copy in copies]
+        return [str(name) for name in names if name.parts[0] != LIBRARIES]
+
     def _paths(self, name: str) -> list[Path]:
         if self.copies is not None:
-            copy = self.copies / name.lstrip("/")
-            return [copy] if copy.resolve().is_relative_to(self.copies.resolve()) else []
+            copies = [folder / name.lstrip("/") for folder in (self.copies, self.copies / LIBRARIES)]
+            return [copy for copy in copies if copy.resolve().is_relative_to(self.copies.resolve())]
         return [Path(name)] if Path(name).is_absolute() else [folder / name for folder in self.folders]
 
 

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from .. import targets
-from .advice import ADVICE, TF32, Advice
+from .advice import ADVICE, SWITCHED_CALLS, TF32, Advice
 from .checkpoint import checkpoint, freed_bytes
 from .evidence import Evidence, Measured, nearest, tf32_pair
-from .parts import Piece
+from .parts import Piece, parts
+from .places import parse
 from .precision import ieee_products, in_tf32
 from .step import Step
 from .used_blocks import UsedBlock
@@ -82,7 +83,7 @@ def changes(step: Step, blocks: Sequence[UsedBlock]) -> list[list[Remedy]]:
             replace(remedy, memory_bytes=-freed_bytes(step, remedy.pieces))
             if remedy.advice.block in _KEEP_NOTHING_BETWEEN else remedy for remedy in of_block
         ]
-        for of_block in measured_remedies(blocks, compiler, target, step.time_us)
+        for of_block in _with_switches(step, measured_remedies(blocks, compiler, target, step.time_us))
     ]
     taken = [of_block[0] for of_block in found]
     if (dropped := _without_checkpoint(step, taken)) is not None and dropped.gain_us >= _LEAST_GAIN * step.time_us:
@@ -98,6 +99,20 @@ def changes(step: Step, blocks: Sequence[UsedBlock]) -> list[list[Remedy]]:
         if bound.gain_us >= _LEAST_GAIN * step.time_us and bound.before_us > _NEARLY * bound.after_us
     ]
     return [*found, *([bound] for bound in sorted(worth, key=lambda bound: -bound.gain_us))]
+
+
+def _with_switches(step: Step, found: Iterable[Sequence[Remedy]]) -> Iterator[list[Remedy]]:
+    """Yield remedies without the switches that change no call of the program: one written out needs an edit."""
+    for of_block in found:
+        kept = []
+        for remedy in of_block:
+            places = [place for part in parts(remedy.pieces) if (place := parse(part.key)) is not None]
+            called = [name for place in places if (name := step.sources.called(place))]
+            callee = SWITCHED_CALLS.get(remedy.advice.switch, "")
+            if called and not any(callee in name for name in called):
+                remedy = replace(remedy, advice=replace(remedy.advice, switch="", kind="library"))
+            kept.append(remedy)
+        yield kept
 
 
 def at_their_best(step: Step, blocks: Sequence[UsedBlock], made: Sequence[Remedy]) -> list[Best]:

@@ -117,11 +117,12 @@ class ProfileView:
 
     def _calls(self, names: Sequence[str]) -> list[str]:
         """Return the lines in the user's files that call a method or function of these names."""
+        sources = sources_beside(self.opened.path)
         places = {
             place.file: None for graph in self.opened.joined.graphs.values() for kernel in graph.kernels or ()
             for op in kernel.source_ops if (place := parse(op.place)) is not None
         }
-        return sources_beside(self.opened.path).calls(names, places)
+        return sources.calls(names, sources.own_files or places)
 
     def gap_pairs(self) -> list[tuple[str, str, float, bool | None]]:
         """Return pairs of kernels with the idle time between them in a median step, and whether the host was late."""

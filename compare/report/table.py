@@ -97,7 +97,8 @@ def grouped(
     sections = [summary] if summary else []
     for label, members in groups.items():
         shown = columns(members) if callable(columns) else columns
-        remarks = [printable(f"{_row(line).implementation}: {note}") for line in members for note in notes(line) if note]
+        told = [(_row(line).implementation, note) for line in members for note in notes(line) if note]
+        remarks = [printable(f"{implementation}: {note}") for implementation, note in told]
         section = [f"## {escaped(label)}\n" if markdown else label, table(members, shown, markdown)]
         section += [""] if markdown and remarks else []
         section += [f"- {escaped(remark)}" if markdown else f"  {remark}" for remark in remarks]

@@ -20,6 +20,7 @@ import importlib.machinery
 import importlib.util
 import json
 import os
+import re
 import runpy
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,8 +34,11 @@ if TYPE_CHECKING:
 SCHEMA = "xlafuse.capture/1"
 NAME = "capture.json"
 PROFILE, SOURCES = "profile", "sources"  # folders in a capture's folder: of profiles, of the program's own files
+LIBRARIES = "site-packages"  # below SOURCES
 MOST_SOURCES, MOST_SOURCE_BYTES = 500, 1 << 20
 FRAMEWORKS = ("jax", "torch")
+_NO_MODEL = {"functorch", "jax", "jaxlib", "numpy", "torch", "triton", "xlafuse"}
+_COMPILED = re.compile(r"# File: (/[^:]*-packages/(?!torch/)[^:]*\.py):\d")
 
 
 class Profiler(Protocol):
@@ -184,25 +188,40 @@ def write_facts(folder: Path, facts: dict[str, Any]) -> None:
 
 
 def keep_sources(folder: Path, root: str, script: str = "") -> None:
-    """Copy the program's own files below `sources`, from which a reader names the calls of the captured program.
+    """Copy the files that the model is written in below `sources`, from which a reader names the calls of the program.
 
-    They are the script and the imported modules below its folder and below `root`, where the program began, without
-    installed packages. A copy has the name that code objects have: "train.py" as it was given, or an absolute path
-    without its first slash.
+    They are the script and the imported modules, those below its folder and below `root`, where the program began,
+    first; without Python's own, installed packages and frameworks. A copy has the name that code objects have:
+    "train.py" as it was given, or an absolute path without its first slash. Below `sources/site-packages` are the files
+    of installed packages that torch.compile has compiled code of.
     """
     script = script or getattr(sys.modules.get("__main__"), "__file__", None) or ""
-    roots = [f"{root}/", f"{os.path.dirname(os.path.join(root, script))}/"]
-    names = [script, *(getattr(module, "__file__", None) or "" for module in list(sys.modules.values()))]
-    kept = 0
-    for name in dict.fromkeys(names):
-        path, copy = os.path.join(root, name), folder / SOURCES / name.lstrip("/")
-        own = name.endswith(".py") and "-packages/" not in path and any(path.startswith(each) for each in roots)
-        if own and ".." not in copy.parts and kept < MOST_SOURCES:
-            with contextlib.suppress(OSError):  # a file that is gone has no names to give
-                if os.path.getsize(path) <= MOST_SOURCE_BYTES:
-                    copy.parent.mkdir(parents=True, exist_ok=True)
-                    copy.write_bytes(Path(path).read_bytes())
-                    kept += 1
+    near = (f"{root}/", f"{os.path.dirname(os.path.join(root, script))}/")
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] not in _NO_MODEL]
+    names = [script, *(getattr(module, "__file__", None) or "" for module in modules)]
+    files = {name: os.path.join(root, name) for name in names if name.endswith(".py")}
+    own = {
+        name: path for name, path in files.items()
+        if "-packages/" not in path and not path.startswith((f"{os.path.dirname(os.__file__)}/", __file__))
+    }
+    copies = {name.lstrip("/"): own[name] for name in sorted(own, key=lambda name: not own[name].startswith(near))}
+    copies |= {f"{LIBRARIES}/{path.rpartition('-packages/')[2]}": path for path in sorted(_compiled_libraries())}
+    for name, path in list(copies.items())[:MOST_SOURCES]:
+        copy = folder / SOURCES / name
+        with contextlib.suppress(OSError):  # a file that is gone has no names to give
+            if ".." not in copy.parts and os.path.getsize(path) <= MOST_SOURCE_BYTES:
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                copy.write_bytes(Path(path).read_bytes())
+
+
+def _compiled_libraries() -> set[str]:
+    """Return the files of installed packages, except torch, that the log of this process's torch.compile names."""
+    logs = list(Path(os.environ["TORCH_TRACE"]).glob("*.log")) if os.environ.get("TORCH_TRACE") else []
+    found: set[str] = set()
+    for log in logs:
+        with contextlib.suppress(OSError), log.open(errors="replace") as lines:
+            found.update(match[1] for line in lines if (match := _COMPILED.search(line)))
+    return found
 
 
 def _versions() -> dict[str, str]:

@@ -401,8 +401,12 @@ _COSTS_VARY = {"aten.sort", "aten.topk", "aten.cumsum", "aten.cumprod", "aten.ra
 
 
 def operation_of(call: str) -> str:
-    """Return the operation that a call computes: "aten.scatter" for "torch.ops.aten.scatter_.src"."""
-    return ".".join(call.removeprefix("torch.ops.").split(".")[:2]).removesuffix("_")
+    """Return the operation that a call computes: "aten.scatter" for "torch.ops.aten.scatter_.src".
+
+    Calls below `extern_kernels` compute operations of aten.
+    """
+    called = re.sub(r"^extern_kernels\.", "aten.", call.removeprefix("torch.ops."))
+    return ".".join(called.split(".")[:2]).removesuffix("_")
 
 
 def kind_of(

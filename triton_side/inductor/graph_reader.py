@@ -38,6 +38,7 @@ from xlafuse.triton_side.inductor.ir_text import (
     IrNode,
     StackLines,
     is_library,
+    may_be_model,
     memory,
     read_fx,
     read_ir,
@@ -411,11 +412,15 @@ class GraphReader:
 
 
 def _outside_libraries(node: SourceNode, stacks: Iterable[StackLines]) -> SourceNode:
-    """Return a node with a place outside of libraries, by the stacks of its kernel that end in its own one."""
+    """Return a node with a place outside of libraries, by the stacks of its kernel that end in its own one.
+
+    Without one such place, the node keeps that of a library which has the model.
+    """
     if node.place is None or not is_library(node.place):
         return node
     places = {stack.place for stack in stacks if stack.innermost == node.place}
-    return replace(node, place=places.pop() if len(places) == 1 else None)
+    kept = node.place if may_be_model(node.place) else None
+    return replace(node, place=places.pop() if len(places) == 1 else kept)
 
 
 def _listed_sources(listed: Mapping[str, Any]) -> list[SourceNode]:

@@ -57,6 +57,7 @@ _FX_NODE = re.compile(r'\s+(\w+)(?:: "[^"]*")? = ([\w.]+)(?:\((.*?)\))?(\[\d+\])
 _FX_PLACE = re.compile(r"#.*?File: (.+?):(\d+) in (.+?)(?:, code: |$)")
 _TORCH = re.compile(r"(^|/(site|dist)-packages/)torch/")  # such a line is not the user's
 _LIBRARY = re.compile(rf"(^|/)(site-packages|dist-packages|lib/python3\.\d+)/|{_TORCH.pattern}|^<")
+_NO_MODEL = re.compile(rf"(^|/)lib/python3\.\d+/(?!site-|dist-)|{_TORCH.pattern}|^<")  # torch and Python itself
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)(?:, in (.+))?')
 # calls.stages writes one key per stage. Older dumps have one key for all.
 _FX_STAGES = re.compile(r"'stage ([^']*)': True|'stage': '([^']*)'")
@@ -110,7 +111,10 @@ def read_fx(text: str, *, backward: bool = False) -> FxText:
 
 
 class StackLines(NamedTuple):
-    """A `SourceNode`'s line and place. innermost: the innermost frame of its stack, written as a place."""
+    """A `SourceNode`'s line and place. innermost: the innermost frame of its stack, written as a place.
+
+    place: the innermost frame of the user's own files, else of a library that has the model, such as transformers.
+    """
 
     innermost: str | None
     line: str | None
@@ -122,7 +126,9 @@ def stack_lines(stack: str) -> StackLines:
     found = [(f"{file}:{line}", function) for file, line, function in _FRAME.findall(stack)]
     frames = [(line, f"{line} {function}".rstrip()) for line, function in found]
     lines = [line for line, _ in frames if not _TORCH.search(line)]
-    places = [place for _, place in frames if not is_library(place)]
+    places = [place for _, place in frames if not is_library(place)] or [
+        place for _, place in frames if may_be_model(place)
+    ]
     return StackLines(
         frames[-1][1] if frames else None, lines[-1] if lines else None, places[-1] if places else None
     )
@@ -131,6 +137,11 @@ def stack_lines(stack: str) -> StackLines:
 def is_library(place: str) -> bool:
     """Return whether a place is in an installed package or in Python itself."""
     return bool(_LIBRARY.search(place))
+
+
+def may_be_model(place: str) -> bool:
+    """Return whether a place is in code that a model may be written in: the user's, or a library's other than torch."""
+    return not _NO_MODEL.search(place)
 
 
 def _is_causal(op: str, arguments: str) -> bool | None:

@@ -8,13 +8,16 @@ from .block import RecognisedBlock
 from .operation_graph import Operation, ancestors
 from .patterns import forward
 
+_PRODUCTS = frozenset(("product", "ragged-product", "attention"))
+
 
 def gradient_of(block: RecognisedBlock) -> RecognisedBlock | None:
     """Return the block's gradient, None where the program has none.
 
     It begins with the operations of backward that use a value inside the block, or an input that no other forward
     operation uses. Others follow whose operands all belong to the gradient, to the block or to its inputs, such as the
-    products with an input that several blocks share. A library's attention has one operation as its gradient.
+    products with an input that several blocks share. A library's attention has one operation as its gradient. A block
+    without products, such as a rotation, has none in its gradient: they are the gradient of what takes its result.
     """
     inside = set(block.operations) - {block.result}
     own = {value for value in block.inputs if _is_exclusive(value, block)}
@@ -43,7 +46,8 @@ def gradient_of(block: RecognisedBlock) -> RecognisedBlock | None:
             ):
                 known[user] = None
                 waiting.append(user)
-    return _block(block, list(known))
+    has_products = any(operation.op in _PRODUCTS for operation in block.operations)
+    return _block(block, [operation for operation in known if has_products or operation.op not in _PRODUCTS])
 
 
 def _block(block: RecognisedBlock, operations: list[Operation]) -> RecognisedBlock | None:

@@ -108,7 +108,11 @@ def _without(values: list[Operation], x: Operation) -> tuple[Operation, ...]:
 
 
 def mlps(graph: OperationGraph) -> Iterator[RecognisedBlock]:
-    """Find down(act(h Wg) * (h Wu)) and down(gelu(h W + b)), with one weight for all tokens."""
+    """Find down(act(h Wg) * (h Wu)) and down(gelu(h W + b)), with one weight for all tokens.
+
+    The suite has the whole of it for SiLU alone. Of GELU it has the gate without products, or the first product with
+    its epilogue; the block has the operations of these.
+    """
     for found in feed_forwards(graph):
         down, products = found.down, found.products
         if any(product.op != "product" or product.facts["batch"] != 1 for product in (*products, down)):
@@ -132,17 +136,21 @@ def mlps(graph: OperationGraph) -> Iterator[RecognisedBlock]:
             continue
         if name == "gelu_erf":
             attributes["activation"] = name
-        if found.again:
+        is_whole = block == "swiglu_mlp"
+        if found.again and is_whole:
             attributes["without_last_product"] = True
-        elif block != "swiglu_mlp":
+        elif not found.again and not is_whole:
             attributes["down"] = down.elements // tokens
         between = _between(found)
-        last = activated if found.again else down
-        inputs = tuple(dict.fromkeys(operand for product in (*products, last) for operand in product.operands))
-        operations = tuple(dict.fromkeys((*products, *between, last)))
+        last = down if is_whole and not found.again else activated
+        first = () if block == "geglu" else products
+        operations = tuple(dict.fromkeys((*first, *between, last)))
+        takers = (*first, last) if first else operations
+        inputs = tuple(dict.fromkeys(operand for taker in takers for operand in taker.operands))
         yield RecognisedBlock(
             block, sizes, products[0].given[0][1], own_phase(last), operations,
-            tuple(value for value in inputs if value not in operations), down, attributes,
+            tuple(value for value in inputs if value not in operations and value.op != "constant"),
+            down if is_whole else activated, attributes,
         )
 
 

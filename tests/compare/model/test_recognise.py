@@ -162,6 +162,19 @@ SUITE = {
 }
 
 
+PRODUCTS = {"geglu": 0, "rope": 0, "rmsnorm": 0, "layernorm": 0, "cross_entropy": 0, "linear_gelu": 1}
+
+
+@pytest.mark.parametrize("name", [*LAYERS, *TORCH_LAYERS])
+def test_a_block_has_the_products_that_the_suites_block_has(name: str) -> None:
+    """The measured rows of a block without products say nothing of a product beside it, nor of its gradient."""
+    graph = from_hlo(parse(LAYERS[name])) if name in LAYERS else fx_graph(TORCH_LAYERS[name])
+    for block in recognise(graph):
+        products = [o for o in block.operations if o.op in ("product", "ragged-product", "attention")]
+        if PRODUCTS.get(block.block) == 0 or (block.block in PRODUCTS and block.phase == "forward"):
+            assert len(products) == PRODUCTS[block.block], block
+
+
 @pytest.mark.parametrize("name", SUITE)
 def test_blocks_of_the_suite(name: str) -> None:
     found = recognise(from_hlo(parse(LAYERS[name])))

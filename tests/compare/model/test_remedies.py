@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,17 @@ def test_a_layer_that_is_computed_again_costs_its_forward_once_more() -> None:
     once = of_xla(attention(17e3, "forward", "backward"))[0].after_us
     forward = of_xla(attention(17e3, "forward"))[0].after_us
     assert again == pytest.approx(once + forward)
+
+
+def test_a_switch_is_named_where_the_program_calls_what_it_changes(nnx: Path, tmp_path: Path) -> None:
+    """Attention that is written out takes the same library's call by an edit alone."""
+    written_out = tmp_path / "nnx"
+    shutil.copytree(nnx, written_out)
+    program = (nnx.parent / "train_nnx.py").read_text()
+    (tmp_path / "train_nnx.py").write_text(program.replace("dot_product_attention", "own_written_attention"))
+    own = json.loads(xlafuse("inspect", written_out, "--view", "remedies", "--json").stdout)["rows"][0]
+    assert "own_written" in own["part"] and "cudnn" in own["change"]
+    assert (own["try"], own["kind"]) == ("", "library")
 
 
 def test_what_is_fast_already_has_no_remedy() -> None:

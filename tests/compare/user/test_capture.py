@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 
 from xlafuse.compare.base.usage import UsageError
+from xlafuse.compare.model.places import Place, sources_beside
 from xlafuse.compare.profiles.files import compile_seconds
 from xlafuse.compare.user import capture, capture_command
 
@@ -261,3 +262,24 @@ def test_a_capture_has_the_programs_own_files_as_they_were(tmp_path: Path) -> No
     inside = str(tmp_path).lstrip("/")
     assert kept >= {f"{inside}/run.py", f"{inside}/layers.py"} and not [name for name in kept if "-packages/" in name]
     assert (sources / inside / "run.py").read_text() == program
+    assert not [name for name in kept if "/compare/" in name or "python3." in name]
+
+
+def test_a_capture_has_the_files_of_a_library_that_were_compiled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("models/bert.py", "models/other.py"):
+        (tmp_path / "site-packages" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "site-packages" / name).write_text("class Layer:\n    def forward(self, x):\n        return x\n")
+    (tmp_path / "trace").mkdir()
+    (tmp_path / "trace" / "rank_0.log").write_text(
+        "".join(f"\t# File: {tmp_path}/site-packages/{name}:3 in forward, code: return x\n"
+                for name in ("models/bert.py", "torch/nn/functional.py", "models/gone.py"))
+    )
+    monkeypatch.setenv("TORCH_TRACE", str(tmp_path / "trace"))
+    capture.keep_sources(tmp_path / "run", str(tmp_path), "train.py")
+    libraries = tmp_path / "run" / capture.SOURCES / capture.LIBRARIES
+    assert [str(path.relative_to(libraries)) for path in libraries.rglob("*.py")] == ["models/bert.py"]
+    place = Place("models/bert.py", 3, "forward")
+    found = sources_beside(tmp_path / "run")
+    assert found.label(place) == "Layer.forward" and "models/bert.py" not in found.own_files

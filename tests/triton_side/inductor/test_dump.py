@@ -242,10 +242,31 @@ def test_a_place_is_the_innermost_call_outside_of_libraries():
     assert product([OWN, OWN.replace("8", "9")]) == product([]) == ("aten.mm", None, None)
 
 
+def test_a_model_that_a_library_has_is_named_by_the_librarys_lines():
+    """The program's own file only calls the compiled model, so Dynamo's frames begin in the library."""
+    alone = f'  File "{LIBRARY}", line 60, in forward\n    return F.silu(x)\n'
+    inside = '  File "/venv/lib/python3.12/site-packages/torch/nn/functional.py", line 9, in silu\n    return f(x)\n'
+    assert product([alone + inside]) == ("aten.mm", f"{LIBRARY}:60", f"{LIBRARY}:60 forward")
+    assert product([inside]) == ("aten.mm", None, None)
+
+
+def test_a_library_call_of_backward_without_a_named_node_has_the_memory_of_its_result():
+    node = (
+        '        _grouped_mm_8: "bf16[4, 32, 64]" = torch.ops.aten._grouped_mm.default(permute, mul, offsets)\n'
+        "        return (_grouped_mm_8,)\n"
+    )
+    graph = read_with_stacks(
+        """    buf0 = extern_kernels._grouped_mm(reinterpret_tensor(mul, (32, 8), (1, 32), 0), permute, None)
+    assert_size_stride(buf0, (4, 32, 64), (2048, 64, 1), 'torch.ops.aten._grouped_mm.default')
+    return (buf0, )
+""", {}, before=node, after=node)
+    assert graph.memory["buf0"].shape == (4, 32, 64) and graph.outputs == ("buf0",)
+
+
 @pytest.mark.parametrize("stacks, place", [
     ([IN_LIBRARY, OWN], "train.py:8 forward"),
-    ([IN_LIBRARY, IN_LIBRARY.replace("line 8", "line 9")], None),  # both calls of the library are in the kernel
-    ([], None),
+    ([IN_LIBRARY, IN_LIBRARY.replace("line 8", "line 9")], f"{LIBRARY}:60 forward"),  # the kernel has both calls of it
+    ([], f"{LIBRARY}:60 forward"),
 ])
 def test_a_node_of_a_library_has_the_place_of_its_call(stacks, place):
     """A printed graph has only the innermost frame; the stacks of a kernel have its callers."""
