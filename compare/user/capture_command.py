@@ -14,6 +14,7 @@ from xlafuse.dumps.artifacts import dump_options
 from ..base.usage import UsageError
 from . import capture
 
+_CACHES_OF_TORCH = ("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE")
 HLO, TRACE = "xla", "torch_trace"  # folders of the compilers' files in a capture's folder
 # A process's rank and the number of processes, as torchrun, Open MPI and Slurm announce them.
 _RANKS = (("RANK", "WORLD_SIZE"), ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
@@ -111,7 +112,8 @@ def _program_at(command: Sequence[str]) -> int | None:
 def _with_dumps(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
     """Return the environment in which both compilers write their files into the folder. XLA takes a flag's last value.
 
-    INDUCTOR_PROVENANCE makes Inductor write which operations each library call is; the code alone does not say it.
+    INDUCTOR_PROVENANCE makes Inductor write which operations each library call is; the code alone does not say it. A
+    program from a cache of compiled programs is not dumped, or without its operations, so these are off.
     """
     options = dump_options(folder / HLO)
     flags = [
@@ -120,5 +122,6 @@ def _with_dumps(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
     ]
     joined = " ".join([environment.get("XLA_FLAGS", ""), *flags]).strip()
     return {
-        "INDUCTOR_PROVENANCE": "1", **environment, "XLA_FLAGS": joined, "TORCH_TRACE": str(folder / TRACE),
+        "INDUCTOR_PROVENANCE": "1", **dict.fromkeys(_CACHES_OF_TORCH, "0"), "JAX_ENABLE_COMPILATION_CACHE": "false",
+        **environment, "XLA_FLAGS": joined, "TORCH_TRACE": str(folder / TRACE),
     }

@@ -231,6 +231,14 @@ def test_flags_of_the_user_come_first() -> None:
     assert "--xla_dump_hlo_as_text=true" in flags
 
 
+def test_programs_do_not_come_from_a_cache_which_has_no_operations() -> None:
+    names = ("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE", "JAX_ENABLE_COMPILATION_CACHE")
+    off = planned("python", "train.py").environment
+    assert [off[name] for name in names] == ["0", "0", "false"]
+    kept = planned("python", "train.py", **dict.fromkeys(names, "1")).environment
+    assert [kept[name] for name in names] == ["1", "1", "1"]
+
+
 def test_each_of_several_ranks_has_a_folder() -> None:
     assert planned("python", "t.py", RANK="1", WORLD_SIZE="2").folder == Path("/captures/run/rank1")
     assert planned("python", "t.py", RANK="0", WORLD_SIZE="1").folder == Path("/captures/run")
