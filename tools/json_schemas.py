@@ -169,6 +169,10 @@ BLOCK = {
         "Implementation", name=str, compiler=str, summary=str, target=str, directions=list[str], requires=list[str],
     )),
 }
+NUMBERS = struct(
+    "Numbers", kernels=int | None, bytes_declared=int | None, device_time_us=float | None,
+    predicted=model.PredictedTime | None,
+)
 TARGET = {
     "target": str, "device": str, "compute_capability": str | None, "multiprocessors": int | None, "memory_bytes": int,
     "bandwidth": float, "bf16_flop_per_s": float, "rates": str, "sources": list[str],
@@ -206,7 +210,7 @@ OUTPUTS: dict[str, dict[str, Any]] = {
     "xlafuse.profile/1": PROFILE,
     "xlafuse.rows/3": {"view": str, "rows": list[dict[str, Any]]},
     "xlafuse.graph-diff/1": {"graphs": array(struct(
-        "Graph", name=str, differs=bool, only_in=str | None,
+        "Graph", name=str, differs=bool, only_in=str | None, before=NUMBERS | None, after=NUMBERS | None,
         **{name: kind | UnsetType for name, kind in FUSION.items()},
     ))},
     "xlafuse.run-diff/1": {
