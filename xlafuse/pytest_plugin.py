@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -29,6 +30,9 @@ class OtherVersions(pytest.PytestWarning):
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("xlafuse").addoption(
         "--xlafuse-update", action="store_true", help="write fusion snapshots that are missing or have changed"
+    )
+    parser.getgroup("xlafuse").addoption(
+        "--xlafuse-save", metavar="DIR", type=Path, help="write the fusion graphs of all tests, for `xlafuse diff`"
     )
     parser.addini(
         "xlafuse_undetermined", default="fail",
@@ -71,7 +75,7 @@ def _session(config: pytest.Config) -> Session:
         recorded = config.getini("xlafuse_autotune")
         config.stash[_SESSION] = import_module(".compare.pytest_plugin.fixture", __package__).Session(
             update=config.getoption("xlafuse_update"), other_versions=OtherVersions,
-            autotune=config.rootpath / recorded if recorded else None
+            autotune=config.rootpath / recorded if recorded else None, save=config.getoption("xlafuse_save"),
         )
     return config.stash[_SESSION]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import warnings
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from ..base.frameworks import Framework
 from ..base.text import printable
+from ..graph import store
 from ..user.explain import TIMEOUT, ExplainError, identify
 from . import snapshot
 from .autotune_choices import AutotuneChoices, compile_choices
@@ -43,12 +45,14 @@ class Session:
     """State of one process's tests.
 
     update: write snapshots instead of comparing. other_versions: the category of the warning about snapshots of other
-    versions. autotune: a folder of XLA's recorded results. compiled: by call digest, gradient and target.
+    versions. autotune: a folder of XLA's recorded results. save: a folder for all graphs. compiled: by call digest,
+    gradient and target.
     """
 
     update: bool
     other_versions: type[Warning]
     autotune: Path | None = None
+    save: Path | None = None
     summary: SessionSummary = field(default_factory=SessionSummary)
     compiled: dict[tuple[str, bool, str], AutotuneChoices | ExplainError] = field(default_factory=dict)
 
@@ -91,7 +95,18 @@ class FusionFixture:
             choices = AutotuneChoices(name, graphs, choices.notes)
         made = Fusion(choices, self._match)
         self.made.append(made)
+        if self._session.save is not None:
+            self._save(made, self._session.save)
         return made
+
+    def _save(self, fusion: Fusion, folder: Path) -> None:
+        """Write each choice's graph to a file: tests.test_fusion.test_mlp+2-cuBLAS.json of a test's second graph."""
+        module = ".".join(Path(os.path.relpath(self._test_file)).with_suffix("").parts)
+        number = str(len(self.made)) if len(self.made) > 1 else ""
+        for choice, view in fusion.choices.items():
+            label = "-".join(filter(None, (number, choice if len(fusion.choices) > 1 else ""))).replace(" ", "-")
+            key = snapshot.Key(self._test_file, self._test, label, "", "")
+            store.save(view.graph, folder / f"{module}.{key.stem}.json")
 
     def matches_snapshot(self, name: str | None = None) -> bool:
         """Compare the test's only graph with its snapshot, as `Fusion.matches_snapshot` does."""

@@ -23,7 +23,7 @@ from ..spec.dtype import DTYPES
 class Column:
     """One column.
 
-    name: its key in JSON and CSV. unit: "" for text. doc: its meaning, for docs/report-data.md and the page.
+    name: its key in JSON and CSV. unit: "" for text, "yes or no" for a bool. doc: its meaning, for readers.
     header: its heading in tables; bytes are shown in MB. value: a function of a Row, or of another table's lines; None:
     the attribute of that name. cell: makes its text in tables; None: by the unit.
     """
@@ -424,7 +424,7 @@ FINDING_COLUMNS = (
     Column("finding", "", "the finding in words", value=lambda finding: finding.headline),
     Column("case", "", "its case"),
     Column("kind", "", "kept on chip, saved, intermediates, above roofline, more FLOPs, recomputed, ..."),
-    Column("predicted", "", "whether at_stake_us is made of predicted times"),
+    Column("predicted", "yes or no", "whether at_stake_us is made of predicted times"),
 )
 
 

@@ -29,12 +29,14 @@ class Outline:
 
     document: returns it for programs. trees: return renderables for a terminal, from top to bottom. text: instead of
     trees, returns plain text, or Markdown if its argument is true. rows: returns a flat table; None where it is none.
+    summary: returns Markdown that stands above the trees.
     """
 
     document: Callable[[], Any]
     trees: Callable[[], Iterable[RenderableType]] = tuple
     text: Callable[[bool], str] | None = None
     rows: Callable[[], Rows] | None = None
+    summary: Callable[[], str] | None = None
 
     def plain(self, width: int = WIDTH) -> str:
         """Return plain text of that width."""
@@ -46,7 +48,10 @@ class Outline:
 
     def markdown(self) -> str:
         """Return Markdown: tables as tables, trees as preformatted text."""
-        return f"{self.text(True)}\n" if self.text is not None else f"```text\n{self.plain().rstrip()}\n```\n"
+        if self.text is not None:
+            return f"{self.text(True)}\n"
+        above = "" if self.summary is None else f"{self.summary()}\n\n"
+        return f"{above}```text\n{self.plain().rstrip()}\n```\n"
 
     def html(self, title: str) -> str:
         """Return a page with the plain text."""

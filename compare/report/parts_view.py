@@ -97,7 +97,7 @@ COLUMNS = (
         lambda line: line.part.time_us / line.step.time_us if line.step.time_us else None,
     ),
     *(_phase_us(phase, predicted=predicted) for predicted in (False, True) for phase in STEP_PHASES),
-    Column("kernels", "", "number of its kernels", "kernels", lambda line: len(line.part.pieces)),
+    Column("kernels", "1", "number of its kernels", "kernels", lambda line: len(line.part.pieces)),
     Column("bytes_declared", "bytes", "bytes that its kernels declare to move", "MB", lambda line: line.part.bytes),
     Column(
         "model_flops", "FLOP", "of a step, without those of a recomputation", "FLOP",

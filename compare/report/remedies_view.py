@@ -55,14 +55,14 @@ class Line:
 
 
 COLUMNS = (
-    Column("number", "", "of the block; lines of one number exclude each other", "", lambda line: line.number),
+    Column("number", "1", "of the block; lines of one number exclude each other", "", lambda line: line.number),
     Column("where", "", "file and lines of the part", "where", lambda line: line.where),
     Column(
         "part", "", "what the user's code calls", "part", lambda line: line.part,
         lambda line: formats.name(line.part, _MOST_WIDE),
     ),
     Column("block", "", "the block of the suite that it is", "block", lambda line: line.remedy.advice.block),
-    Column("layers", "", "how often the step has it", "layers", lambda line: line.remedy.layers),
+    Column("layers", "1", "how often the step has it", "layers", lambda line: line.remedy.layers),
     Column(
         "change", "", "what to write", "change", lambda line: line.remedy.advice.change,
         lambda line: formats.name(line.remedy.advice.change, _MOST_WIDE),

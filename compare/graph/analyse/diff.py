@@ -2,7 +2,7 @@
 
 Kernels are matched by their contents (operations with lines and stages, kind, shapes, and the library or code generator
 that they come from), never by name. So a compiler's renumbering is no difference. Measured times and runtime names are
-no difference either.
+no difference either, nor are the lines of the same operations: an edit above them, or another folder, moves them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from ..buffer_edges import connected
@@ -19,6 +20,9 @@ from .missed_fusions import missed
 from .totals import declared_bytes, difference, tally
 
 ChangeKind = Literal["split", "merged", "regrouped", "appeared", "vanished", "bytes", "kind", "operations", "code"]
+
+_Signature = Callable[[int, Kernel], Hashable]
+_Node = tuple[int, int]  # a side, and the index of a kernel in it
 
 # The facts that tell a kernel's library, Triton, or emitter.
 _CODE = ("custom_call_target", "fusion_kind", "extern", "template")
@@ -118,11 +122,13 @@ class _Matching:
             sorted(set(range(len(kernels))) - {pair[i] for pair in self.same}) for i, kernels in enumerate(self.sides)
         )
         self.changed: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
-        for signature in (self._exact, self._arrays, self._contents):
+        same: list[_Signature] = [self._exact, self._arrays, partial(self._arrays, lines=False)]
+        changed: list[_Signature] = [self._contents, partial(self._contents, lines=False)]
+        for signature in same + changed:
             pairs = self._pair(left, right, signature)
             left, right = (sorted(set(rest) - {pair[i] for pair in pairs}) for i, rest in enumerate((left, right)))
             self.same += pairs
-            if signature == self._contents:
+            if signature in changed:
                 self.changed += [((i,), (j,)) for i, j in pairs]
         for before, after in self._components(left, right):
             self.changed.append((before, after))
@@ -150,18 +156,16 @@ class _Matching:
     def _exact(self, side: int, kernel: Kernel) -> Hashable:
         return self._arrays(side, kernel), frozenset(Counter(op.site for op in kernel.source_ops).items())
 
-    def _arrays(self, side: int, kernel: Kernel) -> Hashable:
+    def _arrays(self, side: int, kernel: Kernel, lines: bool = True) -> Hashable:
         """Return the contents, launches and shapes, but no sites: they may contain the compiler's numbers."""
         graph = self._graphs[side]
         shapes = _shapes(graph, kernel.inputs), _shapes(graph, kernel.outputs)
-        return self._contents(side, kernel), _code(kernel), kernel.launches, shapes
+        return self._contents(side, kernel, lines), _code(kernel), kernel.launches, shapes
 
-    def _contents(self, side: int, kernel: Kernel) -> Hashable:
-        return kernel.phase, kernel.kind, frozenset(Counter(map(_identity, kernel.source_ops)).items())
+    def _contents(self, side: int, kernel: Kernel, lines: bool = True) -> Hashable:
+        return kernel.phase, kernel.kind, frozenset(_operations(kernel, lines).items())
 
-    def _pair(
-        self, left: Iterable[int], right: Iterable[int], signature: Callable[[int, Kernel], Hashable]
-    ) -> list[tuple[int, int]]:
+    def _pair(self, left: Iterable[int], right: Iterable[int], signature: _Signature) -> list[tuple[int, int]]:
         """Return pairs of kernels with equal signatures, in launch order."""
         waiting: dict[Hashable, list[int]] = defaultdict(list)
         for index in right:
@@ -177,20 +181,25 @@ class _Matching:
     ) -> Iterable[tuple[tuple[int, ...], tuple[int, ...]]]:
         """Yield groups of the unmatched kernels that common operations connect."""
         nodes = [(0, index) for index in left] + [(1, index) for index in right]
-        holders: dict[Hashable, tuple[list[tuple[int, int]], ...]] = defaultdict(lambda: ([], []))
-        for node in nodes:
-            for key in self._keys(node):
-                holders[key][node[0]].append(node)
         pairs = [(node, node) for node in nodes]  # a kernel without a counterpart is a group, too
-        for a, b in holders.values():
-            if a and b:
-                pairs += [(a[0], node) for node in (*a[1:], *b)]
+        joined = self._joined(nodes)
+        placed = {node for pair in joined for node in pair}
+        pairs += joined + self._joined([node for node in nodes if node not in placed], lines=False)
         for group in connected(pairs):
             yield tuple(sorted(i for side, i in group if side == 0)), tuple(sorted(i for side, i in group if side == 1))
 
-    def _keys(self, node: tuple[int, int]) -> set[Hashable]:
+    def _joined(self, nodes: Iterable[_Node], lines: bool = True) -> list[tuple[_Node, _Node]]:
+        """Return pairs of kernels with an operation that both sides have. lines: it is at the same line, too."""
+        holders: dict[Hashable, tuple[list[_Node], ...]] = defaultdict(lambda: ([], []))
+        for node in nodes:
+            for key in self._keys(node, lines):
+                holders[key][node[0]].append(node)
+        return [(a[0], node) for a, b in holders.values() if a and b for node in (*a[1:], *b)]
+
+    def _keys(self, node: _Node, lines: bool) -> set[Hashable]:
         kernel = self.sides[node[0]][node[1]]
-        return {(kernel.phase, _identity(op)) for op in kernel.source_ops if op.line or op.stage or op.site}
+        placed = (op for op in kernel.source_ops if op.stage or lines and (op.line or op.site))
+        return {(kernel.phase, _identity(op, lines)) for op in placed}
 
 
 def _code(kernel: Kernel) -> tuple[str, ...]:
@@ -204,9 +213,17 @@ def kernels_of(graph: FusionGraph) -> tuple[Kernel, ...]:
     return tuple(Kernel(op.op, "elementwise", source_ops=(op,)) for op in graph.operations)
 
 
-def _identity(op: SourceOp) -> tuple[str, str, str, bool]:
-    """Return an operation's identity across compiles; it contains the site only if nothing else places it."""
-    return token(op.op), op.stage, op.line or ("" if op.stage else op.site), op.backward
+def _operations(kernel: Kernel, lines: bool) -> Counter[tuple[str, str, str, bool]]:
+    return Counter(_identity(op, lines) for op in kernel.source_ops)
+
+
+def _identity(op: SourceOp, lines: bool) -> tuple[str, str, str, bool]:
+    """Return an operation's identity across compiles; it contains the site only if nothing else places it.
+
+    lines: of one program, so that they place it, too.
+    """
+    line = (op.line or ("" if op.stage else op.site)) if lines else ""
+    return token(op.op), op.stage, line, op.backward
 
 
 def _shapes(graph: FusionGraph, accesses: tuple[Access, ...] | None) -> Hashable:
@@ -233,8 +250,7 @@ def _kind(old: Sequence[Kernel], new: Sequence[Kernel]) -> ChangeKind:
             return "regrouped"
     if old[0].kind != new[0].kind:
         return "kind"
-    held = [Counter(map(_identity, kernel.source_ops)) for kernel in (old[0], new[0])]
-    if held[0] != held[1]:
+    if _operations(old[0], lines=False) != _operations(new[0], lines=False):
         return "operations"
     return "bytes" if _code(old[0]) == _code(new[0]) else "code"
 

@@ -387,3 +387,9 @@ def test_doctor_fails_only_when_nothing_can_run(monkeypatch: pytest.MonkeyPatch)
     data = json.loads(xlafuse("doctor", "--json").stdout)
     assert data["schema"] == "xlafuse.doctor/1"
     assert all(v["result"].startswith("not here") for v in data["diagnoses"])
+
+
+def test_the_table_of_exit_codes_has_every_command() -> None:
+    page = (PROJECT / "docs" / "report-data.md").read_text()
+    table = page.partition("## Exit codes")[2].partition("\n## ")[0]
+    assert {line.split("`")[1].split()[0] for line in table.splitlines() if line.startswith("| `")} == {*COMMANDS}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from output_schemas import assert_valid
 
 from xlafuse.compare.base import host
 from xlafuse.compare.cli import tune
@@ -120,6 +121,7 @@ def test_the_table_goes_where_it_is_asked_to(tmp_path: Path) -> None:
 def test_json_has_the_changes() -> None:
     result = run("gelu", "softmax", "--json")
     found = json.loads(result.stdout)
+    assert_valid(found)
     assert found["gpu"] == "NVIDIA H200" and found["file"].endswith("h200.json") and found["left"] == 0
     assert {change["kernel"] for change in found["changed"]} == {"gelu.configure"}
     assert all(change["us"] == 8.0 and change["config"] == CONFIG for change in found["changed"])

@@ -18,6 +18,7 @@ import example_graphs as examples
 import pytest
 
 from xlafuse.compare.base.paths import PROJECT
+from xlafuse.compare.graph import store
 from xlafuse.compare.pytest_plugin import fixture
 from xlafuse.compare.pytest_plugin.autotune_choices import AutotuneChoices
 from xlafuse.compare.pytest_plugin.fusion import Fusion
@@ -221,6 +222,16 @@ SNAPSHOT = "g = fusion('{}', version='{}'); assert g.matches_snapshot()"
 
 def files(inner: pytest.Pytester) -> list[str]:
     return sorted(path.name for path in Path(inner.path).glob("fusion_snapshots/test_it/*"))
+
+
+def test_graphs_are_saved_by_test_and_choice(inner: pytest.Pytester):
+    body = "fusion('apart'); fusion('both'); assert 0"
+    assert outcome(inner, body, "--xlafuse-save", "graphs")[0] == "failed"
+    saved = {path.name: store.load(path).name for path in (inner.path / "graphs").iterdir()}
+    assert saved == {
+        "test_it.test_it.json": "apart", "test_it.test_it+2-Triton-GEMM.json": "both",
+        "test_it.test_it+2-cuBLAS.json": "both",
+    }
 
 
 def test_a_missing_snapshot_fails_and_is_not_written(inner: pytest.Pytester, monkeypatch: pytest.MonkeyPatch):

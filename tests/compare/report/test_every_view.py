@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
+from output_schemas import assert_valid
 
 from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.cli import selection
@@ -92,9 +93,9 @@ def refused(result: Result) -> bool:
 
 
 def strict(text: str) -> dict[str, Any]:
-    """Return the JSON, which has a schema and no NaN."""
+    """Return the JSON, which fits its schema and has no NaN."""
     data: dict[str, Any] = json.loads(text, parse_constant=lambda constant: pytest.fail(f"not JSON: {constant}"))
-    assert data["schema"].startswith("xlafuse.")
+    assert_valid(data)
     return data
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from output_schemas import assert_valid
 
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.cli.main import cli
@@ -26,7 +27,9 @@ def run(*words: str) -> tuple[int, str, str]:
 def found(*words: str) -> Any:
     code, out, err = run(*words, "--json")
     assert code == 0, err
-    return json.loads(out)
+    data = json.loads(out)
+    assert_valid(data)
+    return data
 
 
 def test_forced_kernels_are_variants_of_either_compiler() -> None:

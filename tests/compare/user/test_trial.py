@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from commands import xlafuse, xlafuse_process
+from output_schemas import assert_valid
 
 from xlafuse.compare.base.usage import UsageError
 from xlafuse.compare.graph.render import text_view
@@ -100,6 +101,7 @@ def test_a_default_of_torch_compile_takes_effect_and_losses_agree(
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("done\n") == 2
     found = json.loads(done.stdout)
+    assert_valid(found)
     assert (found["took_effect"], found["losses"]["agree"], found["profiles"]) == (True, True, None)
     assert "1 call of torch.compile took it" in found["effect"]
     assert [step["step"] for step in found["losses"]["steps"]] == [0, 1, 2, *range(5, 12)]
@@ -389,8 +391,9 @@ def test_the_times_of_few_steps_are_shown_without_a_verdict(
         captured(tmp_path / name, {"steps": [3, 5], "message": "", "trial": {**known, "step_seconds": times}})
         for name, times in (("before", [2 * each for each in seconds]), ("after", list(seconds)))
     ]
-    tree = trials.outline(trial.Trial("compile:max-autotune", *runs), 0.05)
-    assert words in one_line("".join(text_view.render(each, 400) for each in tree.trees()))
+    outline = trials.outline(trial.Trial("compile:max-autotune", *runs), 0.05)
+    assert words in one_line("".join(text_view.render(each, 400) for each in outline.trees()))
+    assert_valid(outline.document())
 
 
 # Losses

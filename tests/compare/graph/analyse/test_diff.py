@@ -70,6 +70,22 @@ def test_times_and_runtime_names_are_no_difference() -> None:
     assert diff(BASE, replace(BASE, kernels=tuple(timed))).empty
 
 
+def moved(found: FusionGraph) -> FusionGraph:
+    """The graph of the same operations, 40 lines further down in a file of another folder."""
+
+    def further(op: SourceOp) -> SourceOp:
+        file, _, line = op.line.rpartition(":")
+        return replace(op, line=f"/head/{file}:{int(line) + 40}", site=f"new {op.site}")
+
+    kernels = tuple(replace(k, source_ops=tuple(map(further, k.source_ops))) for k in found.kernels or ())
+    return replace(found, kernels=kernels)
+
+
+@pytest.mark.parametrize("found", [BASE, XLA])
+def test_moved_lines_are_no_difference(found: FusionGraph) -> None:
+    assert moved(found) != found and diff(found, moved(found)).empty
+
+
 def changed(*kernels: Kernel, sizes: str = "g=3000 u=3000") -> FusionGraph:
     return replace(graph(*kernels, sizes=sizes), reasons=BASE.reasons)
 
@@ -80,7 +96,8 @@ NORM, GATE, UP, ACT = BASE.kernels or ()
 def test_a_split_kernel_and_the_buffer_that_it_writes() -> None:
     exp, mul = kernel("e", "elementwise", "a:exp@5", "g", "e"), kernel("m", "elementwise", "a:mul@6", "e u", "y")
     exp, mul = (replace(k, name=n) for k, n in ((exp, "fusion.4"), (mul, "fusion.5")))
-    found = diff(BASE, changed(NORM, GATE, UP, exp, mul, sizes="g=3000 u=3000 e=3000"))
+    split = changed(NORM, GATE, UP, exp, mul, sizes="g=3000 u=3000 e=3000")
+    found = diff(BASE, split)
     assert [(c.kind, c.before, c.after, c.stages, c.bytes) for c in found.kernels] == [
         ("split", (3,), (3, 4), ("a",), 24000)
     ]
@@ -88,7 +105,8 @@ def test_a_split_kernel_and_the_buffer_that_it_writes() -> None:
         (True, "e", 12000, ("model.py:5",))
     ]
     assert not found.reasons
-    back = diff(changed(NORM, GATE, UP, exp, mul, sizes="g=3000 u=3000 e=3000"), BASE)
+    assert diff(BASE, moved(split)).kernels == found.kernels
+    back = diff(split, BASE)
     assert [(c.kind, c.bytes) for c in back.kernels] == [("merged", -24000)]
     assert [(c.materialized, c.bytes) for c in back.buffers] == [(False, -12000)]
 
