@@ -9,6 +9,7 @@
 #   make sanitize                   every hand-written kernel under compute-sanitizer, on an NVIDIA GPU
 #   make lint                       ruff and mypy
 #   make prose                      print sentences that break a rule of prose (tools/prose.py)
+#   make docs                       the docs site, in build/site (mkdocs.yml)
 #   make wheel                      dist/: the source distribution and the wheel of a release, checked by twine
 
 PYTHON ?= python3
@@ -23,9 +24,11 @@ STAMP := $(VENV)/.installed-$(KIND)
 ifeq ($(SETUP),0)
 RUNNER := $(PYTHON)
 READY :=
+DOCS_READY :=
 else
 RUNNER := $(VENV)/bin/python
 READY := $(STAMP)
+DOCS_READY := $(VENV)/.installed-docs
 endif
 
 # Tests run in parallel by file, because tests of a file share workers and compiles; tests/conftest.py orders the files.
@@ -41,7 +44,7 @@ PARALLEL_BY_TEST = $(shell $(RUNNER) -c "import xdist, os; \
 GPU_NAME = $(shell nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)
 COMMIT ?= $(shell git rev-parse --short HEAD)
 
-.PHONY: run test test-full test-gpu sanitize lint prose wheel setup clean
+.PHONY: run test test-full test-gpu sanitize lint prose docs wheel setup clean
 
 run: $(READY)
 	$(RUNNER) -m xlafuse run $(ARGS)
@@ -49,7 +52,7 @@ run: $(READY)
 test: $(READY)
 	$(RUNNER) -m pytest -q -m "not gpu and not full" $(PARALLEL_BY_FILE) $(ARGS)
 
-test-full: $(READY)
+test-full: $(READY) $(DOCS_READY)
 	$(RUNNER) -m pytest -q -m "not gpu" --hypothesis-profile full $(PARALLEL_BY_FILE) $(ARGS)
 
 test-gpu: $(READY)
@@ -65,6 +68,9 @@ lint: $(READY)
 prose: $(READY)
 	$(RUNNER) -m tools.prose
 
+docs: $(READY) $(DOCS_READY)
+	NO_MKDOCS_2_WARNING=1 $(RUNNER) -m mkdocs build --strict
+
 wheel: $(READY)
 	rm -rf dist
 	$(RUNNER) -m build --no-isolation
@@ -74,6 +80,10 @@ setup: $(READY)
 
 $(STAMP): pyproject.toml constraints/$(KIND).txt tools/setup_environment.py
 	@$(PYTHON) tools/setup_environment.py $(VENV) $(KIND)
+	@touch $@
+
+$(VENV)/.installed-docs: $(STAMP)
+	$(RUNNER) -m pip install -q --disable-pip-version-check -c constraints/$(KIND).txt -e ".[docs]"
 	@touch $@
 
 clean:

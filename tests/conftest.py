@@ -3,8 +3,11 @@
 import ctypes
 import gc
 import os
+import shutil
 import signal
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -50,6 +53,23 @@ else:
     os.environ["TRITON_INTERPRET"] = "1"
     # Each of Inductor's pools of compile processes takes a while to start.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Any]:
+    """Start the system's Chromium, or playwright's own. Without one, skip, or fail with XLAFUSE_REQUIRE_BROWSER."""
+    missing = pytest.fail if os.environ.get("XLAFUSE_REQUIRE_BROWSER") else pytest.skip
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        missing("playwright is not installed (extra dev)")
+    names = ("chromium", "chromium-browser", "google-chrome")
+    found = next((path for name in names if (path := shutil.which(name))), None)
+    with sync_playwright() as driver:
+        if found is None and not Path(driver.chromium.executable_path).exists():
+            missing("no Chromium: apt-get install chromium, or playwright install chromium")
+        with driver.chromium.launch(executable_path=found, args=["--no-sandbox"]) as launched:
+            yield launched
 
 
 @pytest.fixture(scope="session")

@@ -48,7 +48,9 @@ def render(view: RenderableType, width: int = 80) -> str:
     from rich.console import Console
 
     stream = io.StringIO()
-    Console(file=stream, width=width, highlight=False, color_system=None, legacy_windows=False).print(view)
+    Console(  # which in a notebook would display the text, and leave the stream empty
+        file=stream, width=width, highlight=False, color_system=None, legacy_windows=False, force_jupyter=False
+    ).print(view)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 

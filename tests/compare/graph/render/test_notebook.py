@@ -52,6 +52,13 @@ def test_well_formed_and_without_foreign_markup(graph: FusionGraph) -> None:
     assert graph.compiler in read(page(graph))
 
 
+def test_the_same_html_inside_a_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There, rich's console would display each text as an output of its own."""
+    outside = page(XLA)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert page(XLA) == outside
+
+
 def test_kernels_with_costs_and_operations() -> None:
     text = read(page(XLA))
     for part in (

@@ -7,7 +7,6 @@ import gzip
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from html.parser import HTMLParser
@@ -26,7 +25,7 @@ REQUIRED = bool(os.environ.get("XLAFUSE_REQUIRE_BROWSER"))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests of this folder without the packages of the extra `html`; `browser` skips without Chromium.
+    """Skip tests of this folder without the packages of the extra `html`.
 
     With XLAFUSE_REQUIRE_BROWSER, as in continuous integration, they fail instead.
     """
@@ -39,23 +38,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if Path(__file__).parent in item.path.parents:
                 item.add_marker(pytest.mark.skip(reason=f"{problem}: pip install 'xlafuse[html]'"))
-
-
-@pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    """Start the system's Chromium, or playwright's own."""
-    missing = pytest.fail if REQUIRED else pytest.skip
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        missing("playwright is not installed (extra dev)")
-    names = ("chromium", "chromium-browser", "google-chrome")
-    found = next((path for name in names if (path := shutil.which(name))), None)
-    with sync_playwright() as driver:
-        if found is None and not Path(driver.chromium.executable_path).exists():
-            missing("no Chromium: apt-get install chromium, or playwright install chromium")
-        with driver.chromium.launch(executable_path=found, args=["--no-sandbox"]) as launched:
-            yield launched
 
 
 @pytest.fixture(scope="session")
