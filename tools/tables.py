@@ -51,6 +51,7 @@ COLUMNS = {
 }
 TOUR = PROJECT / "tests" / "data" / "runs" / "tour"
 CAPTURES = PROJECT / "tests" / "data" / "profiles"  # of training steps on an H200
+SCREENS = ("nnx", "gpt", "bert", "olmoe_grouped", "gemma")
 PACKED = PROJECT / "tests" / "data" / "captures"  # the same, packed
 RUN = PROJECT / "reports" / "h200"
 GPUS = PROJECT / "docs" / "gpus.json"
@@ -311,8 +312,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpus inductor": partial(_gpus, "inductor"),
     "gpus triton": _resources_of_gpus,
     "tour": _tour,
-    "first screen of nnx": partial(_first_screen, "nnx"),
-    "first screen of gpt": partial(_first_screen, "gpt"),
+    **{f"first screen of {name}": partial(_first_screen, name) for name in SCREENS},
     "capture of jax": partial(_capture, "jax", 20),
     "capture of torch": partial(_capture, "torch", 22),
     "wins and losses": lambda: _markdown(["main case", "Triton", "Pallas", "best other", "ratio"], wins_and_losses()),

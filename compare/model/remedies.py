@@ -19,6 +19,7 @@ _LEAST_GAIN = 0.01  # of the step: less is no remedy
 _NEARLY = 1.2  # times the fastest measured time: such a block has no remedy
 _BELOW = 0.95  # of the roofline time: such a block has kernels that are not known
 _KEEP_NOTHING_BETWEEN = ("attention", "attention_bias", "linear_cross_entropy")  # scores, logits
+_PASSES = 3  # an update operation by operation moves three times the bytes of one kernel: 21 arrays for 7
 _ORDER = {"switch": 0, "library": 1, "kernel": 2}
 
 
@@ -159,9 +160,9 @@ def _rank(advice: Advice) -> int:
 
 
 def _remedy(used: UsedBlock, advice: Advice, target: str) -> Remedy | None:
-    """Return the remedy of a change; None where no row is measured near."""
+    """Return the remedy of a change; None where no row is measured near, or where not all of its arrays are known."""
     measured = _measured(used, target, advice.row)
-    if measured is None:
+    if measured is None or _has_unknown_arrays(used, target):
         return None
     mask = "if its mask, which is data here, is causal" if used.has_unknown_mask else ""
     dropout = ""
@@ -172,10 +173,16 @@ def _remedy(used: UsedBlock, advice: Advice, target: str) -> Remedy | None:
     return Remedy(used.pieces, used.layers, advice, _after_us(used, measured), measured, limits)
 
 
+def _has_unknown_arrays(used: UsedBlock, target: str) -> bool:
+    """Return whether an eager update takes twice what its arrays explain: gradients outside compiled programs."""
+    is_eager = used.block == "adamw" and not any(piece.graph for piece in used.pieces)
+    return is_eager and used.time_us > 2 * _PASSES * _roofline_us(used, target)
+
+
 def _bound(used: UsedBlock, target: str) -> Remedy | None:
-    """Return what the block gains with the fastest measured implementation; None without a measured case near."""
+    """Return what the block gains with the fastest measured implementation; None as for `_remedy`."""
     measured = _measured(used, target)
-    if measured is None:
+    if measured is None or _has_unknown_arrays(used, target):
         return None
     advice = Advice(used.block, "", "", f"at most, as the fastest measured {used.block} of any framework", "bound")
     return Remedy(used.pieces, used.layers, advice, _after_us(used, measured), measured)

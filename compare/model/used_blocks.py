@@ -130,10 +130,19 @@ def _alike(blocks: Iterable[RecognisedBlock]) -> Iterator[list[RecognisedBlock]]
 def _members(part: Part, kernels: set[tuple[str, str]]) -> list[bool]:
     """Return whether each piece of a part is among a block's kernels, or is the same kernel launched again.
 
-    PyTorch names no operations of a product in backward; beside the block's own products it is their gradient.
+    PyTorch names no operations of a product in backward; it is the gradient of the block's products, unless the part has
+    others in forward, too.
     """
-    own = {_base(piece) for piece in part.pieces if (piece.graph, piece.kernel.name) in kernels}
-    return [_base(piece) in own for piece in part.pieces]
+    named = [(piece.graph, piece.kernel.name) in kernels for piece in part.pieces]
+    own = {_base(piece) for piece, is_named in zip(part.pieces, named, strict=True) if is_named}
+    pairs = list(zip(part.pieces, named, strict=True))
+    has_others = any(
+        piece.phase == "forward" and piece.kernel.kind in _PRODUCTS and not is_named for piece, is_named in pairs
+    )
+    return [
+        is_named or (_base(piece) in own and not (has_others and piece.kernel.kind in _PRODUCTS))
+        for piece, is_named in pairs
+    ]
 
 
 def _base(piece: Piece) -> tuple[str, str]:

@@ -237,3 +237,15 @@ def test_a_dump_has_predicted_times_of_parts_and_phases_and_no_measured_ones(com
 def test_parts_of_a_graph_for_an_unknown_gpu_say_why_they_have_no_times(nnx: Path) -> None:
     text = xlafuse("inspect", nnx / "xla", "--view", "parts").stdout
     assert "~" not in text and "does not say its GPU" in text
+
+
+@pytest.mark.parametrize(("name", "largest"), [
+    ("bert", ["BertOutput.forward", "BertIntermediate.forward", "BertLMPredictionHead.forward"]),
+    ("olmoe_grouped", ["AdamW.step", "_grouped_mm", "sdpa_attention_forward"]),
+    ("gemma", ["jax.nn.softmax", "self.attn_vec_einsum", "jax.lax.rsqrt"]),
+])
+def test_models_of_libraries_have_parts(captures: Path, name: str, largest: list[str]) -> None:
+    """Hugging Face's BERT and OLMoE, whose own lines are in transformers, and flax's Gemma."""
+    step = step_of(open_source(captures / name))
+    assert sum(part.time_us for part in step.parts if part.key) > 0.95 * step.time_us
+    assert [step.name(group.parts[0]) for group in step.groups][:3] == largest

@@ -38,6 +38,28 @@ def of_xla(used: UsedBlock, step_us: float = 34e3) -> list[Remedy]:
     return found[0] if found else []
 
 
+def eager_update(time_us: float) -> UsedBlock:
+    """Return an AdamW of 64 Mi bfloat16 elements, operation by operation, which one kernel does in 343 µs."""
+    piece = Piece("", 0, Kernel("foreach", "library", device_time_us=time_us), "AdamW.step", "update")
+    return UsedBlock("adamw", {"elements": 1 << 26}, "bfloat16", 1, frozenset({"update"}), (piece,), {})
+
+
+def test_an_eager_update_of_arrays_that_no_program_shows_has_no_remedy() -> None:
+    """It moves three times the bytes of one kernel; one that takes much longer has other arrays, too."""
+    ((remedy,),) = measured_remedies([eager_update(900.0)], "inductor", "h200", 10e3)
+    assert remedy.after_us == pytest.approx(343.0, rel=0.05)
+    assert not measured_remedies([eager_update(9000.0)], "inductor", "h200", 100e3)
+
+
+def test_a_line_of_two_products_is_compared_with_the_row_of_one(gpt: Path) -> None:
+    """Line 14 has both products of the layer, and linear_gelu has the first one."""
+    rows = json.loads(xlafuse("inspect", gpt, "--view", "remedies", "--json").stdout)["rows"]
+    parts = json.loads(xlafuse("inspect", gpt, "--view", "parts", "--json").stdout)["rows"]
+    (part,) = (part for part in parts if part["where"] == "train_gpt.py:14")
+    (row,) = (row for row in rows if row["block"] == "linear_gelu")
+    assert 0.4 * part["device_time_us"] < row["before_us"] < 0.75 * part["device_time_us"]
+
+
 def test_the_advice_names_rows_of_the_suite() -> None:
     for advice in ADVICE:
         assert advice.row in {row.name for row in BLOCKS[advice.block].implementations}, advice
