@@ -130,8 +130,8 @@ def _alike(blocks: Iterable[RecognisedBlock]) -> Iterator[list[RecognisedBlock]]
 def _members(part: Part, kernels: set[tuple[str, str]]) -> list[bool]:
     """Return whether each piece of a part is among a block's kernels, or is the same kernel launched again.
 
-    PyTorch names no operations of a product in backward; it is the gradient of the block's products, unless the part has
-    others in forward, too.
+    PyTorch names no operations of a product in backward; it is the gradient of the block's products, unless the part
+    has others in forward, too.
     """
     named = [(piece.graph, piece.kernel.name) in kernels for piece in part.pieces]
     own = {_base(piece) for piece, is_named in zip(part.pieces, named, strict=True) if is_named}
