@@ -94,19 +94,54 @@ def wins_and_losses() -> list[tuple[str, str, str, str, str]]:
     cases: dict[str, list[Row]] = {}
     for row in rows_of(RUN):
         if (row.block, row.case_name) in main and row.device_time_us is not None:
-            label = f"`{row.block}`" + ("" if row.direction == "fwd" else f", {row.direction}")
-            cases.setdefault(label, []).append(row)
+            cases.setdefault(f"`{row.block}`{_direction(row)}", []).append(row)
     found = []
     for label, members in cases.items():
-        triton = _fastest(row for row in members if "triton" in (row.implementation, _replayed(row)))
+        ratio, triton, best = _ours_and_best(members)
         pallas = next((_both(row) for row in members if row.implementation == "pallas"), "")
-        best = _fastest(row for row in members if is_a("peer", row.block, row.implementation))
-        ratio = (best.device_time_us or 0.0) / (triton.device_time_us or 1.0)
         if ratio <= BEHIND or ratio >= AHEAD:
             own = _both(triton) + (" graph" if _replayed(triton) else "")
             other = f"{_both(best)} `{best.implementation}`"
             found.append((ratio, (label, own, pallas, other, f"{ratio:.2f}")))
     return [row for _, row in sorted(found, reverse=True)]
+
+
+def largest_losses(most: int) -> list[tuple[str, str, str, str]]:
+    """Return the cases of RUN in which Triton is furthest behind: case, Triton, best other, times as long."""
+    cases: dict[str, list[Row]] = {}
+    for row in rows_of(RUN):
+        if row.device_time_us is not None:
+            precision = f" in {row.precision.upper()}" if row.precision != "ieee" else ""
+            label = f"`{row.block}/{row.case_name}`, {row.dtype}{precision}{_direction(row)}"
+            cases.setdefault(label, []).append(row)
+    found = [
+        (ratio, (label, number(triton.device_time_us), f"{number(best.device_time_us)} `{best.implementation}`"))
+        for label, members in cases.items() if _has_both(members)
+        for ratio, triton, best in [_ours_and_best(members)]
+    ]
+    return [(*cells, f"{1 / ratio:.1f}") for ratio, cells in sorted(found)[:most]]
+
+
+def _direction(row: Row) -> str:
+    return "" if row.direction == "fwd" else f", {row.direction}"
+
+
+def _is_ours(row: Row) -> bool:
+    return "triton" in (row.implementation, _replayed(row))
+
+
+def _is_others(row: Row) -> bool:
+    return is_a("peer", row.block, row.implementation)
+
+
+def _has_both(members: Sequence[Row]) -> bool:
+    return any(map(_is_ours, members)) and any(map(_is_others, members))
+
+
+def _ours_and_best(members: Sequence[Row]) -> tuple[float, Row, Row]:
+    """Return the best other time over Triton's, with both rows."""
+    triton, best = _fastest(filter(_is_ours, members)), _fastest(filter(_is_others, members))
+    return (best.device_time_us or 0.0) / (triton.device_time_us or 1.0), triton, best
 
 
 def attention_times() -> list[list[str]]:
@@ -315,6 +350,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"first screen of {name}": partial(_first_screen, name) for name in SCREENS},
     "capture of jax": partial(_capture, "jax", 20),
     "capture of torch": partial(_capture, "torch", 22),
+    "largest losses": lambda: _markdown(["case", "Triton, µs", "best other, µs", "times as long"], largest_losses(5)),
     "wins and losses": lambda: _markdown(["main case", "Triton", "Pallas", "best other", "ratio"], wins_and_losses()),
     "attention against FlashAttention": _attention_times,
     "launch gaps": lambda: _markdown(["block", "`triton`", "`inductor`", "5%", "rows"], launch_gaps()),
