@@ -92,3 +92,41 @@ def test_the_kinds_are_those_of_the_measurement() -> None:
             of_kind = {(kernel, found) for kernel, found in copies if kernel.endswith(ending)}
             assert {found for _, found in of_kind} == {kind}
             assert ending in {kernel for kernel, _ in of_kind} and len(of_kind) > 1
+            if block == "moe_parallel" and kind == "compute":
+                assert "aten.sort.stable: [memcpy]" in {kernel for kernel, _ in of_kind}
+
+
+@pytest.mark.parametrize("content", [None, b"no archive"], ids=["missing", "damaged"])
+def test_without_timelines_the_table_stands_alone(
+    content: bytes | None, tmp_path: Path, embedded: Any, tables: Any
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(RUN, run, ignore=shutil.ignore_patterns("timelines.zip", "artifacts.zip", "report.html"))
+    if content is not None:
+        (run / "timelines.zip").write_bytes(content)
+    page.write(open_source(run).select(WANTED), tmp_path / "page.html", files=False)
+    shown = embedded(tmp_path / "page.html", "case", 0)
+    assert any("exposed µs" in table[0] for table in tables(shown["html"]))
+    assert "ranks" not in shown["charts"] and 'data-chart="ranks"' not in shown["html"]
+
+
+def test_an_implementation_without_a_timeline_is_named(tmp_path: Path, embedded: Any) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(RUN, run, ignore=shutil.ignore_patterns("timelines.zip", "artifacts.zip", "report.html"))
+    with zipfile.ZipFile(RUN / "timelines.zip") as every, zipfile.ZipFile(run / "timelines.zip", "w") as kept:
+        for name in every.namelist():
+            if "xla-windowed" not in name:
+                kept.writestr(name, every.read(name))
+    page.write(open_source(run).select(WANTED), tmp_path / "page.html", files=False)
+    assert "No timeline of xla-windowed" in embedded(tmp_path / "page.html", "case", 0)["html"]
+
+
+def test_a_case_of_one_gpu_has_no_ranks(report: Path, embedded: Any) -> None:
+    shown = embedded(report, "case", 0)
+    assert "c-ranks" not in shown["html"] and "ranks" not in shown["charts"]
+
+
+def test_the_committed_page_has_the_ranks(embedded: Any) -> None:
+    for number in range(4):
+        shown = embedded(RUN / "report.html", "case", number)
+        assert 'data-chart="ranks"' in shown["html"] and shown["charts"]["ranks"]["data"]["values"]
