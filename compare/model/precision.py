@@ -1,4 +1,6 @@
-"""Products of float32 arrays in IEEE float32, which a GPU computes several times as fast in TF32."""
+"""The precision of a step's products. A GPU computes those of float32 arrays several times as fast in TF32 as in IEEE
+float32.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,25 @@ from .step import Step
 
 # In the names of cuBLAS's kernels. Those of TF32 have "tf32" or "s1688gemm".
 _IEEE = re.compile(r"(?<![a-z])sgemm|xmma_gemm_f32f32_f32f32_f32_\w*ffma")
+_TF32 = re.compile(r"tf32|s1688gemm")
+_PRODUCTS = ("gemm", "attention")
+
+
+def precision_of_products(pieces: Iterable[Piece]) -> str:
+    """Return the precision in which products take most of their time, as data sheets have it.
+
+    It is "float32-ieee", "float32-tf32", or "bfloat16" for types of 16 bits and for names that tell none.
+    """
+    times = {"bfloat16": 0.0, "float32-ieee": 0.0, "float32-tf32": 0.0}
+    for piece in pieces:
+        name = piece.kernel.runtime_name or piece.kernel.name
+        if _IEEE.search(name):
+            times["float32-ieee"] += piece.time_us
+        elif _TF32.search(name):
+            times["float32-tf32"] += piece.time_us
+        elif piece.kernel.kind in _PRODUCTS:
+            times["bfloat16"] += piece.time_us
+    return max(times, key=times.__getitem__)
 
 
 def ieee_products(pieces: Iterable[Piece]) -> list[Piece]:

@@ -15,7 +15,8 @@ _PRODUCTS = ("gemm", "attention")
 
 
 def model_flops(step: Step, blocks: Sequence[UsedBlock]) -> float | None:
-    """Return the FLOPs of the model's own work in a step; None where kernels with products hide theirs.
+    """Return the FLOPs of the model's own work in a step; None where kernels with products, or outside of graphs, hide
+    theirs.
 
     The work of attention is that of its sizes, since a library does not state it and products above a causal mask's
     diagonal are none. Other FLOPs are those of compiled kernels. Where only those of forward are known, forward and
@@ -65,4 +66,8 @@ def _forward_flops(used: UsedBlock) -> float:
 
 
 def _unknown_us(pieces: Iterable[Piece]) -> float:
-    return sum(piece.time_us for piece in pieces if piece.kernel.flops is None and piece.kernel.kind in _PRODUCTS)
+    """Return the time of kernels whose FLOPs are not known, of those that may have a product; an update has none."""
+    return sum(
+        piece.time_us for piece in pieces if piece.kernel.flops is None
+        and (piece.kernel.kind in _PRODUCTS or not (piece.graph or piece.phase == "update"))
+    )

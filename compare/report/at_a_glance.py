@@ -72,10 +72,10 @@ def _recorded(rows: Sequence[Row]) -> str:
     others = [row for row in compiled if row.recorded_time_us is None]
     missing = [row for row in others if row.predicted_time_us is None]
     known = len(compiled) - len(others)
-    lines = [f"{known} of {len(compiled)} programs are those that ran on the GPU, so their times are recorded."]
+    lines = [f"The times of {known} of {len(compiled)} programs were recorded on the GPU."]
     if len(others) > len(missing):
         why = _counted(row.recorded_time_reason for row in others if row.predicted_time_us is not None)
-        lines.append(f"~: predicted from the compiled kernels ({why}).")
+        lines.append(f"~: predicted from the compiled kernels (recorded: {why}).")
     if missing:
         why = _counted(row.predicted.reason if row.predicted else "no graph with kernels" for row in missing)
         lines.append(f"{NO_TIME}: no time ({why}).")

@@ -14,6 +14,7 @@ from ..graph import formats
 from ..graph.model import StepPhase
 from ..graph.render import text_view
 from ..model.parts import Piece, time_by_phase
+from ..model.precision import precision_of_products
 from ..model.step import Step, step_of
 from ..model.used_blocks import UsedBlock, block_of, used_blocks
 from ..model.work import model_flops
@@ -30,6 +31,7 @@ _MOST_NAMES = 4, 2  # of a group's parts: without a block that they are, and wit
 _LEAST_MEMORY = 0.05  # of a program's memory: a sentence names such a part
 _LEAST_WAIT = 0.05  # of a step: the headline names such a time between two steps
 _LEAST_BYTES = 50_000_000  # a program with less has no line about memory
+_PEAKS = {"bfloat16": "bf16", "float32-ieee": "float32", "float32-tf32": "TF32"}
 _SHORTEST_US = 5.0  # shorter times are blank: 0.00 ms
 
 
@@ -57,9 +59,10 @@ class FirstScreen:
         step = self.step
         time = step.device_us or step.time_us
         target = targets.of_device(step.device)
-        peak = None if target is None else targets.load(target).peak("bfloat16")
+        precision = precision_of_products(step.pieces)
+        peak = None if target is None else targets.load(target).peak(precision)
         rate = (model_flops(step, self.blocks) or 0.0) / time * 1e6
-        share = f", {formats.share(rate, peak)} of the peak in bf16" if peak else ""
+        share = f", {formats.share(rate, peak)} of the peak in {_PEAKS[precision]}" if peak else ""
         work = f"; {formats.flops(rate)}/s of model work{share}" if rate else ""
         idle = f", idle {formats.span(step.idle_us)}" if step.idle_us else ""
         wait = f", and {formats.span(step.wait_us)} until the next one" if step.wait_us > _LEAST_WAIT * time else ""
@@ -111,7 +114,7 @@ class FirstScreen:
         held = f"arguments {_gb(most.arguments)}, results {_gb(most.results)}, {between}"
         donatable = step.donatable_bytes
         donate = f"; donate_argnums saves {_gb(donatable)}" if donatable > _LEAST_MEMORY * most.bytes else ""
-        return f"memory at its peak {_gb(most.bytes)} GB: {held}{donate}" if most.bytes > _LEAST_BYTES else ""
+        return f"memory of the largest program at its peak {_gb(most.bytes)} GB: {held}{donate}" if most.bytes > _LEAST_BYTES else ""
 
     def advice(self, *, every: bool = False) -> list[str]:
         """Return a line a change, of few blocks unless `every`, and one about the blocks that need none."""

@@ -17,6 +17,7 @@ from xlafuse.compare.model.part_changes import changes
 from xlafuse.compare.model.parts import layers_of, parts, pieces
 from xlafuse.compare.model.phases import step_phases
 from xlafuse.compare.model.places import Sources
+from xlafuse.compare.model.precision import precision_of_products
 from xlafuse.compare.model.step import Step, step_of
 from xlafuse.compare.sources.opening import open_source
 
@@ -249,3 +250,8 @@ def test_models_of_libraries_have_parts(captures: Path, name: str, largest: list
     step = step_of(open_source(captures / name))
     assert sum(part.time_us for part in step.parts if part.key) > 0.95 * step.time_us
     assert [step.name(group.parts[0]) for group in step.groups][:3] == largest
+
+
+@pytest.mark.parametrize(("name", "precision"), [("bert", "float32-ieee"), ("gpt", "bfloat16"), ("nnx", "bfloat16")])
+def test_the_precision_is_that_of_most_products(captures: Path, name: str, precision: str) -> None:
+    assert precision_of_products(step_of(open_source(captures / name)).pieces) == precision
