@@ -114,7 +114,8 @@ class FirstScreen:
         held = f"arguments {_gb(most.arguments)}, results {_gb(most.results)}, {between}"
         donatable = step.donatable_bytes
         donate = f"; donate_argnums saves {_gb(donatable)}" if donatable > _LEAST_MEMORY * most.bytes else ""
-        return f"memory of the largest program at its peak {_gb(most.bytes)} GB: {held}{donate}" if most.bytes > _LEAST_BYTES else ""
+        peak = f"peak memory of a program {_gb(most.bytes)} GB: {held}{donate}"
+        return peak if most.bytes > _LEAST_BYTES else ""
 
     def advice(self, *, every: bool = False) -> list[str]:
         """Return a line a change, of few blocks unless `every`, and one about the blocks that need none."""
