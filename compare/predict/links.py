@@ -24,7 +24,7 @@ PASSES = {"all-reduce": 2}  # a reduce-scatter and an all-gather
 
 @dataclass(frozen=True)
 class LinkTimes:
-    """What two GPUs reached. shares: of the link's rate, by `class_of`. low, high: the interval over the time."""
+    """The fit between two GPUs. shares: of the link's rate, by `class_of`. low, high: the interval over the time."""
 
     latency_us: float
     shares: Mapping[str, float]

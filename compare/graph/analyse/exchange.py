@@ -1,4 +1,4 @@
-"""What a collective sends between GPUs, from its kernel in a graph of XLA's."""
+"""The exchange between GPUs that a collective of XLA makes, from its kernel in a graph."""
 
 from __future__ import annotations
 
