@@ -76,7 +76,8 @@ def _keep_rates_of_facts(pack: Path) -> None:
     path = pack / "provenance.json"
     known = json.loads(path.read_text())
     sources = known.pop("facts.json")
-    rates = {name: facts[name] for name in ("bandwidth", "products")}
+    names = ("bandwidth", "products", "link", "link_bandwidth")
+    rates: dict[str, Any] = {name: facts[name] for name in names if name in facts}
     rates["source"] = "; ".join(source for source, names in sources.items() if rates.keys() & {*names})
     atomic_write.write(pack / "data_sheet.json", f"{json.dumps(rates, indent=1)}\n".encode())
     atomic_write.write(path, f"{json.dumps(known, indent=1, sort_keys=True)}\n".encode())

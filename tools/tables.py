@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from tabulate import tabulate
 
-from tools import gpus, predicted_times, side_by_side, xla_cost_model
+from tools import gpus, links, predicted_times, side_by_side, xla_cost_model
 from tools.benchmarks.missed_fusions import tables as missed_fusions
 from xlafuse.compare.base.exchange_kernels import PEER_COPY
 from xlafuse.compare.base.paths import PROJECT
@@ -365,6 +365,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "over gpus fwd": partial(_over_gpus, "fwd"),
     "over gpus joint": partial(_over_gpus, "joint"),
     "calls over gpus": _calls_over_gpus,
+    "predicted exchanges": lambda: _markdown(links.PROGRAMS, links.program_lines()),
+    "predicted exchanges by kind": lambda: _markdown(links.KINDS, links.kind_lines()),
     "predicted summary": lambda: _markdown(predicted_times.HEADERS["summary"], predicted_times.summary()),
     **{
         f"predicted by {group}": partial(_predicted, group, group, "blocks") for group in ("kind", "compiler", "size")

@@ -191,6 +191,8 @@ def command(
         plan = selection.resolve(blocks, suite=suite or selection.default_suite(blocks), **filters)
         plan = plan if shard is None else shards.shard_of(plan, shard)
         target = selection.resolve_target(target)
+        if target is not None or (on is None and not host.gpu_present()):
+            plan = selection.over_absent_gpus(plan)
         folder = output_folder(out, suite=plan.suite, now=datetime.now())
     if on is not None and plan.own:
         raise UsageError(f"--on does not go together with --with: {_NOT_ON['--with']}")

@@ -15,7 +15,7 @@ import sysconfig
 import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,10 @@ import cloudpickle
 
 @dataclass(frozen=True)
 class ArrayLike:
-    """An array without its data. dtype: a name ("bfloat16"; "key<fry>" for a typed PRNG key)."""
+    """An array without its data. dtype: a name ("bfloat16"; "key<fry>" for a typed PRNG key).
+
+    sharding: JAX's NamedSharding, where it has one.
+    """
 
     framework: str
     shape: tuple[int, ...]
@@ -35,6 +38,7 @@ class ArrayLike:
     is_parameter: bool = False
     weak_type: bool = False
     is_key: bool = False
+    sharding: Any = None
 
 
 class NotSendable(Exception):
@@ -118,7 +122,7 @@ class _Pickler(cloudpickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if not self._arrays and (like := array_like(obj)) is not None:
-            return _restore, astuple(like)
+            return _restore, tuple(getattr(like, field.name) for field in fields(like))
         name = getattr(obj, "__module__", None)
         module = sys.modules.get(name) if isinstance(name, str) and name != "__main__" else None
         if module is not None and callable(obj):
@@ -132,6 +136,8 @@ class _Pickler(cloudpickle.Pickler):
         jax = sys.modules.get("jax")
         if jax is not None and isinstance(obj, jax.sharding.Mesh):
             return _mesh_again, (obj.devices.shape, obj.axis_names, obj.axis_types)
+        if jax is not None and isinstance(obj, jax.sharding.NamedSharding):
+            return jax.sharding.NamedSharding, (obj.mesh, obj.spec)
         if type(obj).__name__ == "PjitFunction":
             from xlafuse.compile._jax_private import jit_options
 
@@ -222,7 +228,9 @@ def _of_jax(jax: Any, obj: Any) -> ArrayLike:
         raise NotSendable("an argument is being traced; call explain outside jit, vmap and grad")
     if jax.dtypes.issubdtype(obj.dtype, jax.dtypes.prng_key):
         return ArrayLike("jax", tuple(obj.shape), str(obj.dtype), is_key=True)
-    return ArrayLike("jax", tuple(obj.shape), str(obj.dtype), weak_type=bool(getattr(obj, "weak_type", False)))
+    sharding = obj.sharding if isinstance(obj.sharding, jax.sharding.NamedSharding) else None
+    weak = bool(getattr(obj, "weak_type", False))
+    return ArrayLike("jax", tuple(obj.shape), str(obj.dtype), weak_type=weak, sharding=sharding)
 
 
 def _of_torch(torch: Any, obj: Any) -> ArrayLike:

@@ -14,13 +14,15 @@ from .. import targets
 from ..base.usage import UsageError, one_of
 from ..spec.block import Block
 from ..spec.blocks import BLOCKS
-from ..spec.case import PHASES, Case, Shape
+from ..spec.case import PHASES, RANKS, Case, Shape
 from ..spec.dtype import DTYPE_BY_ANY_NAME, DTYPES
 from ..spec.implementation import OwnFunction
 from ..spec.own_size import own_shape
 from . import timing_modes as timing
 from .plan import SUITES, Plan, timing_of
 from .timing_modes import Timing
+
+_MORE_GPUS = (4, 8)  # of one host, besides the two of the blocks' main shapes
 
 # The suite `tour` has these blocks, unless others are named.
 TOUR = ("gelu", "softmax", "rmsnorm", "swiglu_mlp", "attention", "cross_entropy")
@@ -127,6 +129,19 @@ def repeated(run: Mapping[str, Any], texts: Iterable[str]) -> tuple[Plan, dict[s
             raise UsageError(f"--again takes CASE=REASON, such as 'gelu/llama-8b/bf16/fwd=low clocks'; got {text!r}")
         reasons[one_of("case", name, cases, where="in the run")] = reason
     return replace(plan, work=tuple(entry for entry in plan.work if entry[0].id in reasons)), reasons
+
+
+def over_absent_gpus(plan: Plan) -> Plan:
+    """Return the plan of suite `parallel` for GPUs that are not here: also with more of them, as no host limits it."""
+    if plan.suite != "parallel":
+        return plan
+    more = [
+        (replace(case, name=shape.name, sizes=shape.sizes), found)
+        for gpus in _MORE_GPUS
+        for case, found in plan.work if case.name == BLOCKS[case.block].shapes[0].name
+        for shape in (own_shape(BLOCKS[case.block], {RANKS: gpus}),)
+    ]
+    return replace(plan, work=(*plan.work, *more))
 
 
 def without_replays(plan: Plan, implementations: Iterable[str]) -> Plan:

@@ -106,8 +106,12 @@ KERNEL_COLUMNS = (
         "intensity_measured", "FLOP/byte", "flops over dram_bytes_call", "measured FLOP/B",
         lambda k: intensity(k.flops, k.dram_bytes_call),
     ),
-    Column("bound", "", "memory, compute or launch", "bound", lambda k: None if k.point is None else k.point.bound),
-    Column("roofline_time_us", "µs", "max(bytes / bandwidth, FLOPs / product rate)", "roofline µs"),
+    Column(
+        "bound", "", "memory, compute, link or launch", "bound", lambda k: None if k.point is None else k.point.bound
+    ),
+    Column(
+        "roofline_time_us", "µs", "max(bytes / bandwidth, FLOPs / product rate, sent bytes / link rate)", "roofline µs"
+    ),
     Column(
         "share_of_roofline", "share", "roofline_time_us over device_time_us", "of roofline",
         lambda k: ratio(k.roofline_time_us, k.kernel.device_time_us),

@@ -4,10 +4,11 @@
 - `xla/autotune-<jax version>.textproto.gz`: XLA's recorded choices, for the jax version that wrote them
 - `cuda_device_properties.json`: the properties that Inductor reads (torch.cuda.get_device_properties)
 - `ceilings.json`: measured bandwidths and product rates (compare.measure.ceilings)
-- `data_sheet.json`: the peak rates that NVIDIA states, for shares of the peak
+- `data_sheet.json`: the peak rates that NVIDIA states, for shares of the peak; the links to other GPUs
 - `recorded_times.json.gz`: device times of a run there (recorded_times.py)
 - `predictor.npz`, `predictor.json`: trees that predict kernels' times, and their validation (tools/fit_predictor.py)
 - `launches.json`: gaps between the launches of a call, by compiler, and their validation (the same program)
+- `links.json`: what exchanges between two GPUs took, and the fit of their times (tools/links.py)
 - `provenance.json`: the run that each part comes from
 
 `python -m tools.record_target` writes a pack from a run.
@@ -65,6 +66,14 @@ def of_device(device: str) -> str | None:
 
 
 @dataclass(frozen=True)
+class Link:
+    """A GPU's links to other GPUs. rate: bytes per second in one direction, half of what data sheets state."""
+
+    name: str
+    rate: float
+
+
+@dataclass(frozen=True)
 class Pack:
     """One target's folder."""
 
@@ -95,10 +104,17 @@ class Pack:
 
     def ceilings(self) -> dict[str, Any]:
         """Return the rates to price a graph with; "source" says so where they were not measured."""
+        link = {"link": self.link.rate} if self.link else {}
         if self.facts is None:
-            return dict(json.loads((self.folder / "ceilings.json").read_text()))
+            return {**json.loads((self.folder / "ceilings.json").read_text()), **link}
         measured = [pack for name in names() if is_measured(name) and (pack := load(name)).data_sheet]
-        return facts.ceilings(self.facts, [(pack.ceilings(), pack.data_sheet) for pack in measured])
+        return {**facts.ceilings(self.facts, [(pack.ceilings(), pack.data_sheet) for pack in measured]), **link}
+
+    @property
+    def link(self) -> Link | None:
+        """The links to other GPUs of the same host; None where no source states them."""
+        sheet = self.data_sheet
+        return Link(sheet["link"], sheet["link_bandwidth"] / 2) if "link" in sheet else None
 
     def peak(self, dtype: str) -> float | None:
         """Return the FLOP per second of products that the data sheet states for a dtype; None where it is not known."""

@@ -80,6 +80,15 @@ def make_call(
         raise ExplainError(str(problem)) from None
 
 
+def gpus_of_arguments(call: Call) -> int:
+    """Return the devices of the largest mesh over which arguments of a JAX function lie; 1 without one."""
+    jax: Any = sys.modules.get("jax")
+    if jax is None:
+        return 1
+    shardings = (getattr(leaf, "sharding", None) for leaf in jax.tree.leaves((call.args, call.kwargs)))
+    return max((each.mesh.size for each in shardings if isinstance(each, jax.sharding.NamedSharding)), default=1)
+
+
 def refuse_arguments(
     name: str, args: Sequence[Any], kwargs: Mapping[str, Any], grad: bool, framework: Framework | None
 ) -> None:

@@ -22,7 +22,7 @@ from ..graph.model import FusionGraph
 from ..sources.explained import Agreement, Explained
 from ..workers.client import WorkerTimeout
 from . import agreement
-from .call import Call, ExplainError, make_call, packed, refuse_arguments, state_of
+from .call import Call, ExplainError, gpus_of_arguments, make_call, packed, refuse_arguments, state_of
 from .compiling import Progress, compile_calls
 
 TIMEOUT = 1800.0
@@ -51,7 +51,9 @@ def explain(
     check: for several functions: call them on this process's CPU, with these arguments or with the smaller ones of a
         tuple, and say whether their results agree. Backward is not checked.
 
-    devices: how many absent GPUs `jax.devices()` returns, for a JAX function with a mesh. Arguments lie whole on each.
+    devices: how many absent GPUs `jax.devices()` returns, for a JAX function with a mesh; at least those of the mesh of
+        its arguments. An argument lies as its NamedSharding says, or else as the function's `in_shardings` and
+        `shard_map`s do.
 
     A separate process imports the function, or gets a copy of it and of the values that it closes over, and calls it.
     This process stays unchanged.
@@ -144,6 +146,8 @@ def explain_all(
     if devices > 1 and "torch" in waiting:
         names = ", ".join(call.name for call in waiting["torch"])
         raise ExplainError(f"{names}: devices={devices} goes with JAX functions of a mesh, and this is PyTorch's")
+    if target is not None and not targets.is_tpu(target):
+        devices = max([devices, *(gpus_of_arguments(call) for call in waiting.get("jax", ()))])
     deadline = time.monotonic() + timeout
     for framework, calls in waiting.items():
         progress(f"compiling {', '.join(call.name for call in calls)} for {target or 'this GPU'} ({framework})")

@@ -18,6 +18,7 @@ from jax._src.cudnn import fused_attention_stablehlo as cudnn
 from jax._src.interpreters import mlir
 from jax._src.lib import _jax
 from jax._src.lib.mlir import ir
+from jax._src.sharding_impls import UNSPECIFIED
 from jax._src.state import primitives as state
 from jax.experimental import topologies
 from jaxlib import _hlo  # type: ignore[attr-defined]
@@ -183,6 +184,11 @@ def lower(traced: Any, platform: str | None) -> Any:
     return lowered
 
 
+def device_count(lowered: Any) -> int:
+    """Return the devices that a lowered function runs on."""
+    return int(lowered._lowering.compile_args["num_devices"])
+
+
 def optimized_module_proto(compiled: jax.stages.Compiled) -> bytes:
     """Return the optimized module as a serialized HloModuleProto."""
     check_version()
@@ -259,13 +265,13 @@ def constant_inputs(traced: jax.stages.Traced) -> tuple[tuple[tuple[int, ...], s
 
 def jit_options(jitted: Any) -> tuple[Any, dict[str, Any]]:
     """Return (function, options) such that `jax.jit(function, **options)` equals `jitted`; pickling loses the options.
-
-    Raises ValueError for a function jitted with shardings, which name devices of this process.
     """
     check_version()
     info = jitted._jit_info
-    if info.user_specified_in_shardings:
-        raise ValueError("it is jitted with in_shardings, which name this process's devices; leave them out")
+    shardings = {
+        f"{side}_shardings": jax.tree.unflatten(getattr(info, f"{side}_shardings_treedef"), leaves)
+        for side in ("in", "out") if (leaves := getattr(info, f"{side}_shardings_leaves")) != (UNSPECIFIED,)
+    }
     names = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "keep_unused")
-    options = {name: getattr(info, name) for name in names}
+    options = {name: getattr(info, name) for name in names} | shardings
     return jitted._fun, options | {"compiler_options": dict(info.compiler_options_kvs) or None}

@@ -60,12 +60,11 @@ def compile_call(
     """
     with having_devices_of(target):
         if isinstance(function, _JITTED):
-            args, kwargs = _on_target((tuple(args), dict(kwargs)), target)
-            traced = function.trace(*args, **kwargs)
+            trace, given = function.trace, (tuple(args), dict(kwargs))
         else:
             call, inputs = bind(function, args, kwargs)
-            traced = jax.jit(call).trace(*_on_target(tuple(inputs.values()), target))
-        lowered = _jax_private.lower(traced, target.platform if target else None)
+            trace, given = jax.jit(call).trace, (tuple(inputs.values()), {})
+        traced, lowered = _lowered(trace, given, target)
     with artifacts.raw_dump_folder(dump_to) as raw:
         dumping = artifacts.dump_options(raw) if raw is not None else {}
         with hlo_edit.editing(edit):
@@ -76,6 +75,26 @@ def compile_call(
     closed_over = _jax_private.constant_inputs(traced)
     autotuning = _autotuning(text, target, replayed=missed is None)
     return CompiledCall(text, autotuning, closed_over, None if target else compiled)
+
+
+def _lowered(
+    trace: Callable[..., Any], given: tuple[tuple[Any, ...], dict[str, Any]], target: compiler.Target | None
+) -> tuple[Any, Any]:
+    """Return the call, traced and lowered. An array lies as its own sharding says.
+
+    For several GPUs, an array without one lies as the function's shardings and `shard_map`s say. Where the function has
+    none, each GPU has the whole array.
+    """
+    platform = target.platform if target else None
+    if target is not None and target.devices > 1:
+        args, kwargs = _structs(given, None)
+        traced = trace(*args, **kwargs)
+        lowered = _jax_private.lower(traced, platform)
+        if _jax_private.device_count(lowered) > 1:
+            return traced, lowered
+    args, kwargs = _structs(given, compiler.target_sharding(target))
+    traced = trace(*args, **kwargs)
+    return traced, _jax_private.lower(traced, platform)
 
 
 def having_devices_of(target: compiler.Target | None) -> AbstractContextManager[None]:
@@ -275,15 +294,15 @@ def _is_inexact(leaf: Any) -> bool:
     return jnp.issubdtype(leaf.dtype, jnp.inexact)
 
 
-def _on_target(tree: Any, target: compiler.Target | None) -> Any:
-    """Return arrays as structs, on the target's device if there is one; Python values stay."""
-    sharding = compiler.target_sharding(target)
+def _structs(tree: Any, sharding: jax.sharding.Sharding | None) -> Any:
+    """Return arrays as structs, with this sharding where they have no NamedSharding; Python values stay."""
 
     def struct(leaf: Any) -> Any:
         if not _is_array(leaf):
             return leaf
-        weak = bool(getattr(leaf, "weak_type", False))
-        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding, weak_type=weak)
+        weak, own = bool(getattr(leaf, "weak_type", False)), getattr(leaf, "sharding", None)
+        placed = own if isinstance(own, jax.sharding.NamedSharding) else sharding
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=placed, weak_type=weak)
 
     return jax.tree.map(struct, tree)
 

@@ -45,6 +45,7 @@ class Kernel:
     around: the loops and branches that hold it, outermost first: each a name that no other one has, and the iterations
         of one entry (None if data decides).
     split_k: of a product, the partial sums of each element of its result, if all its readers add them up; else 0.
+    gpus: of a collective, how many exchange with each other; 0 where that is not known, and of other kernels.
     tunable: XLA's autotuner chooses the configuration by measuring, if there is a device.
     """
 
@@ -62,6 +63,7 @@ class Kernel:
     branches: tuple[Branch, ...]
     around: Around
     split_k: int
+    gpus: int
     tunable: bool
 
 
@@ -232,5 +234,6 @@ def _kernel(site: KernelSite, split_k: int, bytes_read: int, bytes_written: int)
         branches=site.branches,
         around=site.around,
         split_k=split_k,
+        gpus=max((part.gpus for part in work), default=0),
         tunable=is_tunable(instruction, kind),
     )

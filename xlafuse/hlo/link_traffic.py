@@ -1,28 +1,38 @@
-"""The bytes that a GPU sends to others in one call of a module, by the shapes of its collectives."""
+"""The bytes that a GPU sends to others in a collective or in one call of a module, by the shapes of the collectives."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from xlafuse.hlo import gpu_program
 
-# For each collective, the bytes that one of `ranks` GPUs sends of an operand of so many bytes, where each sends its
+# For each collective, the bytes that one of so many GPUs sends of an operand of so many bytes, where each sends its
 # data to every other once (all-reduce: a share to every other, and its sum back).
 _SENT: Mapping[str, Callable[[int, int], float]] = {
-    "all-gather": lambda operand, ranks: operand * (ranks - 1),
-    "reduce-scatter": lambda operand, ranks: operand * (ranks - 1) / ranks,
-    "all-to-all": lambda operand, ranks: operand * (ranks - 1) / ranks,
-    "all-reduce": lambda operand, ranks: 2 * operand * (ranks - 1) / ranks,
-    "collective-permute": lambda operand, ranks: operand,
+    "all-gather": lambda operand, gpus: operand * (gpus - 1),
+    "reduce-scatter": lambda operand, gpus: operand * (gpus - 1) / gpus,
+    "all-to-all": lambda operand, gpus: operand * (gpus - 1) / gpus,
+    "all-reduce": lambda operand, gpus: 2 * operand * (gpus - 1) / gpus,
+    "collective-permute": lambda operand, gpus: operand,
 }
 
 
-def sent(hlo_text: str, ranks: int) -> int | None:
-    """Return the bytes; None where they depend on data, as those of a ragged exchange do."""
+def collective_of(opcodes: Iterable[str]) -> str | None:
+    """Return the collective among a kernel's opcodes; None without one, or where it sends as many bytes as data say."""
+    return next((name for opcode in opcodes if (name := opcode.removesuffix("-start")) in _SENT), None)
+
+
+def bytes_sent(collective: str, operand: int, gpus: int) -> float:
+    """Return the bytes that one of `gpus` GPUs sends of its operand."""
+    return _SENT[collective](operand, gpus)
+
+
+def sent(hlo_text: str) -> int | None:
+    """Return the bytes of one call; None where those of a collective are not known."""
     total = 0.0
     for launch in gpu_program.program(gpu_program.parse(hlo_text)).launches:
         if launch.kernel.kind != "collective":
             continue
-        (opcode,) = {opcode.removesuffix("-start") for opcode in launch.kernel.opcodes} or {""}
-        if opcode not in _SENT or launch.kernel.launches is None:
+        kernel, collective = launch.kernel, collective_of(launch.kernel.opcodes)
+        if collective is None or not kernel.gpus or kernel.launches is None:
             return None
-        total += _SENT[opcode](sum(access.bytes for access in launch.reads), ranks) * launch.kernel.launches
+        total += bytes_sent(collective, kernel.bytes_read, kernel.gpus) * kernel.launches
     return int(total)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from xlafuse import versions
+from xlafuse.hlo.exchange_groups import gpus_of_proto
 from xlafuse.hlo.shape import Element, Malformed, Shape, read_shapes
 from xlafuse.hlo.stack_frames import Frame, StackFrames
 from xlafuse.hlo.text_reader import DECLARATION, Computation, Instruction, Module, WindowDimension
@@ -185,6 +186,7 @@ class _Reader:
             detail=_detail(operation),
             dimensions=tuple(operation.dimensions),
             direction=operation.comparison_direction,
+            gpus=gpus_of_proto(operation),
         )
 
     def _wrapped(self, start: Any) -> Any:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from xlafuse.hlo.exchange_groups import gpus_of_text
 from xlafuse.hlo.gc_pause import collector_paused
 from xlafuse.hlo.shape import MAX_DIGITS, Element, Malformed, Shape, read_integer, read_shapes
 from xlafuse.hlo.stack_frames import Frame, StackFrames
@@ -56,6 +57,7 @@ class Instruction:
     detail: a constant's literal or a slice's bounds, shortened. It tells instructions with equal opcodes and operands
         apart, and equality ignores it.
     dimensions: of a broadcast, reduction, transpose, concatenation or iota. direction: of a comparison ("LT").
+    gpus: of a collective, how many exchange with each other; 0 where that is not known.
     """
 
     name: str
@@ -82,6 +84,7 @@ class Instruction:
     detail: str = field(default="", compare=False, repr=False)
     dimensions: tuple[int, ...] = field(default=(), compare=False, repr=False)
     direction: str = field(default="", compare=False, repr=False)
+    gpus: int = 0
 
     @property
     def bytes(self) -> int:
@@ -534,6 +537,7 @@ class _Reader:
             detail=(statement.literal if opcode == "constant" else attributes.get("slice", ""))[:_MAX_LITERAL],
             dimensions=read_dimensions(attributes.get("dimensions", "") or attributes.get("iota_dimension", "")),
             direction=attributes.get("direction", ""),
+            gpus=gpus_of_text(attributes),
         )
 
     def _shape(self, text: str) -> tuple[tuple[Shape, ...], Element]:

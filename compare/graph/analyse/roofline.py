@@ -1,4 +1,4 @@
-"""The roofline: the shortest time that bytes and FLOPs allow at a device's bandwidth and product rates.
+"""The roofline: the shortest time that bytes and FLOPs allow at the rates of a device's memory, products and links.
 
 Exponentials have no term here. A device computes a measured number of them a second, too (an H200 3.3e12 in float32),
 but no compiler says how many a kernel needs.
@@ -14,8 +14,9 @@ from xlafuse.hlo.shape import LONG_NAMES
 
 from ..model import FusionGraph, Kernel
 from ..operations import hides_flops
+from .exchange import exchange_of
 
-Bound = Literal["memory", "compute", "launch"]
+Bound = Literal["memory", "compute", "link", "launch"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class Ceilings:
     launch_us: device time of a kernel that does almost nothing; None where it was not measured.
     precision: "ieee" or "tf32", the rate to take for float32 products. None takes the fastest measured one, because a
     roofline time must not be longer than what is possible.
+    link: bytes per second to other GPUs in one direction, of the data sheet; None where it is not known.
     data_sheet: "data sheet" or "scaled data sheet" for rates that are not measured, else "".
     """
 
@@ -35,6 +37,7 @@ class Ceilings:
     launch_us: float | None = None
     precision: str | None = None
     data_sheet: str = ""
+    link: float | None = None
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Ceilings:
@@ -51,7 +54,8 @@ class Ceilings:
         if not all(rate > 0 for rate in (*streams.values(), *products.values())):
             raise ValueError(f"rates must be positive, got {streams} and {products}")
         data_sheet = str(data.get("source", ""))
-        return cls(streams, products, None if launch is None else float(launch) * 1e6, data_sheet=data_sheet)
+        launch_us = None if launch is None else float(launch) * 1e6
+        return cls(streams, products, launch_us, data_sheet=data_sheet, link=data.get("link"))
 
     def at(self, precision: str | None) -> Ceilings:
         """Return the same ceilings for float32 products of this precision ("ieee" or "tf32")."""
@@ -114,17 +118,19 @@ def recoverable_us(time_us: float | None, roofline_time_us: float | None) -> flo
 class RooflinePoint:
     """A kernel's place on the roofline: the shortest times of its bytes and of its FLOPs, over all launches of a call.
 
-    bound: which of the two is longer. It is "launch" where both, for one launch, are shorter than a kernel that does
-    almost nothing: no bandwidth and no product rate can be reached in that time.
+    link_us: of the bytes that it sends to other GPUs; 0 where they, or the links' rate, are not known.
+    bound: which of the three is longest. It is "launch" where all, for one launch, are shorter than a kernel that does
+    almost nothing: no rate can be reached in that time.
     """
 
     memory_us: float
     compute_us: float
     bound: Bound
+    link_us: float = 0.0
 
     @property
     def roofline_time_us(self) -> float:
-        return max(self.memory_us, self.compute_us)
+        return max(self.memory_us, self.compute_us, self.link_us)
 
 
 def roofline_point(graph: FusionGraph, kernel: Kernel, ceilings: Ceilings) -> RooflinePoint | None:
@@ -140,10 +146,13 @@ def roofline_point(graph: FusionGraph, kernel: Kernel, ceilings: Ceilings) -> Ro
     rate = product_rate(graph, kernel, ceilings)
     memory = (read + written) / ceilings.bandwidth(read, written) * 1e6
     compute = kernel.flops / rate * 1e6 if kernel.flops and rate else 0.0
-    bound: Bound = "memory" if memory >= compute else "compute"
-    if ceilings.launch_us is not None and max(memory, compute) < ceilings.launch_us:
+    exchange = exchange_of(kernel)
+    link = exchange.sent_bytes / ceilings.link * 1e6 if exchange and ceilings.link else 0.0
+    longest = max(memory, compute, link)
+    bound: Bound = "memory" if memory == longest else "compute" if compute == longest else "link"
+    if ceilings.launch_us is not None and longest < ceilings.launch_us:
         bound = "launch"
-    return RooflinePoint(memory * launches, compute * launches, bound)
+    return RooflinePoint(memory * launches, compute * launches, bound, link * launches)
 
 
 def intensity(flops: float | None, size: float | None) -> float | None:
@@ -152,6 +161,6 @@ def intensity(flops: float | None, size: float | None) -> float | None:
 
 
 def roofline_time_us(graph: FusionGraph, kernel: Kernel, ceilings: Ceilings) -> float | None:
-    """Return max(bytes / bandwidth, FLOPs / rate) of one call's launches; None as for `roofline_point`."""
+    """Return the shortest time that one call's launches allow; None as for `roofline_point`."""
     found = roofline_point(graph, kernel, ceilings)
     return None if found is None else found.roofline_time_us

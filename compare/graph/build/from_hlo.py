@@ -48,6 +48,7 @@ def from_hlo(
     - "around": the loops and branches that hold it, outermost first: each a name that no other one has, and the
       iterations of one entry (None if data decides);
     - "split_k": of a product, the partial sums of each element of its result, which all its readers add up;
+    - "gpus": of a collective, how many exchange with each other; "overlaps": XLA runs other kernels meanwhile;
     - "estimated_cycles": the cycles of a launch on a TPU, as XLA's cost model estimates them;
     - "sort_launches": "unknown" for a sort on a GPU (see `with_thunks`). It is one kernel here, with the bytes of one
       pass, and becomes several launches. So `launches` is None.
@@ -132,6 +133,8 @@ def _kernel(
         "tunable": kernel.tunable,
         "around": [list(each) for each in kernel.around],
         "split_k": kernel.split_k,
+        "gpus": kernel.gpus,
+        "overlaps": kernel.kind == "collective" and _overlaps(instruction),
         "other_memory": dict(other_memory),
         "estimated_cycles": tpu_estimate.cycles(instruction.backend_config),
         "xla_estimates_us": estimates_us(instruction.backend_config),
@@ -161,6 +164,11 @@ def _kernel(
         launch=Launch(config=launch.config or None),
         facts={name: value for name, value in facts.items() if value},
     )
+
+
+def _overlaps(instruction: gpu_program.Instruction) -> bool:
+    """Return whether XLA's schedule has other kernels between a collective's start and its end."""
+    return instruction.opcode.endswith("-start") and '"is_sync":true' not in instruction.backend_config
 
 
 def with_thunks(graph: FusionGraph, thunks: Mapping[str, Sequence[Thunk]]) -> FusionGraph:

@@ -27,7 +27,9 @@ def above_roofline(views: Sequence[View], ceilings: Ceilings) -> Iterator[Findin
             if point is None or time is None or (lost := time - point.roofline_time_us) < _SLOW * whole:
                 continue
             size = view.declared_bytes([index])
-            if point.memory_us >= point.compute_us:
+            if point.link_us == point.roofline_time_us:
+                work = "sending its bytes to the other GPUs"
+            elif point.memory_us >= point.compute_us:
                 work = f"moving its {formats.size(size)}"
             else:
                 work = f"computing its {formats.flops((kernel.flops or 0) * (kernel.launches or 1))}"

@@ -275,4 +275,5 @@ def _struct(like: Any) -> Any:
         implementation = random_calls.key_implementation(like.dtype)
         key = jax.eval_shape(lambda: jax.random.key(0, impl=implementation))
         return jax.ShapeDtypeStruct(like.shape, key.dtype)
-    return jax.ShapeDtypeStruct(like.shape, jax.numpy.dtype(like.dtype), weak_type=like.weak_type)
+    dtype = jax.numpy.dtype(like.dtype)
+    return jax.ShapeDtypeStruct(like.shape, dtype, weak_type=like.weak_type, sharding=like.sharding)

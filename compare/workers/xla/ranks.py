@@ -80,7 +80,7 @@ class XlaRankBackend(XlaBackend):
         )
         halves = {"forward": compiled}
         program = one_gpu.program_of_halves(halves, dumps, has_gpu=self.has_gpu)
-        program.sent = link_traffic.sent(compiled.hlo_text, case.ranks)
+        program.sent = link_traffic.sent(compiled.hlo_text)
         if communicate:
             program.graph = one_gpu.graph_of_halves(halves, dumps, name=implementation.name, target="")
         return program

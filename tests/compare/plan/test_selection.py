@@ -272,3 +272,12 @@ def test_resume_needs_a_run(tmp_path: Path) -> None:
         resumed_folder(tmp_path / "none")
     with pytest.raises(RunFolderError, match="not a run folder"):
         resumed_folder(tmp_path)
+
+
+def test_suite_parallel_takes_more_gpus_where_none_is() -> None:
+    plan = selection.over_absent_gpus(resolve([], suite="parallel"))
+    assert {case.ranks for case, _ in plan.work} == {2, 4, 8}
+    assert len({case.id for case, _ in plan.work}) == len(plan.work)
+    named = resolve(["moe_parallel"], suite="parallel", sizes=[{"ranks": 4}])
+    quick = resolve(["gelu"], suite="quick")
+    assert [selection.over_absent_gpus(each) for each in (named, quick)] == [named, quick]

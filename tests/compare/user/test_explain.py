@@ -23,6 +23,7 @@ from full_marks import full
 import xlafuse
 from xlafuse.compare.cli.main import cli
 from xlafuse.compare.functions.names import resolve
+from xlafuse.compare.graph.analyse.exchange import exchange_of
 from xlafuse.compare.graph.analyse.totals import totals
 from xlafuse.compare.graph.model import FusionGraph
 from xlafuse.compare.sources.explained import Explained
@@ -31,6 +32,7 @@ from xlafuse.compare.user import explain as explain_user
 pytestmark = pytest.mark.slow
 CODE = Path(__file__).parent / "user_code"
 TARGET = {"target": "h200"}
+ARGS = "bf16[64,4096], bf16[4096,256]"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -236,10 +238,31 @@ def test_a_function_over_several_gpus(jax_calls: Any) -> None:
     args = (struct(64, 4096), struct(4096, 256))
     graph = xlafuse.explain(jax_calls.summed, *args, devices=4, **TARGET).graph
     assert [kernel.kind for kernel in graph.kernels].count("collective") == 1
-    facts = next(k for k in graph.kernels if k.kind == "collective").facts
-    assert any("all-reduce" in opcode for opcode in (facts["opcode"], *facts.get("opcodes", ())))
+    exchange = exchange_of(next(k for k in graph.kernels if k.kind == "collective"))
+    assert exchange is not None and (exchange.opcode, exchange.gpus) == ("all-reduce", 4)
+    assert exchange.sent_bytes == 2 * 3 / 4 * 64 * 256 * 2
+    assert inputs(graph) == [((64, 1024), "bf16"), ((1024, 256), "bf16")]  # as shard_map splits them
     with pytest.raises(explain_user.ExplainError, match="devices"):
         xlafuse.explain(jax_calls.summed, *args, devices=2, **TARGET)
+
+
+def test_arguments_of_a_mesh_without_shardings_lie_whole_on_each_gpu(jax_calls: Any) -> None:
+    graph = xlafuse.explain(jax_calls.product, struct(64, 4096), struct(4096, 256), devices=4, **TARGET).graph
+    assert inputs(graph) == [((64, 4096), "bf16"), ((4096, 256), "bf16")]
+
+
+@pytest.mark.parametrize(
+    "call", [["product", "--inputs", "jax_calls:inputs_over_mesh"], ["sharded_product()", "--args", ARGS]],
+    ids=["arguments", "in_shardings"],
+)
+def test_arguments_lie_as_their_shardings_say(jax_calls: Any, call: list[str], tmp_path: Path) -> None:
+    """In processes of their own: the number of CPUs that JAX shows is fixed at its start."""
+    out = tmp_path / "graph.json"
+    command = [sys.executable, "-m", "xlafuse", "explain", f"jax_calls:{call[0]}", *call[1:], "-o", str(out)]
+    subprocess.run([*command, "--devices", "4", "--target", "b200"], cwd=CODE, check=True, capture_output=True)
+    graph = explain_user.load(out)
+    assert inputs(graph) == [((64, 1024), "bf16"), ((1024, 256), "bf16")]
+    assert [kernel.facts["gpus"] for kernel in graph.kernels or () if kernel.kind == "collective"] == [4]
 
 
 @pytest.mark.full

@@ -53,5 +53,28 @@ def summed(x, w):
     return jax.shard_map(each, mesh=mesh, in_specs=(P(None, "i"), P("i")), out_specs=P())(x, w)
 
 
+def over_mesh(*specs):
+    """Return a sharding for each spec, over a mesh of all devices."""
+    mesh = jax.make_mesh((jax.device_count(),), ("i",), axis_types=(AxisType.Auto,))
+    return [jax.NamedSharding(mesh, spec) for spec in specs]
+
+
+def product(x, w):
+    return jnp.tanh(x) @ w
+
+
+def inputs_over_mesh():
+    shardings = over_mesh(P(None, "i"), P("i"))
+    shapes = (64, 4096), (4096, 256)
+    return tuple(
+        jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=sharding)
+        for shape, sharding in zip(shapes, shardings, strict=True)
+    )
+
+
+def sharded_product():
+    return jax.jit(product, in_shardings=tuple(over_mesh(P(None, "i"), P("i"))), out_shardings=over_mesh(P())[0])
+
+
 def only_printed(x):
     jax.debug.print("sum {}", x.sum())
