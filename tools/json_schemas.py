@@ -98,7 +98,7 @@ EXPLAINED = {
     "provenance": dict[str, dict[str, int]], "notes": list[str],
     "agreement": array(extended("Agreement", explained.Agreement, agrees=bool)) | UnsetType,
 }
-PRICE = {"saves_bytes": int, "saves_launches": int, "saves_us": float | None}
+PRICE = {"saves_bytes": int, "saves_launches": int, "saves_us": float | None, "saves_predicted": bool}
 TIMES = struct("Times", total=float, median=float, min=float, max=float)
 CHANGE = struct(
     "Change", name=str, was=str | None, change=profiles.Word, lost_us=float, before_us=TIMES | None,

@@ -91,7 +91,7 @@ COLUMNS = (
     *predicted_columns(
         lambda line: line.predicted, "device time of its kernels, without gaps, where nothing of the step was measured"
     ),
-    Column("unpredicted", "", "number of its kernels without a prediction, whose time is missing", "not predicted"),
+    Column("unpredicted", "1", "number of its kernels without a prediction, whose time is missing", "not predicted"),
     Column(
         "share", "share", "of the time of all kernels, measured or predicted", "share",
         lambda line: line.part.time_us / line.step.time_us if line.step.time_us else None,
