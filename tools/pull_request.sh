@@ -42,8 +42,6 @@ explain_at() {
     fi
     cat "$work/log" >&2
   done
-  # Without the folder of the commit, equal lines have equal names.
-  find "$graphs" -name '*.json' -exec sed -i "s|$work/$side/||g" {} +
 }
 
 explain_at base "$1"

@@ -32,6 +32,10 @@ class Piece:
     others: tuple[str, ...] = ()
 
     @property
+    def is_product(self) -> bool:
+        return self.kernel.kind in ("gemm", "attention")
+
+    @property
     def time_us(self) -> float:
         """Device time of all its launches in a step; 0 where it is unknown.
 

@@ -17,7 +17,6 @@ from .step import Step
 # In the names of cuBLAS's kernels. Those of TF32 have "tf32" or "s1688gemm".
 _IEEE = re.compile(r"(?<![a-z])sgemm|xmma_gemm_f32f32_f32f32_f32_\w*ffma")
 _TF32 = re.compile(r"tf32|s1688gemm")
-_PRODUCTS = ("gemm", "attention")
 
 
 def precision_of_products(pieces: Iterable[Piece]) -> str:
@@ -32,7 +31,7 @@ def precision_of_products(pieces: Iterable[Piece]) -> str:
             times["float32-ieee"] += piece.time_us
         elif _TF32.search(name):
             times["float32-tf32"] += piece.time_us
-        elif piece.kernel.kind in _PRODUCTS:
+        elif piece.is_product:
             times["bfloat16"] += piece.time_us
     return max(times, key=times.__getitem__)
 

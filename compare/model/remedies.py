@@ -107,10 +107,10 @@ def _with_switches(step: Step, found: Iterable[Sequence[Remedy]]) -> Iterator[li
     for of_block in found:
         kept = []
         for remedy in of_block:
+            callee = SWITCHED_CALLS.get(remedy.advice.switch)
             places = [place for part in parts(remedy.pieces) if (place := parse(part.key)) is not None]
             called = [name for place in places if (name := step.sources.called(place))]
-            callee = SWITCHED_CALLS.get(remedy.advice.switch, "")
-            if called and not any(callee in name for name in called):
+            if callee and called and not any(callee in name for name in called):
                 remedy = replace(remedy, advice=replace(remedy.advice, switch="", kind="library"))
             kept.append(remedy)
         yield kept

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from .recognise.block import RecognisedBlock
 
 _MOST_OF_A_PART = 0.5  # of its time: then the part is that block's
-_PRODUCTS = ("gemm", "attention")
 _ADAM = re.compile(r"AdamW?\.step")
 _FEW_KERNELS = 3  # of different kinds: a fused update has no more
 
@@ -78,7 +77,7 @@ def used_blocks(step: Step) -> list[UsedBlock]:
             whole = times[number] == most >= _MOST_OF_A_PART * _cost(part, part.pieces)
             owned[number] += [
                 piece for piece, is_member in zip(part.pieces, own, strict=True)
-                if (whole if is_a_call or piece.kernel.kind not in _PRODUCTS else is_member)
+                if (whole if is_a_call or not piece.is_product else is_member)
             ]
     made = [_used(blocks, own) for (blocks, _), own in zip(alike, owned, strict=True) if own] + _eager_optimizers(step)
     return sorted(made, key=lambda used: -used.time_us)
@@ -137,10 +136,10 @@ def _members(part: Part, kernels: set[tuple[str, str]]) -> list[bool]:
     own = {_base(piece) for piece, is_named in zip(part.pieces, named, strict=True) if is_named}
     pairs = list(zip(part.pieces, named, strict=True))
     has_others = any(
-        piece.phase == "forward" and piece.kernel.kind in _PRODUCTS and not is_named for piece, is_named in pairs
+        piece.phase == "forward" and piece.is_product and not is_named for piece, is_named in pairs
     )
     return [
-        is_named or (_base(piece) in own and not (has_others and piece.kernel.kind in _PRODUCTS))
+        is_named or (_base(piece) in own and not (has_others and piece.is_product))
         for piece, is_named in pairs
     ]
 

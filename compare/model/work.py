@@ -11,7 +11,6 @@ from .used_blocks import UsedBlock
 
 _MOST_UNKNOWN = 0.05  # of the time: products of unknown FLOPs with more of it hide the rate
 _FORWARD_AND_BACKWARD = 3  # the gradient of a product is two products of its size
-_PRODUCTS = ("gemm", "attention")
 
 
 def model_flops(step: Step, blocks: Sequence[UsedBlock]) -> float | None:
@@ -69,5 +68,5 @@ def _unknown_us(pieces: Iterable[Piece]) -> float:
     """Return the time of kernels whose FLOPs are not known, of those that may have a product; an update has none."""
     return sum(
         piece.time_us for piece in pieces if piece.kernel.flops is None
-        and (piece.kernel.kind in _PRODUCTS or not (piece.graph or piece.phase == "update"))
+        and (piece.is_product or not (piece.graph or piece.phase == "update"))
     )

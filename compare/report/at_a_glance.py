@@ -75,7 +75,7 @@ def _recorded(rows: Sequence[Row]) -> str:
     lines = [f"The times of {known} of {len(compiled)} programs were recorded on the GPU."]
     if len(others) > len(missing):
         why = _counted(row.recorded_time_reason for row in others if row.predicted_time_us is not None)
-        lines.append(f"~: predicted from the compiled kernels (recorded: {why}).")
+        lines.append(f"~: predicted from the compiled kernels; they have no recorded time ({why}).")
     if missing:
         why = _counted(row.predicted.reason if row.predicted else "no graph with kernels" for row in missing)
         lines.append(f"{NO_TIME}: no time ({why}).")

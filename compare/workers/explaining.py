@@ -11,7 +11,7 @@ import pickle
 import re
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from ..functions.names import FRAMEWORKS, is_users, own_frames
 from ..functions.parcel import forget_classes
 from ..graph import store
-from ..graph.model import FusionGraph, Kernel
+from ..graph.model import FusionGraph, SourceOp
 
 Request = dict[str, Any]
 
@@ -134,17 +134,18 @@ class Service:
 
 
 def _seen_from(folder: str, graph: FusionGraph) -> FusionGraph:
-    """Return the graph with source files named relative to the caller's folder."""
+    """Return the graph with source files named relative to the caller's folder, so it names no folder of a machine."""
 
-    def line(line: str) -> str:
-        return line.removeprefix(folder.rstrip("/") + "/")
+    def short(text: str) -> str:
+        return text.replace(f"{folder.rstrip('/')}/", "")
 
-    def seen(kernel: Kernel) -> Kernel:
-        return replace(kernel, source_ops=tuple(replace(op, line=line(op.line)) for op in kernel.source_ops))
+    def seen(ops: Iterable[SourceOp]) -> tuple[SourceOp, ...]:
+        return tuple(replace(op, line=short(op.line), site=short(op.site), place=short(op.place)) for op in ops)
 
+    kernels = graph.kernels and tuple(replace(kernel, source_ops=seen(kernel.source_ops)) for kernel in graph.kernels)
     return replace(
-        graph, kernels=None if graph.kernels is None else tuple(map(seen, graph.kernels)),
-        reasons=tuple(replace(reason, line=line(reason.line)) for reason in graph.reasons),
+        graph, kernels=kernels, operations=seen(graph.operations),
+        reasons=tuple(replace(reason, line=short(reason.line)) for reason in graph.reasons),
     )
 
 

@@ -608,6 +608,19 @@ def test_the_command_compiles_by_the_python_that_is_named_for_xla(
     assert xlafuse.load(tmp_path / "step.json").name == "train_step"
 
 
+@pytest.mark.parametrize(
+    "words", [("jax_code.py:normed_gelu", *NORMED), ("torch_code.py:gelu", "--args", "f32[64,64]")]
+)
+def test_files_below_the_current_folder_are_named_from_there(
+    words: tuple[str, ...], jax_code: Any, torch_code: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph that is committed or compared names no folder of the machine that compiled it."""
+    monkeypatch.chdir(CODE)
+    done = explain_command(*words, "--json")
+    assert done.exit_code == 0, done.output
+    assert f"{words[0].partition(':')[0]}:" in done.stdout and str(CODE) not in done.stdout
+
+
 def test_the_command_with_several_functions(jax_code: Any) -> None:
     source = str(CODE / "jax_code.py")
     both = explain_command(f"{source}:normed_gelu", f"{source}:normed_gelu_apart", *NORMED, "--json")
