@@ -37,7 +37,7 @@ explain_at() {
     # The commit's own modules come before those of an installed checkout.
     if ! (cd "$work/$side" && PYTHONPATH="$work/$side:$work/$side/src:${PYTHONPATH:-}" "$python" "${words[@]}") \
       </dev/null >"$work/log" 2>&1; then
-      printf -- '- `%s`:\n\n  ```text\n%s\n  ```\n' "$line" "$(tail -n 5 "$work/log" | sed 's/^/  /')" \
+      printf -- '- `%s`:\n\n  ```text\n%s\n  ```\n' "$line" "$(tail -n 20 "$work/log" | sed 's/^/  /')" \
         >>"$work/$side.failures"
     fi
     cat "$work/log" >&2

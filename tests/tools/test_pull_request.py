@@ -61,7 +61,8 @@ def commit(folder: Path, **files: str) -> str:
 
 
 def compared(folder: Path, base: str, head: str, *lines: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHON": sys.executable, "PYTHONPATH": str(PROJECT)}
+    # pytest prints longer summaries where CI is set.
+    environment = {**os.environ, "CI": "true", "PYTHON": sys.executable, "PYTHONPATH": str(PROJECT)}
     return subprocess.run(
         [SCRIPT, base, head], cwd=folder, input="\n".join(lines), capture_output=True, text=True, env=environment,
         timeout=280,
