@@ -161,7 +161,7 @@ TRIAL = {
 }
 BLOCK = {
     "name": str, "summary": str, "inputs": dict[str, list[str]], "outputs": dict[str, list[str]],
-    "own_dtypes": dict[str, str], "directions": list[str],
+    "attributes": dict[str, Any], "parameters": list[str], "own_dtypes": dict[str, str], "directions": list[str],
     "cases": struct("Suites", **dict.fromkeys(SUITES, array(struct(
         "Case", name=str, sizes=dict[str, int], dtypes=list[str], precisions=list[str], directions=list[str],
     )))),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
+from statistics import geometric_mean
 from typing import Any
 
 from rich.console import Console
@@ -106,20 +107,41 @@ def wins_and_losses() -> list[tuple[str, str, str, str, str]]:
     return [row for _, row in sorted(found, reverse=True)]
 
 
+def leads() -> list[tuple[str, int, float]]:
+    """Return for each dtype in RUN the number of cases, and the geometric mean of the best other time over Triton's."""
+    found: dict[str, list[float]] = {}
+    for members in _cases().values():
+        row = members[0]
+        dtype = f"{row.dtype} in TF32" if row.precision == "tf32" else row.dtype
+        found.setdefault(dtype, []).append(_ours_and_best(members)[0])
+    means = [(dtype, len(ratios), geometric_mean(ratios)) for dtype, ratios in found.items()]
+    return sorted(means, key=lambda mean: -mean[1])
+
+
 def largest_losses(most: int) -> list[tuple[str, str, str, str]]:
     """Return the cases of RUN in which Triton is furthest behind: case, Triton, best other, times as long."""
+    found = [
+        (ratio, (label, number(triton.device_time_us), f"{number(best.device_time_us)} `{best.implementation}`"))
+        for label, members in _cases().items() for ratio, triton, best in [_ours_and_best(members)]
+    ]
+    return [(*cells, f"{1 / ratio:.1f}") for ratio, cells in sorted(found)[:most]]
+
+
+def _leads_and_losses() -> str:
+    means = ", ".join(f"{mean:.2f} in {cases} cases of {dtype}" for dtype, cases, mean in leads())
+    losses = _markdown(["case", "Triton, µs", "best other, µs", "times as long"], largest_losses(5))
+    return f"The best other time over ours, in the geometric mean: {means}. The five largest losses:\n\n{losses}"
+
+
+def _cases() -> dict[str, list[Row]]:
+    """Return the rows with a time of each case of RUN that Triton and a peer ran, by a label."""
     cases: dict[str, list[Row]] = {}
     for row in rows_of(RUN):
         if row.device_time_us is not None:
             precision = f" in {row.precision.upper()}" if row.precision != "ieee" else ""
             label = f"`{row.block}/{row.case_name}`, {row.dtype}{precision}{_direction(row)}"
             cases.setdefault(label, []).append(row)
-    found = [
-        (ratio, (label, number(triton.device_time_us), f"{number(best.device_time_us)} `{best.implementation}`"))
-        for label, members in cases.items() if _has_both(members)
-        for ratio, triton, best in [_ours_and_best(members)]
-    ]
-    return [(*cells, f"{1 / ratio:.1f}") for ratio, cells in sorted(found)[:most]]
+    return {label: members for label, members in cases.items() if _has_both(members)}
 
 
 def _direction(row: Row) -> str:
@@ -350,7 +372,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **{f"first screen of {name}": partial(_first_screen, name) for name in SCREENS},
     "capture of jax": partial(_capture, "jax", 20),
     "capture of torch": partial(_capture, "torch", 22),
-    "largest losses": lambda: _markdown(["case", "Triton, µs", "best other, µs", "times as long"], largest_losses(5)),
+    "leads and losses": _leads_and_losses,
     "wins and losses": lambda: _markdown(["main case", "Triton", "Pallas", "best other", "ratio"], wins_and_losses()),
     "attention against FlashAttention": _attention_times,
     "launch gaps": lambda: _markdown(["block", "`triton`", "`inductor`", "5%", "rows"], launch_gaps()),

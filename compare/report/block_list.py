@@ -43,6 +43,8 @@ def _block(block: Block) -> dict[str, Any]:
         "summary": block.summary,
         "inputs": {t.name: list(t.axes) for t in block.inputs},
         "outputs": {t.name: list(t.axes) for t in block.outputs},
+        "attributes": dict(block.attributes),
+        "parameters": list(block.parameters),
         "own_dtypes": {t.name: t.dtype for t in (*block.inputs, *block.outputs) if t.dtype},
         "directions": list(block.directions),
         "cases": {
@@ -71,6 +73,8 @@ def _block_text(block: Block) -> str:
     lines += textwrap.wrap(
         f"{_tensors(block.inputs)} -> {_tensors(block.outputs)}", 98, initial_indent="  ", subsequent_indent="    "
     )
+    if attributes := [*(f"{name}={value}" for name, value in block.attributes.items()), *block.parameters]:
+        lines.append(f"  attributes: {', '.join(attributes)}")
     lines.append(f"  directions: {', '.join(block.directions)}")
     for suite in SUITES:
         if shapes := block.shapes_in(suite):

@@ -56,7 +56,7 @@ class Column:
 # Characters next to a time: the column that counts the rounds, and the meaning.
 _MARKS = {
     "!": ("throttled_rounds", "in some round the GPU reported that it was throttled."),
-    "~": ("unsettled_rounds", "in some round the times still changed when the warm-up ended."),
+    "^": ("unsettled_rounds", "in some round the times still changed when the warm-up ended."),
 }
 
 

@@ -139,7 +139,7 @@ def test_rows_count_throttled_and_unsettled_rounds() -> None:
     assert (row["throttled_rounds"], row["unsettled_rounds"], row["command_buffer_launches"]) == (2, 1, 3)
     assert row["launch_gap"] == pytest.approx(0.1)
     line = next(line for line in table.render(rows_of(made)).splitlines() if line.startswith("triton"))
-    assert "100 !~" in line and "10%" in line
+    assert "100 !^" in line and "10%" in line
 
 
 def test_marks_follow_times_and_the_legend_explains_them() -> None:
@@ -147,15 +147,15 @@ def test_marks_follow_times_and_the_legend_explains_them() -> None:
     restless = {"seconds": [0.01] * 5, "settled": [True] * 4 + [False]}
     calm = measured("xla", 100)
     for made, mark in (
-        (measured("triton", 80, conditions=hot), "!"), (measured("triton", 80, warm_up=restless), "~"),
-        (measured("triton", 80, conditions=hot, warm_up=restless), "!~"),
+        (measured("triton", 80, conditions=hot), "!"), (measured("triton", 80, warm_up=restless), "^"),
+        (measured("triton", 80, conditions=hot, warm_up=restless), "!^"),
     ):
         found = rows_of(calm, made)
         full, brief = table.render(found), matrix.render(found)
         assert f" 80.0 {mark} " in full and f" 80.0 *{mark}" in brief
         for text in (full, brief):
-            assert ("\n!: " in text, "\n~: " in text) == ("!" in mark, "~" in mark)
-        assert f" 80.0 \\*{mark.replace('~', chr(92) + '~')} |" in matrix.render(found, markdown=True)
+            assert ("\n!: " in text, "\n^: " in text) == ("!" in mark, "^" in mark)
+        assert f" 80.0 \\*{mark} |" in matrix.render(found, markdown=True)
     assert "\n!: " not in matrix.render(rows_of(calm))
 
 

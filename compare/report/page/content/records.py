@@ -79,7 +79,7 @@ _COLUMNS: tuple[tuple[Column, str, Value], ...] = (
     _of_row("cold_vs_xla"),
     (
         Column(
-            "marks", "", "! throttled in some round, ~ times still changed when the warm-up ended, p memory is planned",
+            "marks", "", "! throttled in some round, ^ times still changed when the warm-up ended, p memory is planned",
             "marks",
         ),
         "text", _marks,

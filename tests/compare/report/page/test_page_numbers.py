@@ -148,7 +148,7 @@ def round_marks(record: Record) -> list[str]:
     """Return the marks of a record: throttled in a round, or not settled after the warm-up."""
     measured = record["measurement"]
     throttled = any(after["throttled"] for after in measured["conditions"] if after is not None)
-    found = {"!": throttled, "~": not all(measured["warm_up"]["settled"])}
+    found = {"!": throttled, "^": not all(measured["warm_up"]["settled"])}
     said = "".join(mark for mark, true in found.items() if true)
     return [said] if said else []
 
@@ -234,13 +234,13 @@ def test_marks_are_explained_once(
     first, second = columns(glance, len(mine)), columns(times, len(mine))
     said = {name: round_marks(record) for name, record in mine.items()}
     for name, marks in said.items():
-        assert [word for word in first[name]["time µs"].split() if word in ("!", "~", "!~")] == marks
+        assert [word for word in first[name]["time µs"].split() if word in ("!", "^", "!^")] == marks
         assert second[name]["time µs"].split()[1:] == marks
     unknown = {name for name, row in first.items() if row["roofline µs"] == "?"}
     assert unknown == ({"flex"} if address.startswith("attention") else set())
     assert unknown == {name for name, row in second.items() if row["recoverable µs"] == "?"}
     assert html.count("the bytes or FLOPs of some kernel are unknown.") == bool(unknown)
-    for mark, words in {"!": "in some round the GPU", "~": "in some round the times still changed"}.items():
+    for mark, words in {"!": "in some round the GPU", "^": "in some round the times still changed"}.items():
         assert html.count(words) == any(mark in "".join(marks) for marks in said.values())
     assert unknown or any(said.values())
 
