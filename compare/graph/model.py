@@ -41,6 +41,7 @@ REASONS = {
     "other": "none of the other codes fits",
 }
 
+UNMEASURED_CHOICES = ("predicted choice", "not autotuned")  # provenances of kernels where a GPU may choose others
 _LINE = re.compile(r".+?:\d+")  # at the beginning of a place
 
 
@@ -137,7 +138,7 @@ class Kernel:
     flops: of one launch; None where they are unknown.
     launches: per call; None where the number depends on data, or a library does not tell it. least_launches: the fewest
         then.
-    provenance: where its configuration comes from ("compiled", "device", "replayed", "not autotuned", or "");
+    provenance: where its configuration comes from ("compiled", "device", "replayed", one of UNMEASURED_CHOICES, or "");
         "eager" for an operation that PyTorch runs beside compiled graphs.
     device_time_us: the measured time of all launches of one call; None without a GPU.
     predicted: what compare.predict expects for them; None where it was not asked for.

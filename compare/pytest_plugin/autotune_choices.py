@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from ..base.frameworks import Framework
-from ..graph.model import FusionGraph
+from ..graph.model import UNMEASURED_CHOICES, FusionGraph
 from ..graph.operations import is_product
 from ..user.explain import explain_all
-
-NOT_TUNED = "not autotuned"
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ def compile_choices(
 def _open_choices(fn: Any, graph: FusionGraph) -> dict[str, str]:
     """Return the choices that were not made for `graph`, each with its `products` argument of `explain_all`."""
     products = [kernel for kernel in graph.kernels or () if is_product(kernel)]
-    untuned = any(kernel.provenance == NOT_TUNED for kernel in products)
+    untuned = any(kernel.provenance in UNMEASURED_CHOICES for kernel in products)
     if graph.compiler == "xla":
         return {"Triton GEMM": "triton", "cuBLAS": "cublas"} if untuned and graph.target else {}
     found = {"ATen, padded": "padded"} if untuned else {}

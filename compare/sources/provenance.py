@@ -1,15 +1,16 @@
-"""The source of kernels' configurations, in words: replayed from recorded autotuning, or guessed, and why."""
+"""The source of kernels' configurations, in words: replayed from recorded autotuning, predicted or guessed, and why."""
 
 from __future__ import annotations
 
 from collections import Counter
 
 from .. import targets
-from ..graph.model import FusionGraph
+from ..graph.model import UNMEASURED_CHOICES, FusionGraph
 
 _WORDS = {
     "replayed": "replayed from the {target}'s recorded autotuning",
     "device": "chosen on the GPU",
+    "predicted choice": "chosen by predicted times",
     "not autotuned": "not autotuned",
     "compiled": "without a choice to make",
 }
@@ -22,15 +23,15 @@ def counts(graph: FusionGraph) -> dict[str, int]:
 
 
 def sentence(graph: FusionGraph) -> str:
-    """Return the counts in words, with the reason for kernels of XLA that were not autotuned; "" without kernels."""
+    """Return the counts in words, with the reason why nothing measured chose kernels of XLA; "" without kernels."""
     found = counts(graph)
     words = [f"{number} {_WORDS[name].format(target=graph.target)}" for name, number in found.items()]
-    reason = _reason(graph) if "not autotuned" in found else ""
+    reason = _reason(graph) if any(name in found for name in UNMEASURED_CHOICES) else ""
     return f"kernel configurations: {', '.join(words)}{reason}" if words else ""
 
 
 def _reason(graph: FusionGraph) -> str:
-    """Return why kernels were not autotuned. Recorded choices of XLA exist for one version of jax and some modules."""
+    """Return why nothing measured chose the kernels. XLA's recorded choices are of one jax version and some modules."""
     if graph.target in targets.names() and targets.load(graph.target).facts:
         return (
             f"; nothing was recorded on the {graph.target}, so these have the compiler's first choice: the GPU would "

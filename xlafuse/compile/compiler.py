@@ -6,14 +6,16 @@ environment.
 """
 
 import functools
+import hashlib
 import importlib.util
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import jax
 import jax.extend
@@ -39,7 +41,15 @@ PRODUCTS: dict[Products | None, dict[str, Any]] = {
     None: {}, "triton": {"xla_gpu_triton_gemm_any": True}, "cublas": {"xla_gpu_enable_triton_gemm": False},
 }
 
+# The tile of Triton's kernels where a prediction chooses. An H200 chose it for many small products, and cuBLAS for most
+# large ones. XLA without its autotuner takes a tile of 16 by 8.
+_TRITON = {
+    "xla_gpu_override_gemm_autotuner": "block_m: 64 block_n: 64 block_k: 64 num_stages: 3 num_warps: 4 num_ctas: 1"
+}
+
+_Compiled = TypeVar("_Compiled")
 _loaded_results: Path | None = None
+_faster: dict[str, dict[str, Any]] = {}  # options that compile a module to its faster products, by the text's hash
 
 
 @dataclass(frozen=True)
@@ -51,7 +61,9 @@ class Target:
     autotune_results: results that this GPU recorded (`configure_environment(record_autotune_to=...)`), to be replayed.
         Only the jax version that wrote them can read them (0.10.2 cannot read those of 0.11.2). None: no replay.
     products: "triton" or "cublas" for all matrix products for which the autotuner would choose between them; not
-        together with autotune_results. None: XLA's choice without its autotuner.
+        together with autotune_results. None: where no results cover a module, the faster one by `time_us`.
+    time_us: returns the predicted time of a call in µs, given an optimized module's text; None if it has none. Without
+        this function, XLA chooses without its autotuner.
     devices: how many of these GPUs the machine has; 1 for a TPU.
     platform: jax's name of the platform. XLA for TPUs does not autotune, so a TPU has no results and no products.
     """
@@ -59,6 +71,7 @@ class Target:
     config_text: str
     autotune_results: Path | None = None
     products: Products | None = None
+    time_us: Callable[[str], float | None] | None = None
     devices: int = 1
     platform: Literal["cuda", "tpu"] = "cuda"
 
@@ -171,8 +184,7 @@ def compile(
             compiled, compile_s, source = _compile_here(lowered, options, autotune_lock, reuses_results)
             replay_miss = None
         else:
-            compiled, compile_s, replay_miss = compile_lowered(lowered, options, target)
-            source = source_of_choices(target, replayed=replay_miss is None)
+            compiled, compile_s, source, replay_miss = compile_lowered(lowered, options, target)
         hlo_text = compiled.as_text()
         module = parse(hlo_text)
         if raw is not None and dump_to is not None:
@@ -206,13 +218,6 @@ def compile(
 def target_devices(target: Target | None) -> tuple[Any, ...]:
     """Return the devices of a target; none without one."""
     return _jax_private.target_devices(target.config_text, target.devices, target.platform) if target else ()
-
-
-def source_of_choices(target: Target, *, replayed: bool) -> provenance.Source:
-    """Return the source of kernels' configurations in a compile for a target. replayed: its results covered all."""
-    if target.platform == "tpu":
-        return "cost model"
-    return "nothing" if target.autotune_results is None or not replayed else "replay"
 
 
 def target_sharding(target: Target | None) -> jax.sharding.Sharding | None:
@@ -274,28 +279,79 @@ def _compile_here(
         return *_timed(lowered, options), "device"
 
 
-def compile_lowered(lowered: Any, options: dict[str, Any], target: Target | None) -> tuple[Any, float, str | None]:
-    """Return (compiled, seconds, replay miss). If recorded results do not cover the module, it is compiled without."""
-    if target is not None:
-        options = options | PRODUCTS[target.products]
-    if target is None or target.autotune_results is None:
-        if target is not None:
-            _check_results(None)
-        return *_timed(lowered, options), None
+def compile_lowered(
+    lowered: Any, options: dict[str, Any], target: Target | None
+) -> tuple[Any, float, provenance.Source, str | None]:
+    """Return (compiled, seconds, source of the choices, replay miss).
+
+    If recorded results do not cover the module, it is compiled without.
+    """
+    if target is None:
+        return *_timed(lowered, options), "device", None
     _check_results(target.autotune_results)
-    options = options | {"xla_gpu_load_autotune_results_from": str(target.autotune_results)}
+    if options.keys() & {*PRODUCTS["cublas"], *_TRITON}:  # the caller chose
+        target = replace(target, time_us=None)
+    missed = None
+    if target.autotune_results is not None:
+        options = options | {"xla_gpu_load_autotune_results_from": str(target.autotune_results)}
+        try:
+            return *_timed(lowered, options | _COMPLETE), "replay", None
+        except jax.errors.JaxRuntimeError as error:
+            if "Failed to parse autotune results" in str(error):
+                raise ValueError(
+                    "autotune results are read only by the jax version that wrote them; "
+                    f"{target.autotune_results} is not jax {jax.__version__}'s. Record them with this version, "
+                    "or give none"
+                ) from error
+            if "No cached config found" not in str(error):
+                raise
+            missed = str(error)
+    undumped = {name: value for name, value in options.items() if not name.startswith("xla_dump_")}
+
+    def made(products: dict[str, Any], dump: bool) -> tuple[Any, float]:
+        return _timed(lowered, (options if dump else undumped) | products)
+
+    (compiled, seconds), source = with_choices(made, lambda made: made[0].as_text(), lowered.as_text(), target)
+    return compiled, seconds, source, missed
+
+
+def with_choices(
+    compiled: Callable[[dict[str, Any], bool], _Compiled], text: Callable[[_Compiled], str], module: str, target: Target
+) -> tuple[_Compiled, provenance.Source]:
+    """Return a module's compile with options for its products, and the source of the choice.
+
+    compiled: compiles with XLA's options, and dumps if asked to. text: the optimized module of a compile. module: in
+    StableHLO. The same module gets the same options again, so that compiles of it with other flags can be compared.
+    """
+    time_us = target.time_us
+    if target.platform == "tpu":
+        return compiled({}, True), "cost model"
+    if target.products or time_us is None or "dot_general" not in module:
+        return compiled(PRODUCTS[target.products], True), "nothing"
+    key, cublas = hashlib.sha256(module.encode()).hexdigest(), PRODUCTS["cublas"]
+    if key in _faster:
+        return compiled(_faster[key], True), "prediction"
+    # No Triton kernel of XLA for 8-bit floats was measured.
+    of_triton = math.inf if "f8E" in module else _time_of(compiled, text, time_us)
+    made = compiled(cublas, True)
+    of_cublas = time_us(text(made))
+    if of_cublas is not None and of_triton < of_cublas:
+        _faster[key] = _TRITON
+        return compiled(_TRITON, True), "prediction"
+    _faster[key] = cublas
+    return made, "prediction"
+
+
+def _time_of(
+    compiled: Callable[[dict[str, Any], bool], _Compiled], text: Callable[[_Compiled], str],
+    time_us: Callable[[str], float | None],
+) -> float:
+    """Return the predicted time with Triton's products; infinity without one, and where Triton does not have them."""
     try:
-        return *_timed(lowered, options | _COMPLETE), None
-    except jax.errors.JaxRuntimeError as error:
-        if "Failed to parse autotune results" in str(error):
-            raise ValueError(
-                "autotune results are read only by the jax version that wrote them; "
-                f"{target.autotune_results} is not jax {jax.__version__}'s. Record them with this version, "
-                "or give none"
-            ) from error
-        if "No cached config found" not in str(error):
-            raise
-        return *_timed(lowered, options), str(error)
+        time = time_us(text(compiled(_TRITON, False)))
+    except jax.errors.JaxRuntimeError:
+        return math.inf
+    return math.inf if time is None else time
 
 
 def _check_plugin(error: Exception) -> None:

@@ -68,12 +68,12 @@ def compile_call(
     with artifacts.raw_dump_folder(dump_to) as raw:
         dumping = artifacts.dump_options(raw) if raw is not None else {}
         with hlo_edit.editing(edit):
-            compiled, _, missed = compiler.compile_lowered(lowered, {**options, **dumping}, target)
+            compiled, _, source, _ = compiler.compile_lowered(lowered, {**options, **dumping}, target)
         text = compiled.as_text()
         if raw is not None and dump_to is not None:
             artifacts.keep_artifacts(raw, dump_to, parse(text).name, lowered.as_text(debug_info=True))
     closed_over = _jax_private.constant_inputs(traced)
-    autotuning = _autotuning(text, target, replayed=missed is None)
+    autotuning = _autotuning(text, source)
     return CompiledCall(text, autotuning, closed_over, None if target else compiled)
 
 
@@ -160,14 +160,20 @@ def compile_stablehlo(
 ) -> CompiledCall:
     """Compile a StableHLO module in jax's text form (`Lowered.as_text(debug_info=True)`)."""
     with artifacts.raw_dump_folder(dump_to) as raw:
-        options = artifacts.dump_options(raw) if raw is not None else {}
-        if target is not None:
-            options |= compiler.PRODUCTS[target.products]
+        dumping = artifacts.dump_options(raw) if raw is not None else {}
         device = compiler.target_devices(target)[0] if target else None
-        hlo_text = _jax_private.compile_stablehlo(text, options, device)
+
+        def compiled(options: dict[str, Any], dump: bool) -> str:
+            return _jax_private.compile_stablehlo(text, options | (dumping if dump else {}), device)
+
+        source: provenance.Source = "device"
+        if target is None:
+            hlo_text = compiled({}, True)
+        else:
+            hlo_text, source = compiler.with_choices(compiled, str, text, target)
         if raw is not None and dump_to is not None:
             artifacts.keep_artifacts(raw, dump_to, parse(hlo_text).name, text)
-    return CompiledCall(hlo_text, _autotuning(hlo_text, target, replayed=False))
+    return CompiledCall(hlo_text, _autotuning(hlo_text, source))
 
 
 def bind(
@@ -307,8 +313,5 @@ def _structs(tree: Any, sharding: jax.sharding.Sharding | None) -> Any:
     return jax.tree.map(struct, tree)
 
 
-def _autotuning(text: str, target: compiler.Target | None, replayed: bool) -> dict[str, provenance.Provenance]:
-    source: provenance.Source = "device"
-    if target is not None:
-        source = compiler.source_of_choices(target, replayed=replayed)
+def _autotuning(text: str, source: provenance.Source) -> dict[str, provenance.Provenance]:
     return {kernel.name: provenance.of(kernel, source) for kernel in kernels(parse(text))}

@@ -1,7 +1,8 @@
 """The provenance of a kernel's configuration.
 
 "compiled": the compiler alone decides. "device": autotuning on a GPU chose it. "replayed": it comes from recorded
-autotuning results. "not autotuned": autotuning would choose it, and neither a GPU nor a record was there.
+autotuning results. "predicted choice": of two kinds of kernels, the one with the shorter predicted time. "not
+autotuned": autotuning would choose it, and none of these was there.
 
 XLA for TPUs does not autotune: its cost model chooses, so every kernel is "compiled".
 """
@@ -10,14 +11,20 @@ from typing import Literal
 
 from xlafuse.hlo.gpu_program import Kernel
 
-Provenance = Literal["compiled", "device", "replayed", "not autotuned"]
-Source = Literal["device", "replay", "nothing", "cost model"]
+Provenance = Literal["compiled", "device", "replayed", "predicted choice", "not autotuned"]
+Source = Literal["device", "replay", "prediction", "nothing", "cost model"]
 
 _BY_SOURCE: dict[Source, Provenance] = {
-    "device": "device", "replay": "replayed", "nothing": "not autotuned", "cost model": "compiled",
+    "device": "device", "replay": "replayed", "prediction": "predicted choice", "nothing": "not autotuned",
+    "cost model": "compiled",
 }
 
 
 def of(kernel: Kernel, source: Source) -> Provenance:
-    """Return the provenance of a kernel: that of `source` if XLA autotunes the kernel, else "compiled"."""
-    return _BY_SOURCE[source] if kernel.tunable else "compiled"
+    """Return the provenance of a kernel: that of `source` if XLA autotunes the kernel, else "compiled".
+
+    Predictions choose the kernels of matrix products alone.
+    """
+    if not kernel.tunable:
+        return "compiled"
+    return _BY_SOURCE["nothing" if source == "prediction" and kernel.kind != "gemm" else source]

@@ -12,7 +12,7 @@ from typing import Any
 from ...backends import BACKENDS
 from ...base.archive import users_line
 from ...record.record_fields import KernelsOfPhase
-from ..model import FusionGraph, Kernel, SourceOp
+from ..model import UNMEASURED_CHOICES, FusionGraph, Kernel, SourceOp
 from ..operations import token
 from .roofline import Ceilings, recoverable_us, roofline_point
 from .totals import declared_bytes, tally
@@ -109,11 +109,11 @@ def fingerprint(graph: FusionGraph) -> str | None:
     Equal fingerprints: kernels do the same work with the same configuration, in the same order. Names, registers and
     source lines do not count, because they differ between versions of a compiler.
 
-    A GPU could where it would choose a kernel's configuration by measuring: XLA's kernels that are "not autotuned". The
-    configuration of Inductor's kernels is among their facts, so it is compared instead.
+    A GPU could where it would choose a kernel's configuration by measuring: XLA's kernels that are "not autotuned" or a
+    "predicted choice". The configuration of Inductor's kernels is among their facts, so it is compared instead.
     """
     kernels = graph.kernels
-    if not kernels or any(k.provenance == "not autotuned" and "config" not in k.facts for k in kernels):
+    if not kernels or any(k.provenance in UNMEASURED_CHOICES and "config" not in k.facts for k in kernels):
         return None
     text = json.dumps([_work(kernel) for kernel in kernels], separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -126,6 +126,24 @@ def test_a_plain_function(jax_code: Any, tmp_path: Path):
 
 
 @pytest.mark.full
+def product(a: Any, b: Any) -> Any:
+    return a @ b
+
+
+def test_a_product_that_was_not_recorded_is_that_of_the_shorter_predicted_time() -> None:
+    """A library's kernel for a large product, Triton's for a few rows; no GPU's that nothing was measured on."""
+    jax = pytest.importorskip("jax")
+
+    def kernels(rows: int, target: str) -> list[tuple[str, str]]:
+        arrays = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((rows, 4096), (4096, 4112))]
+        (graph,) = xlafuse.explain(product, *arrays, framework="jax", target=target).graphs.values()
+        return [(kernel.facts.get("custom_call_target", "triton"), kernel.provenance) for kernel in graph.kernels or ()]
+
+    assert kernels(4112, "h200") == [("__cublas$lt$matmul", "predicted choice")]
+    assert ("triton", "predicted choice") in kernels(16, "h200")
+    assert {provenance for _, provenance in kernels(4112, "b200")} == {"not autotuned"}
+
+
 def test_it_renders_in_a_notebook(jax_code: Any):
     page = xlafuse.explain(jax_code.gelu, struct(8, 128), **TARGET, name="<gelu>")._repr_html_()
     assert "<details" in page and "&lt;gelu&gt;" in page and "<gelu>" not in page

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,50 @@ def test_products_without_a_record_are_not_autotuned(h200: compiler.Target) -> N
     assert gemms and {compiled.autotuning[name] for name in gemms} == {"not autotuned"}
     stages = {stage.split("/")[0] for kernel in compiled.kernels for stage in kernel.stages}
     assert stages == {"norm", "gate", "up", "act", "down", "residual"}
+
+
+@pytest.mark.parametrize("faster", ["cublas", "triton"])
+def test_predicted_times_choose_the_kernels_of_products(
+    h200: compiler.Target, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, faster: str
+) -> None:
+    monkeypatch.setattr(compiler, "_faster", {})
+    times = {"cublas": 2.0, "triton": 2.0, faster: 1.0}
+
+    def time_us(text: str) -> float:
+        return times["cublas" if "__cublas" in text else "triton"]
+
+    def compiled(target: compiler.Target, **options: Any) -> tuple[compiler.Compilation, set[str]]:
+        made = compiler.compile(directions.forward(swiglu_mlp.apply, {"eps": 1e-6}), (MLP,), target=target, **options)
+        return made, {made.autotuning[kernel.name] for kernel in made.kernels if kernel.kind == "gemm"}
+
+    first, words = compiled(replace(h200, time_us=time_us), dump_to=tmp_path / "dump")
+    assert words == {"predicted choice"} and ("__cublas" in first.hlo_text) == (faster == "cublas")
+    assert set(first.autotuning.values()) <= {"predicted choice", "compiled", "not autotuned"}
+    dumped = (tmp_path / "dump" / "optimized.hlo.txt").read_text()
+    assert ("__cublas" in dumped) == (faster == "cublas")
+    # Variants of a compile keep its choice.
+    times = {"cublas": 1.0, "triton": 1.0, faster: 2.0}
+    again, _ = compiled(replace(h200, time_us=time_us), options={"xla_gpu_graph_min_graph_size": 1})
+    assert ("__cublas" in again.hlo_text) == (faster == "cublas")
+
+
+def test_a_choice_of_the_caller_is_kept(h200: compiler.Target) -> None:
+    def time_us(text: str) -> float:
+        return 2.0 if "__cublas" in text else 1.0
+
+    target = replace(h200, time_us=time_us)
+    function, inputs = directions.forward(swiglu_mlp.apply, {"eps": 1e-6}), (MLP,)
+    for options, products in (({"xla_gpu_enable_triton_gemm": False}, None), ({}, "cublas")):
+        compiled = compiler.compile(function, inputs, target=replace(target, products=products), options=options)
+        assert "__cublas" in compiled.hlo_text and "predicted choice" not in compiled.autotuning.values()
+
+
+def test_a_product_that_triton_does_not_have_is_a_librarys(h200: compiler.Target) -> None:
+    """8-bit floats: no time of XLA's Triton kernels for them is known."""
+    target = replace(h200, time_us=lambda text: 2.0 if "__cublas" in text else 1.0)
+    f8 = Struct((1024, 1024), jnp.float8_e4m3fn)
+    compiled = compiler.compile(lambda a, b: jnp.matmul(a, b.T, preferred_element_type=BF16), (f8, f8), target=target)
+    assert "__cublas" in compiled.hlo_text
 
 
 def test_each_phase_of_gelu_is_one_kernel_without_copies(h200: compiler.Target) -> None:
