@@ -35,6 +35,8 @@ HEADERS = {
     "group": ["", "kernels", "time, ms", "median", "by time", "roofline's median", "predicted", "in interval"],
     "worst": ["kernel", "kind", "measured, µs", "predicted, µs", "roofline, µs"],
     "unknown": ["kernels", "measured", "median error"],
+    "choices": ["block", "programs", "with cuBLAS", "products", "right", "right, by time", "calls", "median error",
+                "within 20%"],
     "calls": ["compiler", "calls", "gap, µs", "launch to launch, µs", "within 20%: sum", "with launches",
               "median error: sum", "with launches"],
     "steps": ["step", "kernels", "unknown", "on the device, ms", "in its kernels, ms", "predicted, ms", "interval, ms",
@@ -141,6 +143,19 @@ def _step(name: str, step: Captured) -> list[str]:
         f"`{name}`", str(len(kernels)), str(unknown), *(f"{each / 1e3:.1f}" for each in (measured, in_kernels, time)),
         f"{low / 1e3:.1f} to {high / 1e3:.1f}", f"{(time - guessed) / 1e3:.1f}", f"{time / measured - 1:+.1%}",
         f"{guessed / in_kernels - 1:+.1%}", f"{kind}: {missed[kind] / 1e3:+.1f} ms",
+    ]
+
+
+def choices() -> list[list[str]]:
+    """Return a line for all programs and for each block."""
+    found = json.loads((targets.FOLDER / FITTED_ON / "choices.json").read_text())
+    return [
+        [
+            name, str(line["programs"]), str(line["cublas"]), str(line["products"]), _percent(line["right"]),
+            _percent(line["right_by_time"]), str(line["calls"]), _percent(line["call_error"]),
+            _percent(line["calls_within_20_percent"]),
+        ]
+        for name, line in (("all", found["all"]), *found["blocks"].items())
     ]
 
 

@@ -396,6 +396,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "predicted by compiler left out": partial(_predicted, "compiler left out", "compiler", "compilers"),
     "predicted on another GPU": partial(_predicted, "kind", "kind", "to other GPU"),
     "predicted worst": lambda: _markdown(predicted_times.HEADERS["worst"], predicted_times.worst()),
+    "predicted choices": lambda: _markdown(predicted_times.HEADERS["choices"], predicted_times.choices()),
     "predicted calls": lambda: _markdown(predicted_times.HEADERS["calls"], predicted_times.call_lines()),
     "predicted steps": lambda: _markdown(predicted_times.HEADERS["steps"], predicted_times.steps()),
     "forced fusions": lambda: _markdown(missed_fusions.CASES, missed_fusions.cases(_forced())),

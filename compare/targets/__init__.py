@@ -7,6 +7,7 @@
 - `data_sheet.json`: the peak rates that NVIDIA states, for shares of the peak; the links to other GPUs
 - `recorded_times.json.gz`: device times of a run there (recorded_times.py)
 - `predictor.npz`, `predictor.json`: trees that predict kernels' times, and their validation (tools/fit_predictor.py)
+- `choices.json`: how right predicted choices of XLA's products are (tools/predicted_choices.py)
 - `launches.json`: gaps between the launches of a call, by compiler, and their validation (the same program)
 - `links.json`: what exchanges between two GPUs took, and the fit of their times (tools/links.py)
 - `provenance.json`: the run that each part comes from

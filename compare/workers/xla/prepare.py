@@ -89,9 +89,12 @@ def _interpreter(implementation: Implementation) -> AbstractContextManager[Any]:
 
 
 def compile_for_target(
-    case: Case, implementation: Implementation, target: str, dumps: Path
+    case: Case, implementation: Implementation, target: str, dumps: Path, device: compiler.Target | None = None
 ) -> tuple[float, FusionGraph]:
-    """Return the compile time in seconds and the fusion graph for a target pack; nothing runs."""
+    """Return the compile time in seconds and the fusion graph for a target pack; nothing runs.
+
+    device: the target, with other results or predictions than the pack's.
+    """
     block = BLOCKS[case.block]
     inputs, cotangents = (
         {t.name: jax.ShapeDtypeStruct(t.shape(case.sizes), jnp.dtype(t.dtype_in(case))) for t in tensors}
@@ -99,13 +102,13 @@ def compile_for_target(
     )
     if case.direction == "joint":
         inputs = block.joined(inputs, cotangents)
-    device = xla_target(target)
+    chosen = xla_target(target) if device is None else device
 
     def compile_phase(phase: str, *args: Any, **options: Any) -> compiler.Compilation:
-        if device.platform == "tpu" and case.dtype != "float32":
+        if chosen.platform == "tpu" and case.dtype != "float32":
             # On a TPU the precision of float32 products would change those of 16-bit types, too.
             options["matmul_precision"] = None
-        return compiler.compile(*args, target=device, **options)
+        return compiler.compile(*args, target=chosen, **options)
 
     halves = _compile(case, implementation, inputs, cotangents, dumps, compile_phase)
     graph = graph_of_halves(halves, dumps, name=implementation.name, target=target)
