@@ -252,7 +252,7 @@ def evaluate(case: Case, inputs: Tensors, cotangents: Tensors, dtype: torch.dtyp
         for name, value in inputs.items()
     }
     outputs: Tensors = {}
-    for index in _slices(block, leaves):
+    for index in _slices(block, leaves, finest=dtype == torch.float64):
         views = {name: index(block.tensor(name).axes, leaf) for name, leaf in leaves.items()}
         part = block.reference(torch, views, **block.attributes_of(case))
         for name, value in part.items():
@@ -267,13 +267,20 @@ def evaluate(case: Case, inputs: Tensors, cotangents: Tensors, dtype: torch.dtyp
     return outputs | gradients
 
 
-def _slices(block: Block, tensors: Tensors) -> Iterator[Any]:
-    """Yield views of one index along the axes that no output mixes, so that S x S scores fit in memory."""
+def _slices(block: Block, tensors: Tensors, finest: bool) -> Iterator[Any]:
+    """Yield views of one index along the axes that no output mixes, so that S x S scores fit in memory.
+
+    finest: of axes that go together, an index of the longest, such as a head of q with the head of k that it shares. A
+    gradient then is a sum over more slices, whose rounding is harmless in float64 alone.
+    """
     sizes = {a: n for t in block.inputs for a, n in zip(t.axes, tensors[t.name].shape, strict=True)}
     groups = [(axes,) if isinstance(axes, str) else axes for axes in block.slices]
-    for indices in itertools.product(*(range(sizes[axes[0]]) for axes in groups)):
-        shares = [(a, i, sizes[a] // sizes[axes[0]]) for axes, i in zip(groups, indices, strict=True) for a in axes]
-        at = {axis: slice(index * share, (index + 1) * share) for axis, index, share in shares}
+    counts = [max(sizes[a] for a in axes) if finest else sizes[axes[0]] for axes in groups]
+    for indices in itertools.product(*map(range, counts)):
+        at = {
+            axis: slice(begin := i * sizes[axis] // count, max(begin + 1, (i + 1) * sizes[axis] // count))
+            for axes, i, count in zip(groups, indices, counts, strict=True) for axis in axes
+        }
 
         def view(axes: tuple[str, ...], tensor: torch.Tensor, at: dict[str, slice] = at) -> torch.Tensor:
             return tensor[tuple(at.get(a, slice(None)) for a in axes)]

@@ -29,7 +29,7 @@ class Block:
     passes_on: inputs whose gradient is an output's cotangent itself, which backward may return without writing it.
     slices: axes along which the reference may be evaluated one index at a time, because no output mixes them. In a
         tuple of axes, an index of the first takes its share of the others: a key's head takes the query heads that
-        share it.
+        share it. In float64 the reference may also be evaluated for each query head alone.
     working_bytes: memory of the plain formula between its operations, where it is far more than inputs and outputs. A
         run plans its memory by it.
     work: the unit of this block's rate, "bytes" or "flops".
@@ -130,7 +130,12 @@ class Block:
         """Return whether the implementation belongs to this case of the suite when it is not selected by name."""
         if case.direction not in implementation.directions:
             return False
-        if suite == "check" or implementation.own is not None:
+        if implementation.own is not None:
+            return True
+        chosen = next((shape.implementations for shape in self.shapes if shape.name == case.name), ())
+        if chosen or implementation.by_shape:
+            return implementation.name in chosen
+        if suite == "check":
             return True
         if suite == "tour":
             return implementation.name in MAIN_IMPLEMENTATIONS

@@ -76,6 +76,7 @@ class Shape:
         shape.
     edge: a shape at the edge of what kernels handle (prime sizes, one row, one element, all labels ignored). It belongs
         to suite `check` only: its numbers are checked, and it is never timed.
+    implementations: the only ones that belong to this shape in a suite; all of the block's if none is named.
     layout: how PyTorch gets each input of two axes or more: contiguous, or transposed (its last two axes swapped in
         memory). Arrays of JAX, and inputs of a compile for a target, have no strides.
     """
@@ -87,6 +88,7 @@ class Shape:
     directions: tuple[str, ...] = tuple(PHASES)
     quick: bool = False
     edge: bool = False
+    implementations: tuple[str, ...] = ()
     layout: str = CONTIGUOUS
 
     @property

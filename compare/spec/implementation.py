@@ -95,6 +95,7 @@ class Implementation:
         Their errors have a tolerance of their own (compare.numerics.rounded_sums).
     static_inputs: inputs that a module of the user keeps at one address (weights, caches). Inductor copies all others
         into its CUDA graphs.
+    by_shape: it belongs to those shapes alone that name it in their `implementations`.
     own: the user's function that it is; `target` then takes it and returns the function of that contract.
     requires: the packages that it needs beyond its framework, as pip takes them. "liger-kernel==0.8.5": any version is
         used, and this one was tested. "torch>=2.12": older ones are refused. "python>=3.12": so is an older
@@ -112,6 +113,7 @@ class Implementation:
     requires: tuple[str, ...] = ()
     rounded_sums: tuple[str, ...] = ()
     static_inputs: tuple[str, ...] = ()
+    by_shape: bool = False
     own: OwnFunction | None = None
 
     @property

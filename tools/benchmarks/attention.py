@@ -1,10 +1,11 @@
 """Time attention, forward and backward, by our kernels and cuDNN in turns on an NVIDIA GPU.
 
-    python tools/benchmarks/attention.py [SHAPE ...] [--rounds N]
+    python tools/benchmarks/attention.py [SHAPE ...] [--rounds N] [--splits]
 
 Each round times every kernel once with triton.testing.do_bench (CUDA events, cold L2, median). The GPU's power limit
 moves all times by 5 to 10%, so only times of one round are comparable. The table shows TFLOP/s of each round, by the
-FLOPs of visible pairs, with 2.5 times as many for backward. Use `xlafuse run` for times in reports.
+FLOPs of visible pairs, with 2.5 times as many for backward. Use `xlafuse run` for times in reports. The
+portable kernels' gradients repeat bit for bit.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from xlafuse.triton_side.kernels import attention
 from xlafuse.triton_side.kernels.attention_packed import attention_packed
+from xlafuse.triton_side.kernels.hopper import attention_backward as hopper_backward
 from xlafuse.triton_side.kernels.shared.attention_tiles import visible_pairs
 
 # batch, heads, kv_heads, sequence, head_dim, causal, window
@@ -35,6 +37,11 @@ SHAPES = {
     "gqa-window": (1, 32, 8, 4096, 128, True, 1024), "gemma-2-9b": (1, 16, 8, 2048, 256, True, 0),
     "full": (4, 16, 16, 2048, 64, False, 0), "gpt2": (8, 12, 12, 1024, 64, True, 0),
     "full-128": (2, 32, 32, 4096, 128, False, 0), "d64": (2, 32, 32, 4096, 64, True, 0),
+    "public-llama-3.1-2k": (2, 64, 8, 2048, 128, True, 0), "public-llama-3.1-8k": (2, 64, 8, 8192, 128, True, 0),
+    "public-llama-3.1-8k-full": (2, 64, 8, 8192, 128, False, 0),
+    "public-qwen-3.5-2k": (1, 32, 2, 2048, 256, True, 0), "public-qwen-3.5-8k": (1, 32, 2, 8192, 256, True, 0),
+    "public-qwen-3.5-16k": (1, 32, 2, 16384, 256, True, 0),
+    "public-gpt-oss-8k": (2, 64, 8, 8192, 64, True, 128), "public-tutorial-4k": (4, 32, 32, 4096, 64, True, 0),
 }
 # tokens, heads, kv_heads, head_dim, sequences
 PACKED = {"packed": (4096, 32, 8, 128, 8), "packed-16k": (16384, 32, 8, 128, 8)}
@@ -44,8 +51,11 @@ def normal(*shape: int) -> torch.Tensor:
     return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
 
 
-def calls(name: str) -> tuple[float, dict[str, Callable[[], Any]]]:
-    """Return the FLOPs of forward, and the calls by name."""
+def calls(name: str, every_split: bool) -> tuple[float, dict[str, Callable[[], Any]]]:
+    """Return the FLOPs of forward, and the calls by name.
+
+    every_split: backward also in other numbers of splits of heads that share k and v than the kernel's own choice.
+    """
     batch, heads, kv_heads, sequence, head_dim, causal, window = SHAPES[name]
     q, k, v = (normal(batch, n, sequence, head_dim) for n in (heads, kv_heads, kv_heads))
     flops = 4 * batch * heads * head_dim * visible_pairs(sequence, causal, window)
@@ -59,6 +69,12 @@ def calls(name: str) -> tuple[float, dict[str, Callable[[], Any]]]:
         assert logsumexp2 is not None
         found[f"{kernels} fwd"] = partial(attention.forward, q, k, v, True, **mask)
         found[f"{kernels} bwd"] = partial(attention.backward, q, k, v, out, out, logsumexp2, **mask)
+        if hopper and every_split:
+            own = hopper_backward.choose_splits(q, k, hopper_backward.KEYS[head_dim], causal, window, None)
+            for splits in (n for n in (1, 2, 4, 8, 16) if n != own and heads // kv_heads % n == 0):
+                found[f"hopper bwd, {splits} splits, not {own}"] = partial(
+                    hopper_backward.launch_backward, q, k, v, out, out, logsumexp2, causal, window, None, None, splits
+                )
     if not window:
         leaves = [x.clone().requires_grad_() for x in (q, k, v)]
 
@@ -94,18 +110,19 @@ def main() -> None:
     known = [*SHAPES, *PACKED]
     parser.add_argument("shapes", nargs="*", metavar="SHAPE", help=f"of {', '.join(known)}; all if none is named")
     parser.add_argument("--rounds", type=int, default=2, metavar="N", help="how often each kernel is timed")
+    parser.add_argument("--splits", action="store_true", help="time backward in every number of splits of shared heads")
     options = parser.parse_args()
     if unknown := [name for name in options.shapes if name not in known]:
         parser.error(f"no shape {unknown[0]!r}: choose from {', '.join(known)}")
     for name in options.shapes or known:
-        flops, found = calls(name) if name in SHAPES else packed_calls(name)
+        flops, found = calls(name, options.splits) if name in SHAPES else packed_calls(name)
         times: dict[str, list[float]] = {call: [] for call in found}
         for _ in range(options.rounds):
             for call, function in found.items():
                 times[call].append(do_bench(function, 5, 30, return_mode="median"))
         rows = [
             [name, call, *(f"{ms * 1e3:.0f}" for ms in each),
-             *(f"{flops * (2.5 if call.endswith('bwd') else 1) / ms / 1e9:.0f}" for ms in each)]
+             *(f"{flops * (2.5 if ' bwd' in call else 1) / ms / 1e9:.0f}" for ms in each)]
             for call, each in times.items()
         ]
         rounds = range(options.rounds)

@@ -173,6 +173,10 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, Any]]]:
         {"q": (1, 2, 400, head_dim), "k": (1, 1, 400, head_dim), "v": (1, 1, 400, head_dim)}
         for head_dim in (128, 64, 256)
     ]
+    split: list[Shapes] = [  # heads that backward divides among programs
+        {"q": (1, 8, 200, head_dim), "k": (1, 1, 200, head_dim), "v": (1, 1, 200, head_dim)}
+        for head_dim in (128, 64, 256)
+    ]
     # One head, because racecheck took over four minutes for two of 256 on an H100.
     windowed: list[Shapes] = [dict.fromkeys("qkv", (1, 1, 264, head_dim)) for head_dim in (128, 64, 256)]
     under_bias: list[Shapes] = [
@@ -239,7 +243,8 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, Any]]]:
         ("kernels.dropout_residual_norm", chains, {"p": 0.1, "eps": EPS}),
         ("cuda.dropout_residual_norm", chains_of_cuda, {"p": 0.1, "eps": EPS}),
         ("kernels.rope", rotated, {"theta": 500000.0}), ("kernels.attention", heads, {}),
-        ("kernels.attention", few, {}),
+        ("kernels.attention", few, {}), ("kernels.attention", split, {}),
+        ("kernels.attention", split[1:2], {"kernels": "portable"}),
         ("kernels.attention", shared, {"causal": 1, "window": 19}), ("kernels.attention", shared, {"causal": 0}),
         ("kernels.attention", heads, {"kernels": "portable"}), ("kernels.attention", shared, {"kernels": "portable"}),
         ("kernels.attention_bias", under_bias, {}), ("kernels.attention_packed", packed, {"longest": 39}),

@@ -302,11 +302,11 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor | None,
-        offsets: torch.Tensor | None, options: dict[str, Any], few_tokens: bool,
+        offsets: torch.Tensor | None, options: dict[str, Any], few_tokens: bool, deterministic: bool,
     ) -> torch.Tensor:
         out, logsumexp2 = forward(q, k, v, True, few_tokens=few_tokens, offsets=offsets, bias=bias, **options)
         ctx.save_for_backward(q, k, v, out, logsumexp2, offsets, bias)
-        ctx.options = options
+        ctx.options = {**options, "hopper": options["hopper"] and not deterministic}
         return out
 
     @staticmethod
@@ -314,16 +314,16 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out, logsumexp2, offsets, bias = ctx.saved_tensors
         if q.numel() == 0:
-            return *(None if x is None else torch.zeros_like(x) for x in (q, k, v, bias)), None, None, None
+            return *(None if x is None else torch.zeros_like(x) for x in (q, k, v, bias)), *[None] * 4
         if bias is not None:
             with_dbias = ctx.needs_input_grad[3]
-            return *_biased_backward(q, k, v, out, dout, logsumexp2, bias, with_dbias), None, None, None
-        return *backward(q, k, v, out, dout, logsumexp2, offsets=offsets, **ctx.options), None, None, None, None
+            return *_biased_backward(q, k, v, out, dout, logsumexp2, bias, with_dbias), *[None] * 4
+        return *backward(q, k, v, out, dout, logsumexp2, offsets=offsets, **ctx.options), *[None] * 5
 
 
 def attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = True, window: int = 0,
-    kernels: str = "auto",
+    kernels: str = "auto", deterministic: bool = False,
 ) -> torch.Tensor:
     """Return softmax(masked(q k^T / sqrt(head_dim))) v, differentiable once in q, k and v.
 
@@ -337,6 +337,8 @@ def attention(
         window: with causal, only the latest `window` of these keys are visible, its own included; 0 leaves all.
         kernels: "hopper" for those of `hopper/`, "portable" for those of this file and `attention_backward.py`, or
             "auto": `attention_few_tokens.py` for at most four tokens, else the first where they can take the operands.
+        deterministic: gradients repeat bit for bit, by the kernels of `attention_backward.py`. Those of `hopper/` add
+            dq in an order that varies. `torch.use_deterministic_algorithms(True)` does the same everywhere.
 
     Returns:
         out [batch, heads, sequence, head_dim], contiguous, in the inputs' dtype.
@@ -352,12 +354,13 @@ def attention(
     if window < 0 or window and not causal:
         raise ValueError(f"window must be 0 (none) or a number of keys under a causal mask, got {window=}, {causal=}")
     window = 0 if window >= q.shape[2] else int(window)
-    return run(q, k, v, bool(causal), window, kernels=kernels)
+    return run(q, k, v, bool(causal), window, kernels=kernels, deterministic=deterministic)
 
 
 def run(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, window: int,
     offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None, kernels: str = "auto",
+    deterministic: bool = False,
 ) -> torch.Tensor:
     """Run attention on checked arguments; packed sequences come as [1, heads, tokens, head_dim] with `offsets`."""
     if kernels not in ("auto", "hopper", "portable"):
@@ -368,7 +371,7 @@ def run(
     options: dict[str, Any] = {"causal": causal, "window": window, "hopper": kernels != "portable" and problem is None}
     few_tokens = kernels == "auto" and attention_few_tokens.takes(q, offsets, bias)
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in (q, k, v, bias)):
-        return _Attention.apply(q, k, v, bias, offsets, options, few_tokens)
+        return _Attention.apply(q, k, v, bias, offsets, options, few_tokens, deterministic)
     return forward(q, k, v, False, few_tokens=few_tokens, offsets=offsets, bias=bias, **options)[0]
 
 
@@ -388,8 +391,17 @@ def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 
 def apply(
-    inputs: dict[str, torch.Tensor], causal: int = 1, window: int = 0, kernels: str = "auto"
+    inputs: dict[str, torch.Tensor], causal: int = 1, window: int = 0, kernels: str = "auto",
+    deterministic: bool = False,
 ) -> dict[str, torch.Tensor]:
-    """Run the block `attention`: q, k, v -> out. kernels: as in `attention`."""
+    """Run the block `attention`: q, k, v -> out. kernels, deterministic: as in `attention`."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    return {"out": attention(q, k, v, causal=bool(causal), window=window, kernels=kernels)}
+    options: dict[str, Any] = {"kernels": kernels, "deterministic": deterministic}
+    return {"out": attention(q, k, v, causal=bool(causal), window=window, **options)}
+
+
+def apply_deterministic(
+    inputs: dict[str, torch.Tensor], causal: int = 1, window: int = 0
+) -> dict[str, torch.Tensor]:
+    """Run the block `attention` with gradients that repeat bit for bit."""
+    return apply(inputs, causal, window, deterministic=True)

@@ -9,7 +9,7 @@ over head_dim:
 The kernels recompute p from q, k and the forward pass's logsumexp2:
 
 - The dk, dv kernel keeps a tile of keys. It loops over the queries to which the tile is visible, in all heads that
-  share it.
+  share it. Where such tiles are few, splits divide these heads (`shared/head_splits.py`).
 - The dq kernel keeps a tile of queries and loops over the visible keys.
 - The dbias kernel keeps a tile of one head and loops over the batch. bias and dbias then move once, and no ds
   [batch, heads, sequence, sequence] is in memory. It computes ds again, with two products. With batch size 1, ds equals
@@ -57,6 +57,7 @@ from xlafuse.triton_side.kernels.shared.attention_tiles import (
     visible_queries,
 )
 from xlafuse.triton_side.kernels.shared.constants import LOG2_E
+from xlafuse.triton_side.kernels.shared.head_splits import SUMS, choose_splits, empty_sums, launch_sum_splits
 from xlafuse.triton_side.kernels.shared.launch import cdiv, device_of
 from xlafuse.triton_side.kernels.shared.tiles import (
     add_product,
@@ -133,11 +134,12 @@ def attention_dk_dv_kernel(
     stride_wb, stride_wh, ROW: tl.constexpr, bias_stride_h, bias_stride_q, bias_stride_k,
     heads, sequence, sequences, PACKED: tl.constexpr, scale, scale_log2e,
     GROUP: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, CAUSAL: tl.constexpr,
-    WINDOW: tl.constexpr, EVEN: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr, EVEN: tl.constexpr, SPLITS: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Compute dk and dv of BLOCK_KV rows of one head of k and v, which GROUP of the `heads` share.
+    """Compute dk and dv of BLOCK_KV rows of one head of k and v, from GROUP of the `heads`.
 
-    dk and dv have the same strides, with contiguous columns. EVEN: BLOCK_Q divides the sequence.
+    GROUP * SPLITS heads share a head of k and v, whose splits have heads of dk and dv of their own, one after the
+    other. dk and dv have the same strides, with contiguous columns. EVEN: BLOCK_Q divides the sequence.
     """
     # One head's tiles start together. The first keys, visible to the most queries, start first.
     kv_index, tile, kv_tiles, first, length = tile_of_program(
@@ -150,8 +152,8 @@ def attention_dk_dv_kernel(
     kv_head = kv_index % (heads // GROUP)
     kv_start = tile * BLOCK_KV
     q_ptr = rows_of_head(q_ptr, (stride_qb, stride_qh, stride_qs), batch, kv_head * GROUP, first, PACKED)
-    k_ptr = rows_of_head(k_ptr, (stride_kb, stride_kh, stride_ks), batch, kv_head, first, PACKED)
-    v_ptr = rows_of_head(v_ptr, (stride_vb, stride_vh, stride_vs), batch, kv_head, first, PACKED)
+    k_ptr = rows_of_head(k_ptr, (stride_kb, stride_kh, stride_ks), batch, kv_head // SPLITS, first, PACKED)
+    v_ptr = rows_of_head(v_ptr, (stride_vb, stride_vh, stride_vs), batch, kv_head // SPLITS, first, PACKED)
     dout_ptr = rows_of_head(dout_ptr, (stride_gb, stride_gh, stride_gs), batch, kv_head * GROUP, first, PACKED)
     logsumexp2_ptr += kv_index * GROUP * sequence + first
     delta_ptr += kv_index * GROUP * sequence + first
@@ -387,20 +389,26 @@ def launch_dk_dv(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tensor, logsumexp2: torch.Tensor,
     delta: torch.Tensor, config: TileConfig, causal: bool = True, window: int = 0,
     offsets: torch.Tensor | None = None, bias: torch.Tensor | None = None,
-    out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None, splits: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return dk and dv, made by `empty_output`, in the inputs' dtype.
 
-    offsets: of packed sequences. out: memory for both, of the same strides, with last stride 1.
+    offsets: of packed sequences, which have no splits. out: memory for both, of the same strides, with last stride 1.
+    splits: as in `choose_splits`.
     """
-    strides = output_strides(*(out or (None, None)))
+    splits = choose_splits(q, k, config.block_kv, causal, window, offsets, splits)
     dk, dv = out or (empty_output(k, offsets), empty_output(v, offsets))
+    sums = empty_sums(k, splits) if splits > 1 else None
+    strides = output_strides(*(sums or out or (None, None)))
     even = offsets is None and q.shape[2] % config.block_q == 0
-    constants = {"EVEN": even, "CAUSAL": causal, "WINDOW": window}
-    programs = program_count(k, config.block_kv, offsets)
-    others = (bias, logsumexp2, delta, dk, dv)
-    with computing(*DK_DV_BY_CASE[causal, bias is not None]):
-        _launch(attention_dk_dv_kernel, programs, (q, k, v, dout), others, strides, offsets, config, constants)
+    constants = {"EVEN": even, "CAUSAL": causal, "WINDOW": window, "SPLITS": splits}
+    programs = program_count(k, config.block_kv, offsets) * splits
+    others = (bias, logsumexp2, delta, *(sums or (dk, dv)))
+    group = q.shape[1] // k.shape[1] // splits
+    with computing(*DK_DV_BY_CASE[causal, bias is not None], **(SUMS if sums else {})):
+        _launch(attention_dk_dv_kernel, programs, (q, k, v, dout), others, strides, offsets, config, group, constants)
+    if sums:
+        launch_sum_splits(sums, dk, dv)
     return dk, dv
 
 
@@ -420,8 +428,9 @@ def launch_dq(
     programs = program_count(q, config.block_q, offsets)
     others = (bias, logsumexp2, delta, dq, dbias)
     operations = DQ_BY_CASE if dbias is None else DQ_DBIAS_BY_CASE
+    group = q.shape[1] // k.shape[1]
     with computing(*operations[causal, bias is not None]):
-        _launch(attention_dq_kernel, programs, (q, k, v, dout), others, strides, offsets, config, constants)
+        _launch(attention_dq_kernel, programs, (q, k, v, dout), others, strides, offsets, config, group, constants)
     return dq
 
 
@@ -445,14 +454,14 @@ def launch_dbias(
 def _launch(
     kernel: triton.JITFunction, programs: int, strided: tuple[torch.Tensor, ...],
     others: tuple[torch.Tensor | None, ...], written: tuple[int, int, int], offsets: torch.Tensor | None,
-    config: TileConfig, constants: dict[str, int],
+    config: TileConfig, group: int, constants: dict[str, int],
 ) -> None:
     """Launch the dk, dv kernel or the dq kernel.
 
     strided: tensors passed with their strides. others: the bias, contiguous tensors, and the outputs. written: strides
-    of the outputs.
+    of the outputs. group: the kernel's GROUP.
     """
-    q, k, *_ = strided
+    q = strided[0]
     bias = others[0]
     _, heads, sequence, head_dim = q.shape
     scale = head_dim**-0.5
@@ -462,7 +471,7 @@ def _launch(
         kernel[(programs,)](
             *strided, *others, offsets, *(stride for tensor in strided for stride in tensor.stride()),
             *written, *bias_strides(bias), heads, sequence, *packed_sizes(offsets), scale, scale * LOG2_E.value,
-            GROUP=heads // k.shape[1], HEAD_DIM=head_dim, BLOCK_Q=config.block_q, BLOCK_KV=config.block_kv,
+            GROUP=group, HEAD_DIM=head_dim, BLOCK_Q=config.block_q, BLOCK_KV=config.block_kv,
             DESCRIPTORS=config.descriptors, PRECISION=product_precision(q.dtype), **constants,
             num_warps=config.num_warps, num_stages=config.num_stages,
         )

@@ -70,6 +70,10 @@ def sizes(
     }
 
 
+# The rows of the public shapes. None stores scores, which take up to 34 GB in bfloat16.
+PUBLIC = ("triton", "fa4", "sdpa-cudnn", "flex", "xla-cudnn")
+
+
 def sdpa_unsupported(what: str) -> Callable[[Case], str | None]:
     def unsupported(case: Case) -> str | None:
         if case.sizes["window"]:
@@ -137,6 +141,25 @@ BLOCK = Block(
         Shape("full", sizes(4, 16, 2048, 64, causal=0)),
         Shape("gemma-2-9b", sizes(1, 16, 2048, 256, kv_heads=8)),
         Shape("window-16k", sizes(1, 16, 16384, 128, kv_heads=8, window=4096)),
+        # Models and sizes of NVIDIA's published benchmark, cudnn-frontend's benchmark/attention_training, up to 16k: at
+        # 32k the independent evaluation in bfloat16 would hold 148 GB.
+        Shape("public-llama-3.1-2k", sizes(2, 64, 2048, 128, kv_heads=8), implementations=PUBLIC),
+        Shape(
+            "public-llama-3.1-8k", sizes(2, 64, 8192, 128, kv_heads=8),
+            implementations=(*PUBLIC, "triton-deterministic"),
+        ),
+        Shape("public-llama-3.1-8k-full", sizes(2, 64, 8192, 128, kv_heads=8, causal=0), implementations=PUBLIC),
+        Shape(
+            "public-qwen-3.5-2k", sizes(1, 32, 2048, 256, kv_heads=2),
+            implementations=(*PUBLIC, "triton-deterministic"),
+        ),
+        Shape("public-qwen-3.5-8k", sizes(1, 32, 8192, 256, kv_heads=2), implementations=PUBLIC),
+        Shape("public-qwen-3.5-16k", sizes(1, 32, 16384, 256, kv_heads=2), implementations=PUBLIC),
+        Shape(
+            "public-gpt-oss-8k", sizes(2, 64, 8192, 64, kv_heads=8, window=128), implementations=PUBLIC,
+        ),
+        # The size of Triton's tutorial on fused attention.
+        Shape("public-tutorial-4k", sizes(4, 32, 4096, 64), implementations=PUBLIC),
         # Forward only: with one key the gradients of q and k are exactly zero, and a relative error has no scale.
         Shape("one-token", sizes(1, 32, 1, 128), directions=("fwd",)),
         Shape("odd", sizes(1, 2, 67, 32), ("float32", "float16", "bfloat16"), edge=True),
@@ -177,7 +200,12 @@ BLOCK = Block(
             needs_gpu="FlexAttention picks its kernel and runs on a GPU",
             unsupported=flex_in_tf32,
         ),
-        triton("attention"), pallas("attention", pallas_unsupported),
+        triton("attention"),
+        Implementation(
+            "triton-deterministic", "xlafuse.triton_side.kernels.attention:apply_deterministic", "triton",
+            "hand-written Triton with gradients that repeat bit for bit", directions=("train",), by_shape=True,
+        ),
+        pallas("attention", pallas_unsupported),
         flash_attention_4(), tokamax("attention", "dot_product_attention"), xla_triton("attention"),
         *cuda_graphs("attention"),
     ),

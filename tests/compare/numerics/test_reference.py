@@ -191,6 +191,27 @@ def test_attention_heads_share_in_order() -> None:
     np.testing.assert_allclose(*(block.reference(np, given, 1, 0)["out"] for given in (inputs, repeated)))
 
 
+def test_scores_of_one_head_are_in_memory_at_a_time_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a half type, a sum over more slices would round more often and widen the tolerance."""
+    block = attention.BLOCK
+    case = Case("attention", "shared", attention.sizes(2, 6, 5, 4, kv_heads=2), "bfloat16", "train")
+    inputs = {t.name: torch.randn(t.shape(case.sizes), dtype=torch.float64) for t in block.inputs}
+    cotangents = {"out": torch.randn_like(inputs["q"])}
+    seen: list[tuple[int, int]] = []
+
+    def watched(xp, views, **attributes):  # type: ignore[no-untyped-def]
+        seen.append((views["q"].shape[1], views["k"].shape[1]))
+        return block.reference(xp, views, **attributes)
+
+    monkeypatch.setitem(BLOCKS, "attention", replace(block, reference=watched))
+    exact = reference.evaluate(case, inputs, cotangents, torch.float64)
+    assert seen == [(1, 1)] * 12
+    seen.clear()
+    low = reference.evaluate(case, inputs, cotangents, torch.bfloat16)
+    assert seen == [(3, 1)] * 4
+    assert all(torch.allclose(low[name].double(), exact[name], rtol=0.1, atol=0.1) for name in exact)
+
+
 def test_rope_positions_count_up_from_a_random_start() -> None:
     inputs, _ = drawn(BLOCKS["rope"])
     positions = inputs["positions"]

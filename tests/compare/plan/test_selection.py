@@ -58,6 +58,29 @@ def test_expensive_implementations_run_only_main_cases_by_default() -> None:
     assert taking_part("check", "eager") == taking_part("check", "inductor-max") == taking_part("check", "triton")
 
 
+def test_a_shape_may_name_its_implementations() -> None:
+    def rows(suite: str, **filters: list[str]) -> dict[str, set[str]]:
+        return {case.id: {i.name for i in found} for case, found in resolve(["attention"], suite=suite, **filters).work}
+
+    public = {id: found for id, found in rows("full").items() if id.startswith("attention/public-")}
+    assert {id.rpartition("/")[2] for id in public} == {"fwd", "train"}
+    scored = {"xla", "xla-remat", "eager", "inductor", "triton-cudagraphs"}
+    assert all({"triton", "fa4", "sdpa-cudnn"} <= found and not found & scored for found in public.values())
+    assert not any("public-" in case for suite in ("tour", "quick", "check") for case in rows(suite))
+    named = rows("full", cases=["public-llama-3.1-2k"], implementations=["xla", "triton"])
+    assert set(map(frozenset, named.values())) == {frozenset({"xla", "triton"})}
+
+
+def test_an_implementation_may_belong_to_named_shapes_alone() -> None:
+    def having(suite: str, **filters: list[str]) -> set[str]:
+        work = resolve(["attention"], suite=suite, **filters).work
+        return {case.id for case, found in work if "triton-deterministic" in {i.name for i in found}}
+
+    cases = {f"attention/public-{name}/bf16/train" for name in ("llama-3.1-8k", "qwen-3.5-2k")}
+    assert having("full") == cases and not having("quick") and not having("check")
+    assert len(having("quick", implementations=["triton-deterministic"])) > 2
+
+
 def test_without_a_gpu_replays_of_graphs_run_only_by_name() -> None:
     def names(plan: Plan) -> set[str]:
         return {i.name for _, found in plan.work for i in found}

@@ -31,6 +31,7 @@ def test_a_block_is_consistent(block: Block) -> None:
     assert len({s.name for s in block.shapes}) == len(block.shapes)
     for shape in block.shapes:
         assert axes <= set(shape.sizes), shape.name
+        assert {*shape.implementations} <= {i.name for i in block.implementations}, shape.name
     for suite in ("quick", "full", "check"):
         cases = block.cases(suite)
         assert cases and len({c.id for c in cases}) == len(cases)

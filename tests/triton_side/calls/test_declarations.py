@@ -61,6 +61,7 @@ MOE = {
     "x": (64, 128), "router": (8, 128), "w_gate": (8, 128, 256), "w_up": (8, 128, 256), "w_down": (8, 256, 128),
 }
 ROPE = {"q": (2, 9, 128, 64), "k": (2, 2, 128, 64), "positions": (2, 128)}
+FEW_HEADS = {"q": (1, 8, 512, 64), "k": (1, 1, 512, 64), "v": (1, 1, 512, 64)}
 BIASED = ATTENTION | {"bias": (2, 128, 128)}
 BIASED_BATCH = dict.fromkeys("qkv", (3, 2, 128, 64)) | {"bias": (2, 128, 128)}
 PACKED = {"q": (300, 4, 64), "k": (300, 2, 64), "v": (300, 2, 64), "cu_seqlens": (6,)}
@@ -141,6 +142,8 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "attention, pointers": ("kernels", "attention", ATTENTION, {}, "float32"),
     "attention, few tokens": ("kernels", "attention", dict.fromkeys("qkv", (1, 2, 3, 64)), {}, "bfloat16"),
     "attention, window": ("kernels", "attention", SHARED, {"causal": 1, "window": 32}, "bfloat16"),
+    "attention, splits": ("kernels", "attention", FEW_HEADS, {}, "bfloat16"),
+    "attention, deterministic": ("kernels", "attention", ATTENTION, {"deterministic": True}, "bfloat16"),
     "attention_bias": ("kernels", "attention_bias", BIASED, {}, "bfloat16"),
     "attention_bias, batch": ("kernels", "attention_bias", BIASED_BATCH, {}, "bfloat16"),
     "attention, wide heads": ("kernels", "attention", dict.fromkeys("qkv", (1, 2, 128, 256)), {}, "bfloat16"),
@@ -364,6 +367,24 @@ def test_reads_and_writes_through_descriptors_helpers_and_loops() -> None:
         assert pointers == through
 
 
+def test_deterministic_gradients_need_no_atomics() -> None:
+    found = list(launches("attention, deterministic"))
+    assert found[0]["label"] == "hopper_attention_forward_kernel"
+    assert [launch["label"] for launch in found[1:]] == [
+        "attention_delta_kernel", "attention_dk_dv_kernel", "attention_dq_kernel",
+    ]
+    assert not any(set(launch["reads"]) & set(launch["writes"]) for launch in found[1:])
+
+
+def test_splits_store_sums_that_another_launch_reads() -> None:
+    *_, gradient, total, _ = launches("attention, splits")
+    sums = {"dk_sums", "dv_sums"}
+    assert gradient["label"] == "hopper_attention_backward_kernel" and sums < set(gradient["names"])
+    assert total["label"] == "attention_sum_splits_kernel" and total["names"] == ["dk", "dv"]
+    assert total["bytes"] == 2 * (8 * 4 + 2) * 512 * 64
+    assert {(o["stage"], o["op"]) for o in total["operations"]} == {("scores", "reduce_sum"), ("values", "reduce_sum")}
+
+
 def test_a_sum_over_rows_names_its_vectors() -> None:
     *_, last = recorded("dropout_residual_norm")["backward"]
     assert last["label"] == "sum_columns_kernel" and last["names"] == ["dbias", "dweight", "dshift"]
@@ -416,9 +437,8 @@ def test_a_layer_fuses_residuals_and_rotation_into_other_kernels() -> None:
     names = [n for event in (*forward, *backward) for n in event.get("names", ())]
     assert names == [
         "h1", "rstd", "q_out", "k_out", "out", "logsumexp2", "counter", "h2", "x1", "rstd", "act", "y",
-        "dgate", "dup", "act", "dh2", "dx1", "partial", "dweight", "stats", "dq_sum", "dq_sum", "dk", "dv", "dq",
-        "dq", "dk", "dx",
-        "partial", "dweight",
+        "dgate", "dup", "act", "dh2", "dx1", "partial", "dweight", "stats", "dq_sum", "dq_sum", "dk_sums", "dv_sums",
+        "dk", "dv", "dq", "dq", "dk", "dx", "partial", "dweight",
     ]
     tokens = 2 * 4096 * 2048 * 2  # bytes of x
     sums = [event["bytes"] for event in forward if event.get("label") == "rmsnorm_forward_kernel"]

@@ -40,13 +40,16 @@ def packed(head_dim: int) -> str:
     [
         (dense(128, 1, 0), 0, 0), full(dense(64, 1, 0), 0, 2), full(dense(128, 0, 0), 0, 0),
         full(dense(64, 0, 0), 0, 0), full(dense(128, 1, 200), 0, 0), (dense(256, 1, 0), 32, 0),
-        full(dense(64, 0, 0, heads=64), 0, 4),  # enough tiles of 256 queries for all multiprocessors
+        # Enough tiles of 256 queries for all multiprocessors, and heads that backward splits.
+        full(dense(64, 0, 0, heads=64), 0, 4),
+        (dense(128, 1, 0, heads=64), 0, 0), full(dense(128, 1, 200, heads=64), 0, 0),
+        (dense(256, 1, 0, heads=64), 32, 0),
         # The place of a packed sequence takes registers.
         full(packed(128), 128, 0), (packed(64), 128, 2),
     ],
 )
 def test_attention_uses_the_tensor_cores_of_hopper(fake_gpu, code: str, spills: int, in_turns: int) -> None:
-    forward, before, backward, after = fake_gpu.answer(code)
+    forward, before, backward, *splits, after = fake_gpu.answer(code)
     for label, spill_bytes, ptx, *_ in (forward, backward):
         assert label.startswith("hopper_attention_")
         assert "wgmma.mma_async" in ptx and "setmaxnreg" in ptx and "cp.async.bulk.tensor" in ptx
@@ -55,7 +58,11 @@ def test_attention_uses_the_tensor_cores_of_hopper(fake_gpu, code: str, spills: 
     assert {"q", "k", "v"} <= set(forward[3]) and {"out", "logsumexp2"} <= set(forward[4])
     assert {"out", "dout"} <= set(before[3]) and {"stats", "dq_sum"} <= set(before[4])
     assert {"q", "k", "v", "dout", "stats", "dq_sum"} <= set(backward[3])
-    assert {"dq_sum", "dk", "dv"} <= set(backward[4])
+    assert bool(splits) == ("heads, tokens = 64" in code)
+    made = {"dk_sums", "dv_sums"} if splits else {"dk", "dv"}
+    assert {"dq_sum", *made} <= set(backward[4])
+    for _, spill_bytes, _, reads, writes, _ in splits:
+        assert spill_bytes == 0 and reads == ["dk_sums", "dv_sums"] and writes == ["dk", "dv"]
     assert "dq_sum" in after[3] and "dq" in after[4]
     if forward[5] is not None:  # the lengths of packed sequences are data
         assert backward[5] == 2.5 * forward[5]

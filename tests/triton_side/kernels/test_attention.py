@@ -10,6 +10,7 @@ from xlafuse.triton_side.kernels import attention, attention_backward, attention
 from xlafuse.triton_side.kernels.shared import attention_configs as configs
 from xlafuse.triton_side.kernels.shared import attention_tiles
 from xlafuse.triton_side.kernels.shared.attention_configs import TileConfig
+from xlafuse.triton_side.kernels.shared.head_splits import launch_sum_splits
 
 FORWARD = [
     TileConfig(32, 32, num_warps=4, num_stages=2, descriptors=False),
@@ -71,9 +72,12 @@ def plainly(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, dout: torch.Tenso
 
 def configured(
     forward: TileConfig, dk_dv: TileConfig, dq: TileConfig, causal: bool = True, window: int = 0,
-    above=attention, below=attention_backward,
+    above=attention, below=attention_backward, splits: int | None = None,
 ):
-    """Return a function of q, k, v and perhaps a bias, whose gradient kernel has dq's tiles."""
+    """Return a function of q, k, v and perhaps a bias, whose gradient kernel has dq's tiles.
+
+    splits: of dk and dv; None for the launcher's own choice.
+    """
 
     class Configured(torch.autograd.Function):
         @staticmethod
@@ -86,7 +90,7 @@ def configured(
         def backward(ctx, dout):
             q, k, v, bias, out, logsumexp2 = ctx.saved_tensors
             arguments = (q, k, v, dout, logsumexp2, below.launch_delta(out, dout))
-            dk, dv = below.launch_dk_dv(*arguments, dk_dv, causal, window, bias=bias)
+            dk, dv = below.launch_dk_dv(*arguments, dk_dv, causal, window, bias=bias, splits=splits)
             dbias = None if bias is None else torch.empty_like(bias, memory_format=torch.contiguous_format)
             of_one = dbias if len(q) == 1 else None
             gradients = below.launch_dq(*arguments, dq, causal, window, bias=bias, dbias=of_one), dk, dv
@@ -107,6 +111,16 @@ def test_agrees_with_float64(sequence: int, head_dim: int, dtype: torch.dtype) -
     assert agrees(lambda q, k, v: attention.apply({"q": q, "k": k, "v": v})["out"], q, k, v, dout)
 
 
+def test_gradients_that_repeat_bit_for_bit_are_those_of_the_portable_kernels() -> None:
+    q, k, v, dout = tensors(1, 4, 37, 16, kv_heads=2)
+
+    def of(apply, **options):
+        return with_gradients(lambda q, k, v: apply({"q": q, "k": k, "v": v}, **options)["out"], q, k, v, dy=dout)
+
+    found = of(attention.apply_deterministic)
+    assert all(torch.equal(a, b) for a, b in zip(found, of(attention.apply, kernels="portable"), strict=True))
+
+
 @pytest.mark.parametrize("sequence", [2, 48, 127, 129])
 @pytest.mark.parametrize(("forward", "dk_dv", "dq"), list(zip(FORWARD, DK_DV, DQ, strict=True)))
 def test_any_configuration_agrees(forward, dk_dv, dq, sequence: int) -> None:
@@ -123,8 +137,46 @@ def test_shared_heads_and_masks(causal: bool, window: int) -> None:
         assert agrees(function, q, k, v, dout, causal=causal, window=window)
 
 
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "splits", "causal", "window"),
+    [(4, 1, 4, True, 0), (6, 2, 3, False, 0), (4, 1, 2, True, 19)],
+)
+@pytest.mark.parametrize(("dk_dv", "sequence"), list(zip(DK_DV, (37, 48, 33), strict=True)))
+def test_splits_of_shared_heads_agree_with_float64(
+    dk_dv, sequence: int, heads: int, kv_heads: int, splits: int, causal: bool, window: int
+) -> None:
+    given = tensors(2, heads, sequence, 16, torch.float16, kv_heads=kv_heads)
+    function = configured(FORWARD[0], dk_dv, DQ[0], causal, window, splits=splits)
+    assert agrees(function, *given, causal=causal, window=window)
+
+
+def test_few_programs_have_splits(monkeypatch) -> None:
+    launched = []
+
+    def launch(sums, dk, dv):
+        launched.append(sums[0].shape[1] // dk.shape[1])
+        launch_sum_splits(sums, dk, dv)
+
+    monkeypatch.setattr(attention_backward, "launch_sum_splits", launch)
+    assert agrees(attention.attention, *tensors(1, 8, 129, 16, torch.float16, kv_heads=1))
+    assert launched and min(launched) > 1
+    launched.clear()
+    assert agrees(attention.attention, *tensors(1, 8, 33, 16, torch.float16, kv_heads=4)) and not launched
+
+
+def test_splits_repeat_bit_for_bit_and_change_the_result_by_rounding_alone() -> None:
+    q, k, v, dout = tensors(1, 4, 37, 16, kv_heads=1)
+    whole, *split = (
+        with_gradients(configured(FORWARD[0], DK_DV[0], DQ[0], splits=splits), q, k, v, dy=dout)
+        for splits in (1, 4, 4)
+    )
+    for one, four, again in zip(whole, *split, strict=True):
+        assert torch.equal(four, again) and torch.allclose(one, four, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize(("forward", "dk_dv", "dq"), list(zip(FORWARD, DK_DV, DQ, strict=True)))
-def test_results_are_written_to_given_memory_and_nowhere_else(forward, dk_dv, dq) -> None:
+def test_results_are_written_to_given_memory_and_nowhere_else(forward, dk_dv, dq, splits: int) -> None:
     """Columns of heads in rows of tokens, as the layers have them, equal a contiguous result."""
     q, k, v, dout = tensors(2, 2, 37, 16, torch.float16, kv_heads=1)
     rows = torch.full((2, 37, 2 + 2 + 1 + 1 + 1, 16), torch.nan, dtype=q.dtype, device=DEVICE).transpose(1, 2)
@@ -132,8 +184,9 @@ def test_results_are_written_to_given_memory_and_nowhere_else(forward, dk_dv, dq
     whole, logsumexp2 = attention.launch_forward(q, k, v, forward, True)
     written, _ = attention.launch_forward(q, k, v, forward, False, out=out)
     given = (q, k, v, dout, logsumexp2, attention_backward.launch_delta(whole, dout))
-    contiguous = (*attention_backward.launch_dk_dv(*given, dk_dv), attention_backward.launch_dq(*given, dq))
-    attention_backward.launch_dk_dv(*given, dk_dv, out=(dk_columns, dv_columns))
+    dk, dv = attention_backward.launch_dk_dv(*given, dk_dv, splits=splits)
+    contiguous = (dk, dv, attention_backward.launch_dq(*given, dq))
+    attention_backward.launch_dk_dv(*given, dk_dv, out=(dk_columns, dv_columns), splits=splits)
     attention_backward.launch_dq(*given, dq, out=dq_columns)
     assert written is out and torch.equal(out, whole) and whole.is_contiguous()
     for columns, expected in zip((dk_columns, dv_columns, dq_columns), contiguous, strict=True):

@@ -12,6 +12,7 @@ from test_attention_packed import tensors as packed_tensors
 from xlafuse.triton_side.kernels import attention
 from xlafuse.triton_side.kernels.attention import hopper_problem
 from xlafuse.triton_side.kernels.attention_packed import attention_packed
+from xlafuse.triton_side.kernels.hopper import attention_backward as hopper_backward
 from xlafuse.triton_side.kernels.hopper import attention_forward as hopper_forward
 
 
@@ -33,6 +34,33 @@ BFLOAT16 = torch.bfloat16
 def test_agrees_with_float64(sequence: int, causal: bool, window: int, head_dim: int, dtype: torch.dtype) -> None:
     mask = {"causal": causal, "window": window}
     assert agrees(partial(FUNCTION, **mask), *tensors(1, 4, sequence, head_dim, dtype, kv_heads=2), **mask)
+
+
+@pytest.mark.parametrize("splits", [1, 2, 4])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize(("causal", "window"), [(True, 0), (False, 0), (True, 128)])
+@pytest.mark.parametrize("sequence", [40, 129, 777])
+def test_splits_agree_with_float64(
+    monkeypatch, sequence: int, causal: bool, window: int, head_dim: int, splits: int
+) -> None:
+    monkeypatch.setattr(hopper_backward, "choose_splits", lambda *_: splits)
+    mask = {"causal": causal, "window": window}
+    assert agrees(partial(FUNCTION, **mask), *tensors(2, 8, sequence, head_dim, BFLOAT16, kv_heads=2), **mask)
+
+
+@pytest.mark.parametrize(("kv_heads", "head_dim"), [(1, 64), (1, 128), (2, 256)])
+def test_splits_give_equal_results_in_given_memory(kv_heads: int, head_dim: int) -> None:
+    """A race would show in repeated calls."""
+    q, k, v, dout = tensors(1, 16, 1030, head_dim, BFLOAT16, kv_heads=kv_heads)
+    assert hopper_backward.choose_splits(q, k, hopper_backward.KEYS[head_dim], True, 0, None) > 1
+    out, logsumexp2 = attention.forward(q, k, v, True, hopper=True)
+    _, *first = attention.backward(q, k, v, out, dout, logsumexp2, hopper=True)
+    rows = torch.full((1, 1030, 16 + 2 * kv_heads + 1, head_dim), torch.nan, dtype=q.dtype, device=DEVICE)
+    *gradients, between = rows.transpose(1, 2).split((16, kv_heads, kv_heads, 1), dim=1)
+    for _ in range(20):
+        attention.backward(q, k, v, out, dout, logsumexp2, hopper=True, gradients=tuple(gradients))
+        assert all(torch.equal(a, b) for a, b in zip(gradients[1:], first, strict=True))
+    assert between.isnan().all()
 
 
 @pytest.fixture
@@ -114,13 +142,15 @@ def test_repeated_calls_give_equal_results() -> None:
         assert ((dq - first[1]).abs() <= 2**-7 * first[1].abs() + 1e-5).all()
 
 
-def test_deterministic_gradients_on_request() -> None:
-    q, k, v, dout = tensors(1, 4, 3000, 128, BFLOAT16)
-    torch.use_deterministic_algorithms(True)
+@pytest.mark.parametrize("everywhere", [True, False])
+def test_deterministic_gradients_on_request(everywhere: bool) -> None:
+    q, k, v, dout = tensors(1, 4, 3000, 128, BFLOAT16, kv_heads=1)
+    function = FUNCTION if everywhere else partial(FUNCTION, deterministic=True)
+    torch.use_deterministic_algorithms(everywhere)
     try:
-        first = with_gradients(FUNCTION, q, k, v, dy=dout)
+        first = with_gradients(function, q, k, v, dy=dout)
         for _ in range(10):
-            again = with_gradients(FUNCTION, q, k, v, dy=dout)
+            again = with_gradients(function, q, k, v, dy=dout)
             assert all(torch.equal(a, b) for a, b in zip(again, first, strict=True))
     finally:
         torch.use_deterministic_algorithms(False)

@@ -95,6 +95,7 @@ from xlafuse.triton_side.kernels.shared import (
     gated_unit,
     grouped_gradient,
     grouped_product,
+    head_splits,
     matmul_tiles,
     row_reduction,
 )
@@ -243,6 +244,14 @@ def attention_problems(module: ModuleType) -> Iterator[Problem]:
     side = {"above" if hasattr(module, "launch_forward") else "below": module}
     launch = properties.training(attention_configured(FORWARD[0], DK_DV[0], DQ[0], **side))
     yield properties.attention(launch, *(draw(1, 2, 70, 16, seed=seed) for seed in range(4)))
+
+
+def head_splits_problems(module: ModuleType) -> Iterator[Problem]:
+    sums = tuple(draw(2, 6, 70, 16, seed=seed) for seed in range(2))
+    dk, dv = (torch.empty_like(each[:, :2]) for each in sums)
+    module.launch_sum_splits(sums, dk, dv)
+    for name, found, each in zip(("dk", "dv"), (dk, dv), sums, strict=True):
+        yield None if torch.allclose(found, each.unflatten(1, (2, 3)).sum(2), atol=1e-5) else f"{name} is no sum"
 
 
 def few_tokens_problems(module: ModuleType) -> Iterator[Problem]:
@@ -631,6 +640,11 @@ MUTATIONS = [
         "attention_dk_dv_kernel", attention_backward,
         "is_visible(row[None, :], column[:, None]", "is_visible(row[None, :], column[:, None] + 1",
         attention_problems,
+    ),
+    Mutation(
+        "attention_sum_splits_kernel", head_splits,
+        "dv += tl.load", "dv = tl.load",
+        head_splits_problems,
     ),
     Mutation(
         "attention_dq_kernel", attention_backward,

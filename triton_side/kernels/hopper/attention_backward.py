@@ -4,7 +4,8 @@ The formulas are those of `kernels/attention_backward.py`. A single kernel makes
 where the portable kernels take seven:
 
 - A program owns 128 keys of one head of k and v and loops over the queries that see them, 64 at a time, in all heads
-  that share these keys. A producer warp loads by TMA. Two consumers of four warps own 64 keys each.
+  that share these keys. Where such programs are few, splits divide these heads (`shared/head_splits.py`). A producer
+  warp loads by TMA. Two consumers of four warps own 64 keys each.
 - Scores and their gradients are transposed, [keys, queries]. The weights and ds are then operands in registers for dv
   and dk, which stay in registers.
 - ds also goes to shared memory. dq of a tile of queries is a product with the ds of both consumers. Consumers add it to
@@ -48,6 +49,7 @@ from xlafuse.triton_side.kernels.hopper.parts import (
 from xlafuse.triton_side.kernels.shared.attention_operations import BACKWARD, BACKWARD_BY_CASE, DELTA, products_flops
 from xlafuse.triton_side.kernels.shared.attention_tiles import empty_output, packed_sizes, rows_of_head, tile_of_program
 from xlafuse.triton_side.kernels.shared.constants import LOG2_E
+from xlafuse.triton_side.kernels.shared.head_splits import SUMS, choose_splits, empty_sums, launch_sum_splits
 from xlafuse.triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors
 from xlafuse.triton_side.kernels.shared.tiles import load_rows
 
@@ -94,6 +96,7 @@ def _unpack(x):
 @gluon.jit
 def _produce(
     place, sizes, smem, bars, q_descriptor, k_descriptor, v_descriptor, dout_descriptor, stats_descriptor,
+    SPLITS: gl.constexpr,
 ):
     """Load k and v once, and the tiles of q, dout and their numbers for each head that shares them."""
     kv_index, n, first_row, first_tile, begin, per_head = place
@@ -108,7 +111,7 @@ def _produce(
     mbarrier.expect(kv_full.index(1), BLOCKS * k_descriptor.block_type.nbytes)
     for j in gl.static_range(BLOCKS):
         tma.async_copy_global_to_shared(
-            k_descriptor, [batch, kv_head, key + j * ROWS, 0], kv_full.index(0), k_smem.index(j)
+            k_descriptor, [batch, kv_head // SPLITS, key + j * ROWS, 0], kv_full.index(0), k_smem.index(j)
         )
     for g in range(per_head * sharing):
         shared = g // per_head
@@ -124,7 +127,7 @@ def _produce(
         if g == 0:
             for j in gl.static_range(BLOCKS):
                 tma.async_copy_global_to_shared(
-                    v_descriptor, [batch, kv_head, key + j * ROWS, 0], kv_full.index(1), v_smem.index(j)
+                    v_descriptor, [batch, kv_head // SPLITS, key + j * ROWS, 0], kv_full.index(1), v_smem.index(j)
                 )
         mbarrier.expect(dout_full.index(i), dout_descriptor.block_type.nbytes)
         tma.async_copy_global_to_shared(dout_descriptor, [batch, head, row, 0], dout_full.index(i), dout_smem.index(i))
@@ -242,7 +245,7 @@ def _step(
 def _consume(
     PART: gl.constexpr, place, sizes, smem, bars, dq_ptr, dk_ptr, dv_ptr, stride_db, stride_dh, stride_ds, sequence,
     offsets_ptr, sequences, scale_log2e, scale,
-    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
+    CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr, SPLITS: gl.constexpr,
 ):
     kv_index, n, first_row, first_tile, begin, per_head = place
     kv_heads, sharing, tiles_of_head = sizes
@@ -288,10 +291,12 @@ def _consume(
         length = sequence
     row = n * (BLOCKS * ROWS) + (PART * ROWS if BLOCKS == 2 else 0)
     offset = batch.to(gl.int64) * stride_db + kv_head.to(gl.int64) * stride_dh + first_row.to(gl.int64) * stride_ds
-    if BLOCKS == 1:
-        # Each consumer has half of the columns, and stores its threads' pairs of numbers.
-        store_pairs(dv.to(k_smem.dtype), dv_ptr + offset + PART * WIDTH, stride_ds, row, length)
-        store_pairs((dk * scale).to(k_smem.dtype), dk_ptr + offset + PART * WIDTH, stride_ds, row, length)
+    if BLOCKS == 1 or SPLITS > 1:
+        # With BLOCKS == 1 each consumer has half of the columns. Threads store their pairs of numbers.
+        column: gl.constexpr = PART * WIDTH if BLOCKS == 1 else 0
+        dtype: gl.constexpr = dk_ptr.dtype.element_ty
+        store_pairs(dv.to(dtype), dv_ptr + offset + column, stride_ds, row, length)
+        store_pairs((dk * scale).to(dtype), dk_ptr + offset + column, stride_ds, row, length)
     else:
         mbarrier.arrive(kv_full.index(2), count=1)
         matrix(v_smem.index(PART)).store(dv.to(k_smem.dtype))
@@ -385,11 +390,13 @@ def hopper_attention_backward_kernel(
     q_descriptor, k_descriptor, v_descriptor, dout_descriptor, stats_descriptor, dq_sum_ptr, dk_ptr, dv_ptr,
     offsets_ptr, stride_db, stride_dh, stride_ds, sequence, all_kv_heads, kv_heads, sharing, group, kv_tiles,
     sequences, scale_log2e, scale, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, PACKED: gl.constexpr,
+    SPLITS: gl.constexpr,
 ):
     """Compute dk and dv of some rows of a head of k and v, and add their part of dq to the buffer at dq_sum_ptr.
 
     stats_descriptor, dq_sum_ptr: as `hopper_attention_before_kernel` writes them. group: heads that programs work on
-    together. kv_tiles: of one head.
+    together. kv_tiles: of one head. Each of the SPLITS of a head of k and v counts as a head of dk and dv, which
+    `sharing` heads of q share.
     """
     BLOCKS: gl.constexpr = 2 if k_descriptor.block_type.shape[3] < 256 else 1
     KEYS: gl.constexpr = BLOCKS * ROWS
@@ -441,14 +448,15 @@ def hopper_attention_backward_kernel(
         [
             (_consume, (
                 0, place, sizes, smem, bars, dq_sum_ptr, dk_ptr, dv_ptr, stride_db, stride_dh, stride_ds, sequence,
-                offsets_ptr, sequences, scale_log2e, scale, CAUSAL, WINDOW, PACKED,
+                offsets_ptr, sequences, scale_log2e, scale, CAUSAL, WINDOW, PACKED, SPLITS,
             )),
             (_consume, (
                 1, place, sizes, smem, bars, dq_sum_ptr, dk_ptr, dv_ptr, stride_db, stride_dh, stride_ds, sequence,
-                offsets_ptr, sequences, scale_log2e, scale, CAUSAL, WINDOW, PACKED,
+                offsets_ptr, sequences, scale_log2e, scale, CAUSAL, WINDOW, PACKED, SPLITS,
             )),
             (_produce, (
                 place, sizes, smem, bars, q_descriptor, k_descriptor, v_descriptor, dout_descriptor, stats_descriptor,
+                SPLITS,
             )),
         ],
         [4, 1],
@@ -459,18 +467,22 @@ def hopper_attention_backward_kernel(
 def launch_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, dout: torch.Tensor,
     logsumexp2: torch.Tensor, causal: bool, window: int, offsets: torch.Tensor | None,
-    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+    gradients: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None, splits: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return dq, dk and dv, made by `empty_output`.
 
-    q, k, v, dout fit descriptors; the last stride of out is 1. offsets: of packed sequences. gradients: memory for the
-    results, with last stride 1; dk and dv have the same strides.
+    q, k, v, dout fit descriptors; the last stride of out is 1. offsets: of packed sequences, which have no splits.
+    gradients: memory for the results, with last stride 1; dk and dv have the same strides. splits: as in
+    `choose_splits`.
     """
     batch, heads, sequence, head_dim = q.shape
-    kv_heads = k.shape[1]
-    dq, dk, dv = gradients or tuple(empty_output(x, offsets) for x in (q, k, v))
-    sequences, packed = packed_sizes(offsets)
     keys = KEYS[head_dim]
+    splits = choose_splits(q, k, keys, causal, window, offsets, splits)
+    kv_heads = k.shape[1] * splits
+    dq, dk, dv = gradients or tuple(empty_output(x, offsets) for x in (q, k, v))
+    sums = empty_sums(k, splits) if splits > 1 else None
+    written_dk, written_dv = sums or (dk, dv)
+    sequences, packed = packed_sizes(offsets)
     kv_tiles = sequence // SLOT.value + sequences if packed else cdiv(sequence, SLOT.value)
     tiles = 2 * batch * heads * kv_tiles
     stats = torch.empty((tiles, 2, QUERIES.value), dtype=torch.float32, device=q.device)
@@ -485,14 +497,16 @@ def launch_backward(
             out, dout, logsumexp2, stats, dq_sum, offsets, *out.stride()[:3], *dout.stride()[:3], heads, sequence,
             sequences, HEAD_DIM=head_dim, PACKED=packed, num_warps=4,
         )
-        with computing(*BACKWARD_BY_CASE[causal, False]):
+        with computing(*BACKWARD_BY_CASE[causal, False], **(SUMS if sums else {})):
             hopper_attention_backward_kernel[(batch * kv_heads * kv_tiles * (SLOT.value // keys),)](
                 *(rows_descriptor(x, ROWS.value) for x in (q, k, v, dout)),
                 descriptor(stats, [1, 2, QUERIES.value], STATS_LAYOUT), dq_sum,
-                dk, dv, offsets, *dk.stride()[:3], sequence,
+                written_dk, written_dv, offsets, *written_dk.stride()[:3], sequence,
                 batch * kv_heads, kv_heads, heads // kv_heads, together, kv_tiles, sequences, scale * LOG2_E.value,
-                scale, CAUSAL=causal, WINDOW=window, PACKED=packed, num_warps=4,
+                scale, CAUSAL=causal, WINDOW=window, PACKED=packed, SPLITS=splits, num_warps=4,
             )
+        if sums:
+            launch_sum_splits(sums, dk, dv)
         hopper_attention_after_kernel[(tiles,)](
             dq_sum, dq, offsets, *dq.stride()[:3], heads, sequence, sequences, scale, HEAD_DIM=head_dim, PACKED=packed,
             num_warps=4,
