@@ -24,7 +24,7 @@ _CHAIN = 64  # exponentials of an element
 _LAUNCHES = 500  # a full launch queue would make the host wait for the device
 
 
-def measure(clock: Clock, flush_l2: Callable[[], None], repeats: int = 15) -> dict[str, Any]:
+def measure(clock: Clock, flush_l2: Callable[[], object], repeats: int = 15) -> dict[str, Any]:
     """Return the ceilings, each a median of `repeats`.
 
     streams: {"reads:writes": bytes per second}.

@@ -45,7 +45,7 @@ DONE:
 
 
 def measure(
-    clock: Clock, synchronize: Callable[..., None], flush_l2: Callable[[], None], slower: float, samples: int
+    clock: Clock, synchronize: Callable[..., None], flush_l2: Callable[[], object], slower: float, samples: int
 ) -> list[float]:
     """Return the device seconds of each of `samples` copies of `1 + slower` times BYTES, from a cold L2."""
     source, destination = _buffers()

@@ -54,6 +54,7 @@ class MeasuredProgram:
     ) -> None:
         self.backend, self.program, self.case = backend, program, case
         self.folders, self.rounded_sums = folders, rounded_sums
+        self._persisting_l2 = 0  # the most bytes that a flush between timed calls gave back
         self.set_scales(scales)
 
     def set_scales(self, scales: list[dict[str, dict[str, Any]]]) -> None:
@@ -99,14 +100,20 @@ class MeasuredProgram:
         result |= self.measure_wall(seconds, input_set)
         if first:
             result["peak_memory"] = to_builtins(self.peak_memory())
+        if clock:
+            self.backend.flush_l2()  # the next program, of any process, gets an L2 of which this one keeps no share
         return result
 
     def measure(self, clock: Clock, seconds: float, input_set: int = 0) -> dict[str, Any]:
         """Time calls for about `seconds` on one input set, each on poisoned outputs and a cold L2; check the last.
 
-        Returns {"phases", "warm_up": {"seconds", "settled"}}. Each phase has `device_time` and `busy_time` samples in
-        seconds, the records of a median call, their number as `launches`, and whether every call's outputs lay in
-        poisoned memory. Values that a clock without kernel records cannot know are None.
+        With `Program.renew_inputs`, each of these calls gets inputs of its own, and one more on the other input set is
+        checked instead.
+
+        Returns {"phases", "warm_up": {"seconds", "settled"}, "persisting_l2"}. Each phase has `device_time` and
+        `busy_time` samples in seconds, the records of a median call, their number as `launches`, and whether every
+        call's outputs lay in poisoned memory. Values that a clock without kernel records cannot know are None.
+        `persisting_l2` is the most bytes of L2 that a call reserved for persisting accesses and kept.
         """
         return self._measure(self.program, clock, seconds, self._input_set(input_set), cold=True)
 
@@ -114,11 +121,14 @@ class MeasuredProgram:
         """Measure in another mode (compare.plan.timing_modes); None where the main mode runs the program so."""
         arrays = self._input_set(input_set)
         if mode == "warm":
-            return self._measure(self.program, clock, seconds, arrays, cold=False)
+            measured = self._measure(self.program, clock, seconds, arrays, cold=False)
+            self.backend.flush_l2()
+            return measured
         with self.backend.in_mode(self.program, mode, arrays.inputs, arrays.cotangents) as program:
             if program is None:
                 return None
             measured = self._measure(program, clock, seconds, arrays, cold=True)
+            self.backend.flush_l2()
             return measured | {"command_buffers": program.command_buffers}
 
     def measure_wall(self, seconds: float, input_set: int = 0) -> dict[str, Any]:
@@ -194,16 +204,26 @@ class MeasuredProgram:
         phases = self.case.phases
         poisoned = dict.fromkeys(phases, cold)
         results: tuple[Arrays, Arrays] = {}, {}
+        renew_inputs = self.program.renew_inputs if cold else None
+        if cold:
+            self.backend.flush_l2()  # what other calls reserved is not this program's
+        self._persisting_l2 = 0
 
         def call(timed: Timed) -> None:
             nonlocal results
             results = {}, {}  # frees their memory for this call
+            if renew_inputs is not None:
+                renew_inputs()
             results = self._timed_call(program, timed, arrays, poisoned if cold else None)
 
         warm, samples = timed_round(
             clock, call, phases=len(phases), seconds=seconds,
             settled=lambda: poisoned.update(dict.fromkeys(phases, cold)),
         )
+        if renew_inputs is not None:
+            results = {}, {}
+            arrays = self._input_set(arrays.index + 1)  # a CUDA graph may hold results of the set of its capture
+            results = self._timed_call(program, untimed, arrays, dict(poisoned))
         wrong = [c for c in self._error_checks(arrays.index, *results, arrays.inputs) if not c.passes]
         if wrong:
             raise WrongResult("timed call: " + "; ".join(f"{c.name}: error {c.error:.3g}" for c in wrong))
@@ -212,7 +232,7 @@ class MeasuredProgram:
                 phase: summary(samples[i :: len(phases)]) | {"poisoned": poisoned[phase]}
                 for i, phase in enumerate(phases)
             },
-            "warm_up": {"seconds": warm.seconds, "settled": warm.settled},
+            "warm_up": {"seconds": warm.seconds, "settled": warm.settled}, "persisting_l2": self._persisting_l2,
         }
 
     def _timed_call(
@@ -308,7 +328,7 @@ class MeasuredProgram:
 
     def _before_call(self, program: Program, phase: str) -> list[Extent]:
         filled = (program.poison or partial(self.backend.poison, program))(phase)
-        self.backend.flush_l2()
+        self._persisting_l2 = max(self._persisting_l2, self.backend.flush_l2())
         return filled
 
     def _seconds_of(self, call: Callable[[], Any]) -> float:

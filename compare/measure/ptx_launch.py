@@ -39,6 +39,26 @@ def memory() -> tuple[int, int]:
     return int(free), int(total)
 
 
+def give_back_persisting_l2() -> int:
+    """Return the bytes of L2 that this process reserved for persisting accesses, after giving them back; as a rule 0.
+
+    Lines that an access-policy window made persisting stay in L2 while other data is read, so a flush would miss them.
+    Without reserved bytes, such a window has no effect (CUDA C++ Programming Guide, "L2 Set-Aside Cache for Persisting
+    Accesses").
+    """
+    driver = _driver()
+    _enter_context()
+    limit = driver.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE
+    status, reserved = driver.cuCtxGetLimit(limit)
+    if status == driver.CUresult.CUDA_ERROR_UNSUPPORTED_LIMIT:  # GPUs older than Ampere, and slices of one
+        return 0
+    _check((status,))
+    if reserved:
+        _check(driver.cuCtxResetPersistingL2Cache())
+        _check(driver.cuCtxSetLimit(limit, 0))
+    return int(reserved)
+
+
 def start_profiler() -> None:
     """Tell a profiler that watches this process to collect (cudaProfilerStart by the driver's name)."""
     _check(_driver().cuProfilerStart())

@@ -83,7 +83,7 @@ def joined(rounds: Sequence[Mapping[str, Any]], records: Any = None) -> TimesOfP
 
 
 def rounds_of(
-    programs: Mapping[str, Callable[[], Any]], clock: Clock, flush_l2: Callable[[], None],
+    programs: Mapping[str, Callable[[], Any]], clock: Clock, flush_l2: Callable[[], object],
     synchronize: Callable[..., None],
 ) -> dict[str, list[dict[str, Any]]]:
     """Return each program's rounds from a cold L2: `summary`, and whether the warm-up has `settled`.

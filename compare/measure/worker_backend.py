@@ -36,6 +36,8 @@ class Program:
     late_graph: of a rank's program in PyTorch, makes the graph after the measurement, on all ranks at once, because it
         may call the program; None for others.
     sent: the bytes that a rank sends in a call, by the shapes of its exchanges; None where they are not known.
+    renew_inputs: of a user's function that may keep results, writes bits that no call has seen into its inputs' memory;
+        None for others.
     """
 
     forward: Callable[[Arrays], tuple[Arrays, Any]]
@@ -53,6 +55,7 @@ class Program:
     peaks: dict[str, PeakMemory] = field(default_factory=dict)
     late_graph: Callable[[], FusionGraph] | None = None
     sent: int | None = None
+    renew_inputs: Callable[[], None] | None = None
 
 
 class WorkerBackend(Protocol):
@@ -154,8 +157,8 @@ class WorkerBackend(Protocol):
         """
         ...
 
-    def flush_l2(self) -> None:
-        """Leave the L2 cache full of other, clean data (compare.measure.l2_flush)."""
+    def flush_l2(self) -> int:
+        """Leave the L2 cache full of other, clean data, and return what was reserved (compare.measure.l2_flush)."""
         ...
 
     def synchronize(self, results: Any = None) -> None:

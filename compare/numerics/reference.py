@@ -6,7 +6,7 @@ Gradients come from float64 autograd over the same formula, so it needs PyTorch.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
@@ -252,28 +252,28 @@ def evaluate(case: Case, inputs: Tensors, cotangents: Tensors, dtype: torch.dtyp
         for name, value in inputs.items()
     }
     outputs: Tensors = {}
-    for index in _slices(block, leaves, finest=dtype == torch.float64):
-        views = {name: index(block.tensor(name).axes, leaf) for name, leaf in leaves.items()}
+    axes_of = {t.name: t.axes_in(case.sizes) for t in (*block.inputs, *block.outputs)}
+    sizes = {a: n for name, leaf in leaves.items() for a, n in zip(axes_of[name], leaf.shape, strict=True)}
+    for index in _slices(block, sizes, finest=dtype == torch.float64):
+        views = {name: index(axes_of[name], leaf) for name, leaf in leaves.items()}
         part = block.reference(torch, views, **block.attributes_of(case))
         for name, value in part.items():
-            axes = block.tensor(name).axes
+            axes = axes_of[name]
             if cotangents:
                 value.backward(index(axes, cotangents[name]).to(value.dtype), retain_graph=len(part) > 1)
             if name not in outputs:
-                sizes = {a: n for t in block.inputs for a, n in zip(t.axes, leaves[t.name].shape, strict=True)}
-                outputs[name] = value.detach().new_empty(block.tensor(name).shape(sizes))
+                outputs[name] = value.detach().new_empty([sizes[axis] for axis in axes])
             index(axes, outputs[name]).copy_(value.detach())
     gradients = {f"d_{name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
     return outputs | gradients
 
 
-def _slices(block: Block, tensors: Tensors, finest: bool) -> Iterator[Any]:
+def _slices(block: Block, sizes: Mapping[str, int], finest: bool) -> Iterator[Any]:
     """Yield views of one index along the axes that no output mixes, so that S x S scores fit in memory.
 
     finest: of axes that go together, an index of the longest, such as a head of q with the head of k that it shares. A
     gradient then is a sum over more slices, whose rounding is harmless in float64 alone.
     """
-    sizes = {a: n for t in block.inputs for a, n in zip(t.axes, tensors[t.name].shape, strict=True)}
     groups = [(axes,) if isinstance(axes, str) else axes for axes in block.slices]
     counts = [max(sizes[a] for a in axes) if finest else sizes[axes[0]] for axes in groups]
     for indices in itertools.product(*map(range, counts)):

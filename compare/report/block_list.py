@@ -91,7 +91,12 @@ def _block_text(block: Block) -> str:
 
 
 def _tensors(tensors: tuple[Tensor, ...]) -> str:
-    return ", ".join(f"{t.name}[{', '.join(t.axes)}]{f' {t.dtype}' if t.dtype else ''}" for t in tensors)
+    return ", ".join(f"{t.name}[{_axes(t)}]{f' {t.dtype}' if t.dtype else ''}" for t in tensors)
+
+
+def _axes(tensor: Tensor) -> str:
+    """Return the axes, with a question mark after one that only some shapes have."""
+    return ", ".join(f"{axis}?" if axis in tensor.optional else axis for axis in tensor.axes)
 
 
 def _shape_text(shape: Shape, block: Block, suite: str) -> str:

@@ -85,6 +85,11 @@ class Entry:
                 phase: joined([one["phases"][phase] for one in self.rounds], described[phase]["records"])
                 for phase in self.record.case.phases
             }
+        if reserved := max(r.get("persisting_l2", 0) for r in self.rounds):
+            self.record.detail = (
+                f"its calls left {reserved / 1e6:.1f} MB of L2 reserved for persisting accesses, which was given back "
+                "before each timed call"
+            )
         warm_ups = [r["warm_up"] for r in self.rounds if r["warm_up"]]
         peaks = next((r["peak_memory"] for r in self.rounds if "peak_memory" in r), None)
         self.record.measurement = Measurement(

@@ -33,7 +33,7 @@ def own_shape(block: Block, axes: Mapping[str, int]) -> Shape:
     _check(block, sizes)
     changed = [
         axis for axis in own
-        if sizes[axis] != main.sizes[axis]
+        if sizes.get(axis, own[axis]) != own[axis]
         and (axis not in optional or all_sizes({other: axes[other] for other in axes if other != axis}) != sizes)
     ]
     return replace(main, name="-".join(f"{axis}-{sizes[axis]}" for axis in changed), sizes=sizes) if changed else main
@@ -46,9 +46,11 @@ def shape_with(block: Block, sizes: Sizes) -> Shape:
 
 
 def _arguments(block: Block) -> dict[str, int]:
-    """Return the sizes of the main shape that do not follow from others."""
+    """Return the sizes of the main shape that do not follow from others; the default of one that it does not have."""
     main = block.shapes[0].sizes
-    return {axis: main[axis] for axis in (inspect.signature(block.sizes).parameters if block.sizes else main)}
+    if block.sizes is None:
+        return dict(main)
+    return {axis: main.get(axis, given.default) for axis, given in inspect.signature(block.sizes).parameters.items()}
 
 
 def _has_default(block: Block, axis: str, own: Sizes) -> bool:

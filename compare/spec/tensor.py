@@ -25,6 +25,7 @@ class Tensor:
     read: the number of elements that a phase must read, where it is fewer than all: the rows looked up in a table.
     split: the axis that is divided among the ranks of a case that spans several GPUs; None: each rank has all of it.
     magnified: in shapes with a `magnitude`, `std` is multiplied by it, for values near the dtype's largest.
+    optional: those of its axes that the array lacks in shapes without their size.
     """
 
     name: str
@@ -37,9 +38,13 @@ class Tensor:
     read: Callable[[Sizes], int] | None = None
     magnified: bool = False
     split: str | None = None
+    optional: tuple[str, ...] = ()
+
+    def axes_in(self, sizes: Sizes) -> tuple[str, ...]:
+        return tuple(axis for axis in self.axes if axis not in self.optional or axis in sizes)
 
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
-        return tuple(sizes[axis] for axis in self.axes)
+        return tuple(sizes[axis] for axis in self.axes_in(sizes))
 
     def of_rank(self, array: Any, rank: int, ranks: int) -> Any:
         """Return a rank's slice of the whole array: the array itself where no axis is split."""

@@ -1,5 +1,6 @@
 """The plain blocks and the library implementations against the float64 references, on a CPU."""
 
+import contextlib
 import importlib
 import math
 import shutil
@@ -180,8 +181,26 @@ def test_flex_forward_on_a_cpu(shape: str) -> None:
     check(case_of("attention", "float32", shape), library_attention.apply_flex, gradients=False)
 
 
+QUERIES = ["odd-5-queries", "fewer-keys-than-queries"]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", ["odd", "tiny-one-key"])
+@pytest.mark.parametrize("shape", QUERIES)
+@pytest.mark.parametrize("block", ["decode_attention", "decode_attention_paged"])
+def test_several_queries_of_a_sequence(block: str, shape: str, dtype: str) -> None:
+    check(case_of(block, dtype, shape), module("blocks", block))
+
+
+def test_sdpa_aligns_its_causal_mask_to_the_last_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU has no FlashAttention-2 of PyTorch's CUDA library; its own kernels take the same mask."""
+    monkeypatch.setattr(library_decode, "sdpa_kernel", lambda backend: contextlib.nullcontext())
+    for queries in ({}, {"queries": 5}):
+        case = case_of("decode_attention", "float32", shortest=67, **queries)
+        check(case, library_decode.apply_flash)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", ["odd", "tiny-one-key", *QUERIES])
 def test_sdpa_decodes_on_a_cpu(shape: str, dtype: str) -> None:
     case = case_of("decode_attention", dtype, shape)
     check(case, lambda inputs: {"out": library_decode.attend(*inputs.values())})
@@ -190,15 +209,17 @@ def test_sdpa_decodes_on_a_cpu(shape: str, dtype: str) -> None:
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on a CPU")
-def test_flex_decodes_on_a_cpu() -> None:
-    check(case_of("decode_attention", "float32", capacity=300), library_decode.apply_flex)
+@pytest.mark.parametrize("queries", [{}, {"queries": 5}])
+def test_flex_decodes_on_a_cpu(queries: dict[str, int]) -> None:
+    check(case_of("decode_attention", "float32", capacity=300, **queries), library_decode.apply_flex)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_of_pages_attends_by_its_mask() -> None:
+@pytest.mark.parametrize("shape", ["odd", *QUERIES])
+def test_flex_of_pages_attends_by_its_mask(shape: str) -> None:
     """Uncompiled, FlexAttention evaluates its formula; its CPU kernel supports no lists of pages."""
     with torch.compiler.set_stance("force_eager"):
-        check(case_of("decode_attention_paged", "float32"), library_paged.apply_flex)
+        check(case_of("decode_attention_paged", "float32", shape), library_paged.apply_flex)
 
 
 def test_flex_of_pages_reads_only_a_sequences_own_keys() -> None:

@@ -10,12 +10,14 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
+import float64_reference
 import pytest
 import torch
 import torch.nn.functional as F
+from float64_reference import case_of
 from torch import Tensor
 
-from xlafuse.triton_side.blocks import attention, attention_packed
+from xlafuse.triton_side.blocks import attention, attention_packed, decode_attention
 from xlafuse.triton_side.calls import dispatch
 from xlafuse.triton_side.library import layernorm, linear_cross_entropy, rmsnorm, softmax
 
@@ -81,7 +83,23 @@ def flash_scores(
     return scores.masked_fill(hidden, -torch.inf)
 
 
-def flash_forward(q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool, **seen: Any) -> tuple[Any, ...]:
+def flash_decode(q: Tensor, k: Tensor, v: Tensor, seqused_k: Tensor) -> Tensor:
+    """Attend to the first keys of each sequence; its last query sees all of them."""
+    outputs = []
+    for queries, keys, values, count in zip(q, k, v, seqused_k.tolist(), strict=True):
+        mask = torch.ones(len(queries), count).bool().tril(count - len(queries))
+        heads_first = (x.transpose(0, 1) for x in (queries, keys[:count], values[:count]))
+        out = F.scaled_dot_product_attention(*heads_first, attn_mask=mask, enable_gqa=True)
+        outputs.append(out.transpose(0, 1))
+    return torch.stack(outputs)
+
+
+def flash_forward(
+    q: Tensor, k: Tensor, v: Tensor, *, return_lse: bool = False, seqused_k: Tensor | None = None, **seen: Any
+) -> tuple[Any, ...]:
+    if seqused_k is not None:
+        assert seen == {"causal": True}
+        return flash_decode(q, k, v, seqused_k), None
     if q.ndim == 3:
         out, lse, *rest = flash_forward(q[None], k[None], v[None], return_lse=return_lse, **seen)
         return out[0], lse[0] if return_lse else None, *rest
@@ -221,3 +239,12 @@ def test_a_recorded_call_has_one_operation_per_library_kernel(
     assert recorded.outputs[output].storage in {t.storage for t in forward.writes}
     gradients = {recorded.outputs[f"d{n}"].storage for n, x in inputs_of(row).items() if x.requires_grad}
     assert gradients <= {t.storage for t in backward.writes}
+
+
+@pytest.mark.parametrize("shape", ["odd", "odd-5-queries", "fewer-keys-than-queries"])
+def test_decoding_aligns_the_causal_mask_to_the_last_key(shape: str) -> None:
+    inputs = float64_reference.inputs_of(case_of("decode_attention", "float32", shape))
+    found, expected = library("flash_attention_4").apply_decode(inputs), decode_attention.apply(inputs)
+    torch.testing.assert_close(found["out"], expected["out"])
+    recorded = dispatch.record_call(library("flash_attention_4").apply_decode, inputs, train=False)
+    assert "xlafuse.flash_attention_4_decode.default" in [event.op for event in recorded.parts["forward"]]

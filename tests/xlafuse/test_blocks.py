@@ -10,7 +10,14 @@ import numpy as np
 import pytest
 from full_marks import first_of_each
 
-from xlafuse.blocks import attention, attention_bias, attention_packed, decode_attention_paged, softmax
+from xlafuse.blocks import (
+    attention,
+    attention_bias,
+    attention_packed,
+    decode_attention,
+    decode_attention_paged,
+    softmax,
+)
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.spec.case import Case
 from xlafuse.compile import _jax_private, compiler, directions
@@ -34,6 +41,8 @@ ROWS = [
     *((block.name, "xla", None) for block in ONE_GPU if block.name != "lm_step"),
     ("attention", "xla", "odd-window"), ("attention", "xla", "odd-full"), ("softmax", "xla", "odd-masked"),
     ("linear_cross_entropy", "xla-chunked", None), ("moe", "xla-dense", None),
+    *((block, "xla", shape) for block in ("decode_attention", "decode_attention_paged")
+      for shape in ("odd-5-queries", "fewer-keys-than-queries")),
 ]
 TRAINED = [row for row in ROWS if len(BLOCKS[row[0]].directions) > 1]
 
@@ -114,11 +123,12 @@ def test_outputs_and_gradients_have_the_dtype_of_the_inputs(row: tuple[str, str,
 _PREPARED_FOR_CUDNN = {
     "attention_packed": attention_packed.apply_cudnn, "decode_attention_paged": decode_attention_paged.apply_cudnn,
 }
+_QUERIES = [("decode_attention_paged", shape) for shape in ("odd-5-queries", "fewer-keys-than-queries")]
 
 
-@pytest.mark.parametrize("block", _PREPARED_FOR_CUDNN)
-def test_arguments_prepared_for_cudnn_give_the_reference(block: str) -> None:
-    case = case_of(block, "float32")
+@pytest.mark.parametrize(("block", "shape"), [*((block, None) for block in _PREPARED_FOR_CUDNN), *_QUERIES])
+def test_arguments_prepared_for_cudnn_give_the_reference(block: str, shape: str | None) -> None:
+    case = case_of(block, "float32", shape)
     inputs, cotangents = inputs_of(case), cotangents_of(case)
     attributes = attributes_of(case) | {"implementation": "xla"}
     if cotangents:
@@ -182,6 +192,20 @@ def test_cudnn_takes_gathered_pages_and_lengths() -> None:
     ((called, types),) = _calls_of_cudnn(decode_attention_paged.apply_cudnn, _structs(given, "bfloat16"))
     kv = "tensor<3x15x2x16xbf16>"
     assert (called, types) == ("fmhaSoftmax", f"tensor<3x1x4x16xbf16>, {kv}, {kv}, tensor<3xi32>, tensor<3xi32>")
+
+
+@pytest.mark.usefixtures("cudnn_pretended")
+def test_cudnn_takes_a_bias_for_the_mask_of_several_queries() -> None:
+    """Its own causal mask is aligned to the first key, and these queries are the last tokens of their sequences."""
+    cache, pages = (3, 2, 15, 16), (9, 5, 2, 16)
+    given = {"q": (3, 4, 7, 16), "k_cache": cache, "v_cache": cache, "lengths": (3,)}
+    ((called, types),) = _calls_of_cudnn(decode_attention.apply_cudnn, _structs(given, "bfloat16"))
+    kv, bias = "tensor<3x2x15x16xbf16>", "tensor<3x1x7x15xbf16>"
+    assert (called, types) == ("fmhaScaleBiasSoftmax", f"tensor<3x4x7x16xbf16>, {kv}, {kv}, {bias}")
+    given = {"q": (3, 7, 4, 16), "k_pages": pages, "v_pages": pages, "page_table": (3, 3), "lengths": (3,)}
+    ((called, types),) = _calls_of_cudnn(decode_attention_paged.apply_cudnn, _structs(given, "bfloat16"))
+    kv = "tensor<3x15x2x16xbf16>"
+    assert (called, types) == ("fmhaScaleBiasSoftmax", f"tensor<3x7x4x16xbf16>, {kv}, {kv}, {bias}")
 
 
 def test_attention_ignores_later_keys() -> None:

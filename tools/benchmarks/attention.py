@@ -4,8 +4,9 @@
 
 Each round times every kernel once with triton.testing.do_bench (CUDA events, cold L2, median). The GPU's power limit
 moves all times by 5 to 10%, so only times of one round are comparable. The table shows TFLOP/s of each round, by the
-FLOPs of visible pairs, with 2.5 times as many for backward. Use `xlafuse run` for times in reports. The
-portable kernels' gradients repeat bit for bit.
+FLOPs of visible pairs, with 2.5 times as many for backward. For decode-N, with N query tokens a sequence, it shows TB/s
+by the bytes of q, out, keys and values. Use `xlafuse run` for times in reports. The portable kernels' gradients
+repeat bit for bit.
 """
 
 from __future__ import annotations
@@ -21,12 +22,15 @@ import torch
 import torch.nn.functional as F
 from tabulate import tabulate
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right
 from triton.testing import do_bench
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from xlafuse.triton_side.kernels import attention
 from xlafuse.triton_side.kernels.attention_packed import attention_packed
+from xlafuse.triton_side.kernels.decode_attention import decode_attention
+from xlafuse.triton_side.kernels.decode_attention_paged import decode_attention_paged
 from xlafuse.triton_side.kernels.hopper import attention_backward as hopper_backward
 from xlafuse.triton_side.kernels.shared.attention_tiles import visible_pairs
 
@@ -45,6 +49,9 @@ SHAPES = {
 }
 # tokens, heads, kv_heads, head_dim, sequences
 PACKED = {"packed": (4096, 32, 8, 128, 8), "packed-16k": (16384, 32, 8, 128, 8)}
+# batch, heads, kv_heads, keys of a sequence, head_dim, queries; pages have 16 keys
+CACHED = {f"decode-{queries}": (32, 32, 8, 8192, 128, queries) for queries in (1, 2, 4, 8, 16)}
+PAGE = 16
 
 
 def normal(*shape: int) -> torch.Tensor:
@@ -105,9 +112,38 @@ def packed_calls(name: str) -> tuple[float, dict[str, Callable[[], Any]]]:
     return flops, found
 
 
+def cached_calls(name: str) -> tuple[float, dict[str, Callable[[], Any]]]:
+    """Return the bytes of a call, and the calls by name. Raises AssertionError where two of them differ."""
+    batch, heads, kv_heads, keys, head_dim, queries = CACHED[name]
+    q, (k, v) = normal(batch, heads, queries, head_dim), normal(2, batch, kv_heads, keys, head_dim)
+    lengths = torch.full((batch,), keys, dtype=torch.int32, device="cuda")
+    table = torch.randperm(batch * keys // PAGE, device="cuda").view(batch, -1)
+
+    def in_pages(cache: torch.Tensor) -> torch.Tensor:
+        pages = torch.empty(batch * keys // PAGE, PAGE, kv_heads, head_dim, device="cuda", dtype=cache.dtype)
+        pages[table] = cache.transpose(1, 2).unflatten(1, (-1, PAGE))
+        return pages
+
+    tokens_first = q.transpose(1, 2).contiguous()
+
+    def flash() -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return F.scaled_dot_product_attention(q, k, v, causal_lower_right(queries, keys), enable_gqa=True)
+
+    found: dict[str, Callable[[], Any]] = {
+        "cache fwd": partial(decode_attention, q, k, v, lengths),
+        "pages fwd": partial(decode_attention_paged, tokens_first, in_pages(k), in_pages(v), table.int(), lengths),
+        "sdpa-flash fwd": flash,
+    }
+    expected = found["sdpa-flash fwd"]()
+    torch.testing.assert_close(found["cache fwd"](), expected, atol=2e-3, rtol=2e-2)
+    torch.testing.assert_close(found["pages fwd"]().transpose(1, 2), expected, atol=2e-3, rtol=2e-2)
+    return 2.0 * (2 * q.numel() + k.numel() + v.numel()), found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    known = [*SHAPES, *PACKED]
+    known = [*SHAPES, *PACKED, *CACHED]
     parser.add_argument("shapes", nargs="*", metavar="SHAPE", help=f"of {', '.join(known)}; all if none is named")
     parser.add_argument("--rounds", type=int, default=2, metavar="N", help="how often each kernel is timed")
     parser.add_argument("--splits", action="store_true", help="time backward in every number of splits of shared heads")
@@ -115,18 +151,21 @@ def main() -> None:
     if unknown := [name for name in options.shapes if name not in known]:
         parser.error(f"no shape {unknown[0]!r}: choose from {', '.join(known)}")
     for name in options.shapes or known:
-        flops, found = calls(name, options.splits) if name in SHAPES else packed_calls(name)
+        if name in CACHED:
+            work, found = cached_calls(name)
+        else:
+            work, found = calls(name, options.splits) if name in SHAPES else packed_calls(name)
         times: dict[str, list[float]] = {call: [] for call in found}
         for _ in range(options.rounds):
             for call, function in found.items():
                 times[call].append(do_bench(function, 5, 30, return_mode="median"))
         rows = [
             [name, call, *(f"{ms * 1e3:.0f}" for ms in each),
-             *(f"{flops * (2.5 if ' bwd' in call else 1) / ms / 1e9:.0f}" for ms in each)]
+             *(f"{work * (2.5 if ' bwd' in call else 1) / ms / 1e9:.4g}" for ms in each)]
             for call, each in times.items()
         ]
-        rounds = range(options.rounds)
-        headers = ["shape", "call", *(f"us {i}" for i in rounds), *(f"TFLOP/s {i}" for i in rounds)]
+        rounds, rate = range(options.rounds), "TB/s" if name in CACHED else "TFLOP/s"
+        headers = ["shape", "call", *(f"us {i}" for i in rounds), *(f"{rate} {i}" for i in rounds)]
         print(tabulate(rows, headers=headers), flush=True)
 
 

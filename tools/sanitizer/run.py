@@ -193,11 +193,13 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, Any]]]:
         {"q": (3, 6, head_dim), **dict.fromkeys(("k_cache", "v_cache"), (3, 2, 131, head_dim)), "lengths": lengths}
         for head_dim in (16, 128)
     ]
+    decoded.append(decoded[-1] | {"q": (3, 6, 5, 128)})
     page_table = torch.arange(3 * 11, dtype=torch.int32).flip(0).view(3, 11)
     decoded_from_pages: list[Shapes] = [
         {"q": (3, 6, 64), **dict.fromkeys(("k_pages", "v_pages"), (33, 13, 2, 64)), "page_table": page_table,
          "lengths": lengths}
     ]
+    decoded_from_pages.append(decoded_from_pages[-1] | {"q": (3, 5, 6, 64)})
     # One group of heads, and several in a loop; half heads whose size is a power of two, and not.
     positions = torch.arange(2 * 67, dtype=torch.int32).view(2, 67)
     rotated: list[Shapes] = [

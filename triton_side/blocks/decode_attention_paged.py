@@ -1,4 +1,4 @@
-"""Attention of one new token per sequence to a cache in pages.
+"""Attention of the newest tokens of each sequence to a cache in pages.
 
 Key i of sequence b is k_pages[page_table[b, i // page_size], i % page_size].
 """
@@ -17,8 +17,12 @@ def gathered(pages: Tensor, page_table: Tensor) -> Tensor:
 
 
 def apply(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """q [batch, heads, head_dim], k_pages, v_pages [pages, page_size, kv_heads, head_dim], page_table
-    [batch, pages_per_sequence], lengths [batch] -> out as q; the pages' elements past a length must be finite."""
+    """q [batch, queries, heads, head_dim], or without queries, k_pages, v_pages [pages, page_size, kv_heads, head_dim],
+    page_table [batch, pages_per_sequence], lengths [batch] -> out as q; the pages' elements past a length must be
+    finite."""
+    q, lengths = inputs["q"], inputs["lengths"]
     with stage("gather"):
         k, v = (gathered(inputs[name], inputs["page_table"]) for name in ("k_pages", "v_pages"))
-    return {"out": decode_attention.stages(inputs["q"], k, v, inputs["lengths"])}
+    if q.ndim == 3:
+        return {"out": decode_attention.stages(q, k, v, lengths)}
+    return {"out": decode_attention.stages(q.transpose(1, 2), k, v, lengths).transpose(1, 2)}

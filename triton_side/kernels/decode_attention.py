@@ -1,20 +1,24 @@
-"""Attention of one new token a sequence to the keys in its cache. Splitting the keys fills a GPU even at batch 1.
+"""Attention of a sequence's newest tokens to the keys in its cache. Splitting the keys fills a GPU even at batch 1.
 
-    out[b, h] = softmax(q[b, h] k[b, h // group]^T / sqrt(head_dim)) v[b, h // group] over the first lengths[b] keys
+    out[b, h, i] = softmax(q[b, h, i] k[b, h // group]^T / sqrt(head_dim)) v[b, h // group] over the first
+    lengths[b] - queries + 1 + i keys
+
+The queries are the last tokens of each sequence: one in plain decoding, a few where drafted tokens are verified
+(speculative decoding, arXiv 2211.17192) or a prompt is read in pieces.
 
 Flash-Decoding (Dao, Haziza, Massa, Sizov, https://pytorch.org/blog/flash-decoding/): a program takes a `chunk` of one
-sequence's keys and all query heads that share their kv head, so every key is read once. It keeps the maximum, the sum
-and the unnormalised output of an online softmax. A second kernel combines the chunks if there are several; chunks past
-a sequence's length do no work. Exponentials are base 2 with log2(e) folded into the scale. A sequence without keys
-(length 0) gives zeros. Forward only, because caches are read at inference.
+sequence's keys. Its rows are all queries of all query heads that share their kv head, so every key is read once. It
+keeps the maximum, the sum and the unnormalised output of an online softmax. A second kernel combines the chunks if
+there are several; chunks past a sequence's length do no work. Exponentials are base 2 with log2(e) folded into the
+scale. A query without keys gives zeros. Forward only, because caches are read at inference.
 
-Shapes: q, out [batch, heads, head_dim]; k, v [batch, kv_heads, capacity, head_dim], or pages
-(decode_attention_paged.py); lengths [batch], int32. dtypes: bfloat16, float16, float32. Scores, softmax and
-accumulators are float32; the probabilities are cast to v's dtype for the second product. float32 products follow
-`torch.get_float32_matmul_precision()`.
+Shapes: q, out [batch, heads, queries, head_dim], or [batch, heads, head_dim] of one query; k, v [batch, kv_heads,
+capacity, head_dim], or pages (decode_attention_paged.py); lengths [batch], int32. dtypes: bfloat16, float16, float32.
+Scores, softmax and accumulators are float32; the probabilities are cast to v's dtype for the second product. float32
+products follow `torch.get_float32_matmul_precision()`.
 
 A chunk of 2048 keys of head_dim 128 is 1 MB of bfloat16. Its partial results for four query heads are 2 KB of float32,
-written and read once.
+written and read once; for 16 queries of four heads 32 KB.
 """
 
 import math
@@ -34,6 +38,9 @@ HEAD_DIMS = (16, 32, 64, 128)
 
 # A limit even if longer chunks fill the GPU: lengths differ, and the longest sequence would run alone at the end.
 LONGEST_CHUNK = 2048
+# A chunk has at least this many keys a row of its tile, so partial results are at most 1/32 of the bytes of 16-bit keys
+# and values.
+KEYS_A_ROW = 64
 # Three fit (70 KB of shared memory each at head_dim 128). Two have 64 KB in flight even while both compute; an H200
 # needs some 36 KB in flight a multiprocessor (4.8 TB/s for 1 us).
 PROGRAMS_PER_MULTIPROCESSOR = 2
@@ -60,10 +67,11 @@ def cache_elements(shapes: Shapes) -> int:
 def attention_flops(shapes: Shapes) -> float:
     """Return the FLOPs of the two products with full caches.
 
-    Each element of k and v meets the query heads that share its head.
+    Each element of k and v meets all queries of the query heads that share its head. The few pairs that causality hides
+    count, because the launch does not know them.
     """
-    group = shapes["q_ptr"][1] // shapes["k_ptr"][1]
-    return 2 * 2 * group * cache_elements(shapes)
+    rows = math.prod(shapes["q_ptr"][1:-1]) // shapes["k_ptr"][1]
+    return 2 * 2 * rows * cache_elements(shapes)
 
 
 @dataclass(frozen=True)
@@ -80,15 +88,17 @@ class DecodeConfig:
 @triton.jit
 def decode_attention_kernel(
     q_ptr, k_ptr, v_ptr, page_table_ptr, lengths_ptr, out_ptr, max_ptr, sum_ptr,
-    stride_qb, stride_qh, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
-    stride_vb, stride_vh, stride_vs, stride_vd, kv_heads, capacity, pages_per_sequence, splits, chunk, scale_log2e,
-    GROUP: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_KV: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    PRECISION: tl.constexpr,
+    stride_qb, stride_qh, stride_qq, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
+    stride_vb, stride_vh, stride_vs, stride_vd, head_rows, query_rows,
+    kv_heads, capacity, pages_per_sequence, splits, chunk, scale_log2e,
+    GROUP: tl.constexpr, QUERIES: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_KV: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, PRECISION: tl.constexpr,
 ):
-    """Attend from the GROUP query heads of one kv head, padded to ROWS, to one chunk of its keys.
+    """Attend from the QUERIES of the GROUP query heads of one kv head, padded to ROWS, to one chunk of its keys.
 
-    out is [batch, heads, HEAD_DIM]. With max_ptr and sum_ptr [batch, heads, splits], out is the chunk's unnormalised
-    output [batch, heads, splits, HEAD_DIM] instead.
+    out has a row of HEAD_DIM for each query of each head of each sequence; it is `head_rows` rows from head to head and
+    `query_rows` from query to query. With max_ptr and sum_ptr [rows, splits], out is the chunk's unnormalised output
+    [rows, splits, HEAD_DIM] instead.
 
     The first stride of k and v is from sequence to sequence, or with a page table from page to page.
     """
@@ -100,12 +110,16 @@ def decode_attention_kernel(
     if (begin >= length) & (split > 0):
         return
 
-    group = tl.arange(0, ROWS)
+    tile_row = tl.arange(0, ROWS)
     dim = tl.arange(0, HEAD_DIM)
-    head = kv_head * GROUP + group
-    own = group < GROUP
+    head = kv_head * GROUP + tile_row // QUERIES
+    query = tile_row % QUERIES
+    own = tile_row < GROUP * QUERIES
+    # The number of keys that a row sees: a scalar where it is the same for all.
+    seen = length if QUERIES == 1 else length - (QUERIES - 1) + query
     q = tl.load(
-        q_ptr + batch * stride_qb + head[:, None] * stride_qh + dim[None, :] * stride_qd, mask=own[:, None], other=0.0
+        q_ptr + batch * stride_qb + head[:, None] * stride_qh + query[:, None] * stride_qq + dim[None, :] * stride_qd,
+        mask=own[:, None], other=0.0,
     )
     k_ptr += kv_head * stride_kh
     v_ptr += kv_head * stride_vh
@@ -127,7 +141,8 @@ def decode_attention_kernel(
             k_ptr + (at * stride_kb + slot * stride_ks)[:, None] + dim[None, :] * stride_kd,
             mask=exists[:, None], other=0.0,
         )
-        scores = tl.where(exists[None, :], product(q, k.T, PRECISION), float("-inf"))
+        visible = exists[None, :] if QUERIES == 1 else key[None, :] < seen[:, None]
+        scores = tl.where(visible, product(q, k.T, PRECISION), float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1) * scale_log2e)
         p = tl.exp2(scores * scale_log2e - new_max[:, None])
         correction = tl.exp2(row_max - new_max)
@@ -139,9 +154,9 @@ def decode_attention_kernel(
         accumulator = add_product(accumulator * correction[:, None], p.to(v.dtype), v, PRECISION)
         row_max = new_max
 
-    row = batch * kv_heads * GROUP + head
+    row = batch * kv_heads * GROUP * QUERIES + head * head_rows + query * query_rows
     if max_ptr is None:
-        accumulator = accumulator / tl.where(length > 0, row_sum, 1.0)[:, None]
+        accumulator = accumulator / tl.where(seen > 0, row_sum, 1.0)[:, None]
     else:
         row = row * splits + split
         tl.store(max_ptr + row, row_max, mask=own)
@@ -154,12 +169,13 @@ def decode_attention_kernel(
 @declare(forward("reduce_sum", "values", "splits"), DIVIDE, flops=lambda shapes: 2 * math.prod(shapes["partial_ptr"]))
 @triton.jit
 def combine_splits_kernel(
-    partial_ptr, max_ptr, sum_ptr, lengths_ptr, out_ptr, heads, capacity, splits, chunk,
-    HEAD_DIM: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
+    partial_ptr, max_ptr, sum_ptr, lengths_ptr, out_ptr, rows, query_rows, capacity, splits, chunk,
+    QUERIES: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SPLITS: tl.constexpr,
 ):
-    """Compute out of one head of one sequence from the chunks that have keys, or from an empty first chunk."""
+    """Compute one of a sequence's `rows` of out from the chunks that have keys, or from an empty first chunk."""
     row = tl.program_id(0).to(tl.int64)
-    length = tl.minimum(tl.load(lengths_ptr + row // heads), capacity)
+    length = tl.minimum(tl.load(lengths_ptr + row // rows), capacity)
+    seen = length if QUERIES == 1 else length - (QUERIES - 1) + row // query_rows % QUERIES
     used = tl.maximum(tl.cdiv(length, chunk), 1)
     dim = tl.arange(0, HEAD_DIM)
     row_max = float("-inf")
@@ -180,48 +196,52 @@ def combine_splits_kernel(
         row_sum = row_sum * correction + tl.sum(weights * sums, 0)
         accumulator = accumulator * correction + tl.sum(weights[:, None] * partial, 0)
         row_max = new_max
-    out = accumulator / tl.where(length > 0, row_sum, 1.0)
+    out = accumulator / tl.where(seen > 0, row_sum, 1.0)
     tl.store(out_ptr + row * HEAD_DIM + dim, out.to(out_ptr.dtype.element_ty))
 
 
-def split_keys(capacity: int, programs: int, mps: int, block_kv: int) -> int:
-    """Return the chunk: a multiple of block_kv, at most LONGEST_CHUNK.
+def split_keys(capacity: int, programs: int, mps: int, block_kv: int, rows: int) -> int:
+    """Return the chunk: a multiple of block_kv, at most LONGEST_CHUNK unless the tile has many rows.
 
     With `programs` programs a chunk, there are as many as `mps` multiprocessors run at once.
     """
     splits = max(1, PROGRAMS_PER_MULTIPROCESSOR * mps // programs)
-    keys = min(cdiv(capacity, splits), LONGEST_CHUNK)
+    keys = min(cdiv(capacity, splits), max(LONGEST_CHUNK, KEYS_A_ROW * rows))
     return max(1, cdiv(keys, block_kv)) * block_kv
 
 
-def tile_rows(group: int, dtype: torch.dtype, precision: str) -> int:
-    """Return the rows of the tile of query heads: a power of two, and at least 16 for tensor cores."""
-    rows: int = next_power_of_2(group)
-    return rows if dtype == torch.float32 and precision == "ieee" else max(16, rows)
+def tile_rows(rows: int, dtype: torch.dtype, precision: str) -> int:
+    """Return the rows of the tile that holds these: a power of two, and at least 16 for tensor cores."""
+    padded: int = next_power_of_2(rows)
+    return padded if dtype == torch.float32 and precision == "ieee" else max(16, padded)
 
 
 @tuned
 def decode_config(rows: int, dtype: torch.dtype, paged: bool, capacity: int, programs: int, mps: int) -> DecodeConfig:
     """Tiles of 64 keys, 32 in float32, with two tiles of k and two of v in use or in flight: 64 KB at head_dim 128.
 
-    Pages take two more stages, because the table's entries are loaded before the keys. From 32 rows on there are more
-    warps, so nothing spills (cuobjdump, sm_90, up to 128 rows; in float32 up to 32).
+    Pages take two more stages, because the table's entries are loaded before the keys. More rows have more warps, so
+    nothing spills (cuobjdump, sm_90, up to 128 rows; in float32 up to 32). With 64 rows in 16 bits, one warp group owns
+    a product of tensor cores; with eight warps, both groups would compute all scores. The loop over 64 keys of
+    head_dim 128 then has 608 instead of 1022 instructions a scheduler, and with 32 rows 506 instead of 654 (SASS). At
+    the bandwidth of an H200, those keys and values take about 1,600 cycles.
     """
     block_kv = 32 if dtype == torch.float32 else 64
-    chunk = split_keys(capacity, programs, mps, block_kv)
-    return DecodeConfig(chunk, block_kv, num_warps=4 if rows <= 16 else 8, num_stages=5 if paged else 3)
+    chunk = split_keys(capacity, programs, mps, block_kv, rows)
+    four_warps = 16 if dtype == torch.float32 else 64
+    return DecodeConfig(chunk, block_kv, num_warps=4 if rows <= four_warps else 8, num_stages=5 if paged else 3)
 
 
 def launch(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor, page_table: torch.Tensor | None,
     config: DecodeConfig | None = None,
 ) -> torch.Tensor:
-    """Return out [batch, heads, head_dim], contiguous.
+    """Return out, contiguous, of q's shape.
 
-    k and v are [batch, kv_heads, capacity, head_dim], or with a page table [pages, kv_heads, page_size, head_dim], of
-    any strides; lengths and page_table are contiguous.
+    q is [batch, heads, head_dim] or [batch, heads, queries, head_dim], and k and v are [batch, kv_heads, capacity,
+    head_dim]. With a page table q is [batch, heads, head_dim] or [batch, queries, heads, head_dim], and k and v are
+    [pages, kv_heads, page_size, head_dim]. Any strides; lengths and page_table are contiguous.
     """
-    batch, heads, head_dim = q.shape
     _, kv_heads, capacity, _ = k.shape
     page_size, pages = 1, 0
     if page_table is not None:
@@ -230,9 +250,19 @@ def launch(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
     if q.numel() == 0:
         return out
+    batch, heads, head_dim = len(q), q.shape[1 if page_table is None else -2], q.shape[-1]
+    queries = math.prod(q.shape[1:-1]) // heads
+    # For one query, the arguments of its axis are 1, which Triton compiles in.
+    first, *middle, last = q.stride()
+    if q.ndim == 3:
+        strides, head_rows, query_rows = (first, *middle, 1, last), 1, 1
+    elif page_table is None:
+        strides, head_rows, query_rows = (first, *middle, last), queries, 1
+    else:
+        strides, head_rows, query_rows = (first, *reversed(middle), last), 1, heads
     precision = product_precision(q.dtype)
     group = heads // kv_heads
-    rows = tile_rows(group, q.dtype, precision)
+    rows = tile_rows(group * queries, q.dtype, precision)
     if config is None:
         paged, programs = page_table is not None, batch * kv_heads
         config = decode_config(rows, q.dtype, paged, capacity, programs, multiprocessors(q.device))
@@ -240,9 +270,9 @@ def launch(
 
     def attend(out: torch.Tensor, maxima: torch.Tensor | None, sums: torch.Tensor | None) -> None:
         decode_attention_kernel[(batch * kv_heads * splits,)](
-            q, k, v, page_table, lengths, out, maxima, sums, *q.stride(), *k.stride(), *v.stride(),
+            q, k, v, page_table, lengths, out, maxima, sums, *strides, *k.stride(), *v.stride(), head_rows, query_rows,
             kv_heads, capacity, pages, splits, config.chunk, head_dim**-0.5 * LOG2_E.value,
-            GROUP=group, ROWS=rows, HEAD_DIM=head_dim, BLOCK_KV=config.block_kv,
+            GROUP=group, QUERIES=queries, ROWS=rows, HEAD_DIM=head_dim, BLOCK_KV=config.block_kv,
             PAGE_SIZE=page_size, PRECISION=precision, num_warps=config.num_warps, num_stages=config.num_stages,
         )
 
@@ -254,29 +284,38 @@ def launch(
                 attend(out, None, None)
             return out
         partial, maxima, sums = (
-            torch.empty((batch, heads, splits, *rest), dtype=torch.float32, device=q.device)
+            torch.empty((batch, heads * queries, splits, *rest), dtype=torch.float32, device=q.device)
             for rest in ((head_dim,), (), ())
         )
         with computing(*operations, **names, out_ptr="partial"):
             attend(partial, maxima, sums)
-        combine_splits_kernel[(batch * heads,)](
-            partial, maxima, sums, lengths, out, heads, capacity, splits, config.chunk,
-            HEAD_DIM=head_dim, BLOCK_SPLITS=16, num_warps=4,
+        # Several queries have enough rows to fill the GPU with programs of one warp.
+        block_splits, warps = (16, 4) if queries == 1 else (min(16, next_power_of_2(splits)), 1)
+        combine_splits_kernel[(batch * heads * queries,)](
+            partial, maxima, sums, lengths, out, heads * queries, query_rows, capacity, splits, config.chunk,
+            QUERIES=queries, HEAD_DIM=head_dim, BLOCK_SPLITS=block_splits, num_warps=warps,
         )
     return out
 
 
-def check_query(q: torch.Tensor, kv_heads: int, lengths: torch.Tensor) -> None:
-    """Raise unless q [batch, heads, head_dim] fits kv_heads and lengths, and the kernels.
+def check_query(q: torch.Tensor, axes: tuple[str, ...], kv_heads: int, lengths: torch.Tensor) -> None:
+    """Raise unless q of these axes, or without queries, fits kv_heads and lengths, and the kernels.
 
     Raises:
         ValueError: a shape or device does not fit.
         TypeError: lengths are not int32.
     """
-    if q.ndim != 3 or kv_heads == 0 or q.shape[1] % kv_heads:
+    one = ("batch", "heads", "head_dim")
+    if q.ndim not in (len(one), len(axes)) or kv_heads == 0:
         raise ValueError(
-            f"q must be [batch, heads, head_dim], its heads a multiple of the cache's {kv_heads}, got "
-            f"{tuple(q.shape)}; drop the axis of the one token with q.squeeze(2)"
+            f"q must be [{', '.join(one)}] or [{', '.join(axes)}], and the cache not empty, got {tuple(q.shape)} and "
+            f"{kv_heads} kv_heads"
+        )
+    heads = q.shape[(one if q.ndim == len(one) else axes).index("heads")]
+    if heads % kv_heads:
+        raise ValueError(
+            f"q's heads must be a multiple of the cache's {kv_heads}, got {heads} in {tuple(q.shape)}; q is "
+            f"[{', '.join(one)}] or [{', '.join(axes)}]"
         )
     if q.shape[-1] not in HEAD_DIMS:
         raise ValueError(
@@ -303,8 +342,12 @@ def decode_attention(
 ) -> torch.Tensor:
     """Return softmax(q k^T / sqrt(head_dim)) v over the first `lengths` keys of each sequence, not differentiable.
 
+    Several queries are the last tokens of each sequence: query i of n sees the first length - n + 1 + i keys.
+
     Args:
-        q: [batch, heads, head_dim], bfloat16, float16 or float32: one token a sequence.
+        q: [batch, heads, head_dim], bfloat16, float16 or float32: one token a sequence; or [batch, heads, queries,
+            head_dim]. A tile has a row for each query of each head that shares a kv head; 512 rows of head_dim 128
+            spill.
         k_cache, v_cache: [batch, kv_heads, capacity, head_dim] of q's dtype, as transformers' StaticCache and
             scaled_dot_product_attention have them; any strides are read without a copy. Consecutive query heads share
             a kv head. Keys past a sequence's length are not read.
@@ -312,7 +355,7 @@ def decode_attention(
             counts as capacity, one below 1 as 0.
 
     Returns:
-        out [batch, heads, head_dim], contiguous, in q's dtype; zeros where a length is 0.
+        out of q's shape, contiguous, in q's dtype; zeros for a query that sees no key.
 
     Raises:
         ValueError: the shapes or devices do not fit, head_dim is not 16, 32, 64 or 128, the tensors are not on a GPU
@@ -327,7 +370,7 @@ def decode_attention(
             "k_cache and v_cache must be [batch, kv_heads, capacity, head_dim] of q's batch and head_dim, got "
             f"{tuple(k_cache.shape)} and {tuple(v_cache.shape)} for q {tuple(q.shape)}"
         )
-    check_query(q, k_cache.shape[1], lengths)
+    check_query(q, ("batch", "heads", "queries", "head_dim"), k_cache.shape[1], lengths)
     return launch(q, k_cache, v_cache, lengths.contiguous(), None)
 
 

@@ -1,10 +1,10 @@
-"""Attention of one new token per sequence to a cache in pages, by PyTorch.
+"""Attention of the newest tokens of each sequence to a cache in pages, by PyTorch.
 
 scaled_dot_product_attention takes no page table, so the pages are gathered first. FlexAttention reads the pages in
 place: its block mask lists the blocks of keys that a sequence sees.
 
-q and out [batch, heads, head_dim], k_pages, v_pages [pages, page_size, kv_heads, head_dim], page_table
-[batch, pages_per_sequence], lengths [batch]; zeros where a length is 0.
+q and out [batch, queries, heads, head_dim], or without queries, k_pages, v_pages [pages, page_size, kv_heads,
+head_dim], page_table [batch, pages_per_sequence], lengths [batch]; zeros for a query that sees no key.
 """
 
 from collections.abc import Mapping
@@ -16,16 +16,19 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from xlafuse.triton_side.blocks.decode_attention_paged import gathered
 from xlafuse.triton_side.library.decode_attention import attend_cudnn
 
-QUERIES = 128  # queries per block of the mask: a multiple of the tile that heads with shared keys make of one query
+QUERIES = 128  # queries per block of the mask: a multiple of the tile that heads with shared keys make of the queries
 
 
 def apply_cudnn(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Gather the pages, then call SDPA with its cuDNN backend only."""
+    q, lengths = inputs["q"], inputs["lengths"]
     k, v = (gathered(inputs[name], inputs["page_table"]) for name in ("k_pages", "v_pages"))
-    return {"out": attend_cudnn(inputs["q"], k, v, inputs["lengths"])}
+    if q.ndim == 3:
+        return {"out": attend_cudnn(q, k, v, lengths)}
+    return {"out": attend_cudnn(q.transpose(1, 2), k, v, lengths).transpose(1, 2)}
 
 
-def block_mask(page_table: Tensor, lengths: Tensor, pages: int, page_size: int) -> BlockMask:
+def block_mask(page_table: Tensor, lengths: Tensor, pages: int, page_size: int, queries: int = 1) -> BlockMask:
     """Return a mask in which a page is a block, and a sequence's blocks are its row of the page table.
 
     vLLM's FlexAttention does the same. So does torch.nn.attention.experimental's PagedAttention, but it insists on
@@ -39,20 +42,22 @@ def block_mask(page_table: Tensor, lengths: Tensor, pages: int, page_size: int) 
     place = beyond.scatter(1, page_table.long(), order)
 
     def within(sequence: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-        return place[sequence, key // page_size] * page_size + key % page_size < lengths[sequence]
+        position = place[sequence, key // page_size] * page_size + key % page_size
+        return position < (lengths[sequence] if queries == 1 else lengths[sequence] - queries + 1 + query)
 
     counts = (lengths + page_size - 1) // page_size
     return BlockMask.from_kv_blocks(
         counts[:, None, None], page_table[:, None, None], BLOCK_SIZE=(QUERIES, page_size), mask_mod=within,
-        seq_lengths=(1, pages * page_size), compute_q_blocks=False,
+        seq_lengths=(queries, pages * page_size), compute_q_blocks=False,
     )
 
 
 # Without fullgraph, one failed compile makes every later flex_attention call run unfused, without an error.
 @torch.compile(dynamic=False, fullgraph=True)
 def _flex(q: Tensor, k_pages: Tensor, v_pages: Tensor, page_table: Tensor, lengths: Tensor) -> Tensor:
-    mask = block_mask(page_table, lengths, *k_pages.shape[:2])
-    k, v = (pages.flatten(0, 1).transpose(0, 1)[None] for pages in (k_pages, v_pages))
+    pages, page_size = k_pages.shape[:2]
+    mask = block_mask(page_table, lengths, pages, page_size, q.shape[2])
+    k, v = (cache.flatten(0, 1).transpose(0, 1)[None] for cache in (k_pages, v_pages))
     out = flex_attention(q, k, v, block_mask=mask, enable_gqa=True)
     assert isinstance(out, Tensor)  # a tuple only if auxiliary outputs are requested
     return out
@@ -65,4 +70,6 @@ def apply_flex(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     its place in the list (torch 2.13).
     """
     q, *rest = (inputs[name] for name in ("q", "k_pages", "v_pages", "page_table", "lengths"))
+    if q.ndim == 4:
+        return {"out": _flex(q.transpose(1, 2), *rest).transpose(1, 2)}
     return {"out": _flex(q[:, :, None], *rest)[:, :, 0]}

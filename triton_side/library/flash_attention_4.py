@@ -1,6 +1,7 @@
 """FlashAttention-4's CuTe kernels (flash-attn-4, https://github.com/Dao-AILab/flash-attention), an optional package.
 
-`apply` was tested with 4.0.0b36; `apply_packed` was written from that version's source.
+`apply` was tested with 4.0.0b36; `apply_packed` was written from that version's source, and `apply_decode` from the
+repository's.
 
 `flash_attn_func` and `flash_attn_varlen_func` bypass PyTorch's dispatcher (see `_operation`). This module therefore
 calls the forward and backward functions that both share, from its own autograd function. They are not public API.
@@ -14,6 +15,7 @@ from flash_attn.cute.interface import _flash_attn_bwd, _flash_attn_fwd
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from xlafuse.triton_side.blocks.decode_attention import zero_where_unseeing
 from xlafuse.triton_side.library._operation import operation
 
 
@@ -33,6 +35,25 @@ def apply_packed(inputs: Mapping[str, Tensor], longest: int) -> dict[str, Tensor
     q, k and v are float16 or bfloat16. longest: the length of the longest sequence.
     """
     return {"out": _attend(inputs["q"], inputs["k"], inputs["v"], True, 0, inputs["cu_seqlens"], longest)}
+
+
+def apply_decode(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """q [batch, heads, queries, head_dim], or without queries, k_cache, v_cache [batch, kv_heads, capacity, head_dim],
+    lengths [batch] int32 -> out as q, zero for a query that sees no key; float16 or bfloat16.
+
+    The library's causal mask is aligned to the last key. On Hopper GPUs its kernel splits no keys and reads no pages.
+    """
+    q, lengths = inputs["q"], inputs["lengths"]
+    queries = q if q.ndim == 4 else q[:, :, None]
+    k, v = (inputs[name].transpose(1, 2) for name in ("k_cache", "v_cache"))
+    out = _decode(queries.transpose(1, 2), k, v, lengths).transpose(1, 2).reshape(q.shape)
+    return {"out": zero_where_unseeing(out, lengths)}
+
+
+@operation("flash_attention_4_decode")
+def _decode(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor) -> Tensor:
+    out: Tensor = _flash_attn_fwd(q, k, v, seqused_k=lengths, causal=True)[0]
+    return out
 
 
 def _attend(

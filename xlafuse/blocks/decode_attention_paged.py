@@ -1,4 +1,4 @@
-"""Attention of one new token in each sequence to a paged cache.
+"""Attention of the newest tokens of each sequence to a paged cache.
 
 Key i of sequence b is k_pages[page_table[b, i // page_size], i % page_size].
 """
@@ -19,12 +19,16 @@ def gather_pages(pages: jax.Array, table: jax.Array) -> jax.Array:
 def apply(inputs: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """Return attention to a paged cache.
 
-    `q` [batch, heads, head_dim], `k_pages`, `v_pages` [pages, page_size, kv_heads, head_dim], `page_table` [batch,
-    pages_per_sequence], `lengths` [batch] -> `out`, of q's shape. The pages' elements past a length must be finite.
+    `q` [batch, queries, heads, head_dim], or without queries, `k_pages`, `v_pages` [pages, page_size, kv_heads,
+    head_dim], `page_table` [batch, pages_per_sequence], `lengths` [batch] -> `out`, of q's shape. The pages' elements
+    past a length must be finite.
     """
+    q, lengths = inputs["q"], inputs["lengths"]
     with jax.named_scope("gather"):
         k, v = (gather_pages(inputs[name], inputs["page_table"]).swapaxes(1, 2) for name in ("k_pages", "v_pages"))
-    return {"out": decode_attention.attend(inputs["q"], k, v, inputs["lengths"])}
+    if q.ndim == 3:
+        return {"out": decode_attention.attend(q, k, v, lengths)}
+    return {"out": decode_attention.attend(q.swapaxes(1, 2), k, v, lengths).swapaxes(1, 2)}
 
 
 def apply_cudnn(
@@ -33,13 +37,18 @@ def apply_cudnn(
     """Return the same through cuDNN's fused attention, after gathering the pages.
 
     `jax.nn.dot_product_attention` takes no page table (jax 0.11.2), and takes gathered pages without a copy. It needs a
-    GPU (or a target) with cuDNN, and bfloat16 or float16. `implementation` is passed to that function.
+    GPU (or a target) with cuDNN, and bfloat16 or float16. `implementation` is passed to that function. Its causal mask
+    is aligned to the first key, so several queries pass a mask, which becomes a bias.
     """
     q, lengths = inputs["q"], inputs["lengths"]
     with jax.named_scope("gather"):
         k, v = (gather_pages(inputs[name], inputs["page_table"]) for name in ("k_pages", "v_pages"))
     with jax.named_scope("attention"):
-        out = jax.nn.dot_product_attention(
-            q[:, None], k, v, key_value_seq_lengths=lengths, implementation=implementation
-        )[:, 0]
-        return {"out": jnp.where(lengths[:, None, None] > 0, out, 0)}
+        if q.ndim == 3:
+            out = jax.nn.dot_product_attention(
+                q[:, None], k, v, key_value_seq_lengths=lengths, implementation=implementation
+            )[:, 0]
+            return {"out": decode_attention.zero_where_unseeing(out, lengths)}
+        mask = decode_attention.visible_keys(q.shape[1], lengths, k.shape[1])[:, None]
+        out = jax.nn.dot_product_attention(q, k, v, mask=mask, implementation=implementation)
+        return {"out": decode_attention.zero_where_unseeing(out.swapaxes(1, 2), lengths).swapaxes(1, 2)}

@@ -239,16 +239,21 @@ def _compiled(text: str | bytes, options: dict[str, Any], device: Any) -> Any:
         return compiler.backend_compile_and_load(device.client, module, devices, overrides, [])
 
 
-def cudnn_attention(q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array) -> jax.Array:
-    """Return cuDNN's softmax(q k^T / sqrt(head_dim)) v over the first `lengths` keys.
+def cudnn_attention(
+    q: jax.Array, k: jax.Array, v: jax.Array, lengths: jax.Array | None = None, mask: jax.Array | None = None
+) -> jax.Array:
+    """Return cuDNN's softmax(q k^T / sqrt(head_dim)) v over the first `lengths` keys, or those where `mask` is true.
 
-    q is [batch, heads, queries, head_dim]; k and v are [batch, kv_heads, keys, head_dim]. jax.nn.dot_product_attention
-    does the same, but only for arrays whose heads axis comes after the keys.
+    q is [batch, heads, queries, head_dim]; k and v are [batch, kv_heads, keys, head_dim]; mask is [batch, 1, queries,
+    keys]. jax.nn.dot_product_attention does the same, but only for arrays whose heads axis comes after the keys.
     """
     check_version()
+    scale = q.shape[-1] ** -0.5
+    if lengths is None:
+        return cudnn.dot_product_attention(q, k, v, mask=mask, scale=scale, qkv_layout="BNTH")
     queries = jnp.full(len(q), q.shape[2], jnp.int32)
     return cudnn.dot_product_attention(
-        q, k, v, q_seqlen=queries, kv_seqlen=lengths, scale=q.shape[-1] ** -0.5, mask_type=cudnn.MaskType.PADDING,
+        q, k, v, mask=mask, q_seqlen=queries, kv_seqlen=lengths, scale=scale, mask_type=cudnn.MaskType.PADDING,
         qkv_layout="BNTH",
     )
 

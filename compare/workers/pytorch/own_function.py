@@ -19,9 +19,21 @@ from ...spec.implementation import OwnFunction, short_name
 def implementation(own: OwnFunction) -> Callable[..., dict[str, torch.Tensor]]:
     """Import the user's function. Autograd differentiates it where no gradient is named.
 
-    Its call then raises UsageError where autograd does not see a gradient.
+    Its call then raises UsageError where autograd does not see a gradient, and where a result is of a class that is not
+    PyTorch's, which may compute its values after the call.
     """
-    run, differentiate = loaded(own)
+    function, differentiate = loaded(own)
+
+    def run(inputs: Mapping[str, torch.Tensor], attributes: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+        outputs: dict[str, torch.Tensor] = function(inputs, attributes)
+        for name, y in outputs.items():
+            if isinstance(y, torch.Tensor) and type(y).__module__.partition(".")[0] != "torch":
+                raise UsageError(
+                    f"{short_name(own.function)} returns {name} as a {type(y).__name__}, which may compute its values "
+                    "after the call; return a torch.Tensor"
+                )
+        return outputs
+
     if importlib.util.find_spec("triton") is not None:
         from xlafuse.triton_side.calls.direct_launch import launch_directly_in
 

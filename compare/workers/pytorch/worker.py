@@ -5,6 +5,7 @@ A process with TRITON_INTERPRET=1 checks Triton kernels on the CPU.
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 from collections.abc import Callable, Iterator
@@ -105,7 +106,22 @@ class TorchBackend:
         except cuda_graphs.CaptureFailed:
             self._usable = False
             raise
+        if implementation.own is not None:
+            program.renew_inputs = partial(self._renew_inputs, folder, case, itertools.count(1))
         return program
+
+    def _renew_inputs(self, folder: Path, case: Case, calls: Iterator[int]) -> None:
+        """Write the case's bits into its live buffers again; those of floats begin at the next call's element."""
+        block = BLOCKS[case.block]
+        cotangents = block.outputs if case.differentiates else ()
+        given = [*(("input", t) for t in block.inputs), *(("cotangent", t) for t in cotangents)]
+        call = next(calls)
+        for role, tensor in given:
+            bits = self._stored(folder, role, tensor.name, tensor.dtype_in(case)).view(-1)
+            live = self._cache[(case.direction, "live", role, tensor.name)].detach().view(-1)
+            first = call % len(live) if live.is_floating_point() else 0
+            live[: len(live) - first].copy_(bits[first:])
+            live[len(live) - first :].copy_(bits[:first])
 
     def inputs(self, folder: Path, case: Case) -> Arrays:
         """Copy the set's bits into buffers that every input set of a case shares."""

@@ -30,6 +30,7 @@ class Backend:
 
     def __init__(self) -> None:
         self.log: list[str] = []
+        self.reserved = 0  # bytes of L2 that a flush gives back
         self.variants: dict[str, Program | Exception] = {}
 
     def inputs(self, folder: Path, case: Case) -> Arrays:
@@ -64,8 +65,9 @@ class Backend:
             raise found
         yield found
 
-    def flush_l2(self) -> None:
+    def flush_l2(self) -> int:
         self.log.append("flush")
+        return self.reserved
 
     def synchronize(self, results: Any = None) -> None: ...
 
@@ -228,13 +230,34 @@ def test_a_cold_call_is_poisoned_and_flushed_and_a_warm_one_is_neither() -> None
     measured_program(program(train=True), backend).call_as_timed()  # the call before timing
     assert backend.log == cold_call
     cold = measured_program(program(train=True), backend).measure(Clock([1.0]), 0.0)
-    assert backend.log[4:8] == cold_call
+    assert backend.log[4:9] == ["flush", *cold_call]
     assert cold["phases"]["backward"]["poisoned"]
     backend.log.clear()
     warm = measured_program(program(train=True), backend).measure_mode("warm", Clock([1.0]), 0.0)
-    assert warm and not backend.log and not warm["phases"]["forward"]["poisoned"]
+    assert warm and backend.log == ["flush"] and not warm["phases"]["forward"]["poisoned"]  # after the last call
     with pytest.raises(WrongResult, match="timed call: y"):
         measured_program(program(lambda inputs: {"y": inputs["x"]})).measure_mode("warm", Clock([1.0]), 0.0)
+
+
+def test_reserved_l2_is_given_back_and_belongs_to_the_program_that_reserved_it() -> None:
+    class Reserving(Backend):
+        def flush_l2(self) -> int:
+            reserved, self.reserved = super().flush_l2(), 0
+            return reserved
+
+    backend = Reserving()
+
+    def keeps(inputs: Arrays) -> Arrays:
+        backend.reserved = 4096
+        return one_more(inputs)
+
+    keeping, sound = measured_program(program(keeps), backend), measured_program(program(), backend)
+    assert keeping.measure_round(Clock([1.0]), 0.0, False, 0)["persisting_l2"] == 4096
+    assert backend.reserved == 0
+    keeping.call_as_timed()
+    assert sound.measure_round(Clock([1.0]), 0.0, False, 0)["persisting_l2"] == 0
+    keeping.measure_mode("warm", Clock([1.0]), 0.0)
+    assert backend.reserved == 0
 
 
 def test_a_wrong_result_is_not_hidden_by_a_larger_tolerated_error() -> None:

@@ -119,6 +119,21 @@ def test_gradients_agree_with_finite_differences(block: Block) -> None:
         np.testing.assert_allclose(found[f"d_{name}"].cpu().numpy(), expected, rtol=1e-6, atol=1e-7)
 
 
+@pytest.mark.parametrize("name", ["decode_attention", "decode_attention_paged"])
+def test_each_of_several_queries_is_one_query_of_a_shorter_sequence(name: str) -> None:
+    block, queries = BLOCKS[name], 3
+    axis = block.tensor("q").axes.index("queries")
+    case = Case(name, "small", {**SMALL[name], "queries": queries}, "float32", "fwd")
+    inputs = {t.name: input_arrays.draw(case, t, 0) for t in block.inputs}
+    found = reference.evaluate(case, as_torch(inputs), {}, torch.float64)["out"].cpu().numpy()
+    assert inputs["q"].shape == found.shape and found.shape[axis] == queries
+    for query in range(queries):
+        lengths = np.maximum(inputs["lengths"] - queries + 1 + query, 0)
+        alone = inputs | {"q": inputs["q"].take(query, axis).astype(np.float64), "lengths": lengths}
+        expected = block.reference(np, alone)["out"]
+        np.testing.assert_allclose(found.take(query, axis), expected, rtol=1e-6, atol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("causal", "window", "of_first", "of_last"),
     [(1, 0, [1, 2], [2]), (1, 2, [1], [2]), (1, 1, [], []), (0, 0, [0, 1, 2], [0, 1, 2])],

@@ -152,7 +152,10 @@ def test_blocks_without_the_implementation_are_left_out() -> None:
         ([], {"dtypes": ["fp8"]}, "no dtype 'fp8'.* dtypes: bfloat16, float16, float32"),
         ([], {"directions": ["bwd"]}, "no direction 'bwd'; did you mean fwd"),
         ([], {"suite": "qick"}, "no suite 'qick'; did you mean quick"),
-        (["softmax"], {"implementations": ["fa4"]}, "'fa4' belongs to attention, attention_packed, not to softmax"),
+        (
+            ["softmax"], {"implementations": ["fa4"]},
+            "'fa4' belongs to attention, attention_packed, decode_attention, not to softmax",
+        ),
         (["layernorm"], {"dtypes": ["fp16"]}, "no case of layernorm with dtype 'float16'; --suite check has it"),
         (["vector_add"], {"directions": ["train"]}, "no case of vector_add with direction 'train'; no suite has it"),
         (["gelu", "softmax"], {"cases": ["gpt2-scores"]}, "nothing of block 'gelu' is left .* gelu/llama-8b/bf16/fwd"),

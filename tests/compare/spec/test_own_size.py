@@ -33,6 +33,18 @@ def test_a_recorded_shape_is_recognized(block: str, axes: Mapping[str, int], exp
     assert shape_with(BLOCKS[block], shape.sizes) == shape
 
 
+@pytest.mark.parametrize("name", ["decode_attention", "decode_attention_paged"])
+def test_a_size_that_the_main_shape_lacks_adds_an_axis(name: str) -> None:
+    block, main = BLOCKS[name], BLOCKS[name].shapes[0]
+    shape = own_shape(block, {"queries": 4})
+    assert shape.name == "queries-4" and shape.sizes == {**main.sizes, "queries": 4}
+    assert shape_with(block, shape.sizes) == shape
+    assert own_shape(block, {"queries": 1}) is main
+    assert own_shape(block, {"queries": 4, "batch": 2}).name == "batch-2-queries-4"
+    with pytest.raises(UsageError, match="at least 1"):
+        own_shape(block, {"queries": 0})
+
+
 def test_different_sizes_have_different_names() -> None:
     chosen = [{"heads": 24}, {"heads": 24, "kv_heads": 8}, {"sequence": 24}, {"heads": 8, "sequence": 24}, {"heads": 8}]
     names = [own_shape(BLOCKS["attention"], axes).name for axes in chosen]

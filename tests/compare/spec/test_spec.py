@@ -14,7 +14,7 @@ from xlafuse.compare.base.paths import PROJECT
 from xlafuse.compare.base.worker_protocol import ROLES
 from xlafuse.compare.numerics import input_arrays
 from xlafuse.compare.spec.block import Block
-from xlafuse.compare.spec.blocks import BLOCKS, attention, requirements
+from xlafuse.compare.spec.blocks import BLOCKS, attention, decode_attention, requirements
 from xlafuse.compare.spec.case import Case
 from xlafuse.compare.spec.tensor import Tensor
 
@@ -22,6 +22,7 @@ from xlafuse.compare.spec.tensor import Tensor
 @pytest.mark.parametrize("block", BLOCKS.values(), ids=lambda b: b.name)
 def test_a_block_is_consistent(block: Block) -> None:
     axes = {axis for t in block.inputs for axis in t.axes}
+    assert all({*t.optional} <= {*t.axes} for t in (*block.inputs, *block.outputs))
     names = [t.name for t in (*block.inputs, *block.outputs)]
     assert len(names) == len(set(names))
     assert set(block.backward_needs) <= set(names)
@@ -30,7 +31,7 @@ def test_a_block_is_consistent(block: Block) -> None:
     assert len({i.name for i in block.implementations}) == len(block.implementations)
     assert len({s.name for s in block.shapes}) == len(block.shapes)
     for shape in block.shapes:
-        assert axes <= set(shape.sizes), shape.name
+        assert {axis for t in block.inputs for axis in t.axes_in(shape.sizes)} <= set(shape.sizes), shape.name
         assert {*shape.implementations} <= {i.name for i in block.implementations}, shape.name
     for suite in ("quick", "full", "check"):
         cases = block.cases(suite)
@@ -187,6 +188,23 @@ def test_attention_flops_are_half_the_square() -> None:
     assert flops(kv_heads=1) == flops(window=8) == flops(window=100) == flops()
     assert flops(causal=0)["forward"] == 2 * flops()["forward"]
     assert flops(window=2)["forward"] == 2 * 3 * 2 * 2 * 16 * (8 * 2 - 2)
+
+
+def test_several_queries_read_the_keys_once_and_see_pairs_under_the_diagonal() -> None:
+    block = BLOCKS["decode_attention"]
+
+    def case(queries: int, shortest: int = 9) -> Case:
+        sizes = decode_attention.sizes(2, 6, 2, 9, 4, shortest, queries)
+        return Case("decode_attention", "x", sizes, "bfloat16", "fwd")
+
+    keys = 2 * 2 * (2 * 9 * 2 * 4)  # bytes of k and v
+    for queries in (1, 3):
+        read = keys + 2 * (2 * 6 * queries * 4) + 4 * 2
+        assert block.compulsory_traffic(case(queries))["forward"] == (read, 2 * (2 * 6 * queries * 4))
+    assert block.phase_flops(case(1))["forward"] == 2 * 2 * 6 * 4 * (9 + 9)
+    assert block.phase_flops(case(3))["forward"] == 2 * 2 * 6 * 4 * 2 * (7 + 8 + 9)
+    assert block.phase_flops(case(3, shortest=1))["forward"] == 2 * 2 * 6 * 4 * (1 + 7 + 8 + 9)
+    assert case(1).sizes.keys() == {**block.shapes[0].sizes}.keys()
 
 
 def test_a_case_survives_json() -> None:

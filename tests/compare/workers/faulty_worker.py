@@ -13,7 +13,7 @@ IN_ANY_CALL = (
     "wrong_shape", "raises", "breaks_device", "killed", "segfault", "leaves", "hangs", "out_of_memory",
     "prints_megabytes",
 )
-ON_A_GPU = ("side_stream", "joined_side_stream", "illegal_access", "endless_kernel")
+ON_A_GPU = ("side_stream", "joined_side_stream", "late_thread", "keeps_l2", "illegal_access", "endless_kernel")
 IN_A_COMPILE = {"triton_error": "triton", "inductor_error": "inductor", "nvrtc_error": "cuda", "xla_error": "xla"}
 IN_XLA = ("xla_right", "xla_wrong_scale", "xla_out_of_memory")
 

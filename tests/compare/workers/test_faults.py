@@ -102,6 +102,7 @@ IN_A_CALL = [
 ]
 ON_A_GPU = [
     ("side_stream", "wrong", "y is written on another stream"),
+    ("late_thread", "wrong", "y is written on another stream"),
     ("endless_kernel", "timeout", "no answer within 5 s"),
     ("illegal_access", "failed", "(?s)illegal memory access.*could not use the GPU any more"),
 ]
@@ -132,7 +133,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Record]:
     """A run that executes and times; on the CPU where there is no GPU."""
     names = [name for name, _, _ in IN_A_CALL]
     if has_gpu():
-        names += [*(name for name, _, _ in ON_A_GPU), "joined_side_stream"]
+        names += [*(name for name, _, _ in ON_A_GPU), "joined_side_stream", "keeps_l2"]
     first, *others = SOUND
     place = tmp_path_factory.mktemp("measured")
     (place / "jax.py").write_text("raise RuntimeError('this jax is broken')")
@@ -166,6 +167,12 @@ def test_a_fault_in_a_call_costs_itself(measured: dict[str, Record], name: str, 
 @pytest.mark.parametrize("name", [*SOUND, pytest.param("joined_side_stream", marks=GPU)])
 def test_the_sound_ones_beside_them_are_complete(measured: dict[str, Record], name: str) -> None:
     assert_complete(measured[name])
+
+
+@pytest.mark.gpu
+def test_l2_that_a_call_keeps_is_given_back_and_reported(measured: dict[str, Record]) -> None:
+    entry = measured["keeps_l2"]
+    assert entry.status == "ok" and "of L2 reserved for persisting accesses" in str(entry.detail), entry
 
 
 @pytest.mark.parametrize(("name", "status", "reason"), each(IN_XLA))

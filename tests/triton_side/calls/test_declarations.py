@@ -5,6 +5,7 @@ Launches are compiled for an H200 in a separate process, on a machine that need 
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -66,10 +67,12 @@ BIASED = ATTENTION | {"bias": (2, 128, 128)}
 BIASED_BATCH = dict.fromkeys("qkv", (3, 2, 128, 64)) | {"bias": (2, 128, 128)}
 PACKED = {"q": (300, 4, 64), "k": (300, 2, 64), "v": (300, 2, 64), "cu_seqlens": (6,)}
 DECODE = {"q": (2, 6, 64), "k_cache": (2, 2, 640, 64), "v_cache": (2, 2, 640, 64), "lengths": (2,)}
+QUERIES = DECODE | {"q": (2, 6, 5, 64)}
 SHORT = DECODE | {"k_cache": (2, 2, 64, 64), "v_cache": (2, 2, 64, 64)}
 PAGED = {
     "q": (2, 6, 64), "k_pages": (90, 16, 2, 64), "v_pages": (90, 16, 2, 64), "page_table": (2, 40), "lengths": (2,),
 }
+PAGED_QUERIES = PAGED | {"q": (2, 5, 6, 64)}
 PARAMETERS = {  # of a training step with two layers
     "table": (96, 128), "final_norm": (128,), "w_head": (96, 128),
     **{name: (2, *shape) for name, shape in LAYER.items() if name not in ("x", "positions")},
@@ -152,6 +155,8 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "decode_attention": ("kernels", "decode_attention", DECODE, {}, "bfloat16"),
     "decode_attention, one chunk": ("kernels", "decode_attention", SHORT, {}, "bfloat16"),
     "decode_attention_paged": ("kernels", "decode_attention_paged", PAGED, {}, "bfloat16"),
+    "decode_attention, queries": ("kernels", "decode_attention", QUERIES, {}, "bfloat16"),
+    "decode_attention_paged, queries": ("kernels", "decode_attention_paged", PAGED_QUERIES, {}, "bfloat16"),
     "embedding": ("kernels", "embedding", {"table": (512, 128), "ids": (64,)}, {}, "bfloat16"),
     "cross_entropy": ("kernels", "cross_entropy", ENTROPY, {"smoothing": 0.1, "z_loss": 1e-4}, "bfloat16"),
     "linear_cross_entropy": (
@@ -477,17 +482,21 @@ def test_a_lookup_reads_as_much_as_it_returns_and_its_gradient_writes_the_table_
 
 
 def test_decoding_reads_every_key_once_and_stores_partial_results_per_chunk() -> None:
-    queries, keys, statistics = 2 * 2 * 6 * 64, 2 * 2 * (2 * 2 * 640 * 64), 4 * 2
-    for case, table in (("decode_attention", 0), ("decode_attention_paged", 4 * 2 * 40)):
-        attend, combine = recorded(case)["forward"]
+    keys, statistics = 2 * 2 * (2 * 2 * 640 * 64), 4 * 2
+    for (name, table), (more, count) in itertools.product(
+        (("decode_attention", 0), ("decode_attention_paged", 4 * 2 * 40)), (("", 1), (", queries", 5))
+    ):
+        queries = 2 * 2 * 6 * count * 64
+        attend, combine = recorded(name + more)["forward"]
         assert (attend["names"], combine["names"]) == (["partial", "max", "sum"], ["out"])
-        assert attend["flops"] == 2 * 3 * keys / 2  # two per cache element and query head; three heads share a cache
+        # Two per cache element and row; three heads share a cache.
+        assert attend["flops"] == 2 * 3 * count * keys / 2
         partials = attend["bytes"] - (queries + keys + statistics + table)
-        splits, left_over = divmod(partials, 4 * 2 * 6 * (64 + 2))
+        splits, left_over = divmod(partials, 4 * 2 * 6 * count * (64 + 2))
         assert splits == 10 and left_over == 0
         assert combine["bytes"] == partials + statistics + queries
     (alone,) = recorded("decode_attention, one chunk")["forward"]
-    assert alone["names"] == ["out"] and alone["bytes"] == 2 * queries + keys / 10 + statistics
+    assert alone["names"] == ["out"] and alone["bytes"] == 2 * (2 * 2 * 6 * 64) + keys / 10 + statistics
 
 
 def test_flops_are_those_of_the_products() -> None:

@@ -242,10 +242,14 @@ def refused(case):
     return False
 
 found = []
-for heads, page_size in [(4, 16), (4, 32), (32, 16), (4, 8), (4, 13), (4, 24), (6, 16)]:
-    sizes = decode_attention_paged.sizes(3, heads, 2, page_size, 5, 64, 1)
+for heads, page_size, queries in [
+    (4, 16, 1), (4, 32, 1), (32, 16, 1), (4, 8, 1), (4, 13, 1), (4, 24, 1), (6, 16, 1), (4, 16, 2), (8, 16, 16),
+    (16, 16, 16), (16, 16, 17),
+]:
+    sizes = decode_attention_paged.sizes(3, heads, 2, page_size, 5, 64, 1, queries)
     case = Case("decode_attention_paged", "any", sizes, "bfloat16", "fwd")
-    found.append([heads, page_size, decode_attention_paged.flex_unsupported(case) is not None, refused(case)])
+    said = decode_attention_paged.flex_unsupported(case) is not None
+    found.append([(heads, page_size, queries), "", said, refused(case)])
 print(json.dumps(found))
 """
 

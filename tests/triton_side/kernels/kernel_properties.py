@@ -686,29 +686,33 @@ def attention_mask(sequence: int, causal: bool, window: int, device: torch.devic
 def decode_attention(
     launch: Launch, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor
 ) -> str | None:
-    """Check finite inputs in the first `lengths` keys; later keys may be NaN.
+    """Check finite inputs in the first `lengths` keys; later keys may be NaN. q may lack its axis of queries, [2].
 
     Bounds are those of `attention`, plus the weight of each chunk.
     """
     (out,), stray = launched(launch, q, k, v, lengths)
-    keys, head_dim = k.shape[2:]
+    if q.ndim == 3:
+        q, out = q[:, :, None], out[:, :, None]
+    (queries, head_dim), keys = q.shape[2:], k.shape[2]
     scale, eps = head_dim**-0.5, torch.finfo(q.dtype).eps
     grain = max(eps * torch.finfo(q.dtype).tiny, TINY)
     group = q.shape[1] // k.shape[1]
-    seen = (torch.arange(keys, device=q.device) < lengths[:, None])[:, None, None]
-    q = q.double()[:, :, None]
-    k, v = (torch.where(seen.mT, x.double(), 0.0).repeat_interleave(group, dim=1) for x in (k, v))
+    counts = lengths[:, None] - torch.arange(queries - 1, -1, -1, device=q.device)
+    seen = (torch.arange(keys, device=q.device) < counts[..., None])[:, None]
+    q = q.double()
+    exists = seen[:, :, -1:].mT
+    k, v = (torch.where(exists, x.double(), 0.0).repeat_interleave(group, dim=1) for x in (k, v))
     p = torch.softmax((q @ k.mT * scale).masked_fill(~seen, -torch.inf), dim=-1)
-    p = torch.where((lengths > 0)[:, None, None, None], p, 0.0)
+    p = torch.where((counts > 0)[:, None, :, None], p, 0.0)
     largest = (q.abs() @ k.abs().mT * scale).amax(dim=-1, keepdim=True)
     relative = FP32 * (3 * (16 + head_dim) * largest + 48 + head_dim + keys) + 2 * eps
     relative = torch.where(relative < 1, relative, torch.inf)  # no first-order bound here
     bound = (relative * p + grain * seen) @ v.abs()
-    empty = out[lengths <= 0]
+    empty = out.transpose(1, 2)[counts <= 0]
     return first(
         stray,
-        named("out", problem(out, (p @ v)[:, :, 0], bound[:, :, 0])),
-        None if (empty == 0).all() else "out: a sequence without keys is not zero",
+        named("out", problem(out, p @ v, bound)),
+        None if (empty == 0).all() else "out: a query without keys is not zero",
     )
 
 

@@ -310,7 +310,8 @@ REFUSED: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
     ],
     "decode_attention": [
         ({"q": heads(3)}, ValueError, "a multiple of the cache's 2"),
-        ({"q": lambda q: q[:, :, None]}, ValueError, "drop the axis of the one token"),
+        ({"q": lambda q: q[:, :, None, None]}, ValueError, r"q must be .*or \[batch, heads, queries, head_dim\]"),
+        ({"q": lambda q: q[:, None]}, ValueError, "a multiple of the cache's 2, got 1"),
         ({name: FEWER for name in ("k_cache", "v_cache")}, ValueError, "for q"),
         ({name: columns(8) for name in ("q", "k_cache", "v_cache")}, ValueError, "head_dim must be one of .* got 8"),
         ({"lengths": LONG}, TypeError, "lengths must be int32, got torch.int64; cast"),
@@ -318,6 +319,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], type[Exception], str]]] = {
         ({"lengths": FEWER}, ValueError, r"lengths must be \[batch\]"), ({"k_cache": HALF}, TypeError, "one dtype"),
     ],
     "decode_attention_paged": [
+        ({"q": lambda q: q[:, :, None]}, ValueError, r"a multiple of the cache's 2, got 1 .*batch, queries, heads"),
         ({"page_table": FIRST}, ValueError, r"page_table must be \[batch, pages_per_sequence\]"),
         ({"v_pages": FEWER}, ValueError, r"must be \[pages, page_size, kv_heads, head_dim\]"),
     ],

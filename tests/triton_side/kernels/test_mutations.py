@@ -274,9 +274,10 @@ def decode_problems(module: ModuleType) -> Iterator[Problem]:
     lengths = draw_lengths(0, 33, 60)
     k, v = caches(lengths, 2, 60, 16)
     for config, page_size in ((DECODE_CONFIGS[0], None), (DECODE_CONFIGS[2], 5)):
-        yield properties.decode_attention(
-            decode_configured(config, page_size, module), draw(3, 6, 16), k, v, lengths
-        )
+        for queries in ((), (3,)):
+            yield properties.decode_attention(
+                decode_configured(config, page_size, module), draw(3, 6, *queries, 16), k, v, lengths
+            )
 
 
 def fp8_problems(module: ModuleType) -> Iterator[Problem]:
@@ -658,7 +659,7 @@ MUTATIONS = [
     ),
     Mutation(
         "decode_attention_kernel", decode_attention,
-        "scores = tl.where(exists[None, :], ", "scores = tl.where(key[None, :] >= 0, ",
+        "scores = tl.where(visible, ", "scores = tl.where(key[None, :] >= 0, ",
         decode_problems,
     ),
     Mutation(
@@ -667,8 +668,18 @@ MUTATIONS = [
         decode_problems,
     ),
     Mutation(
+        "decode_attention_kernel", decode_attention,
+        "else length - (QUERIES - 1) + query", "else length",
+        decode_problems,
+    ),
+    Mutation(
         "combine_splits_kernel", decode_attention,
         "weights[:, None] * partial", "partial",
+        decode_problems,
+    ),
+    Mutation(
+        "combine_splits_kernel", decode_attention,
+        "out = accumulator / tl.where(seen > 0, row_sum, 1.0)", "out = accumulator / row_sum",
         decode_problems,
     ),
     Mutation(

@@ -6,6 +6,7 @@ more examples.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 
@@ -745,18 +746,21 @@ def test_attention_skips_keys_of_weight_zero() -> None:
 @examples(5, 30)
 @given(
     st.lists(st.sampled_from([0, 1, 15, 16, 17, 33, 48, 67]), min_size=1, max_size=3), st.integers(1, 2),
-    st.sampled_from([1, 3, 4, 17]), st.sampled_from([16, 32]), st.sampled_from([None, *DECODE_CONFIGS]),
-    st.sampled_from(PAGE_SIZES), magnitudes, st.tuples(layouts, layouts, layouts), seeds,
+    st.sampled_from([1, 3, 4, 17]), st.sampled_from([(), (1,), (2,), (5,), (16,)]), st.sampled_from([16, 32]),
+    st.sampled_from([None, *DECODE_CONFIGS]), st.sampled_from(PAGE_SIZES), magnitudes,
+    st.tuples(layouts, layouts, layouts), seeds,
 )
 def test_decode_attention(
-    dtype, lengths, kv_heads, group, head_dim, config, page_size, magnitude, storage, seed
+    dtype, lengths, kv_heads, group, queries, head_dim, config, page_size, magnitude, storage, seed
 ) -> None:
     """NaN surrounds the caches and fills them past each length."""
     batch, capacity = len(lengths), max([*lengths, 1]) + seed % 3
     q, k, v = (
         (matrix(batch * rows, head_dim, ORDINARY_ROWS, seed + i, torch.float64) * (magnitude if i < 2 else 1.0))
         .to(dtype).view(batch, -1, *inner, head_dim)
-        for i, (rows, inner) in enumerate(((kv_heads * group, ()), *((kv_heads * capacity, (capacity,)),) * 2))
+        for i, (rows, inner) in enumerate((
+            (kv_heads * group * math.prod(queries), queries), *((kv_heads * capacity, (capacity,)),) * 2
+        ))
     )
     for i, length in enumerate(lengths):
         k[i, :, length:] = v[i, :, length:] = torch.nan

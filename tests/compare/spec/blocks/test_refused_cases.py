@@ -13,6 +13,7 @@ import pytest
 import xlafuse
 from xlafuse.compare.spec.blocks import BLOCKS, attention, attention_packed, moe
 from xlafuse.compare.spec.case import Case
+from xlafuse.compare.spec.own_size import own_shape
 
 
 def plain(dtype: str, direction: str, sequence: int, window: int = 0) -> Case:
@@ -26,6 +27,11 @@ def packed(dtype: str, direction: str, tokens: int, heads: int = 4, kv_heads: in
 
 def cached(suite: str, name: str) -> Case:
     return next(case for case in BLOCKS["decode_attention"].cases(suite) if case.name == name)
+
+
+def queries(count: int) -> Case:
+    shape = own_shape(BLOCKS["decode_attention"], {"queries": count})
+    return BLOCKS["decode_attention"].cases("full", [shape])[0]
 
 
 def experts(dtype: str, direction: str, *sizes: int) -> Case:
@@ -65,6 +71,11 @@ def mlp(dtype: str, tokens: int, width: int, hidden: int) -> Case:
         ("flex", cached("full", "llama-8b-8k-batch128"), None),
         ("flex", cached("full", "llama-8b-64k-batch32"), "keys of 2^31 numbers or more, here 2147483648"),
         ("flex", cached("check", "odd-lengths"), "3 heads share keys"),
+        ("flex", cached("full", "llama-8b-8k-16-queries"), None),
+        ("flex", queries(33), "no 33 queries of 4 heads"),
+        ("sdpa-flash", queries(33), None),
+        ("sdpa-flash", cached("full", "llama-8b-8k-batch128"), "some sequences do not fill their cache"),
+        ("sdpa-flash", cached("full", "gpt2-fp32"), "float32"),
         ("tokamax", experts("bfloat16", "train", 16, 2048, 3584, 8, 2), None),
         ("tokamax", experts("float32", "fwd", 16, 2048, 3584, 8, 2), "float32"),
         ("tokamax", experts("float16", "fwd", 17, 37, 29, 5, 2), "16 bytes"),
