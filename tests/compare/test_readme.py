@@ -61,14 +61,6 @@ def test_blocks_whose_launches_cost_time_have_replays_of_cuda_graphs() -> None:
     assert [block for block, *_, over, has in gaps if over and not has] == []
 
 
-def test_the_readme_counts_the_wins_and_losses_of_the_table() -> None:
-    ratios = [float(ratio) for *_, ratio in tables.wins_and_losses()]
-    ahead, behind = (sum(far(ratio) for ratio in ratios) for far in (tables.AHEAD.__le__, tables.BEHIND.__ge__))
-    text = " ".join((PROJECT / "README.md").read_text().split())
-    assert f"by 20% or more in {ahead} of the main cases and directions" in text
-    assert f"trails it by 5% or more in {behind or 'none'}" in text
-
-
 def test_the_readme_is_short() -> None:
     assert len((PROJECT / "README.md").read_text().splitlines()) <= 120
 
