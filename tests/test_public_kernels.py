@@ -62,6 +62,17 @@ def test_triton_kernels_are_called_with_tensors() -> None:
     torch.testing.assert_close(triton.softmax(x), x.softmax(1))
 
 
+def test_a_caller_of_triton_kernels_may_ask_for_ieee_products() -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("triton")
+    from xlafuse.triton_side.kernels.shared.tiles import product_precision
+
+    assert torch.get_float32_matmul_precision() == "highest"
+    with triton.ieee_products():
+        assert product_precision(torch.float32) == "ieee"
+    assert product_precision(torch.float32) == "tf32x3"
+
+
 def test_pallas_kernels_are_called_with_arrays() -> None:
     jax = pytest.importorskip("jax")
     q, kv = (jax.ShapeDtypeStruct((1, heads, 128, 64), "bfloat16") for heads in (4, 2))

@@ -11,6 +11,11 @@ XLA = Backend(
     cpu_check_worker="xla",
 )
 XLA_REMAT = replace(XLA, name="xla-remat", options={"recompute": True})
+# Products of float32 arrays as three TF32 products. On a CPU jax refuses that algorithm.
+XLA_TF32X3 = replace(
+    XLA, name="xla-tf32x3", options={"matmul_precision": "tf32x3"}, cpu_check_worker=None,
+    gpu_only="TF32 is a format of NVIDIA's tensor cores",
+)
 XLA_UNFUSED = replace(
     XLA, name="xla-unfused", options={"variant": "unfused"}, cpu_check_worker=None,
     gpu_only="the passes that it turns off are those of XLA for GPUs",

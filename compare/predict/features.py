@@ -174,7 +174,7 @@ def _row(graph: FusionGraph, kernel: Kernel, family: str, device: Device, in_l2:
             work, flops, guessed = "attention", guess, True
         elif not named and (guess := _product_flops(kernel, views)) is not None:
             work, flops, guessed = "gemm", guess, True
-    rate = product_rate(graph, kernel, ceilings)
+    rate = product_rate(graph, kernel, ceilings.measured_rate)
     if family == "cuda" and rate:  # the raw CUDA kernels compute products without tensor cores
         rate = ceilings.products.get("float32-ieee", rate)
     memory = total / ceilings.bandwidth(read, written) * 1e6

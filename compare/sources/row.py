@@ -540,10 +540,10 @@ def _exact(time: Tally | None) -> float | None:
 
 
 def product_rate(block: str, dtype: str, precision: str, ceilings: Ceilings) -> float | None:
-    """Return the measured FLOP per second of products in the type that the block multiplies in a case of `dtype`."""
+    """Return the FLOP per second of products in the type that the block multiplies in a case of `dtype`."""
     own = {tensor.dtype for tensor in BLOCKS[block].inputs} if block in BLOCKS else set()
     multiplied = "float8_e4m3fn" if "float8_e4m3fn" in own else dtype
-    return ceilings.products.get(f"{multiplied}-{precision}" if multiplied == "float32" else multiplied)
+    return ceilings.at(precision).rate("f32") if multiplied == "float32" else ceilings.products.get(multiplied)
 
 
 def ratio(one: float | None, other: float | None) -> float | None:

@@ -33,6 +33,21 @@ def compilers(block: str, train: bool = True, rounded_sums: tuple[str, ...] = ()
     )
 
 
+def xla_tf32x3(block: str, rounded_sums: tuple[str, ...] = ()) -> Implementation:
+    """Return the JAX program with three TF32 products for each product of float32 arrays (`rounded_sums`: of `xla`)."""
+
+    def unsupported(case: Case) -> str | None:
+        if case.dtype != "float32":
+            return f"only float32 arrays have products of three TF32 products, not {case.dtype}"
+        return "TF32 products of row xla take a third of its products" if case.precision == "tf32" else None
+
+    return Implementation(
+        "xla-tf32x3", f"xlafuse.blocks.{block}:apply", "xla-tf32x3",
+        "jax.jit, jax.lax.DotAlgorithmPreset.TF32_TF32_F32_X3: three TF32 products for each float32 product",
+        unsupported=unsupported, rounded_sums=rounded_sums,
+    )
+
+
 def library(
     block: str, summary: str, unsupported: Callable[[Case], str | None] = lambda case: None
 ) -> Implementation:

@@ -123,6 +123,16 @@ def computing(*operations: Computed, **names: str) -> contextlib.AbstractContext
     return _computing(operations, names) if stages.recording() else _NO_CONTEXT
 
 
+def preparing(op: str, **names: str) -> contextlib.AbstractContextManager[None]:
+    """Declare that launches within the context prepare an operand of what the caller computes, by `op`.
+
+    The operation belongs to the stage, and the phase, of the caller's first one. Without one, the kernels' declarations
+    hold. names: as in `computing`.
+    """
+    first = _callers_operations[:1]
+    return computing(*(replace(each, op=op, result=f"{each.result}/operand") for each in first), **names)
+
+
 @contextlib.contextmanager
 def _computing(operations: tuple[Computed, ...], names: Mapping[str, str]) -> Iterator[None]:
     global _callers_operations, _names

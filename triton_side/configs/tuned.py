@@ -101,6 +101,12 @@ def has_small_blocks() -> bool:
     return found is not None and found.shared_bytes < 128 * 1024
 
 
+def has_wgmma() -> bool:
+    """Return whether the current GPU has Hopper's `wgmma`; True in Triton's interpreter."""
+    found = gpu()
+    return found is None or found.capability[0] == 9
+
+
 @functools.cache
 def current_table() -> Table | None:
     """Return the table in use; it is read once. Raises TableError."""

@@ -20,7 +20,8 @@ Shapes:
 Each head of k and v serves heads / kv_heads consecutive heads of q (grouped queries, arXiv 2305.13245), without a copy.
 
 dtypes: bfloat16, float16, float32. Scores, softmax and accumulators are float32; the probabilities are cast to v's
-dtype for the second product. float32 products follow `torch.get_float32_matmul_precision()`.
+dtype for the second product. float32 products follow `torch.get_float32_matmul_precision()`
+(`product_precision`).
 """
 
 from typing import Any
@@ -45,6 +46,7 @@ from xlafuse.triton_side.kernels.hopper.parts import is_hopper
 from xlafuse.triton_side.kernels.shared.attention_configs import (
     HEAD_DIMS,
     TileConfig,
+    attention_precision,
     choose_attention_config,
     dbias_config,
     dk_dv_config,
@@ -73,7 +75,6 @@ from xlafuse.triton_side.kernels.shared.tiles import (
     fits_descriptor,
     load_rows,
     product,
-    product_precision,
     provide_descriptor_memory,
 )
 
@@ -211,8 +212,8 @@ def launch_forward(
             q, k, v, bias, out, logsumexp2, offsets, *q.stride(), *k.stride(), *v.stride(), *strides,
             *bias_strides(bias), heads, sequence, *packed_sizes(offsets), head_dim**-0.5 * LOG2_E.value,
             GROUP=heads // k.shape[1], HEAD_DIM=head_dim, BLOCK_Q=config.block_q, BLOCK_KV=config.block_kv,
-            CAUSAL=causal, WINDOW=window, DESCRIPTORS=config.descriptors, PRECISION=product_precision(q.dtype),
-            num_warps=config.num_warps, num_stages=config.num_stages,
+            CAUSAL=causal, WINDOW=window, DESCRIPTORS=config.descriptors,
+            PRECISION=attention_precision(q.dtype, head_dim), num_warps=config.num_warps, num_stages=config.num_stages,
         )
     return out, logsumexp2
 

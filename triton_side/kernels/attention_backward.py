@@ -28,7 +28,7 @@ import triton
 import triton.language as tl
 
 from xlafuse.triton_side.calls.declare import computing, declare
-from xlafuse.triton_side.kernels.shared.attention_configs import TileConfig
+from xlafuse.triton_side.kernels.shared.attention_configs import TileConfig, attention_precision
 from xlafuse.triton_side.kernels.shared.attention_operations import (
     DBIAS,
     DBIAS_BY_CASE,
@@ -63,7 +63,6 @@ from xlafuse.triton_side.kernels.shared.tiles import (
     add_product,
     load_rows,
     product,
-    product_precision,
     provide_descriptor_memory,
 )
 
@@ -446,7 +445,7 @@ def launch_dbias(
         attention_dbias_kernel[(programs,)](
             *strided, logsumexp2, delta, dbias, *(stride for tensor in strided for stride in tensor.stride()),
             batch, heads, sequence, head_dim**-0.5 * LOG2_E.value, HEAD_DIM=head_dim, BLOCK_Q=config.block_q,
-            BLOCK_KV=config.block_kv, PRECISION=product_precision(q.dtype), num_warps=config.num_warps,
+            BLOCK_KV=config.block_kv, PRECISION=attention_precision(q.dtype, head_dim), num_warps=config.num_warps,
             num_stages=config.num_stages,
         )
 
@@ -472,6 +471,6 @@ def _launch(
             *strided, *others, offsets, *(stride for tensor in strided for stride in tensor.stride()),
             *written, *bias_strides(bias), heads, sequence, *packed_sizes(offsets), scale, scale * LOG2_E.value,
             GROUP=group, HEAD_DIM=head_dim, BLOCK_Q=config.block_q, BLOCK_KV=config.block_kv,
-            DESCRIPTORS=config.descriptors, PRECISION=product_precision(q.dtype), **constants,
+            DESCRIPTORS=config.descriptors, PRECISION=attention_precision(q.dtype, head_dim), **constants,
             num_warps=config.num_warps, num_stages=config.num_stages,
         )

@@ -15,7 +15,8 @@ scale. A query without keys gives zeros. Forward only, because caches are read a
 Shapes: q, out [batch, heads, queries, head_dim], or [batch, heads, head_dim] of one query; k, v [batch, kv_heads,
 capacity, head_dim], or pages (decode_attention_paged.py); lengths [batch], int32. dtypes: bfloat16, float16, float32.
 Scores, softmax and accumulators are float32; the probabilities are cast to v's dtype for the second product. float32
-products follow `torch.get_float32_matmul_precision()`.
+products follow `torch.get_float32_matmul_precision()`. Where that is "highest" they are IEEE products for a tile of
+fewer than 16 rows: 16 are the least for the tensor cores, and reading the cache takes longer than so few products.
 
 A chunk of 2048 keys of head_dim 128 is 1 MB of bfloat16. Its partial results for four query heads are 2 KB of float32,
 written and read once; for 16 queries of four heads 32 KB.
@@ -210,14 +211,21 @@ def split_keys(capacity: int, programs: int, mps: int, block_kv: int, rows: int)
     return max(1, cdiv(keys, block_kv)) * block_kv
 
 
-def tile_rows(rows: int, dtype: torch.dtype, precision: str) -> int:
-    """Return the rows of the tile that holds these: a power of two, and at least 16 for tensor cores."""
-    padded: int = next_power_of_2(rows)
-    return padded if dtype == torch.float32 and precision == "ieee" else max(16, padded)
+def choose_product(rows: int, dtype: torch.dtype) -> tuple[str, int]:
+    """Return the precision of the products, and the rows of the tile that holds these.
+
+    A tile's rows are a power of two, and at least 16 for tensor cores.
+    """
+    precision, padded = product_precision(dtype), next_power_of_2(rows)
+    if precision == "tf32x3" and rows < 16:
+        precision = "ieee"
+    return precision, padded if dtype == torch.float32 and precision == "ieee" else max(16, padded)
 
 
 @tuned
-def decode_config(rows: int, dtype: torch.dtype, paged: bool, capacity: int, programs: int, mps: int) -> DecodeConfig:
+def decode_config(
+    rows: int, dtype: torch.dtype, precision: str, paged: bool, capacity: int, programs: int, mps: int
+) -> DecodeConfig:
     """Tiles of 64 keys, 32 in float32, with two tiles of k and two of v in use or in flight: 64 KB at head_dim 128.
 
     Pages take two more stages, because the table's entries are loaded before the keys. More rows have more warps, so
@@ -260,12 +268,11 @@ def launch(
         strides, head_rows, query_rows = (first, *middle, last), queries, 1
     else:
         strides, head_rows, query_rows = (first, *reversed(middle), last), 1, heads
-    precision = product_precision(q.dtype)
     group = heads // kv_heads
-    rows = tile_rows(group * queries, q.dtype, precision)
+    precision, rows = choose_product(group * queries, q.dtype)
     if config is None:
         paged, programs = page_table is not None, batch * kv_heads
-        config = decode_config(rows, q.dtype, paged, capacity, programs, multiprocessors(q.device))
+        config = decode_config(rows, q.dtype, precision, paged, capacity, programs, multiprocessors(q.device))
     splits = max(1, cdiv(capacity, config.chunk))
 
     def attend(out: torch.Tensor, maxima: torch.Tensor | None, sums: torch.Tensor | None) -> None:

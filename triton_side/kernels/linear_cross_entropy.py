@@ -30,9 +30,9 @@ large, and is rounded to w's dtype after each chunk.
 Shapes: h, dh [tokens, width]; w, dw [classes, width]; labels [tokens] in int32 or int64; loss [] in fp32. dtypes of h
 and w: bfloat16, float16, float32, one for both. Without gradients the loss is computed from float32 logits; with them,
 loss and gradients from logits in the inputs' dtype, in which dx is stored too. dx is divided by the count of tokens.
-Small numbers vanish in float16, so the division of its dh and dw follows at the end of the backward pass. Products of
-float32 inputs read w across its rows, at a third of the rate (`matmul.py`), because a transposed copy would take as
-much memory as w.
+Small numbers vanish in float16, so the division of its dh and dw follows at the end of the backward pass. The product
+of float32 inputs reads w itself, because the copies of `matmul.py` would take as much memory as w. IEEE products
+read it across its rows, at a third of the rate.
 """
 
 import math
@@ -126,7 +126,7 @@ def projected_statistics_kernel(
         x = tile_product(
             h, w, row, column, tokens, classes, width, stride_ht, stride_hk, stride_wk, stride_wc,
             0, tl.cdiv(width, BLOCK_K),
-            BLOCK_M, BLOCK_N, BLOCK_K, H_TRANSPOSED, W_TRANSPOSED, DESCRIPTORS, PRECISION,
+            BLOCK_M, BLOCK_N, BLOCK_K, H_TRANSPOSED, W_TRANSPOSED, DESCRIPTORS, PRECISION, 0,
         )
         if logits_ptr is not None:
             store_tile(logits_ptr, x, row, column, tokens, stride_lt, BLOCK_M, BLOCK_N)

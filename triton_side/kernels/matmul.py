@@ -9,7 +9,8 @@ tanh form (`linear_gelu.py`). It can also sum the rows of b, if one step of the 
 
 Shapes: a [m, k], b [k, n], c and residual [m, n], bias [n]. dtypes: bfloat16, float16, float32, one for all. The
 product accumulates in float32, and the epilogue computes in it. float32 products follow
-`torch.get_float32_matmul_precision()`. The forward pass saves a and b.
+`torch.get_float32_matmul_precision()` (`product_precision`). With many rows they read a copy of b
+(`shared/tf32_operand.py`). The forward pass saves a and b.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ import triton.language as tl
 from torch.autograd.function import once_differentiable
 
 from xlafuse.triton_side.calls.declare import Shapes, computing, declare, forward, gradient
-from xlafuse.triton_side.configs.tuned import has_small_blocks, tuned
+from xlafuse.triton_side.configs.tuned import has_small_blocks, has_wgmma, tuned
 from xlafuse.triton_side.kernels.gelu import gelu_value
 from xlafuse.triton_side.kernels.shared.counters import zero_counters
 from xlafuse.triton_side.kernels.shared.launch import cdiv, check_matrix, check_tensors, device_of, next_power_of_2
@@ -39,6 +40,7 @@ from xlafuse.triton_side.kernels.shared.matmul_tiles import (
     tile_product,
 )
 from xlafuse.triton_side.kernels.shared.split_tiles import add_shares, steps_of_split, store_share
+from xlafuse.triton_side.kernels.shared.tf32_operand import PARTS, prepare_operand
 from xlafuse.triton_side.kernels.shared.tiles import product_precision, provide_descriptor_memory
 
 PRODUCT = (forward("dot", "product"),)
@@ -48,6 +50,7 @@ DB = (gradient("dot", "product", "db"),)
 FEW_ROWS = 64  # or less: the product is limited by reading b
 MULTIPROCESSORS = 132  # of the H100 and H200, for which the rules are written
 SHORT_SUM = 32  # terms or fewer: the product is limited by writing c
+MANY_ROWS = 512  # or more: a float32 product reads a copy of b
 SHORTEST_SPLIT = 512  # terms of the inner axis; a shorter split takes less time than adding it
 
 
@@ -79,7 +82,7 @@ def store_column_sums(
 
 
 def matmul_flops(shapes: Shapes) -> float:
-    (m, k), n = shapes["a_ptr"], shapes["b_ptr"][1]
+    (m, k), n = shapes["a_ptr"], shapes["c_ptr" if "c_ptr" in shapes else "gelu_ptr"][1]
     residual, bias, gelu = (f"{name}_ptr" in shapes for name in ("residual", "bias", "gelu"))
     sums = k * n if "b_sums_ptr" in shapes else 0
     return 2 * m * n * k + m * n * (residual + bias + 9 * gelu) + sums
@@ -93,14 +96,18 @@ def matmul_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SPLITS: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
+    B_PARTS: tl.constexpr,
 ):
     """Compute c = a @ b + residual + bias, and its GELU; None is left out or not stored.
 
-    b_sums [n]: sums over the rows of b, which are at most BLOCK_K.
+    B_PARTS is 0 for b itself, else the number of matrices in a copy by `prepare_operand`.
+
+    b_sums [n]: sums over the rows of b itself, which are at most BLOCK_K.
     shares [SPLITS, m, n] and a counter for each tile are None if SPLITS is 1.
     """
     a = open_operand(a_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
-    b = open_operand(b_ptr, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
+    b_columns = B_PARTS * n if B_PARTS else n
+    b = open_operand(b_ptr, k, b_columns, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
     # A flattened loop loads the next tile before it stores this one: 810 against 803 TFLOP/s on an H200.
     for part in tl.range(tl.program_id(0), tiles * SPLITS, tl.num_programs(0), flatten=DESCRIPTORS):
@@ -116,7 +123,7 @@ def matmul_kernel(
                 store_column_sums(b_ptr, b_sums_ptr, column, n, k, stride_bk, stride_bn, BLOCK_K, BLOCK_N)
         c = tile_product(
             a, b, row, column, m, n, k, stride_am, stride_ak, stride_bk, stride_bn, begin, end,
-            BLOCK_M, BLOCK_N, BLOCK_K, A_TRANSPOSED, B_TRANSPOSED, DESCRIPTORS, PRECISION,
+            BLOCK_M, BLOCK_N, BLOCK_K, A_TRANSPOSED, B_TRANSPOSED, DESCRIPTORS, PRECISION, B_PARTS,
         )
         if SPLITS == 1:
             finish_tile(c, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column, m, n, BLOCK_M, BLOCK_N)
@@ -190,8 +197,10 @@ def short_sums_config(k: int) -> MatmulConfig:
 def many_rows_config(dtype: torch.dtype, precision: str, descriptors: bool) -> MatmulConfig:
     """Tiles for a dtype and precision; `descriptors`: TMA can read the operands.
 
-    float32 takes pointers: IEEE products run on the ordinary cores, and TF32 operands are rounded after they are
-    loaded. Fastest of a sweep on an H200 (Triton 3.6; 8192 x 4096 x 14336, float32 8192 x 768 x 2048), in TFLOP/s:
+    float32 takes pointers: IEEE products run on the ordinary cores, and operands of the tensor cores are rounded or
+    split after they are loaded (`copied_operand_config` for many rows). The tiles of three TF32 products were chosen
+    from compiled code, not timed. Others are the fastest of a sweep on an H200 (Triton 3.6; 8192 x 4096 x 14336,
+    float32 8192 x 768 x 2048), in TFLOP/s:
 
         | operands stored                NN     NT     TN
         | 16-bit                         806    790    810
@@ -206,12 +215,26 @@ def many_rows_config(dtype: torch.dtype, precision: str, descriptors: bool) -> M
         |   cuBLAS                       695    785    757
     """
     if dtype == torch.float32:
-        return pointer_config(64, 64, 16, 4, 2) if precision == "ieee" else pointer_config(128, 128, 32, 8, 3)
+        tiles = {"ieee": (64, 64, 16, 4, 2), "tf32": (128, 128, 32, 8, 3), "tf32x3": (64, 64, 32, 4, 3)}
+        return pointer_config(*tiles[precision])
     if not descriptors:
         return pointer_config(64, 64, 32, 4, 3)  # 16 bytes do not divide a row: two-byte loads, many addresses
     if has_small_blocks():  # tiles of 128 x 256 need 104 KiB
         return MatmulConfig(128, 128, 64, num_warps=8, num_stages=3, group_m=16)
     return MatmulConfig(128, 256, 64, num_warps=8, num_stages=3, group_m=16)
+
+
+def copied_operand_config() -> MatmulConfig:
+    """Tiles for float32 products on the tensor cores that read a copy of b (`shared/tf32_operand.py`).
+
+    They were chosen from compiled code (sm_90a, Triton 3.7.1), not timed. `wgmma` reads b where TMA put it, three steps
+    are in flight, and no epilogue spills: up to 236 registers with TF32, 241 with three TF32 products. Tiles of 128 x
+    256 need 262 kB of shared memory, because c passes through 131 kB before it is stored.
+
+    The copy's bytes take as long as a product of some 350 rows in TF32, of 190 in three TF32 products (predicted: 3.5
+    TB/s, 300 and 110 TFLOP/s).
+    """
+    return MatmulConfig(128, 128, 32, num_warps=8, num_stages=3)
 
 
 @tuned
@@ -222,6 +245,8 @@ def matmul_config(
 
     transposed: b is stored so.
     """
+    if descriptors and precision in PARTS and m >= MANY_ROWS and k > SHORT_SUM and has_wgmma():
+        return copied_operand_config()
     if descriptors and dtype != torch.float32:
         if m <= FEW_ROWS:
             config = few_rows_config(m, n, dtype.itemsize, transposed)
@@ -272,8 +297,10 @@ def _launch(
     b_sums: torch.Tensor | None = None,
 ) -> None:
     (m, k), n = a.shape, b.shape[1]
-    precision = product_precision(a.dtype)
-    if a.dtype == torch.float32 and precision == "ieee" and stored_transposed(b):
+    precision, b_parts = product_precision(a.dtype), 0
+    if config.descriptors and precision in PARTS and b_sums is None:
+        b, b_parts = prepare_operand(b, precision), PARTS[precision]
+    elif a.dtype == torch.float32 and precision == "ieee" and stored_transposed(b):
         # The ordinary cores read b's rows. Rows of a transposed b cause bank conflicts: 13 TFLOP/s against 38.
         b = b.contiguous()
     programs = programs_for_output(m, n, config, a.device)
@@ -289,7 +316,7 @@ def _launch(
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
             GROUP_M=config.group_m, SPLITS=config.splits,
             A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b),
-            DESCRIPTORS=config.descriptors, PRECISION=precision,
+            DESCRIPTORS=config.descriptors, PRECISION=precision, B_PARTS=b_parts,
             num_warps=config.num_warps, num_stages=config.num_stages,
         )
 

@@ -163,7 +163,8 @@ def moe_dx_kernel(
 def two_products_config(dtype: torch.dtype, precision: str, descriptors: bool) -> MatmulConfig:
     """Tiles of a kernel with two accumulators: half as wide as a single product's."""
     if dtype == torch.float32:
-        return pointer_config(64, 32, 16, 4, 2) if precision == "ieee" else pointer_config(128, 32, 32, 8, 2)
+        tiles = {"ieee": (64, 32, 16, 4, 2), "tf32": (128, 32, 32, 8, 2), "tf32x3": (64, 32, 32, 4, 2)}
+        return pointer_config(*tiles[precision])
     if not descriptors:
         return pointer_config(64, 32, 32, 4, 3)
     if has_small_blocks():
@@ -187,7 +188,7 @@ def grouped_config(
     pointers. Two programs run on a multiprocessor, each with 90 to 100 kB of prefetched tiles. The tiles of 8 experts
     fill several waves, and the last wave then leaves fewer multiprocessors idle.
 
-    Float32 products with two accumulators, or two pairs of operands, would spill registers, and take half as many
+    IEEE and TF32 products with two accumulators, or two pairs of operands, would spill registers, and take half as many
     rows. On an H200 by do_bench, 8192 slots of 8 experts, 2048 by 3584: 588 to 606 TFLOP/s, as torch._grouped_mm. Three
     stages take 582 to 577, tiles of 128 x 128 with two programs a multiprocessor less than 567.
     """
@@ -195,7 +196,7 @@ def grouped_config(
         return pointer_config(16, 64, 128 // accumulators, num_warps=4, num_stages=6)
     choose = many_rows_config if accumulators == 1 else two_products_config
     config = choose(dtype, precision, descriptors)
-    if dtype == torch.float32 and accumulators * pairs == 2:
+    if dtype == torch.float32 and precision != "tf32x3" and accumulators * pairs == 2:
         return replace(config, block_m=config.block_m // 2)
     return replace(config, num_stages=4) if config.descriptors and not has_small_blocks() else config
 

@@ -1,4 +1,4 @@
-"""Attention by PyTorch's fused backends: FlashAttention, cuDNN and FlexAttention.
+"""Attention by PyTorch's fused backends: FlashAttention, memory-efficient kernels, cuDNN and FlexAttention.
 
 out = softmax(masked(q k^T / sqrt(head_dim))) v, with q and out [batch, heads, sequence, head_dim], k and v
 [batch, kv_heads, sequence, head_dim]. No backend falls back to another: a case that it cannot take is an error.
@@ -22,6 +22,14 @@ def apply_flash(inputs: Mapping[str, Tensor], causal: int = 1, window: int = 0) 
     take the case, ValueError for a window.
     """
     return _sdpa(inputs, SDPBackend.FLASH_ATTENTION, causal, window)
+
+
+def apply_efficient(inputs: Mapping[str, Tensor], causal: int = 1, window: int = 0) -> dict[str, Tensor]:
+    """SDPA with its memory-efficient backend only, which has no CPU path.
+
+    Raises RuntimeError if the backend cannot take the case, such as shared heads; ValueError for a window.
+    """
+    return _sdpa(inputs, SDPBackend.EFFICIENT_ATTENTION, causal, window)
 
 
 def apply_cudnn(inputs: Mapping[str, Tensor], causal: int = 1, window: int = 0) -> dict[str, Tensor]:

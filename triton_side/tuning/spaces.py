@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from xlafuse.triton_side.configs.tuned import class_of
+from xlafuse.triton_side.configs.tuned import class_of, has_wgmma
 from xlafuse.triton_side.kernels.bias_gelu import TileConfig
 from xlafuse.triton_side.kernels.embedding import EmbeddingConfig
 from xlafuse.triton_side.kernels.linear_gelu import DpreConfig
@@ -22,6 +22,7 @@ from xlafuse.triton_side.kernels.matmul import FEW_ROWS, SHORT_SUM, pointer_conf
 from xlafuse.triton_side.kernels.rope import RopeConfig
 from xlafuse.triton_side.kernels.shared.launch import FlatConfig, RowConfig, cdiv, next_power_of_2
 from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
+from xlafuse.triton_side.kernels.shared.tf32_operand import PARTS
 
 WARP = 32
 MOST_WARPS = 64  # of a multiprocessor
@@ -175,6 +176,25 @@ def one_accumulator(choice: Choice) -> Iterable[MatmulConfig]:
     return split_tiles(whole, choice) if "k" in choice.facts else whole
 
 
+def products(choice: Choice) -> Iterable[MatmulConfig]:
+    """Tiles of `matmul_kernel`, which can also read a copy of float32 operands (`shared/tf32_operand.py`)."""
+    facts = choice.facts
+    if facts["descriptors"] and facts["precision"] in PARTS and facts["k"] > SHORT_SUM and has_wgmma():
+        yield from copied_operands()
+    yield from one_accumulator(choice)
+
+
+def copied_operands() -> Iterator[MatmulConfig]:
+    for (m, n, k, warps, stages, programs), group in product(
+        (
+            (128, 128, 32, 8, 3, 1), (128, 128, 32, 8, 2, 1), (128, 128, 16, 8, 4, 1), (256, 64, 32, 8, 3, 1),
+            (128, 64, 32, 4, 3, 1), (64, 128, 32, 4, 3, 1), (64, 128, 32, 4, 2, 2), (64, 64, 32, 4, 3, 2),
+        ),
+        (8, 16),
+    ):
+        yield MatmulConfig(m, n, k, warps, stages, group, programs=programs)
+
+
 def split_tiles(whole: Iterable[MatmulConfig], choice: Choice) -> Iterator[MatmulConfig]:
     """Configurations whose tiles one to eight programs share, at most two programs a multiprocessor."""
     for config, splits in product(whole, (1, 2, 4, 8)):
@@ -259,7 +279,7 @@ SPACES: dict[str, Callable[[Choice], Iterable[Any]]] = {
     "layernorm.configure_backward": halved_rows,
     "layernorm.configure_forward": rows,
     "linear_gelu.configure_dpre": dpre_tiles,
-    "matmul.matmul_config": one_accumulator,
+    "matmul.matmul_config": products,
     "matmul_fp8.fp8_config": one_accumulator,
     "moe.grouped_config": grouped,
     "moe.weights_gradient_config": grouped,

@@ -27,13 +27,14 @@ from xlafuse.dumps import artifacts
 from xlafuse.hlo import provenance
 from xlafuse.hlo.gpu_program import Kernel, kernels, parse
 
-MatmulPrecision = Literal["ieee", "tf32"]
+MatmulPrecision = Literal["ieee", "tf32", "tf32x3"]
 Products = Literal["triton", "cublas"]
 
 # jax's names, checked in the PTX for an H200: "default" makes fp32 products TF32 on jax 0.10.2 and 0.11.2;
 # "tensorfloat32" does so only on 0.11.2 (Triton GEMMs of 0.10.2 stay IEEE); "highest" is IEEE on both. None of them
-# changes a bf16 or fp16 product.
-_PRECISION = {"ieee": "highest", "tf32": "default"}
+# changes a bf16 or fp16 product. "TF32_TF32_F32_X3" makes an fp32 product three TF32 products on both: one Triton GEMM,
+# or three calls of cuBLASLt.
+_PRECISION = {"ieee": "highest", "tf32": "default", "tf32x3": "TF32_TF32_F32_X3"}
 
 # Options that choose Triton or cuBLAS for all matrix products that the autotuner would decide. With "triton" these
 # include products for which XLA's rules say cuBLAS.
@@ -148,7 +149,8 @@ def compile(
     An argument with a `jax.sharding.NamedSharding` keeps it, so that a program spans the devices of its mesh.
     matmul_precision: of fp32 products, also in the backward phase; None leaves it to the function and jax's config.
         bfloat16 and float16 products accumulate in fp32 on a GPU and compile to the same kernels either way. "ieee"
-        changes their autotuning fingerprints, so replay at the precision of the recording.
+        changes their autotuning fingerprints, so replay at the precision of the recording. "tf32x3" refuses products of
+        other types and a CPU.
     command_buffers: the launches that run from CUDA graphs; see `variants.compiler_options`.
     dump_to: an empty or new folder for this compile's artifacts, named as in `artifacts.ARTIFACTS`.
     autotune_lock: a context manager around a compile that times kernels, so that nothing else uses the GPU meanwhile.

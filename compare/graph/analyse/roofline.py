@@ -6,7 +6,7 @@ but no compiler says how many a kernel needs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -26,8 +26,8 @@ class Ceilings:
     streams: share of reads in the traffic of a copy -> bytes per second.
     products: "bfloat16", "float16", "float32-ieee", "float32-tf32", "float8_e4m3fn" -> FLOP per second.
     launch_us: device time of a kernel that does almost nothing; None where it was not measured.
-    precision: "ieee" or "tf32", the rate to take for float32 products. None takes the fastest measured one, because a
-    roofline time must not be longer than what is possible.
+    precision: "ieee" or "tf32", the accuracy of float32 products. None takes the fastest measured rate, because a
+    roofline time must not be longer than what is possible. Three TF32 products have IEEE's accuracy.
     link: bytes per second to other GPUs in one direction, of the data sheet; None where it is not known.
     data_sheet: "data sheet" or "scaled data sheet" for rates that are not measured, else "".
     """
@@ -73,7 +73,16 @@ class Ceilings:
         return self.streams[below] + along * (self.streams[above] - self.streams[below])
 
     def rate(self, dtype: str) -> float | None:
-        """Return the FLOP per second of products of `dtype` ("bf16"); None where it was not measured."""
+        """Return the FLOP per second of products of `dtype` ("bf16"), by any algorithm of the accuracy asked for.
+
+        None where it was not measured.
+        """
+        measured = self.measured_rate(dtype)
+        three = self.products.get("float32-tf32", 0.0) / 3
+        return max(measured or 0.0, three) or None if (dtype, self.precision) == ("f32", "ieee") else measured
+
+    def measured_rate(self, dtype: str) -> float | None:
+        """Return the FLOP per second of products of `dtype` in this precision; None where it was not measured."""
         name = LONG_NAMES.get(dtype)
         if name is None:
             return None
@@ -93,19 +102,19 @@ class Ceilings:
         return [(at, min(bandwidth * at, rate or bandwidth * at)) for at in corners]
 
 
-def product_rate(graph: FusionGraph, kernel: Kernel, ceilings: Ceilings) -> float | None:
+def product_rate(graph: FusionGraph, kernel: Kernel, rate: Callable[[str], float | None]) -> float | None:
     """Return the FLOP per second of products of the fastest dtype that the kernel reads; None where none was measured.
 
     A float32 array beside 16-bit ones may be a sum, no operand. A roofline time must not be longer than what is
     possible.
     """
     dtypes = {graph.buffer[access.buffer].dtype for access in kernel.inputs or () if access.buffer in graph.buffer}
-    return max(filter(None, map(ceilings.rate, dtypes)), default=None)
+    return max(filter(None, map(rate, dtypes)), default=None)
 
 
 def product_time_us(graph: FusionGraph, kernel: Kernel, flops: float, ceilings: Ceilings | None) -> float | None:
     """Return the time of FLOPs at the rate of the kernel's products; None without that rate."""
-    rate = None if ceilings is None else product_rate(graph, kernel, ceilings)
+    rate = None if ceilings is None else product_rate(graph, kernel, ceilings.rate)
     return None if rate is None else flops / rate * 1e6
 
 
@@ -143,7 +152,7 @@ def roofline_point(graph: FusionGraph, kernel: Kernel, ceilings: Ceilings) -> Ro
         return None
     if hides_flops(kernel):
         return None
-    rate = product_rate(graph, kernel, ceilings)
+    rate = product_rate(graph, kernel, ceilings.rate)
     memory = (read + written) / ceilings.bandwidth(read, written) * 1e6
     compute = kernel.flops / rate * 1e6 if kernel.flops and rate else 0.0
     exchange = exchange_of(kernel)

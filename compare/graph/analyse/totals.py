@@ -370,7 +370,7 @@ def _block_roofline_time(
     for phase, (read, written) in own.items():
         kernels = [kernel for kernel in graph.kernels or () if kernel.phase == phase]
         heaviest = max(kernels, key=lambda k: (may_multiply(k), (k.flops or 0.0) * (k.launches or 1)))
-        rate = product_rate(graph, heaviest, ceilings)
+        rate = product_rate(graph, heaviest, ceilings.rate)
         memory = compulsory.get(phase, read + written) / ceilings.bandwidth(read, written)
         seconds += max(memory, flops[phase] / rate if rate else 0.0)
     return seconds * 1e6

@@ -20,6 +20,7 @@ from ..common_rows import (
     pallas,
     tokamax,
     triton,
+    xla_tf32x3,
     xla_triton,
 )
 from ..implementation import Implementation
@@ -87,6 +88,17 @@ def cudnn_unsupported(case: Case) -> str | None:
     if case.sizes["sequence"] == 1:
         return "cuDNN attention takes no sequence of length 1"
     return half_precision_only("cuDNN attention")(case)
+
+
+def sdpa_efficient_unsupported(case: Case) -> str | None:
+    """Take float32 only: for 16-bit types PyTorch prefers FlashAttention-2 and cuDNN, which have rows."""
+    if case.dtype != "float32":
+        return f"the memory-efficient kernels are PyTorch's choice for float32, not for {case.dtype}"
+    if case.sizes["window"]:
+        return "F.scaled_dot_product_attention takes a window only as a mask in memory"
+    if case.sizes["kv_heads"] != case.sizes["heads"]:
+        return "the memory-efficient kernels take no shared heads of k and v"
+    return contiguous_rows_only("the memory-efficient kernels")(case)
 
 
 def sdpa_cudnn_unsupported(case: Case) -> str | None:
@@ -178,7 +190,7 @@ BLOCK = Block(
         ),
     ),
     implementations=(
-        *compilers("attention"),
+        *compilers("attention"), xla_tf32x3("attention"),
         Implementation(
             "xla-cudnn", "xlafuse.blocks.attention:apply_cudnn", "xla",
             'jax.nn.dot_product_attention(implementation="cudnn")',
@@ -189,6 +201,12 @@ BLOCK = Block(
             "sdpa-flash", f"{LIBRARY}:apply_flash", "eager", "F.scaled_dot_product_attention, FlashAttention-2",
             needs_gpu="the CUDA FlashAttention kernels need a GPU",
             unsupported=sdpa_unsupported("FlashAttention-2"),
+        ),
+        Implementation(
+            "sdpa-efficient", f"{LIBRARY}:apply_efficient", "eager",
+            "F.scaled_dot_product_attention, the memory-efficient kernels",
+            needs_gpu="the CUDA memory-efficient kernels need a GPU",
+            unsupported=sdpa_efficient_unsupported,
         ),
         Implementation(
             "sdpa-cudnn", f"{LIBRARY}:apply_cudnn", "eager", "F.scaled_dot_product_attention, cuDNN",

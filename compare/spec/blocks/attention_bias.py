@@ -9,7 +9,7 @@ from typing import Any
 
 from ..block import Block
 from ..case import Case, Shape, Sizes
-from ..common_rows import compilers, cuda_graphs, flex_in_tf32, triton
+from ..common_rows import compilers, cuda_graphs, flex_in_tf32, triton, xla_tf32x3
 from ..implementation import Implementation
 from ..tensor import Tensor
 from . import attention
@@ -85,7 +85,7 @@ BLOCK = Block(
         Shape("tiny-token", sizes(2, 1, 1, 16), ("float32", "bfloat16"), directions=("fwd",), edge=True),
     ),
     implementations=(
-        *compilers("attention_bias"),
+        *compilers("attention_bias"), xla_tf32x3("attention_bias"),
         Implementation(
             "xla-cudnn", "xlafuse.blocks.attention_bias:apply_cudnn", "xla",
             'jax.nn.dot_product_attention(bias=..., implementation="cudnn")',

@@ -9,7 +9,15 @@ import math
 
 from ..block import Block
 from ..case import Case, Shape, Sizes
-from ..common_rows import compilers, cuda_graphs, flash_attention_4, flex_in_tf32, half_precision_only, triton
+from ..common_rows import (
+    compilers,
+    cuda_graphs,
+    flash_attention_4,
+    flex_in_tf32,
+    half_precision_only,
+    triton,
+    xla_tf32x3,
+)
 from ..implementation import Implementation
 from ..tensor import Tensor
 from . import attention
@@ -112,7 +120,7 @@ BLOCK = Block(
         Shape("tiny-tokens", sizes(3, 3, 2, 1, 16), ("float32", "bfloat16"), directions=("fwd",), edge=True),
     ),
     implementations=(
-        *compilers("attention_packed"),
+        *compilers("attention_packed"), xla_tf32x3("attention_packed"),
         Implementation(
             "xla-cudnn", "xlafuse.blocks.attention_packed:apply_cudnn", "xla",
             'jax.nn.dot_product_attention(mask=..., implementation="cudnn") of all tokens as one sequence',

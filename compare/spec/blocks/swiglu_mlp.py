@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ..block import Block
 from ..case import Case, Shape, Sizes
-from ..common_rows import compilers, cuda_graphs, library, tokamax, triton
+from ..common_rows import compilers, cuda_graphs, library, tokamax, triton, xla_tf32x3
 from ..tensor import Tensor
 
 
@@ -66,7 +66,7 @@ BLOCK = Block(
         ),
     ),
     implementations=(
-        *compilers("swiglu_mlp", rounded_sums=("norm_weight",)),
+        *compilers("swiglu_mlp", rounded_sums=("norm_weight",)), xla_tf32x3("swiglu_mlp", ("norm_weight",)),
         library("swiglu_mlp", "F.rms_norm, F.silu and addmm"), triton("swiglu_mlp"),
         replace(tokamax("swiglu_mlp", "gated_linear_unit", tokamax_unsupported), directions=("fwd",)),
         *cuda_graphs("swiglu_mlp", static=("norm_weight", "gate_weight", "up_weight", "down_weight")),

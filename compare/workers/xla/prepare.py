@@ -127,10 +127,12 @@ def _compile(
     else:
         apply = implementation.load()
 
+    precision = "tf32" if case.precision == "tf32" else backend_options.get("matmul_precision", "ieee")
+
     def compiled(phase: str, function: Callable[..., Any], arguments: list[Any]) -> compiler.Compilation:
         return compile_phase(
             phase, function, arguments, variant=backend_options.get("variant", "default"),
-            matmul_precision="tf32" if case.precision == "tf32" else "ieee", dump_to=dumps / phase,
+            matmul_precision=precision, dump_to=dumps / phase,
         )
 
     if case.direction == "fwd":

@@ -191,7 +191,6 @@ def test_bandwidth_is_compared_with_a_stream_of_the_same_mix(
     [
         ("attention", "gpt2", "bfloat16", "ieee", "bfloat16"),
         ("attention", "gpt2-fp16", "float16", "ieee", "float16"),
-        ("attention", "gpt2-fp32", "float32", "ieee", "float32-ieee"),
         ("attention", "gpt2-fp32", "float32", "tf32", "float32-tf32"),
         ("matmul_fp8", "square-8k", "bfloat16", "ieee", "float8_e4m3fn"),
     ],
@@ -204,6 +203,13 @@ def test_flops_are_compared_with_a_product_of_the_same_kind(
     rate = BLOCKS[block].flops(case.sizes) / 100e-6
     assert (row["rate"], row["rate_unit"]) == (pytest.approx(rate / 1e12), "TFLOP/s")
     assert row["share_of_ceiling"] == pytest.approx(rate / CEILINGS["products"][product])
+
+
+def test_float32_products_are_compared_with_the_fastest_of_their_accuracy() -> None:
+    """Three TF32 products take the place of an IEEE product."""
+    case = case_of("attention", "gpt2-fp32", dtype="float32")
+    rate = BLOCKS["attention"].flops(case.sizes) / 100e-6
+    assert row_of(measured(case))["share_of_ceiling"] == pytest.approx(3 * rate / CEILINGS["products"]["float32-tf32"])
 
 
 @pytest.mark.parametrize("segment", ["s2", "s3", None])

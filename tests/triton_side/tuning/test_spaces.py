@@ -54,7 +54,8 @@ ROWS = {"rows": 8192, "element_bytes": 2, "multiprocessors": 132}
         ("matmul.matmul_config", HALF | WHOLE | {"k": 16}),
         ("matmul.matmul_config", HALF | WHOLE | {"descriptors": False}),
         ("matmul.matmul_config", WHOLE | {"dtype": torch.float32}),
-        ("matmul.matmul_config", WHOLE | {"dtype": torch.float32, "precision": "tf32"}),
+        *(("matmul.matmul_config", WHOLE | {"dtype": torch.float32, "precision": precision, "m": m})
+          for precision in ("tf32", "tf32x3") for m in (64, 8192)),
         ("matmul_fp8.fp8_config", PRODUCT | {"dtype": torch.float8_e4m3fn}),
         ("moe.grouped_config", GROUPS | {
             "slots": 8192, "accumulators": 2, "pairs": 1, "experts": 8, "k": 2048, "n": 3584,

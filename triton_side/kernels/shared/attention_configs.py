@@ -29,6 +29,16 @@ class TileConfig:
     descriptors: bool
 
 
+def attention_precision(dtype: torch.dtype, head_dim: int) -> str:
+    """Return `product_precision`, except IEEE in place of three TF32 products for head_dim 256.
+
+    Both halves of an operand that stays in registers take 256 of them there. Compiled for an H200, tiles of 32 rows
+    spill up to 9 kB a thread, and tiles of 16 rows up to 0.2 kB.
+    """
+    precision = product_precision(dtype)
+    return "ieee" if precision == "tf32x3" and head_dim == 256 else precision
+
+
 @dataclass(frozen=True)
 class Operands:
     """Facts that decide a configuration.
@@ -57,6 +67,15 @@ def forward_config(operands: Operands) -> TileConfig:
 
     float32 tiles, and tiles for head_dim 256, are the largest that spill no registers (cuobjdump, sm_90). Under a bias
     they are smaller. IEEE products run on the ordinary cores and hold whole operand rows in registers.
+
+    Three TF32 products take TF32's tiles, with which they were measured (docs/kernels/attention.md). They hold both
+    halves of an operand in registers. Other tiles for 128 spill less where several warps compute the same products.
+    Compiled for an H200 (Triton 3.7.1), a thread spills, in bytes:
+
+        head_dim    forward      dk, dv       dq            dbias
+        16, 32      0            0            0             0
+        64          0            0 to 120     0             0
+        128         56 to 152    80 to 560    264 to 640    248
 
     16-bit tiles are the fastest of a sweep on an H200 (Triton 3.6, batch 4, 32 heads, sequence 4096): 478 TFLOP/s for
     head_dim 128 and 411 for 64; with each other's tiles 463 and 378. Warp specialisation reached at most 489 and gave
@@ -165,7 +184,7 @@ def choose_attention_config(
     """Return choose(operands) for a kernel that loops over tiles of the tensors `looped`."""
     first = looped[0]
     descriptors = all(map(fits_descriptor, looped))
-    precision = product_precision(first.dtype)
+    precision = attention_precision(first.dtype, first.shape[-1])
     return _config(choose, first.dtype, first.shape[-1], precision, descriptors, shared, windowed, packed, biased)
 
 

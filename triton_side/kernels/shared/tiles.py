@@ -7,6 +7,9 @@ import torch
 import triton
 import triton.language as tl
 
+from xlafuse.triton_side.configs.tuned import has_wgmma
+
+LARGEST_TF32 = tl.constexpr((2 - 2**-10) * 2.0**127)
 DESCRIPTOR_ALIGNMENT = 16  # bytes; CUDA driver API, cuTensorMapEncodeTiled: globalAddress and globalStrides
 
 
@@ -38,7 +41,7 @@ def round_to_tf32(x):
 
     Tensor cores drop the 13 low bits of a float32 operand. Without rounding, products erred five times as much as
     cuBLAS's (H200, Triton 3.6). The arithmetic is on integers because the interpreter has no inline PTX for
-    `cvt.rna.tf32.f32`.
+    `cvt.rna.tf32.f32`. Finite numbers from 3.402e38 on become infinite.
     """
     rounded = ((x.to(tl.uint32, bitcast=True) + 0x1000) & 0xFFFFE000).to(tl.float32, bitcast=True)
     return tl.where(x == x, rounded, x)
@@ -65,9 +68,9 @@ def add_separate_product(c, a, b, PRECISION: tl.constexpr):
 
 @triton.jit
 def add_product(c, a, b, PRECISION: tl.constexpr):
-    """Return c + a @ b; IEEE float32 products are summed over the tile's inner axis first.
+    """Return c + a @ b; float32 products that are not TF32 are summed over the tile's inner axis first.
 
-    One sequential sum over a long inner axis erred 3 to 4 times as much as cuBLAS (H200, 1021 and 1536 terms).
+    One sequential sum over a long inner axis erred 3 to 4 times as much as cuBLAS (H200, IEEE, 1021 and 1536 terms).
     """
     if PRECISION == "tf32":
         return tl.dot(round_to_tf32(a), round_to_tf32(b), c, input_precision=PRECISION)
@@ -75,6 +78,31 @@ def add_product(c, a, b, PRECISION: tl.constexpr):
         return add_separate_product(c, a, b, PRECISION)
     else:
         return tl.dot(a, b, c, input_precision=PRECISION)
+
+
+@triton.jit
+def split_tf32(x):
+    """Return (big, rest) with x = big + rest: `big` is TF32, and rest is NaN where x is not finite.
+
+    Tensor cores cut rest to TF32, which loses at most 2^-22 of x. Numbers above the largest TF32 number are cut off,
+    because rounding would make them infinite.
+    """
+    cut = (x.to(tl.uint32, bitcast=True) & 0xFFFFE000).to(tl.float32, bitcast=True)
+    big = tl.where(tl.abs(x) > LARGEST_TF32, cut, round_to_tf32(x))
+    return big, x - big
+
+
+@triton.jit
+def add_split_product(c, x, big, rest):
+    """Return c + x @ b, where b is given as `big` and `rest`.
+
+    A number that is not finite makes sums of the smaller products NaN. They count as 0 then, and big @ big decides.
+    """
+    x_big, x_rest = split_tf32(x)
+    small = tl.dot(x_rest, big, input_precision="tf32")
+    small = tl.dot(x_big, rest, small, input_precision="tf32")
+    small = tl.where(small == small, small, 0.0)
+    return tl.fma(tl.dot(x_big, big, small, input_precision="tf32"), 1.0, c)
 
 
 _descriptors = True
@@ -118,18 +146,40 @@ def provide_descriptor_memory(device: torch.device) -> None:
     triton.set_allocator(allocate)
 
 
+_ieee = False
+
+
+@contextlib.contextmanager
+def ieee_products() -> Iterator[None]:
+    """Compute float32 products outside the tensor cores within the context, in all threads.
+
+    Backward passes take the precision of the time at which they run.
+    """
+    global _ieee
+    outer, _ieee = _ieee, True
+    try:
+        yield
+    finally:
+        _ieee = outer
+
+
 def product_precision(dtype: torch.dtype) -> str:
     """Return tl.dot's `input_precision`: float32 follows torch.get_float32_matmul_precision(), 16 bits are exact.
 
-    "highest" is IEEE and "high" is TF32. Raises ValueError for "medium" (bfloat16 products), which no kernel here has.
+    "high" is "tf32": operands are rounded to 11 significant bits. "highest" is "tf32x3": each operand is the sum of two
+    TF32 numbers, and three products of these are added. Their sum is as accurate as IEEE arithmetic
+    (docs/kernels/products.md). Within `ieee_products`, and on GPUs that are no Hopper GPUs, "highest" is "ieee": the
+    tiles of three products were chosen for Hopper GPUs.
+
+    Raises ValueError for "medium" (bfloat16 products), which no kernel here has.
     """
     if dtype != torch.float32:
         return "ieee"
     setting = torch.get_float32_matmul_precision()
-    precisions = {"highest": "ieee", "high": "tf32"}
+    precisions = {"highest": "tf32x3" if has_wgmma() and not _ieee else "ieee", "high": "tf32"}
     if setting not in precisions:
         raise ValueError(
-            f"float32 products are IEEE ('highest') or TF32 ('high'), got float32_matmul_precision {setting!r}; "
-            "call torch.set_float32_matmul_precision('high') or ('highest')"
+            f"float32 products have float32's accuracy ('highest') or TF32's ('high'), got float32_matmul_precision "
+            f"{setting!r}; call torch.set_float32_matmul_precision('high') or ('highest')"
         )
     return precisions[setting]

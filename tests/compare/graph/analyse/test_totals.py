@@ -116,7 +116,10 @@ def test_roofline_times_use_the_bandwidth_of_the_mix_and_the_rate_of_the_dtype()
     assert time(graph(kernel("copy", "copy", "s:copy", "x", "y"))) == pytest.approx(8.0)
     assert time(graph(kernel("add", "elementwise", "s:add", "a b c", "y"))) == pytest.approx(4.0)
     dot = graph(kernel("dot", "gemm", "s:dot", "x w", "y", flops=1e9))
-    assert time(dot, "ieee") == pytest.approx(1e6)
+    assert time(dot, "ieee") == pytest.approx(3 * 1.25e5)  # three TF32 products are faster here
+    slow = replace(CEILINGS, products={"float32-ieee": 1e9, "float32-tf32": 2e9}, precision="ieee")
+    assert slow.rate("f32") == slow.measured_rate("f32") == 1e9
+    assert CEILINGS.at("ieee").measured_rate("f32") == 1e9
     assert time(dot) == pytest.approx(1.25e5)  # the faster: a roofline time must not be too long
     assert time(graph(kernel("dot", "gemm", "s:dot", "x w", "y"))) is None
 

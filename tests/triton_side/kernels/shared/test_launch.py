@@ -44,7 +44,9 @@ def test_a_configuration_follows_the_precision_setting(precision: None) -> None:
     q = torch.zeros(1, 1, 64, 64, dtype=torch.float32)
     a = torch.zeros(128, 128, dtype=torch.bfloat16)
     torch.set_float32_matmul_precision("highest")
-    ieee = choose_attention_config(forward_config, q, q, q), choose_config(matmul_config, a.float(), a.float())
+    with tiles.ieee_products():
+        ieee = choose_attention_config(forward_config, q, q, q), choose_config(matmul_config, a.float(), a.float())
+    assert choose_config(matmul_config, a.float(), a.float()) != ieee[1]
     torch.set_float32_matmul_precision("high")
     tf32 = choose_attention_config(forward_config, q, q, q), choose_config(matmul_config, a.float(), a.float())
     assert ieee[0] != tf32[0] and ieee[1] != tf32[1]

@@ -1,0 +1,59 @@
+"""Right operands of float32 products on the tensor cores, stored as `wgmma` reads them.
+
+A Hopper GPU's `wgmma` reads b from shared memory, in TF32 only column by column, and drops the 13 low bits. A b of
+another form passes through registers in each step of the loop, and the tensor cores wait for it. So a kernel first
+writes a copy of b, column by column:
+
+    TF32            [n, k]: b rounded to TF32
+    TF32, 3 times   [2 n, k]: `big`, b rounded to TF32, then `rest`, b - big
+
+    a b = a_big big + a_big rest + a_rest big + a_rest rest
+
+The last product is left out: it is below 2^-22 of a b. The kernel splits a in registers, where `wgmma` can read it.
+"""
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+
+from xlafuse.triton_side.calls.declare import declare, forward, preparing
+from xlafuse.triton_side.kernels.shared.launch import cdiv, device_of
+from xlafuse.triton_side.kernels.shared.matmul_tiles import load_strided_tile
+from xlafuse.triton_side.kernels.shared.tiles import DESCRIPTOR_ALIGNMENT, round_to_tf32, split_tf32
+
+PARTS = {"tf32": 1, "tf32x3": 2}  # matrices in a copy, by precision
+
+
+@declare(forward("convert", "product", "operand"), flops=lambda shapes: math.prod(shapes["b_ptr"]))
+@triton.jit
+def prepare_operand_kernel(
+    b_ptr, prepared_ptr, k, n, stride_bk, stride_bn, stride_pn, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    PARTS: tl.constexpr,
+):
+    """Store ROWS columns of b to rows of the copy, and their rest n rows below."""
+    tiles = tl.cdiv(k, COLUMNS)
+    row, column = tl.program_id(0) // tiles * ROWS, tl.program_id(0) % tiles * COLUMNS
+    b = load_strided_tile(b_ptr, row, column, n, k, stride_bn, stride_bk, ROWS, COLUMNS)
+    r, c = row + tl.arange(0, ROWS)[:, None], column + tl.arange(0, COLUMNS)[None, :]
+    inside = (r < n) & (c < k)
+    prepared_ptr += r.to(tl.int64) * stride_pn + c
+    if PARTS == 1:
+        tl.store(prepared_ptr, round_to_tf32(b), mask=inside)
+    else:
+        big, rest = split_tf32(b)
+        tl.store(prepared_ptr, big, mask=inside)
+        tl.store(prepared_ptr + tl.cast(n, tl.int64) * stride_pn, rest, mask=inside)
+
+
+def prepare_operand(b: torch.Tensor, precision: str) -> torch.Tensor:
+    """Return the copy of b [k, n] as [k, n] or, for "tf32x3", [k, 2 n], stored column by column for TMA."""
+    (k, n), parts, grain = b.shape, PARTS[precision], DESCRIPTOR_ALIGNMENT // b.element_size()
+    prepared = torch.empty((parts * n, grain * cdiv(k, grain)), dtype=b.dtype, device=b.device)
+    tile = 64
+    with device_of(b), preparing("convert", b_ptr="b", prepared_ptr="prepared"):
+        prepare_operand_kernel[(cdiv(n, tile) * cdiv(k, tile),)](
+            b, prepared, k, n, *b.stride(), prepared.stride(0), ROWS=tile, COLUMNS=tile, PARTS=parts, num_warps=4
+        )
+    return prepared[:, :k].T
