@@ -273,7 +273,7 @@ def test_doctor_without_a_gpu() -> None:
     for group in ("XLA", "TorchInductor", "Triton"):
         assert found[group].result.startswith("compiles for h200, checked on the CPU")
     assert found["PyTorch, GPU only"].result.startswith("not here: needs an NVIDIA GPU")
-    assert found["XLA"].result.endswith("(xla-unfused: compiled only)")
+    assert "xla-unfused" in found["XLA"].result and found["XLA"].result.endswith(": compiled only)")
     remat = found["TorchInductor, with torch>=2.12"]
     assert remat.implementations == ["inductor-remat"]
     assert remat.result == "compiles for h200, checked on the CPU"  # as run_target.CHECKS has it

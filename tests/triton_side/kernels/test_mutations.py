@@ -98,6 +98,7 @@ from xlafuse.triton_side.kernels.shared import (
     head_splits,
     matmul_tiles,
     row_reduction,
+    tf32_operand,
 )
 from xlafuse.triton_side.kernels.shared.launch import FlatConfig, RowConfig
 from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
@@ -252,6 +253,12 @@ def head_splits_problems(module: ModuleType) -> Iterator[Problem]:
     module.launch_sum_splits(sums, dk, dv)
     for name, found, each in zip(("dk", "dv"), (dk, dv), sums, strict=True):
         yield None if torch.allclose(found, each.unflatten(1, (2, 3)).sum(2), atol=1e-5) else f"{name} is no sum"
+
+
+def operand_problems(module: ModuleType) -> Iterator[Problem]:
+    b = draw(70, 33)
+    big, rest = module.prepare_operand(b, "tf32x3").split(33, dim=1)
+    yield None if torch.equal(big + rest, b) and rest.abs().max() < 1e-3 * b.abs().max() else "the parts are not b"
 
 
 def few_tokens_problems(module: ModuleType) -> Iterator[Problem]:
@@ -641,6 +648,11 @@ MUTATIONS = [
         "attention_dk_dv_kernel", attention_backward,
         "is_visible(row[None, :], column[:, None]", "is_visible(row[None, :], column[:, None] + 1",
         attention_problems,
+    ),
+    Mutation(
+        "prepare_operand_kernel", tf32_operand,
+        "stride_pn, rest", "stride_pn, big",
+        operand_problems,
     ),
     Mutation(
         "attention_sum_splits_kernel", head_splits,
