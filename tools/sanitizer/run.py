@@ -48,6 +48,7 @@ import torch
 
 from tools.sanitizer.log import Launched, Outcome, end_of, joined, parse, summary
 from xlafuse.triton_side.blocks.cross_entropy import IGNORED
+from xlafuse.triton_side.kernels import matmul
 from xlafuse.triton_side.parallel.moe_kernels import launch_gather
 
 TOOLS = ("memcheck", "racecheck")
@@ -93,6 +94,12 @@ def cases(device: str) -> Iterator[tuple[str, Call]]:
                 name = f"{folder} {block} {sizes} {given}{dtype}"
                 yield name, _training(apply, shapes, dtype, device, **attributes)
     yield "parallel gather 37x131 torch.float32", partial(_gather, device)
+    yield "kernels matmul 40x64 64x136 copied operand torch.float32", partial(_copied_operand, device)
+
+
+def _copied_operand(device: str) -> None:
+    a, b = torch.randn(40, 64, device=device), torch.randn(64, 136, device=device)
+    matmul.launch_matmul(a, b, matmul.copied_operand_config())
 
 
 def _gather(device: str) -> None:
