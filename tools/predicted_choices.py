@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -111,9 +112,8 @@ def _without(samples: Samples, mask: Any) -> predictor.Predictor:
 def _evaluated(program: Program) -> dict[str, Any]:
     ceilings = target_ceilings(TARGET)
     graphs = {kind: with_predictions(graph, ceilings) for kind, graph in program.compiled.items()}
-    chosen = min(KINDS, key=lambda kind: known_call_time(graphs[kind])[0].us or 0.0)
-    if "matmul_fp8" in program.id:  # products of 8-bit floats are cuBLAS's
-        chosen = "cublas"
+    times = [known_call_time(graphs[kind])[0].us for kind in KINDS]
+    _, chosen = min((math.inf if time is None else time, kind) for time, kind in zip(times, KINDS, strict=True))
     products = _products(program.recorded)
     right = [kernel for kernel in products if _kind(kernel) == chosen]
     call_us = call_time(graphs[chosen]).us

@@ -392,17 +392,16 @@ def check_shapes(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
 
 
 def apply(
-    inputs: dict[str, torch.Tensor], causal: int = 1, window: int = 0, kernels: str = "auto",
-    deterministic: bool = False,
+    inputs: dict[str, torch.Tensor], causal: int = 1, window: int = 0, kernels: str = "auto"
 ) -> dict[str, torch.Tensor]:
-    """Run the block `attention`: q, k, v -> out. kernels, deterministic: as in `attention`."""
+    """Run the block `attention`: q, k, v -> out. kernels: as in `attention`."""
     q, k, v = inputs["q"], inputs["k"], inputs["v"]
-    options: dict[str, Any] = {"kernels": kernels, "deterministic": deterministic}
-    return {"out": attention(q, k, v, causal=bool(causal), window=window, **options)}
+    return {"out": attention(q, k, v, causal=bool(causal), window=window, kernels=kernels)}
 
 
 def apply_deterministic(
     inputs: dict[str, torch.Tensor], causal: int = 1, window: int = 0
 ) -> dict[str, torch.Tensor]:
     """Run the block `attention` with gradients that repeat bit for bit."""
-    return apply(inputs, causal, window, deterministic=True)
+    q, k, v = inputs["q"], inputs["k"], inputs["v"]
+    return {"out": attention(q, k, v, causal=bool(causal), window=window, deterministic=True)}

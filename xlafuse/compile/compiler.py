@@ -50,7 +50,8 @@ _TRITON = {
 
 _Compiled = TypeVar("_Compiled")
 _loaded_results: Path | None = None
-_faster: dict[str, dict[str, Any]] = {}  # options that compile a module to its faster products, by the text's hash
+# Options that compile a module to its faster products, by the predictions and the hash of the module's text.
+_faster: dict[tuple[Callable[[str], float | None], str], dict[str, Any]] = {}
 
 
 @dataclass(frozen=True)
@@ -330,7 +331,7 @@ def with_choices(
         return compiled({}, True), "cost model"
     if target.products or time_us is None or "dot_general" not in module:
         return compiled(PRODUCTS[target.products], True), "nothing"
-    key, cublas = hashlib.sha256(module.encode()).hexdigest(), PRODUCTS["cublas"]
+    key, cublas = (time_us, hashlib.sha256(module.encode()).hexdigest()), PRODUCTS["cublas"]
     if key in _faster:
         return compiled(_faster[key], True), "prediction"
     # No Triton kernel of XLA for 8-bit floats was measured.

@@ -78,8 +78,9 @@ class Ceilings:
         None where it was not measured.
         """
         measured = self.measured_rate(dtype)
-        three = self.products.get("float32-tf32", 0.0) / 3
-        return max(measured or 0.0, three) or None if (dtype, self.precision) == ("f32", "ieee") else measured
+        if (dtype, self.precision) != ("f32", "ieee"):
+            return measured
+        return max(measured or 0.0, self.products.get("float32-tf32", 0.0) / 3) or None
 
     def measured_rate(self, dtype: str) -> float | None:
         """Return the FLOP per second of products of `dtype` in this precision; None where it was not measured."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
@@ -37,6 +38,7 @@ def xla_target(name: str, *, autotune: Path | None = None, devices: int = 1) -> 
     )
 
 
+@cache
 def _time_us(name: str) -> Callable[[str], float | None]:
     """Return a function that predicts a call's time in µs from the text of an optimized module."""
     ceilings = Ceilings.from_json(targets.load(name).ceilings())

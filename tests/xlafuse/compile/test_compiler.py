@@ -121,6 +121,9 @@ def test_predicted_times_choose_the_kernels_of_products(
     times = {"cublas": 1.0, "triton": 1.0, faster: 2.0}
     again, _ = compiled(replace(h200, time_us=time_us), options={"xla_gpu_graph_min_graph_size": 1})
     assert ("__cublas" in again.hlo_text) == (faster == "cublas")
+    # Other predictions choose anew.
+    other, _ = compiled(replace(h200, time_us=lambda text: time_us(text)))
+    assert ("__cublas" in other.hlo_text) != (faster == "cublas")
 
 
 def test_a_choice_of_the_caller_is_kept(h200: compiler.Target) -> None:
