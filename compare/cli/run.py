@@ -102,7 +102,8 @@ def _own_functions(blocks: list[str], functions: tuple[str, ...], backward: str 
 )
 @click.option(
     "--again", "repeated", multiple=True, metavar="CASE=REASON",
-    help="Measure a case of the run in --out anew, with all its implementations. The run keeps the reason.",
+    help="Measure a case of the run in --out anew, with all its implementations and those of -i, or a case that its "
+    "suite has got since. The run keeps the reason.",
 )
 @names_option(
     "--mode", "modes", metavar="cold|warm|graph|no-graph|triton-launch",
@@ -178,10 +179,10 @@ def command(
     again: dict[str, str] = {}
     if repeated:
         others = [blocks, suite, target, resume, modes, restarts is not None, shard, xla_autotune_from]
-        if out is None or any(others) or any(filters.values()):
+        if out is None or any(others) or any(given for name, given in filters.items() if name != "implementations"):
             raise UsageError("--again CASE=REASON goes with --out RUN, which gives selection, target and timing")
         folder, run_json = resumed_folder(out)
-        plan, again = selection.repeated(run_json, repeated)
+        plan, again = selection.repeated(run_json, repeated, filters["implementations"])
         resume, target = True, selection.resolve_target(run_json.get("target"))
     elif resume:
         folder, run_json = resumed_folder(out)

@@ -114,21 +114,36 @@ def resolve_again(run: Mapping[str, Any], blocks: Iterable[str], suite: str | No
     return Plan.from_json(own)
 
 
-def repeated(run: Mapping[str, Any], texts: Iterable[str]) -> tuple[Plan, dict[str, str]]:
-    """Return the plan of cases of a run that are measured anew, and the reason of each by its id.
+def repeated(
+    run: Mapping[str, Any], texts: Iterable[str], implementations: Iterable[str] = ()
+) -> tuple[Plan, dict[str, str]]:
+    """Return the plan of the cases that are measured anew for a run, and the reason of each by its id.
 
-    texts: "CASE=REASON". Raises UsageError for another form, and for a case that the run does not have.
+    A case of the run has the run's implementations, and those of `implementations` that take it. Another case of the
+    run's suite, which a later program brought, has all of its own.
+
+    texts: "CASE=REASON". Raises UsageError for another form, and for a case that neither the run nor its suite has.
     """
-    plan = resolve_again(run, [], None)
-    cases, reasons = [case.id for case, _ in plan.work], {}
+    plan, today = resolve_again(run, [], None), {}
+    if suite := run.get("suite"):
+        today = {case.id: (case, found) for case, found in resolve([], suite=suite).work}
+    own = {case.id: (case, found) for case, found in plan.work}
+    cases, reasons, added = [*{**own, **today}], {}, set(implementations)
     for text in texts:
         named = text.partition("=")[0]
         name = next((case for case in cases if text.startswith(f"{case}=")), named)  # a size of one's own has a "="
         reason = text.removeprefix(name).removeprefix("=").strip()
         if not reason:
             raise UsageError(f"--again takes CASE=REASON, such as 'gelu/llama-8b/bf16/fwd=low clocks'; got {text!r}")
-        reasons[one_of("case", name, cases, where="in the run")] = reason
-    return replace(plan, work=tuple(entry for entry in plan.work if entry[0].id in reasons)), reasons
+        reasons[one_of("case", name, cases, where="in the run or its suite")] = reason
+    work = []
+    for id in (id for id in cases if id in reasons):
+        case, found = own.get(id) or today[id]
+        more = tuple(i for i in today.get(id, (case, ()))[1] if i.name in added and i not in found)
+        work.append((case, (*found, *more)))
+    if unknown := added - {i.name for _, found in work for i in found}:
+        raise UsageError(f"none of the cases measured anew has {', '.join(sorted(unknown))}")
+    return replace(plan, work=tuple(work)), reasons
 
 
 def over_absent_gpus(plan: Plan) -> Plan:

@@ -148,7 +148,7 @@ def test_the_command_replaces_the_case(tmp_path: Path, monkeypatch: pytest.Monke
         *(
             ["--again", "a=b", "--out", ".", *more] for more in (
                 ["gelu"], ["--target", "h200"], ["--shard", "1/2"], ["--mode", "warm"], ["--restarts", "0"],
-                ["--xla-autotune-from", "h200"], ["--suite", "tour"], ["-i", "xla"], ["--resume"],
+                ["--xla-autotune-from", "h200"], ["--suite", "tour"], ["--dtype", "fp32"], ["--resume"],
             )
         ),
     ],
@@ -207,3 +207,15 @@ def test_a_case_needs_a_reason_and_must_be_in_the_run(text: str) -> None:
     plan = selection.resolve(["gelu"], suite="tour", implementations=["xla"])
     with pytest.raises(UsageError, match="CASE=REASON|in the run"):
         selection.repeated({"suite": "tour", "plan": plan.to_json()}, [text])
+
+
+def test_a_later_program_adds_cases_and_implementations() -> None:
+    plan = selection.resolve(["gelu"], suite="tour", implementations=["xla"])
+    (case, _), *_ = plan.work
+    added = next(id for id in (case.id for case, _ in selection.resolve([], suite="tour").work) if "softmax" in id)
+    made = {"suite": "tour", "plan": plan.to_json()}
+    anew, _ = selection.repeated(made, [f"{case.id}=a new row", f"{added}=a new case"], ["triton"])
+    rows = {case.id: {i.name for i in found} for case, found in anew.work}
+    assert rows[case.id] == {"xla", "triton"} and {"xla", "inductor", "triton"} < rows[added]
+    with pytest.raises(UsageError, match="no-such-row"):
+        selection.repeated(made, [f"{case.id}=why"], ["no-such-row"])
