@@ -1,7 +1,7 @@
 """Time float32 products on this GPU by each algorithm: `python tools/benchmarks/products.py`.
 
-Rows: cuBLAS and our kernels in IEEE, three TF32 products ("tf32x3") and one ("tf32"), with a copied right operand and
-through pointers. Times are medians of do_bench in us; errors are the largest difference from float64 over the rms.
+Rows: cuBLAS and our kernels in IEEE, three TF32 products ("tf32x3") and one ("tf32"), with copied operands and through
+pointers. Times are medians of do_bench in us; errors are the largest difference from float64 over the rms.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def algorithms(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[str, Callable
     for setting, precision in SETTINGS.items():
         torch.set_float32_matmul_precision(setting)
         yield f"cuBLAS, {'IEEE' if setting == 'highest' else precision}", lambda: a @ b
-        yield f"{precision}, copied operand", lambda: matmul.launch_matmul(a, b, matmul.copied_operand_config())
+        copies = matmul.choose_config(matmul.matmul_config, a, b)
+        yield f"{precision}, copied operands", partial(matmul.launch_matmul, a, b, copies)
         for tiles in POINTER_TILES:
             through_pointers = partial(matmul.launch_matmul, a, b, matmul.pointer_config(*tiles))
             yield f"{precision}, {tiles[0]} x {tiles[1]}", through_pointers

@@ -99,7 +99,7 @@ def cases(device: str) -> Iterator[tuple[str, Call]]:
 
 def _copied_operand(device: str) -> None:
     a, b = torch.randn(40, 64, device=device), torch.randn(64, 136, device=device)
-    matmul.launch_matmul(a, b, matmul.copied_operand_config())
+    matmul.launch_matmul(a, b, matmul.copied_operands_config("tf32x3"))
 
 
 def _gather(device: str) -> None:

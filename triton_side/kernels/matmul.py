@@ -9,7 +9,7 @@ tanh form (`linear_gelu.py`). It can also sum the rows of b, if one step of the 
 
 Shapes: a [m, k], b [k, n], c and residual [m, n], bias [n]. dtypes: bfloat16, float16, float32, one for all. The
 product accumulates in float32, and the epilogue computes in it. float32 products follow
-`torch.get_float32_matmul_precision()` (`product_precision`). With many rows they read a copy of b
+`torch.get_float32_matmul_precision()` (`product_precision`). Large ones read copies of a and b
 (`shared/tf32_operand.py`). The forward pass saves a and b.
 """
 
@@ -40,7 +40,7 @@ from xlafuse.triton_side.kernels.shared.matmul_tiles import (
     tile_product,
 )
 from xlafuse.triton_side.kernels.shared.split_tiles import add_shares, steps_of_split, store_share
-from xlafuse.triton_side.kernels.shared.tf32_operand import PARTS, prepare_operand
+from xlafuse.triton_side.kernels.shared.tf32_operand import PARTS, prepare_operands
 from xlafuse.triton_side.kernels.shared.tiles import product_precision, provide_descriptor_memory
 
 PRODUCT = (forward("dot", "product"),)
@@ -50,7 +50,7 @@ DB = (gradient("dot", "product", "db"),)
 FEW_ROWS = 64  # or less: the product is limited by reading b
 MULTIPROCESSORS = 132  # of the H100 and H200, for which the rules are written
 SHORT_SUM = 32  # terms or fewer: the product is limited by writing c
-MANY_ROWS = 512  # or more: a float32 product reads a copy of b
+MANY_ROWS = 512  # and as many columns, or more: a float32 product reads copies of a and b
 SHORTEST_SPLIT = 512  # terms of the inner axis; a shorter split takes less time than adding it
 
 
@@ -96,21 +96,22 @@ def matmul_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     SPLITS: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-    B_PARTS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """Compute c = a @ b + residual + bias, and its GELU; None is left out or not stored.
 
-    B_PARTS is 0 for b itself, else the number of matrices in a copy by `prepare_operand`.
+    PARTS is 0 for a and b themselves, else the number of matrices in each copy by `prepare_operands`.
 
     b_sums [n]: sums over the rows of b itself, which are at most BLOCK_K.
     shares [SPLITS, m, n] and a counter for each tile are None if SPLITS is 1.
     """
-    a = open_operand(a_ptr, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
-    b_columns = B_PARTS * n if B_PARTS else n
-    b = open_operand(b_ptr, k, b_columns, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
+    matrices = PARTS if PARTS else 1
+    a = open_operand(a_ptr, matrices * m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
+    b = open_operand(b_ptr, k, matrices * n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
     tiles = tl.cdiv(m, BLOCK_M) * tl.cdiv(n, BLOCK_N)
-    # A flattened loop loads the next tile before it stores this one: 810 against 803 TFLOP/s on an H200.
-    for part in tl.range(tl.program_id(0), tiles * SPLITS, tl.num_programs(0), flatten=DESCRIPTORS):
+    # A flattened loop loads the next tile before it stores this one: 810 against 803 TFLOP/s on an H200. With two
+    # matrices of each operand, a third stage needs the memory (`copied_operands_config`).
+    for part in tl.range(tl.program_id(0), tiles * SPLITS, tl.num_programs(0), flatten=DESCRIPTORS and PARTS < 2):
         if SPLITS == 1:
             tile = part
             begin, end = 0, tl.cdiv(k, BLOCK_K)
@@ -123,7 +124,7 @@ def matmul_kernel(
                 store_column_sums(b_ptr, b_sums_ptr, column, n, k, stride_bk, stride_bn, BLOCK_K, BLOCK_N)
         c = tile_product(
             a, b, row, column, m, n, k, stride_am, stride_ak, stride_bk, stride_bn, begin, end,
-            BLOCK_M, BLOCK_N, BLOCK_K, A_TRANSPOSED, B_TRANSPOSED, DESCRIPTORS, PRECISION, B_PARTS,
+            BLOCK_M, BLOCK_N, BLOCK_K, A_TRANSPOSED, B_TRANSPOSED, DESCRIPTORS, PRECISION, PARTS,
         )
         if SPLITS == 1:
             finish_tile(c, residual_ptr, bias_ptr, c_ptr, gelu_ptr, row, column, m, n, BLOCK_M, BLOCK_N)
@@ -198,8 +199,8 @@ def many_rows_config(dtype: torch.dtype, precision: str, descriptors: bool) -> M
     """Tiles for a dtype and precision; `descriptors`: TMA can read the operands.
 
     float32 takes pointers: IEEE products run on the ordinary cores, and operands of the tensor cores are rounded or
-    split after they are loaded (`copied_operand_config` for many rows). The tiles of three TF32 products were chosen
-    from compiled code, not timed. Others are the fastest of a sweep on an H200 (Triton 3.6; 8192 x 4096 x 14336,
+    split after they are loaded (`copied_operands_config` for many rows). The pointer tiles of three TF32 products were
+    chosen from compiled code, not timed. Others are the fastest of a sweep on an H200 (Triton 3.6; 8192 x 4096 x 14336,
     float32 8192 x 768 x 2048), in TFLOP/s:
 
         | operands stored                NN     NT     TN
@@ -224,17 +225,41 @@ def many_rows_config(dtype: torch.dtype, precision: str, descriptors: bool) -> M
     return MatmulConfig(128, 256, 64, num_warps=8, num_stages=3, group_m=16)
 
 
-def copied_operand_config() -> MatmulConfig:
-    """Tiles for float32 products on the tensor cores that read a copy of b (`shared/tf32_operand.py`).
+def copied_operands_config(precision: str) -> MatmulConfig:
+    """Tiles for float32 products on the tensor cores that read copies of a and b (`shared/tf32_operand.py`).
 
-    They were chosen from compiled code (sm_90a, Triton 3.7.1), not timed. `wgmma` reads b where TMA put it, three steps
-    are in flight, and no epilogue spills: up to 236 registers with TF32, 241 with three TF32 products. Tiles of 128 x
-    256 need 262 kB of shared memory, because c passes through 131 kB before it is stored.
+    The fastest of a sweep on an H200 (Triton 3.6, do_bench), in us, copies included. A product in three TF32 products
+    does not load the next tile before it stores this one: the tiles of a third stage need the memory.
 
-    The copy's bytes take as long as a product of some 350 rows in TF32, of 190 in three TF32 products (predicted: 3.5
-    TB/s, 300 and 110 TFLOP/s).
+        | m x k x n                           4096 x 4096 x 4096   8192 x 768 x 2048   768 x 8192 x 2048 (TN)
+        | TF32: 128 x 128, 4 stages                          464                 109                     152
+        |   3 stages                                         600                 122                     190
+        |   256 x 128, 3 stages                              441                 109                     227
+        |   the copies                                        74                  25                      54
+        |   only b copied, a rounded in registers            733                 139                     141
+        |   cuBLAS                                           343                  87                     165
+        | three products: 128 x 128, 3 stages               1370                 296                     391
+        |   64 x 128, 4 warps, 3 stages                     1601                 331                     451
+        |   2 stages, the next tile loaded early            2146                 387                     586
+        |   the copies                                       107                  31                      76
+        |   only b copied, a split in registers             1617                 319                     325
+        |   cuBLAS, IEEE                                    2674                 546                     528
+
+    Tiles of 256 x 128 spill where an epilogue has a bias or a residual.
     """
-    return MatmulConfig(128, 128, 32, num_warps=8, num_stages=3)
+    return MatmulConfig(128, 128, 32, num_warps=8, num_stages={"tf32": 4, "tf32x3": 3}[precision])
+
+
+def splits_of_few_tiles(tiles: int, k: int) -> int:
+    """Return how many programs share the inner axis of each tile, a power of two, where `tiles` leave some idle.
+
+    The 96 tiles of a weight's gradient leave 36 multiprocessors idle; with four splits all compute three quarters as
+    long (not timed).
+    """
+    if tiles >= MULTIPROCESSORS:
+        return 1
+    shares = [1, *(splits for splits in (2, 4, 8) if splits * SHORTEST_SPLIT <= k)]
+    return min(shares, key=lambda splits: cdiv(splits * tiles, MULTIPROCESSORS) / splits)
 
 
 @tuned
@@ -245,8 +270,9 @@ def matmul_config(
 
     transposed: b is stored so.
     """
-    if descriptors and precision in PARTS and m >= MANY_ROWS and k > SHORT_SUM and has_wgmma():
-        return copied_operand_config()
+    if descriptors and precision in PARTS and min(m, n) >= MANY_ROWS and k > SHORT_SUM and has_wgmma():
+        config = copied_operands_config(precision)
+        return replace(config, splits=splits_of_few_tiles(cdiv(m, config.block_m) * cdiv(n, config.block_n), k))
     if descriptors and dtype != torch.float32:
         if m <= FEW_ROWS:
             config = few_rows_config(m, n, dtype.itemsize, transposed)
@@ -297,9 +323,9 @@ def _launch(
     b_sums: torch.Tensor | None = None,
 ) -> None:
     (m, k), n = a.shape, b.shape[1]
-    precision, b_parts = product_precision(a.dtype), 0
+    precision, parts = product_precision(a.dtype), 0
     if config.descriptors and precision in PARTS and b_sums is None:
-        b, b_parts = prepare_operand(b, precision), PARTS[precision]
+        (a, b), parts = prepare_operands(a, b, precision), PARTS[precision]
     elif a.dtype == torch.float32 and precision == "ieee" and stored_transposed(b):
         # The ordinary cores read b's rows. Rows of a transposed b cause bank conflicts: 13 TFLOP/s against 38.
         b = b.contiguous()
@@ -316,7 +342,7 @@ def _launch(
             BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
             GROUP_M=config.group_m, SPLITS=config.splits,
             A_TRANSPOSED=stored_transposed(a), B_TRANSPOSED=stored_transposed(b),
-            DESCRIPTORS=config.descriptors, PRECISION=precision, B_PARTS=b_parts,
+            DESCRIPTORS=config.descriptors, PRECISION=precision, PARTS=parts,
             num_warps=config.num_warps, num_stages=config.num_stages,
         )
 

@@ -185,14 +185,15 @@ def products(choice: Choice) -> Iterable[MatmulConfig]:
 
 
 def copied_operands() -> Iterator[MatmulConfig]:
-    for (m, n, k, warps, stages, programs), group in product(
+    """Tiles that fit 227 KiB of shared memory where each operand has one copied matrix, and some where it has two."""
+    for (m, n, k, warps, stages), group in product(
         (
-            (128, 128, 32, 8, 3, 1), (128, 128, 32, 8, 2, 1), (128, 128, 16, 8, 4, 1), (256, 64, 32, 8, 3, 1),
-            (128, 64, 32, 4, 3, 1), (64, 128, 32, 4, 3, 1), (64, 128, 32, 4, 2, 2), (64, 64, 32, 4, 3, 2),
+            (128, 128, 32, 8, 4), (128, 128, 32, 8, 5), (128, 128, 32, 8, 3), (256, 128, 32, 8, 3),
+            (128, 256, 16, 8, 4), (128, 128, 16, 8, 6), (128, 64, 32, 8, 4), (64, 128, 32, 4, 3),
         ),
         (8, 16),
     ):
-        yield MatmulConfig(m, n, k, warps, stages, group, programs=programs)
+        yield MatmulConfig(m, n, k, warps, stages, group)
 
 
 def split_tiles(whole: Iterable[MatmulConfig], choice: Choice) -> Iterator[MatmulConfig]:

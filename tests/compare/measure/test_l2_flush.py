@@ -65,6 +65,7 @@ def test_the_driver_gives_reserved_l2_back() -> None:
     from cuda.bindings import driver
 
     limit = driver.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE
+    ptx_launch.give_back_persisting_l2()  # what the driver or an earlier test reserved
     assert ptx_launch.give_back_persisting_l2() == 0
     status, *_ = driver.cuCtxSetLimit(limit, 1 << 20)
     assert status == driver.CUresult.CUDA_SUCCESS

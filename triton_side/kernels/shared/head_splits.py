@@ -1,7 +1,7 @@
 """Splits: the query heads that share a head of k and v, divided among programs where a gradient has few programs.
 
 A program of the gradient owns a tile of keys of one head of k and v, and loops over the queries of all heads that share
-it. With few heads of k and v and short sequences, such programs are fewer than multiprocessors. Each split then takes
+it. With few heads of k and v, such programs can be fewer than multiprocessors, and their loops long. Each split takes
 an equal part of the sharing heads and stores float32 sums for dk and dv. A second kernel adds the sums of all splits in
 order, so results repeat bit for bit.
 """
@@ -18,11 +18,13 @@ from xlafuse.triton_side.calls.declare import declare, gradient
 from xlafuse.triton_side.kernels.shared.attention_tiles import output_strides
 from xlafuse.triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors
 
-# Estimates from bytes and rates, not timed. The sums of a program are 8 bytes for each key and number of head_dim,
-# written and read once; at 4 TB/s they take as long as 192 queries of its loop at 500 TFLOP/s. 256 queries take about
-# 10 us with head_dim 128, and 5 us with 64: a second launch, also where the host is the limit.
+# The sums of a program are 8 bytes for each key and number of head_dim, written and read once; at 4 TB/s they take as
+# long as 192 queries of its loop at 500 TFLOP/s. 256 queries take about 10 us with head_dim 128, and 5 us with 64: a
+# second launch. The last two were fitted to 13 shapes on an H200 (docs/kernels/attention.md).
 SUM_QUERIES = 192
 LAUNCH_QUERIES = 256
+SLOWER_WITH_HEADS = 0.02  # of a causal program's time, for each head that its loop passes; the cause is not known
+HOST_QUERIES = 5000  # or fewer: the host's launches are the limit, and splits have one more
 
 SUMS = {"dk_ptr": "dk_sums", "dv_ptr": "dv_sums"}  # names of the gradient's outputs where it has splits
 
@@ -31,29 +33,28 @@ SUMS = {"dk_ptr": "dk_sums", "dv_ptr": "dv_sums"}  # names of the gradient's out
 def head_splits(
     kv_heads: int, sharing: int, sequence: int, keys: int, causal: bool, window: int, multiprocessors: int
 ) -> int:
-    """Return the fewest splits whose estimated time is within 5% of the least; they divide `sharing`.
+    """Return the fewest splits whose estimated time is within 2% of the least; they divide `sharing`.
 
     The time is that of the multiprocessor which ends last, if each takes the next program as soon as it is free, plus
-    that of the sums. 1 unless the least time saves a third, because it is an estimate. Programs of two rounds or more
-    cannot gain as much.
+    that of the sums.
 
     kv_heads: in the whole batch. sharing: query heads that share one of them. keys: rows of a program's tile.
     """
     lengths = [_queries(start, sequence, keys, causal, window) for start in range(0, sequence, keys)]
-    if kv_heads * len(lengths) >= 2 * multiprocessors:
-        return 1
+    slower = SLOWER_WITH_HEADS if causal and not window else 0.0
 
     def time(splits: int) -> float:
-        ends = [0] * multiprocessors
+        heads, ends = sharing // splits, [0] * multiprocessors
         for length in lengths:
             for _ in range(kv_heads * splits):
-                heapq.heapreplace(ends, ends[0] + length * (sharing // splits))
+                heapq.heapreplace(ends, ends[0] + length * heads)
         sums = LAUNCH_QUERIES + SUM_QUERIES * kv_heads * splits * len(lengths) / multiprocessors
-        return max(ends) + (sums if splits > 1 else 0)
+        return max(ends) * (1 + slower * heads) + (sums if splits > 1 else 0)
 
+    if time(1) <= HOST_QUERIES:
+        return 1
     times = {splits: time(splits) for splits in range(1, sharing + 1) if sharing % splits == 0}
-    least = min(times.values())
-    return 1 if 1.5 * least > times[1] else next(splits for splits in times if times[splits] <= 1.05 * least)
+    return next(splits for splits in times if times[splits] <= 1.02 * min(times.values()))
 
 
 def _queries(start: int, sequence: int, keys: int, causal: bool, window: int) -> int:

@@ -15,9 +15,8 @@ import triton.language as tl
 from xlafuse.triton_side.kernels.shared.launch import cdiv, multiprocessors
 from xlafuse.triton_side.kernels.shared.tiles import (
     add_product,
-    add_split_product,
+    add_separate_product,
     fits_descriptor,
-    round_to_tf32,
 )
 
 
@@ -130,27 +129,36 @@ def tile_product(
     a, b, row, column, m, n, k, stride_am, stride_ak, stride_bk, stride_bn, begin, end,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     A_TRANSPOSED: tl.constexpr, B_TRANSPOSED: tl.constexpr, DESCRIPTORS: tl.constexpr, PRECISION: tl.constexpr,
-    B_PARTS: tl.constexpr,
+    PARTS: tl.constexpr,
 ):
     """Return the [BLOCK_M, BLOCK_N] tile of a @ b at (row, column), in float32.
 
     a, b: from `open_operand`. begin, end: steps of BLOCK_K along the inner axis; the whole axis has cdiv(k, BLOCK_K).
-    B_PARTS: 0 for b itself, else the matrices in a copy by `prepare_operand`.
+    PARTS: 0 for a and b themselves, else the matrices in each copy by `prepare_operands`.
     """
     c = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    small = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for step in range(begin, end):
         at = step * BLOCK_K
         x = load_operand(a, row, at, m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED)
         y = load_operand(b, at, column, k, n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED)
-        if B_PARTS == 0:
+        if PARTS == 0:
             c = add_product(c, x, y, PRECISION)
-        elif B_PARTS == 1:
-            c = tl.dot(round_to_tf32(x), y, c, input_precision="tf32")
+        elif PARTS == 1:
+            c = tl.dot(x, y, c, input_precision="tf32")
         else:
-            rest = load_operand(
-                b, at, n + column, k, B_PARTS * n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
+            x_rest = load_operand(
+                a, m + row, at, PARTS * m, k, stride_am, stride_ak, BLOCK_M, BLOCK_K, DESCRIPTORS, A_TRANSPOSED
             )
-            c = add_split_product(c, x, y, rest)
+            y_rest = load_operand(
+                b, at, n + column, k, PARTS * n, stride_bk, stride_bn, BLOCK_K, BLOCK_N, DESCRIPTORS, B_TRANSPOSED
+            )
+            small = tl.dot(x_rest, y, small, input_precision="tf32")
+            small = tl.dot(x, y_rest, small, input_precision="tf32")
+            c = add_separate_product(c, x, y, "tf32")
+    if PARTS == 2:
+        # A number that is not finite makes these sums NaN. They count as 0 then, and the big parts decide.
+        c += tl.where(small == small, small, 0.0)
     return c
 
 

@@ -1,15 +1,15 @@
-"""Right operands of float32 products on the tensor cores, stored as `wgmma` reads them.
+"""Operands of float32 products on the tensor cores, stored as `wgmma` reads them.
 
-A Hopper GPU's `wgmma` reads b from shared memory, in TF32 only column by column, and drops the 13 low bits. A b of
-another form passes through registers in each step of the loop, and the tensor cores wait for it. So a kernel first
-writes a copy of b, column by column:
+A Hopper GPU's `wgmma` reads TF32 operands from shared memory only along the inner axis, and drops the 13 low bits. An
+operand of another form passes through registers in each step of the loop, and the tensor cores wait for it. So a kernel
+first writes a copy of each operand, a row by row and b column by column. For b [k, n]:
 
     TF32            [n, k]: b rounded to TF32
     TF32, 3 times   [2 n, k]: `big`, b rounded to TF32, then `rest`, b - big
 
-    a b = a_big big + a_big rest + a_rest big + a_rest rest
+    a b = a_big b_big + a_big b_rest + a_rest b_big + a_rest b_rest
 
-The last product is left out: it is below 2^-22 of a b. The kernel splits a in registers, where `wgmma` can read it.
+The last product is left out: it is below 2^-22 of a b.
 """
 
 import math
@@ -47,12 +47,19 @@ def prepare_operand_kernel(
         tl.store(prepared_ptr + tl.cast(n, tl.int64) * stride_pn, rest, mask=inside)
 
 
-def prepare_operand(b: torch.Tensor, precision: str) -> torch.Tensor:
-    """Return the copy of b [k, n] as [k, n] or, for "tf32x3", [k, 2 n], stored column by column for TMA."""
+def prepare_operands(a: torch.Tensor, b: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the copies of a [m, k] and b [k, n] for TMA: as [m, k], row by row, and [k, n], column by column.
+
+    For "tf32x3" they are [2 m, k] and [k, 2 n].
+    """
+    return _prepared(a.T, precision, "a").T, _prepared(b, precision, "b")
+
+
+def _prepared(b: torch.Tensor, precision: str, name: str) -> torch.Tensor:
     (k, n), parts, grain = b.shape, PARTS[precision], DESCRIPTOR_ALIGNMENT // b.element_size()
     prepared = torch.empty((parts * n, grain * cdiv(k, grain)), dtype=b.dtype, device=b.device)
     tile = 64
-    with device_of(b), preparing("convert", b_ptr="b", prepared_ptr="prepared"):
+    with device_of(b), preparing("convert", b_ptr=name, prepared_ptr=f"prepared_{name}"):
         prepare_operand_kernel[(cdiv(n, tile) * cdiv(k, tile),)](
             b, prepared, k, n, *b.stride(), prepared.stride(0), ROWS=tile, COLUMNS=tile, PARTS=parts, num_warps=4
         )

@@ -92,19 +92,6 @@ def split_tf32(x):
     return big, x - big
 
 
-@triton.jit
-def add_split_product(c, x, big, rest):
-    """Return c + x @ b, where b is given as `big` and `rest`.
-
-    A number that is not finite makes sums of the smaller products NaN. They count as 0 then, and big @ big decides.
-    """
-    x_big, x_rest = split_tf32(x)
-    small = tl.dot(x_rest, big, input_precision="tf32")
-    small = tl.dot(x_big, rest, small, input_precision="tf32")
-    small = tl.where(small == small, small, 0.0)
-    return tl.fma(tl.dot(x_big, big, small, input_precision="tf32"), 1.0, c)
-
-
 _descriptors = True
 
 

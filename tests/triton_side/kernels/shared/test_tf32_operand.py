@@ -1,6 +1,7 @@
 """Float32 products on the tensor cores: what three TF32 products lose, and the copies that kernels read."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,20 +15,22 @@ from xlafuse.triton_side.configs.table import Gpu
 from xlafuse.triton_side.kernels.attention import attention
 from xlafuse.triton_side.kernels.decode_attention import choose_product
 from xlafuse.triton_side.kernels.matmul import (
-    copied_operand_config,
+    copied_operands_config,
     launch_matmul,
     many_rows_config,
     matmul,
     matmul_config,
+    splits_of_few_tiles,
 )
 from xlafuse.triton_side.kernels.shared import tiles
 from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
-from xlafuse.triton_side.kernels.shared.tf32_operand import prepare_operand
+from xlafuse.triton_side.kernels.shared.tf32_operand import prepare_operands
 from xlafuse.triton_side.kernels.shared.tiles import split_tf32
 
 LARGEST_TF32 = (2 - 2**-10) * 2.0**127
 OVERFLOWS = (2 - 2**-11) * 2.0**127
 LARGEST = torch.finfo(torch.float32).max
+THREE = copied_operands_config("tf32x3")
 INF, NAN = float("inf"), float("nan")
 SPECIAL = [0.0, 1.0, -1 - 2**-12, 3.4019e38, -LARGEST_TF32, LARGEST, -LARGEST, 1e-30, 2.0**-126, INF, -INF, NAN]
 
@@ -123,7 +126,7 @@ def test_special_values_in_a_simulation(value: float, in_b: bool) -> None:
 @pytest.mark.parametrize("value", SPECIAL)
 def test_special_values_in_a_product_with_a_copied_operand(value: float, in_b: bool) -> None:
     a, b = with_special(value, in_b=in_b)
-    got = launch_matmul(*(torch.tensor(x, device=DEVICE) for x in (a, b)), copied_operand_config())
+    got = launch_matmul(*(torch.tensor(x, device=DEVICE) for x in (a, b)), THREE)
     assert agree(got.cpu().numpy(), a, b)
 
 
@@ -137,7 +140,9 @@ def test_special_values_in_tritons_own_three_products(value: float, in_b: bool) 
     assert agree(got.cpu().numpy(), a, b)
 
 
-@pytest.mark.parametrize("config", [copied_operand_config(), many_rows_config(torch.float32, "tf32x3", False)], ids=str)
+@pytest.mark.parametrize(
+    "config", [THREE, replace(THREE, splits=2), many_rows_config(torch.float32, "tf32x3", False)], ids=str
+)
 @pytest.mark.parametrize("exponent", [-100, 50])
 def test_small_and_large_numbers_keep_their_accuracy(exponent: int, config: MatmulConfig) -> None:
     a, b = (torch.tensor(x, device=DEVICE) for x in drawn(64))
@@ -190,16 +195,16 @@ def test_parts_of_a_number_that_is_not_finite_tell_it() -> None:
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("k", "n"), [(64, 64), (67, 130), (1, 5), (200, 3)])
-def test_a_copy_holds_the_parts_column_by_column(k: int, n: int, transposed: bool) -> None:
+def test_copies_hold_the_parts_along_the_inner_axis(k: int, n: int, transposed: bool) -> None:
     b = random(k, n)
     b = b.T.contiguous().T if transposed else b
     flat = torch.zeros(triton.next_power_of_2(k * n), device=DEVICE)
     flat[: k * n] = b.flatten()
     big, rest = (part[: k * n].view(k, n) for part in split(flat))
-    once, three = prepare_operand(b, "tf32"), prepare_operand(b, "tf32x3")
-    assert torch.equal(once, big) and torch.equal(three, torch.cat((big, rest), dim=1))
-    for copy in (once, three):
-        assert tiles.fits_descriptor(copy.T)
+    for precision, parts in (("tf32", (big,)), ("tf32x3", (big, rest))):
+        rows, columns = prepare_operands(b.T, b, precision)
+        assert torch.equal(columns, torch.cat(parts, dim=1)) and torch.equal(rows, columns.T)
+        assert tiles.fits_descriptor(rows) and tiles.fits_descriptor(columns.T)
 
 
 @pytest.fixture
@@ -219,6 +224,13 @@ def test_only_hopper_gpus_take_three_products(
     torch.set_float32_matmul_precision("high")
     config = matmul_config.__wrapped__(torch.float32, "tf32", True, 8192, 768, 2048, False)
     assert config.descriptors == (precision == "tf32x3")
+
+
+@pytest.mark.parametrize(
+    ("tiles", "k", "splits"), [(96, 8192, 4), (36, 8192, 8), (36, 1024, 2), (128, 8192, 1), (384, 8192, 1)]
+)
+def test_few_tiles_share_the_inner_axis(tiles: int, k: int, splits: int) -> None:
+    assert splits_of_few_tiles(tiles, k) == splits
 
 
 def test_a_caller_may_ask_for_ieee_products(setting: None) -> None:
