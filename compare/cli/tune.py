@@ -14,12 +14,13 @@ import click
 
 from xlafuse.triton_side.configs import table as tables
 
+from ..backends.kernels import TRITON
 from ..base import host
-from ..base.usage import UsageError, one_of
+from ..base.usage import UsageError
 from ..spec.case import Case
 from ..workers.client import WORKER_FAILURES, WorkerDied, WorkerTimeout
 from ..workers.pool import WorkerPool
-from .options import json_option, names
+from .options import json_option, names, names_option
 from .run import duration
 from .terminal import echo_json, one_line
 
@@ -53,6 +54,7 @@ class Tuned:
     "--suite", type=click.Choice(["quick", "full"]), default="quick", show_default=True,
     help="Whose sizes of the blocks count: one to four a block (quick), or every dtype and size (full).",
 )
+@names_option("--case", "cases", metavar="NAME", help="Only these cases: a name such as llama-8b, or a full id.")
 @click.option(
     "--stop-after", "budget", callback=duration, metavar="TIME", help="Stop after about TIME (9m, 540s, 1.5h)."
 )
@@ -63,7 +65,8 @@ class Tuned:
 @json_option
 @click.pass_context
 def command(
-    ctx: click.Context, blocks: list[str], suite: str, budget: float | None, out: Path | None, as_json: bool
+    ctx: click.Context, blocks: list[str], suite: str, cases: list[str], budget: float | None, out: Path | None,
+    as_json: bool,
 ) -> None:
     """Tune the hand-written Triton kernels to this GPU.
 
@@ -74,11 +77,14 @@ def command(
     Exit code 1 when the worker was lost, 2 without a GPU, 3 when the time ended the search, 130 after Ctrl-C.
     """
     from ..measure import machine_remarks
-    from ..spec.blocks import BLOCKS
+    from ..plan import selection
 
-    chosen = [BLOCKS[one_of("block", name, BLOCKS)] for name in blocks] or list(BLOCKS.values())
+    work = [
+        (case, implementation.name)
+        for case, found in selection.resolve(blocks, suite=suite, cases=cases).work if case.direction != "joint"
+        for implementation in found if implementation.backend == TRITON
+    ]
     machine_remarks.require_gpu("tune times kernels, and needs an NVIDIA GPU")
-    cases = [case for block in chosen if _has_triton(block) for case in block.cases(suite) if case.direction != "joint"]
     with tempfile.TemporaryDirectory(prefix="xlafuse-tune-", dir=host.scratch_root()) as logs:
         workers = WorkerPool(Path(logs), {})
         try:
@@ -90,7 +96,7 @@ def command(
             def ask(method: str, **parameters: Any) -> Any:
                 return workers.ask(ROLE, method, **parameters)
 
-            found = tune(cases, ask, table, path, budget, lambda line: click.echo(line, err=True))
+            found = tune(work, ask, table, path, budget, lambda line: click.echo(line, err=True))
             if found.failed:
                 click.echo(f"The worker's log ends with:\n{_end_of(Path(logs) / f'{ROLE}.log')}", err=True)
         except WORKER_FAILURES as problem:
@@ -108,9 +114,10 @@ def command(
 
 
 def tune(
-    cases: Iterable[Case], ask: Ask, table: tables.Table, path: Path, budget: float | None, say: Callable[[str], None]
+    work: Iterable[tuple[Case, str]], ask: Ask, table: tables.Table, path: Path, budget: float | None,
+    say: Callable[[str], None],
 ) -> Tuned:
-    """Search the choices of these cases, and write the table to `path` after each change.
+    """Search the choices of these cases and implementations, and write the table to `path` after each change.
 
     Training comes first, because its calls contain the launches of both directions. A failed choice is left as it is.
     """
@@ -122,8 +129,8 @@ def tune(
     found = Tuned(table)
     try:
         choices: list[dict[str, Any]] = []
-        for case in sorted(cases, key=lambda case: case.direction == "fwd"):
-            choices += ask("choices", case=case.to_json())
+        for case, implementation in sorted(work, key=lambda each: each[0].direction == "fwd"):
+            choices += ask("choices", case=case.to_json(), implementation=implementation)
         found.left = len(choices)
         say(f"{len(choices)} choices of kernels; compiling their candidates")
         compiling = 3600.0 if budget is None else COMPILING * budget
@@ -199,10 +206,6 @@ def _table_of(gpu: dict[str, Any]) -> tables.Table:
         raise UsageError(str(problem)) from None
     table.triton = gpu["triton"]
     return table
-
-
-def _has_triton(block: Any) -> bool:
-    return any(implementation.name == "triton" for implementation in block.implementations)
 
 
 def _name(choice: dict[str, Any]) -> str:

@@ -244,7 +244,9 @@ def forward(
         return attention_few_tokens.launch_few_tokens(q, k, v, save_logsumexp, causal, window)
     if hopper:
         return hopper_forward.launch_forward(q, k, v, save_logsumexp, causal, window, offsets, out)
-    config = choose_attention_config(forward_config, q, k, v, windowed=window > 0, biased=bias is not None)
+    config = choose_attention_config(
+        forward_config, q, k, v, windowed=window > 0, packed=offsets is not None, biased=bias is not None
+    )
     return launch_forward(q, k, v, config, save_logsumexp, causal, window, offsets, bias, out)
 
 

@@ -27,6 +27,8 @@ from xlafuse.triton_side.kernels.shared.tf32_operand import PARTS
 WARP = 32
 MOST_WARPS = 64  # of a multiprocessor
 VECTOR = 16  # bytes of a thread's largest load
+FMA_PRODUCTS = 512  # multiply-adds of a thread in a product without tensor cores, as in the rules; more compile slowly
+MOST_STEP = 64 * 256  # numbers of k, and of v, in a step of attention; two steps of 16 bits take 131 kB
 MOST_PREFETCHED = 220_000  # bytes of a multiprocessor's shared memory
 
 
@@ -163,6 +165,26 @@ def cached_keys(choice: Choice) -> Iterator[Any]:
         yield replace(choice.rule, chunk=chunk, block_kv=block, num_warps=warps, num_stages=stages)
 
 
+def attention_tiles(choice: Choice, kept: str, looped: str, accumulators: int) -> Iterator[Any]:
+    """Tiles whose scores and accumulators fit the registers; a kept row has `accumulators` of head_dim numbers.
+
+    kept, looped: the block that a program keeps, and the one that it loops over. The limits come from compiled code
+    (sm_90a, Triton 3.7.1): a tile of more scores a thread spills in most kernels.
+    """
+    facts, half = choice.facts, choice.facts["dtype"] != torch.float32
+    ieee = not half and facts["precision"] == "ieee"
+    most = 64 if half else FMA_PRODUCTS // facts["head_dim"] if ieee else 32
+    steps, depths = ((32, 64, 128), (2, 3)) if half else ((16, 32, 64), (1, 2, 3))
+    through = sorted({False, half and facts["descriptors"]})
+    for rows, step, warps, stages, descriptors in product((16, 32, 64, 128), steps, (4, 8), depths, through):
+        threads = WARP * warps
+        a_warp = ieee or 8 * warps <= rows <= 32 * warps  # rows of a warp's tensor core products
+        registers = rows * step <= most * threads and accumulators * rows * facts["head_dim"] <= 128 * threads
+        if a_warp and registers and step * facts["head_dim"] <= MOST_STEP:
+            fields = {kept: rows, looped: step, "num_warps": warps, "num_stages": stages, "descriptors": descriptors}
+            yield replace(choice.rule, **fields)
+
+
 def one_accumulator(choice: Choice) -> Iterable[MatmulConfig]:
     """Tiles of a product for its dtype, and for how its operands are read."""
     dtype, descriptors = choice.facts["dtype"], choice.facts["descriptors"]
@@ -180,19 +202,17 @@ def products(choice: Choice) -> Iterable[MatmulConfig]:
     """Tiles of `matmul_kernel`, which can also read a copy of float32 operands (`shared/tf32_operand.py`)."""
     facts = choice.facts
     if facts["descriptors"] and facts["precision"] in PARTS and facts["k"] > SHORT_SUM and has_wgmma():
-        yield from copied_operands()
+        yield from copied_operands(PARTS[facts["precision"]])
     yield from one_accumulator(choice)
 
 
-def copied_operands() -> Iterator[MatmulConfig]:
-    """Tiles that fit 227 KiB of shared memory where each operand has one copied matrix, and some where it has two."""
-    for (m, n, k, warps, stages), group in product(
-        (
-            (128, 128, 32, 8, 4), (128, 128, 32, 8, 5), (128, 128, 32, 8, 3), (256, 128, 32, 8, 3),
-            (128, 256, 16, 8, 4), (128, 128, 16, 8, 6), (128, 64, 32, 8, 4), (64, 128, 32, 4, 3),
-        ),
-        (8, 16),
-    ):
+def copied_operands(parts: int) -> Iterator[MatmulConfig]:
+    """Tiles that fit 227 KiB of shared memory, for operands of which each has a copy of `parts` matrices."""
+    tiles = {
+        1: ((128, 128, 32, 8, 4), (128, 128, 32, 8, 5), (256, 128, 32, 8, 3), (128, 256, 16, 8, 4)),
+        2: ((128, 128, 32, 8, 3), (128, 64, 32, 8, 4), (64, 128, 32, 4, 3), (128, 128, 16, 8, 6)),
+    }
+    for (m, n, k, warps, stages), group in product(tiles[parts], (8, 16)):
         yield MatmulConfig(m, n, k, warps, stages, group)
 
 
@@ -242,9 +262,10 @@ def read_through_pointers(dtype: torch.dtype, precision: str) -> Iterator[Matmul
             if 16 <= m * n // (WARP * warps) <= 64:
                 yield pointer_config(m, n, k, warps, 2)
         return
-    for (m, n, warps), k, stages in product(
-        ((64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 4), (128, 128, 8), (128, 256, 8)), (32, 64), (2, 3, 4)
-    ):
+    tiles = [(64, 64, 4), (64, 128, 4), (128, 64, 4), (128, 128, 8)]
+    if precision != "tf32x3":  # these spill both halves of an operand
+        tiles += [(128, 128, 4), (128, 256, 8)]
+    for (m, n, warps), k, stages in product(tiles, (32, 64), (2, 3, 4)):
         yield pointer_config(m, n, k, warps, stages)
 
 
@@ -287,6 +308,10 @@ SPACES: dict[str, Callable[[Choice], Iterable[Any]]] = {
     "rmsnorm.configure_backward": resident_rows,
     "rmsnorm.configure_forward": rows,
     "rope.configure": rotated_heads,
+    "shared.attention_configs.dbias_config": lambda choice: attention_tiles(choice, "block_q", "block_kv", 0),
+    "shared.attention_configs.dk_dv_config": lambda choice: attention_tiles(choice, "block_kv", "block_q", 2),
+    "shared.attention_configs.dq_config": lambda choice: attention_tiles(choice, "block_q", "block_kv", 1),
+    "shared.attention_configs.forward_config": lambda choice: attention_tiles(choice, "block_q", "block_kv", 1),
     "shared.gated_unit.configure": flat,
     "softmax.configure_backward": rows,
     "softmax.configure_forward": rows,

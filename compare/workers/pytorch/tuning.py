@@ -36,6 +36,7 @@ from .worker import TorchBackend, set_precision
 ROUGH, ACCURATE = 5, 11  # timed calls
 NOT_COMPILED = trials.Compiled((), 0, 0, "was not compiled in time")
 CRASHED = trials.Compiled((), 0, 0, "crashes the compiler")
+Tensors = Mapping[str, torch.Tensor]
 _Key = tuple[str, frozenset[tuple[str, Any]]]
 
 
@@ -57,22 +58,22 @@ def gpu() -> dict[str, Any]:
 
 
 class Tuner:
-    """Holds the choices of the cases that were asked for, and what compiled for them."""
+    """Holds the choices of the calls that were asked for, and what compiled for them."""
 
     def __init__(self, backend: TorchBackend) -> None:
         self._backend = backend
-        self._choices: dict[_Key, tuple[Case, spaces.Choice]] = {}
+        self._choices: dict[_Key, tuple[Case, str, spaces.Choice]] = {}
         self._compiled: dict[_Key, dict[Any, trials.Compiled]] = defaultdict(dict)
-        self._drawn: tuple[Case, trials.Call] | None = None
+        self._drawn: tuple[Case, Tensors, Tensors] | None = None
 
-    def choices(self, case: dict[str, Any]) -> list[dict[str, Any]]:
-        """Return the kernels and shape classes of the case's choices that no earlier case had."""
+    def choices(self, case: dict[str, Any], implementation: str) -> list[dict[str, Any]]:
+        """Return the kernels and shape classes of the call's choices that no earlier call had."""
         spec, new = Case.from_json(case), []
         with trials.fake_tensors():
-            for choice in trials.choices_in(fake_call(spec)):
+            for choice in trials.choices_in(fake_call(spec, implementation)):
                 key = _key(choice.name, choice.shape_class)
                 if key not in self._choices:
-                    self._choices[key] = spec, choice
+                    self._choices[key] = spec, implementation, choice
                     new.append({"kernel": choice.name, "shape_class": choice.shape_class})
         return new
 
@@ -82,7 +83,7 @@ class Tuner:
         left: dict[tuple[_Key, Any], list[Any]] = defaultdict(list)
         for each in choices:
             key = _key(each["kernel"], each["shape_class"])
-            _, choice = self._choices[key]
+            *_, choice = self._choices[key]
             for config in dict.fromkeys((trials.present(choice), *spaces.candidates(choice))):
                 self._compiled[key][config] = NOT_COMPILED
                 left[key, _without_programs(config)].append(config)
@@ -124,7 +125,7 @@ class Tuner:
         before_us: None if that one cannot run.
         """
         key = _key(kernel, shape_class)
-        case, choice = self._choices[key]
+        case, implementation, choice = self._choices[key]
         compiled = self._compiled.pop(key)
         present = trials.present(choice)
         if compiled[present] == NOT_COMPILED:
@@ -134,7 +135,7 @@ class Tuner:
         if not usable:
             raise RuntimeError(f"no configuration can be used: the present one {compiled[present].problem}")
         same = trials.same_in_all(usable.values())
-        call = self._call(case)
+        call = self._call(case, implementation)
 
         def timed(config: Any, accurate: bool) -> float:
             if config not in usable:  # the present one, chosen on a GPU with more shared memory
@@ -170,34 +171,36 @@ class Tuner:
         samples = clock.collect()
         return statistics.median(s.device_time if s.busy_time is None else s.busy_time for s in samples)
 
-    def _call(self, case: Case) -> trials.Call:
-        """Return the case's call on real tensors. Those of one case are kept."""
+    def _call(self, case: Case, implementation: str) -> trials.Call:
+        """Return the call on real tensors. Those of one case are kept."""
         if self._drawn is None or self._drawn[0] != case:
             self._drawn = None
             self._backend.release_memory(idle=True)
-            set_precision(case.precision)
             with tempfile.TemporaryDirectory(prefix="xlafuse-tune-", dir=host.scratch_root()) as folder:
                 path = Path(folder) / "0"
                 store_inputs(case, 0, path)
-                inputs, cotangents = self._backend.inputs(path, case), self._backend.cotangents(path, case)
-            self._drawn = case, partial(_run, case, inputs, cotangents)
-        return self._drawn[1]
+                self._drawn = case, self._backend.inputs(path, case), self._backend.cotangents(path, case)
+        _, inputs, cotangents = self._drawn
+        set_precision(case.precision)
+        return partial(_run, case, inputs, cotangents, implementation)
 
 
-def compile_candidates(case: Case, choice: spaces.Choice, configs: Iterable[Any]) -> list[trials.Compiled]:
+def compile_candidates(
+    case: Case, implementation: str, choice: spaces.Choice, configs: Iterable[Any]
+) -> list[trials.Compiled]:
     """Compile candidates in a process of the pool."""
     with trials.fake_tensors():
-        call = fake_call(case)
+        call = fake_call(case, implementation)
         return [trials.compile_with(call, choice, config) for config in configs]
 
 
-def fake_call(case: Case) -> trials.Call:
-    """Return the call of the hand-written Triton on fake tensors. Call it within trials.fake_tensors()."""
+def fake_call(case: Case, implementation: str) -> trials.Call:
+    """Return the call of an implementation in Triton on fake tensors. Call it within trials.fake_tensors()."""
     set_precision(case.precision)
     block = BLOCKS[case.block]
     inputs = {t.name: _fake(t, case, trained=case.differentiates and t.differentiable) for t in block.inputs}
     cotangents = {t.name: _fake(t, case) for t in block.outputs} if case.differentiates else {}
-    return partial(_run, case, inputs, cotangents)
+    return partial(_run, case, inputs, cotangents, implementation)
 
 
 def _fake(tensor: Tensor, case: Case, trained: bool = False) -> torch.Tensor:
@@ -207,10 +210,10 @@ def _fake(tensor: Tensor, case: Case, trained: bool = False) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="cuda", requires_grad=trained)
 
 
-def _run(case: Case, inputs: Mapping[str, torch.Tensor], cotangents: Mapping[str, torch.Tensor]) -> Any:
-    """Call the hand-written Triton forward, and backward if there are cotangents, all in this thread."""
+def _run(case: Case, inputs: Tensors, cotangents: Tensors, implementation: str) -> Any:
+    """Call the implementation forward, and backward if there are cotangents, all in this thread."""
     block = BLOCKS[case.block]
-    apply = block.implementation("triton").load()
+    apply = block.implementation(implementation).load()
     with torch.set_grad_enabled(bool(cotangents)):
         outputs = apply(inputs, **block.attributes_of(case))
     if not cotangents:

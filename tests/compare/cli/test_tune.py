@@ -14,6 +14,7 @@ from output_schemas import assert_valid
 from xlafuse.compare.base import host
 from xlafuse.compare.cli import tune
 from xlafuse.compare.cli.main import cli
+from xlafuse.compare.spec.case import Case
 from xlafuse.compare.workers.client import WorkerDied, WorkerError
 from xlafuse.triton_side.configs import table as tables
 
@@ -110,6 +111,28 @@ def test_what_another_gpus_table_had_stays_where_nothing_is_faster(
     (entry,) = tables.read(tmp_path / "h200.json").entries.values()
     assert tuned_in(tmp_path / "h200.json") == {"gelu.configure"}
     assert entry == tables.Entry(CONFIG, 1024, 10.0, None)
+
+
+def test_cases_and_their_implementations_can_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search also takes `triton-deterministic` in the cases for which the suite has it."""
+    asked = []
+
+    def choices(self: Any, role: str, method: str, **parameters: Any) -> Any:
+        if method == "choices":
+            asked.append((Case.from_json(parameters["case"]).id, parameters["implementation"]))
+        return GPU if method == "gpu" else 0 if method == "compile" else []
+
+    monkeypatch.setattr(Workers, "ask", choices)
+    result = run("attention", "--suite", "full", "--case", "gpt2-fp16,public-qwen-3.5-2k")
+    assert result.exit_code == 0, result.output
+    shape = "attention/public-qwen-3.5-2k/bf16"
+    assert asked == [
+        ("attention/gpt2-fp16/fp16/train", "triton"),
+        (f"{shape}/train", "triton"), (f"{shape}/train", "triton-deterministic"),
+        ("attention/gpt2-fp16/fp16/fwd", "triton"), (f"{shape}/fwd", "triton"),
+    ]
+    result = run("attention", "--case", "public-qwen-3.5-2k")
+    assert result.exit_code == 2 and "--suite full" in result.stderr
 
 
 def test_the_table_goes_where_it_is_asked_to(tmp_path: Path) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
+
+import pytest
 
 COMPILE = """
 from dataclasses import replace
@@ -87,6 +90,65 @@ def test_a_candidate_may_spill_as_much_as_the_present_configuration(fake_gpu: An
         fake_gpu, "layernorm.configure_backward", body, "replace(trials.present(choice), programs=33)", columns=16383
     )
     assert not present[0] and not other[0] and other[1] > 0
+
+
+BETWEEN = """
+import sys
+from dataclasses import replace
+sys.path.insert(0, "tests/helpers")
+import shapes_between
+from xlafuse.compare.workers.pytorch.tuning import fake_call
+from xlafuse.triton_side.calls.replay import launches_of
+from xlafuse.triton_side.configs.tuned import TUNED, overridden
+from xlafuse.triton_side.tuning import spaces, trials
+
+def taken(call, choice):  # the configuration of the call itself, whose rows may be fewer than those of its class
+    given = []
+    def note(name, facts, _):
+        if name == choice.name:
+            given.append(facts)
+    with overridden(note):
+        launches_of(call, launch=False)
+    (found,) = {{TUNED[choice.name](*facts.values()) for facts in given}}
+    return found
+
+def fields(config):
+    return {{name: value for name, value in vars(config).items() if name != "programs"}}
+
+found = []
+with trials.fake_tensors():
+    for case in shapes_between.cases():
+        call = fake_call(case, "triton")
+        for choice in trials.choices_in(call):
+            space = spaces.candidates(choice)
+            present = trials.present(choice)
+            some = (present, *space[1:: len(space) // 5]) if {compiles} else ()
+            problems = [trials.compile_with(call, choice, config).problem for config in some]
+            same = fields(present) == fields(taken(call, choice))
+            found.append([case.id, choice.name, len(space), same, problems])
+print(json.dumps(found))
+"""
+KERNELS_BETWEEN = {
+    "matmul.matmul_config": 4, "softmax.configure_forward": 1, "softmax.configure_backward": 1,
+    "rmsnorm.configure_forward": 1, "rmsnorm.configure_backward": 1, "layernorm.configure_forward": 1,
+    "layernorm.configure_backward": 1, "shared.attention_configs.forward_config": 1,
+    "shared.attention_configs.dk_dv_config": 1, "shared.attention_configs.dq_config": 1,
+    "decode_attention.decode_config": 2,
+}
+
+
+def test_sizes_between_those_of_a_table_have_spaces(fake_gpu: Any) -> None:
+    """The search compares what such a call takes: rules see its rows, and the search the most rows of its class."""
+    found = fake_gpu.answer(BETWEEN.format(compiles=False))
+    assert Counter(name for _, name, *_ in found) == KERNELS_BETWEEN
+    assert all(size >= 10 and same for _, _, size, same, _ in found)
+
+
+@pytest.mark.full
+def test_configurations_for_sizes_between_those_of_a_table_compile(fake_gpu: Any) -> None:
+    for case, name, _, _, (present, *others) in fake_gpu.answer(BETWEEN.format(compiles=True)):
+        assert not present, (case, name)
+        assert not all(others) and not any("compile" in problem for problem in others), (case, name, others)
 
 
 CHOOSES = """

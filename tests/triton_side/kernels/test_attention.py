@@ -299,6 +299,6 @@ def test_medium_precision_is_refused() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_descriptors_are_chosen_only_where_they_fit(dtype, head_dim: int, precision: str) -> None:
     for shared in (False, True):
-        of = configs.Operands(dtype, head_dim, precision, False, shared, windowed=shared)
+        facts = (dtype, head_dim, precision, False, shared, shared, False, False)  # shared heads and a window
         for choose in (configs.forward_config, configs.dk_dv_config, configs.dq_config):
-            assert not choose(of).descriptors
+            assert not choose(*facts).descriptors

@@ -18,6 +18,10 @@ from xlafuse.triton_side.tuning.spaces import SPACES, Choice, candidates
 PRODUCT = {"precision": "ieee", "descriptors": True, "m": 8192, "n": 4096}
 WHOLE = PRODUCT | {"k": 4096, "transposed": False}
 HALF = {"dtype": torch.bfloat16}
+ATTENTION = {  # in the order of the functions' arguments
+    "dtype": None, "head_dim": None, "precision": None, "descriptors": True, "shared": False, "windowed": False,
+    "packed": False, "biased": False,
+}
 GROUPS = HALF | {"precision": "ieee", "descriptors": True}
 
 
@@ -64,6 +68,12 @@ ROWS = {"rows": 8192, "element_bytes": 2, "multiprocessors": 132}
             "slots": 16, "accumulators": 1, "pairs": 1, "experts": 8, "k": 2048, "n": 3584,
         }),
         ("cross_entropy.configure_forward", {"tokens": 8192, "element_bytes": 2, "multiprocessors": 132}),
+        *((f"shared.attention_configs.{kernel}_config", ATTENTION | {
+            "dtype": dtype, "precision": precision, "head_dim": head_dim,
+          }) for kernel in ("forward", "dk_dv", "dq", "dbias") for head_dim in (16, 64, 128, 256)
+          for dtype, precision in (
+              (torch.bfloat16, "ieee"), (torch.float32, "ieee"), (torch.float32, "tf32"), (torch.float32, "tf32x3"),
+          )),
         ("moe.weights_gradient_config", GROUPS | {"accumulators": 1, "rows": 8192, "k": 2048, "n": 3584}),
     ],
 )

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
 
 import torch
 
+from xlafuse.triton_side.configs.tuned import tuned
 from xlafuse.triton_side.kernels.shared.tiles import fits_descriptor, product_precision
 
 HEAD_DIMS = (16, 32, 64, 128, 256)
@@ -39,30 +38,15 @@ def attention_precision(dtype: torch.dtype, head_dim: int) -> str:
     return "ieee" if precision == "tf32x3" and head_dim == 256 else precision
 
 
-@dataclass(frozen=True)
-class Operands:
-    """Facts that decide a configuration.
-
-    precision: of float32 products. descriptors: TMA can read the tensors that the kernel loops over. shared: heads of
-    q share heads of k and v. windowed: a window hides keys, which takes a third loop. packed: a program first finds its
-    sequence. biased: the kernel also reads tiles of a bias.
-    """
-
-    dtype: torch.dtype
-    head_dim: int
-    precision: str
-    descriptors: bool
-    shared: bool = False
-    windowed: bool = False
-    packed: bool = False
-    biased: bool = False
-
-    @property
-    def ieee(self) -> bool:
-        return self.dtype == torch.float32 and self.precision == "ieee"
+def _is_ieee(dtype: torch.dtype, precision: str) -> bool:
+    return dtype == torch.float32 and precision == "ieee"
 
 
-def forward_config(operands: Operands) -> TileConfig:
+@tuned
+def forward_config(
+    dtype: torch.dtype, head_dim: int, precision: str, descriptors: bool, shared: bool, windowed: bool, packed: bool,
+    biased: bool,
+) -> TileConfig:
     """Return the tiles of the forward kernel, which reads q, k and v tile by tile.
 
     float32 tiles, and tiles for head_dim 256, are the largest that spill no registers (cuobjdump, sm_90). Under a bias
@@ -81,23 +65,27 @@ def forward_config(operands: Operands) -> TileConfig:
     head_dim 128 and 411 for 64; with each other's tiles 463 and 378. Warp specialisation reached at most 489 and gave
     NaN for other tile sizes, so it is not used.
     """
-    if operands.ieee:
-        block_q = 64 if operands.head_dim <= 64 else 32
-        narrow = operands.head_dim == 256 or (operands.head_dim == 128 and (operands.windowed or operands.biased))
+    if _is_ieee(dtype, precision):
+        block_q = 64 if head_dim <= 64 else 32
+        narrow = head_dim == 256 or (head_dim == 128 and (windowed or biased))
         return TileConfig(block_q, 16 if narrow else 32, num_warps=8, num_stages=1, descriptors=False)
-    if operands.dtype == torch.float32:
-        if operands.head_dim == 256:
+    if dtype == torch.float32:
+        if head_dim == 256:
             return TileConfig(32, 32, num_warps=8, num_stages=1, descriptors=False)
         return TileConfig(128, 32, num_warps=8, num_stages=2, descriptors=False)
-    if operands.head_dim <= 64:
+    if head_dim <= 64:
         return TileConfig(128, 64, num_warps=8, num_stages=3, descriptors=False)
-    if operands.head_dim == 256:
-        block_kv = 32 if operands.biased else 64
-        return TileConfig(128, block_kv, num_warps=8, num_stages=2, descriptors=operands.descriptors)
-    return TileConfig(64, 64, num_warps=4, num_stages=3, descriptors=operands.descriptors)
+    if head_dim == 256:
+        block_kv = 32 if biased else 64
+        return TileConfig(128, block_kv, num_warps=8, num_stages=2, descriptors=descriptors)
+    return TileConfig(64, 64, num_warps=4, num_stages=3, descriptors=descriptors)
 
 
-def dk_dv_config(operands: Operands) -> TileConfig:
+@tuned
+def dk_dv_config(
+    dtype: torch.dtype, head_dim: int, precision: str, descriptors: bool, shared: bool, windowed: bool, packed: bool,
+    biased: bool,
+) -> TileConfig:
     """Return the tiles of the dk, dv kernel, which reads q and dout tile by tile.
 
     16-bit tiles are the fastest of the sweep that `forward_config` names. TFLOP/s of the four products:
@@ -111,83 +99,91 @@ def dk_dv_config(operands: Operands) -> TileConfig:
     The tiles for these cases, and for head_dim 256, were chosen from compiled code, not timed. They spill nothing, with
     two exceptions for 256: shared heads with a sequence that 32 does not divide (8 bytes), and packed sequences (24).
     """
-    if operands.ieee:
-        block = 32 if operands.head_dim <= 64 else 16
+    if _is_ieee(dtype, precision):
+        block = 32 if head_dim <= 64 else 16
         return TileConfig(block, block, num_warps=8, num_stages=1, descriptors=False)
-    if operands.dtype == torch.float32 and operands.head_dim == 256:
-        return TileConfig(16, 16 if operands.biased else 32, num_warps=8, num_stages=1, descriptors=False)
-    if operands.dtype == torch.float32:
-        block_kv = 64 if operands.head_dim <= 64 else 32
-        warps = 8 if operands.biased and operands.head_dim == 128 else 4
+    if dtype == torch.float32 and head_dim == 256:
+        return TileConfig(16, 16 if biased else 32, num_warps=8, num_stages=1, descriptors=False)
+    if dtype == torch.float32:
+        block_kv = 64 if head_dim <= 64 else 32
+        warps = 8 if biased and head_dim == 128 else 4
         return TileConfig(32, block_kv, num_warps=warps, num_stages=1, descriptors=False)
-    if operands.head_dim <= 64:
-        block_q = 32 if operands.descriptors else 64
-        return TileConfig(block_q, 64, num_warps=4, num_stages=3, descriptors=operands.descriptors)
-    if operands.head_dim == 256:
-        return TileConfig(16 if operands.biased else 32, 64, num_warps=8, num_stages=2, descriptors=False)
-    if operands.shared or operands.windowed or operands.packed or operands.biased:
-        block_q = 64 if operands.descriptors and not operands.windowed else 32
-        return TileConfig(block_q, 64, num_warps=8, num_stages=2, descriptors=operands.descriptors)
-    if not operands.descriptors:
+    if head_dim <= 64:
+        block_q = 32 if descriptors else 64
+        return TileConfig(block_q, 64, num_warps=4, num_stages=3, descriptors=descriptors)
+    if head_dim == 256:
+        return TileConfig(16 if biased else 32, 64, num_warps=8, num_stages=2, descriptors=False)
+    if shared or windowed or packed or biased:
+        block_q = 64 if descriptors and not windowed else 32
+        return TileConfig(block_q, 64, num_warps=8, num_stages=2, descriptors=descriptors)
+    if not descriptors:
         return TileConfig(64, 128, num_warps=8, num_stages=2, descriptors=False)
     return TileConfig(64, 64, num_warps=4, num_stages=2, descriptors=True)
 
 
-def dq_config(operands: Operands) -> TileConfig:
+@tuned
+def dq_config(
+    dtype: torch.dtype, head_dim: int, precision: str, descriptors: bool, shared: bool, windowed: bool, packed: bool,
+    biased: bool,
+) -> TileConfig:
     """Return the tiles of the dq kernel, which reads k and v tile by tile.
 
     16-bit tiles are from the sweep that `forward_config` names. TFLOP/s of the three products: 555 for head_dim 128 and
     576 for 64 (564 through descriptors). Tiles of 128 x 32 with 8 warps and 3 stages reach 572 for 128 and 426 for 64.
     The tiles for 256 were chosen from compiled code, not timed, and spill nothing.
     """
-    if operands.ieee:
-        block = 32 if operands.head_dim <= 64 else 16
-        return TileConfig(block, block, num_warps=8, num_stages=2 if operands.head_dim == 256 else 1, descriptors=False)
-    if operands.dtype == torch.float32 and operands.head_dim == 256:
+    if _is_ieee(dtype, precision):
+        block = 32 if head_dim <= 64 else 16
+        return TileConfig(block, block, num_warps=8, num_stages=2 if head_dim == 256 else 1, descriptors=False)
+    if dtype == torch.float32 and head_dim == 256:
         return TileConfig(32, 32, num_warps=8, num_stages=1, descriptors=False)
-    if operands.dtype == torch.float32:
-        warps = 8 if operands.biased and operands.head_dim == 128 else 4
+    if dtype == torch.float32:
+        warps = 8 if biased and head_dim == 128 else 4
         return TileConfig(64, 32, num_warps=warps, num_stages=1, descriptors=False)
-    if operands.head_dim <= 64:
+    if head_dim <= 64:
         return TileConfig(64, 64, num_warps=4, num_stages=3, descriptors=False)
-    if operands.head_dim == 256 and operands.biased:
-        return TileConfig(64, 32, num_warps=8, num_stages=2, descriptors=operands.descriptors)
-    if operands.head_dim == 256 and operands.descriptors:
+    if head_dim == 256 and biased:
+        return TileConfig(64, 32, num_warps=8, num_stages=2, descriptors=descriptors)
+    if head_dim == 256 and descriptors:
         return TileConfig(64, 64, num_warps=8, num_stages=2, descriptors=True)
-    if operands.head_dim == 256:
+    if head_dim == 256:
         return TileConfig(128, 32, num_warps=8, num_stages=2, descriptors=False)
-    return TileConfig(64, 64, num_warps=4, num_stages=2, descriptors=operands.descriptors)
+    return TileConfig(64, 64, num_warps=4, num_stages=2, descriptors=descriptors)
 
 
-def dbias_config(operands: Operands) -> TileConfig:
+@tuned
+def dbias_config(
+    dtype: torch.dtype, head_dim: int, precision: str, descriptors: bool, shared: bool, windowed: bool, packed: bool,
+    biased: bool,
+) -> TileConfig:
     """Return the tiles of the dbias kernel, which keeps one tile and loops over the batch.
 
     They were chosen from compiled code, not timed: the largest that spill nothing, except TF32 with head_dim 256, which
     spills at most 88 bytes.
     """
-    if operands.ieee:
-        return TileConfig(32, 32, 8, 1, False) if operands.head_dim <= 64 else TileConfig(16, 16, 4, 1, False)
-    if operands.dtype == torch.float32 and operands.head_dim == 256:
+    if _is_ieee(dtype, precision):
+        return TileConfig(32, 32, 8, 1, False) if head_dim <= 64 else TileConfig(16, 16, 4, 1, False)
+    if dtype == torch.float32 and head_dim == 256:
         return TileConfig(16, 16, num_warps=8, num_stages=1, descriptors=False)
-    if operands.dtype == torch.float32:
-        warps = 4 if operands.head_dim <= 64 else 8
+    if dtype == torch.float32:
+        warps = 4 if head_dim <= 64 else 8
         return TileConfig(64, 32, num_warps=warps, num_stages=1, descriptors=False)
-    if operands.head_dim == 256:
+    if head_dim == 256:
         return TileConfig(64, 64, num_warps=8, num_stages=1, descriptors=False)
     return TileConfig(128, 64, num_warps=8, num_stages=2, descriptors=False)
 
 
 def choose_attention_config(
-    choose: Callable[[Operands], TileConfig], *looped: torch.Tensor, shared: bool = False,
-    windowed: bool = False, packed: bool = False, biased: bool = False,
+    choose: Callable[..., TileConfig], *looped: torch.Tensor, shared: bool = False, windowed: bool = False,
+    packed: bool = False, biased: bool = False,
 ) -> TileConfig:
-    """Return choose(operands) for a kernel that loops over tiles of the tensors `looped`."""
-    first = looped[0]
+    """Return the tiles that `choose`, such as `forward_config`, gives a kernel that loops over the tensors `looped`.
+
+    shared: heads of q share heads of k and v. windowed: a window hides keys, which takes a third loop. packed: a
+    program first finds its sequence. biased: the kernel also reads tiles of a bias. `choose` also gets the precision of
+    float32 products, and whether TMA can read the tensors (`descriptors`).
+    """
+    dtype, head_dim = looped[0].dtype, looped[0].shape[-1]
     descriptors = all(map(fits_descriptor, looped))
-    precision = attention_precision(first.dtype, first.shape[-1])
-    return _config(choose, first.dtype, first.shape[-1], precision, descriptors, shared, windowed, packed, biased)
-
-
-@lru_cache
-def _config(choose: Callable[[Operands], TileConfig], *facts: Any) -> TileConfig:
-    return choose(Operands(*facts))
+    precision = attention_precision(dtype, head_dim)
+    return choose(dtype, head_dim, precision, descriptors, shared, windowed, packed, biased)
