@@ -44,3 +44,4 @@ TRITON_RANKS = replace(
     prepare=".workers.pytorch.ranks:kernels", prebuilt=False, hand_written=True, cpu_check_worker=None,
     requires=("triton",),
 )
+TRITON_RANKS_CUDAGRAPHS = replace(TRITON_RANKS, name="triton-ranks-cudagraphs", replays_graphs=True)

@@ -159,8 +159,16 @@ def _interval(kind: str, end: str) -> Callable[[Row], float | None]:
     return lambda row: None if (speedup := row.interval_to_best(kind)) is None else getattr(speedup, end)
 
 
-def exposed_us(rank: RankFields) -> float | None:
-    return None if rank.alone_device_time is None else (rank.device_time - rank.alone_device_time) * 1e6
+def longest_alone(ranks: Sequence[RankFields]) -> float | None:
+    """Return the time in seconds of the GPU with most work, without exchanges; None where it was not timed."""
+    alone = [rank.alone_device_time for rank in ranks if rank.alone_device_time is not None]
+    return max(alone, default=None)
+
+
+def exposed_us(rank: RankFields, ranks: Sequence[RankFields]) -> float | None:
+    """Return what communication costs a GPU beyond its wait for the GPU with most work."""
+    longest = longest_alone(ranks)
+    return None if longest is None else (rank.device_time - longest) * 1e6
 
 
 IDENTITY = (
@@ -391,16 +399,17 @@ COLUMNS = (
     ),
     Column(
         "exposed_us", "µs",
-        "of a case over several GPUs, on the slowest: device time minus that of the same program without exchanges",
+        "of a case over several GPUs, on the slowest: device time minus the longest of the same program without "
+        "exchanges",
         "exposed µs", lambda row: row.of_slowest_rank(exposed_us),
     ),
     Column(
         "communication_us", "µs", "on the slowest GPU: time in which a communication kernel ran", "communication µs",
-        lambda row: row.of_slowest_rank(lambda rank: rank.communication * 1e6),
+        lambda row: row.of_slowest_rank(lambda rank, _: rank.communication * 1e6),
     ),
     Column(
         "overlap_us", "µs", "on the slowest GPU: time in which communication and other kernels ran together",
-        "overlap µs", lambda row: row.of_slowest_rank(lambda rank: rank.overlap * 1e6),
+        "overlap µs", lambda row: row.of_slowest_rank(lambda rank, _: rank.overlap * 1e6),
     ),
     Column("peak_memory_reason", "", "why the measured peak is missing"),
     Column(

@@ -3,32 +3,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from ..record.record_fields import RankFields
 from ..sources.result import Result
 from ..sources.row import Row, ratio
-from .columns import IDENTITY, Column, exposed_us, of_row
+from .columns import IDENTITY, Column, exposed_us, longest_alone, of_row
 from .table import grouped
 
 LEGEND = (
-    "time: device time of a median call on that GPU; the ranks begin a call together.",
-    "exposed: time minus that of the same program without exchanges (alone). communication, compute: time in which a",
-    "kernel of that kind ran. overlap: time in which both ran. slowdown: compute over compute of the program alone.",
-    "sent MB: bytes that the GPU sends, by the shapes of the exchanges. least MB: bytes that it must send. GB/s: the",
-    "bytes sent, or else the least, over the time of communication.",
+    "time: device time of a median call on that GPU; the ranks begin a call together. alone: of the same program",
+    "without exchanges. imbalance: the longest alone minus that of this GPU, so its wait for a GPU with more work.",
+    "exposed: time minus the longest alone. communication, compute: time in which a kernel of that kind ran. overlap:",
+    "time in which both ran. slowdown: compute over compute of the program alone. sent MB: bytes that the GPU sends,",
+    "by the shapes of the exchanges. least MB: bytes that it must send. GB/s: the bytes sent, or else the least, over",
+    "the time of communication.",
 )
 
 
 @dataclass(frozen=True)
 class Rank:
-    """The times and bytes of one GPU of a result. rank: the GPU's number."""
+    """The times and bytes of one GPU of a result. all_fields: of each GPU. rank: the number of this one."""
 
     row: Row
-    fields: RankFields
+    all_fields: Sequence[RankFields]
     rank: int
+
+    @property
+    def fields(self) -> RankFields:
+        return self.all_fields[self.rank]
+
+
+def _imbalance_us(rank: Rank) -> float | None:
+    longest, own = longest_alone(rank.all_fields), rank.fields.alone_device_time
+    return None if longest is None or own is None else (longest - own) * 1e6
 
 
 def _microseconds(name: str) -> Callable[[Rank], float | None]:
@@ -48,8 +58,12 @@ COLUMNS = (
         "alone µs", _microseconds("alone_device_time"),
     ),
     Column(
-        "exposed_us", "µs", "device_time_us minus alone_us: what communication costs", "exposed µs",
-        lambda rank: exposed_us(rank.fields),
+        "imbalance_us", "µs", "the longest alone_us of the GPUs minus this one's: wait for a GPU with more work",
+        "imbalance µs", _imbalance_us,
+    ),
+    Column(
+        "exposed_us", "µs", "device_time_us minus the longest alone_us of the GPUs: what communication costs",
+        "exposed µs", lambda rank: exposed_us(rank.fields, rank.all_fields),
     ),
     Column(
         "communication_us", "µs", "time in which a communication kernel or a copy between GPUs ran", "communication µs",
@@ -94,9 +108,9 @@ render = partial(grouped, columns=SHOWN, legend=LEGEND, notes=_notes)
 def of(results: Iterable[Result]) -> list[Rank]:
     """Return each GPU of each record that has its times."""
     return [
-        Rank(result.row, fields, number)
+        Rank(result.row, result.record.parallel.ranks, number)
         for result in results if result.record is not None and result.record.parallel is not None
-        for number, fields in enumerate(result.record.parallel.ranks)
+        for number in range(len(result.record.parallel.ranks))
     ]
 
 

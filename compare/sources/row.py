@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -424,11 +424,11 @@ class Row:
     def _peaks(self) -> Mapping[str, PeakMemory]:
         return self.measurement.peak_memory or {}
 
-    def of_slowest_rank(self, value: Callable[[RankFields], float | None]) -> float | None:
-        """Return a value of the GPU whose call took longest; None for a case of one GPU."""
+    def of_slowest_rank(self, value: Callable[[RankFields, Sequence[RankFields]], float | None]) -> float | None:
+        """Return a value of the GPU whose call took longest, given all GPUs' times; None for a case of one GPU."""
         parallel = self.record.parallel if self.record and self.record.status == "ok" else None
         ranks = parallel.ranks if parallel else []
-        return value(max(ranks, key=lambda rank: rank.device_time)) if ranks else None
+        return value(max(ranks, key=lambda rank: rank.device_time), ranks) if ranks else None
 
     # Configurations
 

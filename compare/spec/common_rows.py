@@ -283,20 +283,24 @@ def xla_ragged(block: str) -> Implementation:
     )
 
 
-def torch_ranks(block: str, async_tensor_parallel: bool = True) -> tuple[Implementation, ...]:
-    """Return the PyTorch and Triton programs of a block that spans several GPUs."""
+def torch_ranks(block: str, async_tensor_parallel: bool = True, replayed: bool = True) -> tuple[Implementation, ...]:
+    """Return the PyTorch and Triton programs of a block that spans several GPUs.
+
+    replayed: a CUDA graph can repeat `triton`, which does not read sizes on the host.
+    """
     module = f"xlafuse.triton_side.parallel.{block}"
     asynchronous = Implementation(
         "inductor-async", f"{module}:inductor_async", "inductor-ranks-async",
         "torch.compile with products fused with exchanges through symmetric memory",
     )
+    triton = Implementation(
+        "triton", f"{module}:triton", "triton-ranks", "hand-written Triton beside copies from other GPUs' memory"
+    )
     return (
         Implementation("eager", f"{module}:eager", "eager-ranks", "PyTorch and NCCL, one operation after the other"),
         Implementation("inductor", f"{module}:inductor", "inductor-ranks", "torch.compile, default mode, and NCCL"),
         *([asynchronous] if async_tensor_parallel else []),
-        Implementation(
-            "triton", f"{module}:triton", "triton-ranks", "hand-written Triton beside copies from other GPUs' memory"
-        ),
+        triton,
         Implementation(
             "triton-put", f"{module}:triton_put", "triton-ranks",
             "hand-written Triton beside copies into the other GPUs' memory",
@@ -305,4 +309,22 @@ def torch_ranks(block: str, async_tensor_parallel: bool = True) -> tuple[Impleme
             "triton-in-order", f"{module}:triton_in_order", "triton-ranks",
             "the kernels and copies of triton, one after the other",
         ),
+        *([replayed_ranks(triton)] if replayed else []),
+    )
+
+
+def triton_ranks_all_slots(block: str) -> Implementation:
+    """Return the Triton program of a mixture of experts whose copies do not depend on the routing."""
+    return Implementation(
+        "triton-all-slots", f"xlafuse.triton_side.parallel.{block}:triton_all_slots", "triton-ranks",
+        "the kernels of triton beside copies of all slots, of one size for every routing",
+    )
+
+
+def replayed_ranks(plain: Implementation) -> Implementation:
+    """Return a Triton program over several GPUs, replayed from one CUDA graph with its copies."""
+    return replace(
+        plain, name=f"{plain.name}-cudagraphs", backend_name="triton-ranks-cudagraphs",
+        summary=f"the kernels and copies of {plain.name}, captured once as a CUDA graph and replayed",
+        needs_gpu=f"a CUDA graph is captured on a GPU only, and its kernels are those of {plain.name}",
     )

@@ -5,9 +5,20 @@ A wait is no kernel: that would need a multiprocessor, and a persistent product 
 """
 
 import ctypes
+from collections.abc import Sequence
 from functools import cache
 
-AT_LEAST = 0  # CU_STREAM_WAIT_VALUE_GEQ: the difference as a signed 32-bit integer is not negative
+AT_LEAST, EQUAL = 0, 1  # CU_STREAM_WAIT_VALUE_GEQ: the difference as a signed 32-bit integer is not negative; _EQ
+WAIT, WRITE = 1, 2  # CU_STREAM_MEM_OP_WAIT_VALUE_32, CU_STREAM_MEM_OP_WRITE_VALUE_32
+
+
+class _MemoryOperation(ctypes.Structure):
+    """CUstreamBatchMemOpParams, a union of 48 bytes, for a wait or a write."""
+
+    _fields_ = (
+        ("operation", ctypes.c_uint), ("address", ctypes.c_uint64), ("value", ctypes.c_uint64),
+        ("flags", ctypes.c_uint), ("alias", ctypes.c_uint64), ("unused", ctypes.c_uint64),
+    )
 
 
 @cache
@@ -15,6 +26,9 @@ def _driver() -> ctypes.CDLL:
     library = ctypes.CDLL("libcuda.so.1")
     library.cuMemcpyAsync.argtypes = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_size_t, ctypes.c_void_p)
     library.cuStreamWaitValue32_v2.argtypes = (ctypes.c_void_p, ctypes.c_uint64, ctypes.c_uint32, ctypes.c_uint)
+    library.cuStreamBatchMemOp_v2.argtypes = (
+        ctypes.c_void_p, ctypes.c_uint, ctypes.POINTER(_MemoryOperation), ctypes.c_uint
+    )
     return library
 
 
@@ -40,3 +54,18 @@ def wait_until_at_least(stream: int, address: int, value: int) -> None:
         raise RuntimeError(
             f"cuStreamWaitValue32 returned CUresult {error}; it needs a driver of CUDA 12 or later and GPU memory"
         )
+
+
+def wait_for_ones(stream: int, addresses: Sequence[int]) -> None:
+    """Make later work of the stream wait until each 32-bit word at these GPU addresses is 1, and then set all to 0.
+
+    A CUDA graph that captures it waits anew in each replay. NCCL waits so in its graphs (src/ce_coll.cc, 2.28).
+
+    Raises:
+        RuntimeError: the driver refuses.
+    """
+    waits = [_MemoryOperation(WAIT, address, 1, EQUAL) for address in addresses]
+    writes = [_MemoryOperation(WRITE, address, 0) for address in addresses]
+    operations = (_MemoryOperation * (2 * len(addresses)))(*waits, *writes)
+    if error := _driver().cuStreamBatchMemOp_v2(stream, len(operations), operations, 0):
+        raise RuntimeError(f"cuStreamBatchMemOp returned CUresult {error}; it needs a driver of CUDA 12 or later")

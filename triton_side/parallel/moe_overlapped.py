@@ -21,6 +21,7 @@ Formulas and dtypes are those of `kernels/moe.py`.
 
 The host must know how many rows to move. It learns this once, in the forward pass, while the GPU computes with the own
 rows. Arrays of these rows' results have room for all slots, because the product is launched before the host knows.
+So no CUDA graph can repeat these calls; `moe_all_slots.py` has a program whose sizes do not depend on the routing.
 
 Shapes: x, y [tokens, width] of a rank; router [experts of all ranks, width]; w_gate, w_up [experts, width, hidden],
 w_down [experts, hidden, width] of a rank.
@@ -205,7 +206,7 @@ def _forward(
     all_x = buffers.allocate((sum(plan.rows(block) for block in range(blocks)), width), x.dtype) if save else None
 
     _exchange_rows(exchange, plan, in_slots, all_x)
-    slots, weights = _weights_by_slot(route) if save else (None, None)
+    slots, weights = weights_by_slot(route) if save else (None, None)
     if all_x is not None:
         all_x[plan.bounds(0)].copy_(in_slots[own])
     for block, peer in enumerate(buffers.peers, 1):
@@ -253,7 +254,7 @@ def _send_results(
     return exchange
 
 
-def _weights_by_slot(route: Route) -> tuple[Tensor, Tensor]:
+def weights_by_slot(route: Route) -> tuple[Tensor, Tensor]:
     """Return the slots of the choices in int64, and the weight of the choice in each slot."""
     slots = route.slots.long()
     weights = torch.empty_like(route.weights.flatten())
@@ -357,12 +358,13 @@ def _exchange_rows(exchange: Exchange, plan: Plan, in_slots: Tensor, into: Tenso
     exchange.expect(incoming).start()
 
 
-def moe(inputs: Mapping[str, Tensor], top_k: int, ranks: Ranks, *, put: bool, overlap: bool = True) -> Tensor:
-    """Return y of this rank's tokens, differentiable once.
+def checked(
+    inputs: Mapping[str, Tensor], top_k: int, ranks: Ranks, put: bool, overlap: bool
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], PeerBuffers]:
+    """Return x, router and the experts' matrices in the layouts that the kernels take, and memory for the exchanges.
 
-    Every rank calls this at the same point with as many tokens: the places in their memory follow from the number.
-    put: ranks write into their peers' memory instead of reading it. overlap: exchanges run at the same
-    time as kernels.
+    Raises:
+        ValueError: the shapes do not fit each other, or there are fewer experts than top_k.
     """
     x, router, w_gate, w_up, w_down = (inputs[name] for name in ("x", "router", "w_gate", "w_up", "w_down"))
     check_tensors(x=x, router=router, w_gate=w_gate, w_up=w_up, w_down=w_down)
@@ -383,8 +385,17 @@ def moe(inputs: Mapping[str, Tensor], top_k: int, ranks: Ranks, *, put: bool, ov
     # The slots of a region hold all rows, and their float32 weights behind them.
     size = aligned(bytes_of((slots, width), x.dtype)) + aligned(bytes_of((slots,), torch.float32))
     size = max(size, bytes_of((len(router) + 1,), torch.int32))
-    buffers = peer_buffers("moe", size, ranks, x.device, put, overlap)
-    tensors = (x, router, w_gate, w_up, w_down)
+    return (x, router, w_gate, w_up, w_down), peer_buffers("moe", size, ranks, x.device, put, overlap)
+
+
+def moe(inputs: Mapping[str, Tensor], top_k: int, ranks: Ranks, *, put: bool, overlap: bool = True) -> Tensor:
+    """Return y of this rank's tokens, differentiable once.
+
+    Every rank calls this at the same point with as many tokens: the places in their memory follow from the number.
+    put: ranks write into their peers' memory instead of reading it. overlap: exchanges run at the same
+    time as kernels.
+    """
+    tensors, buffers = checked(inputs, top_k, ranks, put, overlap)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return _MoE.apply(*tensors, top_k, buffers)
     return _forward(buffers, *tensors, top_k, save=False)[0]

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from xlafuse.triton_side.calls.stages import stage
-from xlafuse.triton_side.parallel import moe_overlapped
+from xlafuse.triton_side.parallel import moe_all_slots, moe_overlapped
 from xlafuse.triton_side.parallel.collectives import all_to_all, whole
 from xlafuse.triton_side.parallel.ranks import Ranks
 
@@ -98,3 +98,8 @@ def triton_put(inputs: Mapping[str, Tensor], *, ranks: Ranks, top_k: int) -> dic
 def triton_in_order(inputs: Mapping[str, Tensor], *, ranks: Ranks, top_k: int) -> dict[str, Tensor]:
     """Run the kernels and copies of `triton` one after the other."""
     return {"y": moe_overlapped.moe(inputs, top_k, ranks, put=False, overlap=False)}
+
+
+def triton_all_slots(inputs: Mapping[str, Tensor], *, ranks: Ranks, top_k: int) -> dict[str, Tensor]:
+    """Exchange as many rows as there are slots, whatever the routing is; a CUDA graph can repeat it."""
+    return {"y": moe_all_slots.moe(inputs, top_k, ranks)}

@@ -26,6 +26,13 @@ read what exchange n - 2 offered, because both are on its copying stream. So thi
 passed exchange n - REGIONS + 1. A peer writes into a region of this rank in exchange n after this rank's n - 1. So
 with `put`, rows that lie in the region must be read by kernels launched before `complete` of exchange n + REGIONS - 1.
 
+A CUDA graph repeats the same numbers in each replay, so its exchanges have memory of their own (`RepeatedExchanges`),
+and step 3 has a word for each exchange and peer: a rank writes 1 into the peer's word, waits for 1 in its own, and sets
+that to 0. Each replay ends with one exchange more, which moves nothing. A rank begins it after its last kernel, so
+behind it all ranks have read all regions of this replay, and the next replay may begin with the first region. A peer
+writes a word again one replay later, after the exchange that followed, and this rank has set the word to 0 before it
+announced that exchange. So no 1 is lost.
+
 On a CPU, files that all ranks map replace symmetric memory, and the same steps run one after the other.
 """
 
@@ -36,7 +43,7 @@ import math
 import shutil
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,10 +54,11 @@ from torch import Tensor
 
 from xlafuse.triton_side.calls.stages import recording, stage
 from xlafuse.triton_side.parallel import symmetric_memory
-from xlafuse.triton_side.parallel.copies import copy, wait_until_at_least
+from xlafuse.triton_side.parallel.copies import copy, wait_for_ones, wait_until_at_least
 from xlafuse.triton_side.parallel.ranks import Ranks
 
 REGIONS = 4
+REPEATED = 16  # exchanges of a CUDA graph at most, with the one that ends it
 ALIGNMENT = 256  # bytes; TMA needs 16
 WORD = 4  # bytes of a flag
 SECONDS = 60.0  # that a rank on a CPU waits for another
@@ -126,23 +134,27 @@ class PeerBuffers:
         self.place_bytes = aligned(size)
         self.region_bytes = self.place_bytes * max(1, ranks.count - 1)
         self.flags_at = REGIONS * self.region_bytes
-        total = self.flags_at + aligned(WORD * ranks.count)
+        total = self.flags_at + aligned(WORD * ranks.count * (1 + REPEATED))
         self.memory = (_SymmetricMemory if self.on_gpu else _SharedFiles)(total, ranks)
         self._base = [memory.data_ptr() for memory in self.memory.of_rank]
         self._on_host: dict[tuple[str, int, int], list[Tensor]] = {}
         self.number = 0
         self.done_events: dict[int, Any] = {}  # of the last exchanges
         self.numbers, self.first_number = torch.empty(0), 0
+        self.repeats, self.one = False, torch.ones(1, dtype=torch.int32, device=device)
         self.stream = torch.cuda.Stream(priority=-1) if self.on_gpu and overlap else None
 
     def exchange(self, stage: str) -> Exchange:
         """Return the next exchange, of a stage of the block. Every rank calls this at the same point.
 
         Raises:
-            RuntimeError: the exchange that used the region before has not started.
+            RuntimeError: the exchange that used the region before has not started, or a CUDA graph is being captured
+                outside of `RepeatedExchanges`, and would not wait for the peers when it is replayed.
         """
+        if not self.repeats and self.on_gpu and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("exchanges are captured in a call within RepeatedExchanges.captured")
         self.number += 1
-        if self.number >= self.first_number + len(self.numbers) - REGIONS:
+        if not self.repeats and self.number >= self.first_number + len(self.numbers) - REGIONS:
             self._refill_numbers()
         passed = self.number - REGIONS + 1
         if passed > 0 and passed not in self.done_events:
@@ -207,29 +219,58 @@ class PeerBuffers:
         return self.stream or (torch.cuda.current_stream() if self.on_gpu else None)
 
     def meet(self, number: int, stream: int | None) -> None:
-        """Tell every peer an exchange's number, and wait until every peer has told it."""
+        """Tell every peer that this rank is at an exchange, and wait until every peer has told it."""
         if not self.ranks.communicate:
             return
-        rank, number_address = self.ranks.rank, self.numbers.data_ptr() + WORD * (number - self.first_number)
+        rank, told = self.ranks.rank, self.one.data_ptr()
+        if not self.repeats:
+            told = self.numbers.data_ptr() + WORD * (number - self.first_number)
         for peer in self.peers:
-            copy(stream, self._base[peer] + self.flags_at + WORD * rank, number_address, WORD)
-        for peer in self.peers:
-            if stream is None:
-                self._wait_on_cpu(peer, number)
-            else:
-                wait_until_at_least(stream, self._base[rank] + self.flags_at + WORD * peer, number)
+            copy(stream, self._word(number, peer, rank), told, WORD)
+        words = [self._word(number, rank, peer) for peer in self.peers]
+        if stream is None:
+            for peer, word in zip(self.peers, words, strict=True):
+                self._wait_on_cpu(peer, word, number)
+        elif self.repeats:
+            wait_for_ones(stream, words)
+        else:
+            for word in words:
+                wait_until_at_least(stream, word, number)
 
-    def _wait_on_cpu(self, peer: int, number: int) -> None:
-        memory = self.memory.of_rank[self.ranks.rank]
-        flags = memory[self.flags_at : self.flags_at + WORD * self.ranks.count].view(torch.int32)
+    def _word(self, number: int, owner: int, other: int) -> int:
+        """Return the address of a rank's word in which another one announces an exchange."""
+        assert number <= REPEATED or not self.repeats, f"a CUDA graph has at most {REPEATED - 1} exchanges"
+        row = number if self.repeats else 0
+        return self._base[owner] + self.flags_at + WORD * (row * self.ranks.count + other)
+
+    def _wait_on_cpu(self, peer: int, word: int, number: int) -> None:
+        at = word - self._base[self.ranks.rank]
+        value = self.memory.of_rank[self.ranks.rank][at : at + WORD].view(torch.int32)
         give_up = time.monotonic() + SECONDS
-        while int(flags[peer]) < number:
+        while int(value) < (1 if self.repeats else number):
             if time.monotonic() > give_up:
                 raise TimeoutError(
-                    f"rank {self.ranks.rank} waited {SECONDS:.0f} s for exchange {number} of rank {peer}, which is "
-                    f"at {int(flags[peer])}; all ranks must call the same functions in the same order"
+                    f"rank {self.ranks.rank} waited {SECONDS:.0f} s for exchange {number} of rank {peer}, whose word "
+                    f"is {int(value)}; all ranks must call the same functions in the same order"
                 )
             time.sleep(1e-4)
+        if self.repeats:
+            value.zero_()
+
+    def begin_repeated(self) -> None:
+        """Begin a call whose exchanges a CUDA graph repeats. The copying stream is captured from here on, too."""
+        self.repeats, self.number, self.done_events = True, 0, {}
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
+
+    def end_repeated(self) -> None:
+        """Wait at the end of such a call until all ranks have read what this one offered, and join the streams."""
+        copying = self.copying_stream()
+        if self.stream is not None:
+            self.stream.wait_stream(torch.cuda.current_stream())
+        self.meet(self.number + 1, None if copying is None else copying.cuda_stream)
+        if self.stream is not None:
+            torch.cuda.current_stream().wait_stream(self.stream)
 
     def _refill_numbers(self) -> None:
         """Provide the next numbers in GPU memory, from where a copy engine writes them to the peers."""
@@ -349,12 +390,59 @@ class Exchange:
             over.synchronize()
 
 
+class RepeatedExchanges:
+    """The exchanges of a call that a CUDA graph repeats, in memory that no other call uses.
+
+        exchanges = RepeatedExchanges()
+        with exchanges.first():
+            call()  # makes the memory
+        with torch.cuda.graph(graph), exchanges.captured():
+            call()
+
+    All ranks do so at the same point. On a CPU, each call within `captured` is a replay.
+    """
+
+    def __init__(self) -> None:
+        self.buffers: dict[tuple[Any, ...], PeerBuffers] = {}
+
+    @contextlib.contextmanager
+    def first(self) -> Iterator[None]:
+        """Make a call's memory. At the end, all ranks have ended the call, so that none replays while another is in it.
+        """
+        with _buffers_in(self.buffers):
+            yield
+        for buffers in self.buffers.values():
+            if buffers.on_gpu:
+                torch.cuda.synchronize()
+            dist.barrier(group=buffers.ranks.group)
+
+    @contextlib.contextmanager
+    def captured(self) -> Iterator[None]:
+        with _buffers_in(self.buffers):
+            for buffers in self.buffers.values():
+                buffers.begin_repeated()
+            yield
+            for buffers in self.buffers.values():
+                buffers.end_repeated()
+
+
 _BUFFERS: dict[tuple[Any, ...], PeerBuffers] = {}
+_buffers = _BUFFERS  # of the calls that run now
+
+
+@contextlib.contextmanager
+def _buffers_in(used: dict[tuple[Any, ...], PeerBuffers]) -> Iterator[None]:
+    global _buffers
+    _buffers = used
+    try:
+        yield
+    finally:
+        _buffers = _BUFFERS
 
 
 def peer_buffers(use: str, size: int, ranks: Ranks, device: torch.device, put: bool, overlap: bool) -> PeerBuffers:
     """Return the buffers of one use, made at the first call for this size by all ranks together."""
     key = (use, aligned(size), ranks.rank, ranks.count, id(ranks.group), ranks.communicate, device, put, overlap)
-    if key not in _BUFFERS:
-        _BUFFERS[key] = PeerBuffers(size, ranks, device, put, overlap)
-    return _BUFFERS[key]
+    if key not in _buffers:
+        _buffers[key] = PeerBuffers(size, ranks, device, put, overlap)
+    return _buffers[key]

@@ -80,7 +80,7 @@ UNFUSED: dict[str, str] = {
 
 # The implementations that replay another one's kernels from CUDA graphs, with the name of the other.
 REPLAYS: dict[str, str] = {
-    implementation.name: implementation.backend.family
+    implementation.name: implementation.name.removesuffix("-cudagraphs")
     for block in BLOCKS.values() for implementation in block.implementations if implementation.backend.replays_graphs
 }
 

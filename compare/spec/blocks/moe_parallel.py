@@ -10,7 +10,7 @@ import math
 
 from ..block import Block
 from ..case import RANKS, Case, Shape, Sizes
-from ..common_rows import torch_ranks, xla_ragged, xla_ranks
+from ..common_rows import replayed_ranks, torch_ranks, triton_ranks_all_slots, xla_ragged, xla_ranks
 from ..dtype import DTYPES
 from ..tensor import Arrays, Tensor
 from . import moe
@@ -51,6 +51,7 @@ def working_bytes(sizes: Sizes) -> int:
     return moe.working_bytes(local)
 
 
+ALL_SLOTS = triton_ranks_all_slots("moe_parallel")
 SPLIT = "experts"
 UP, DOWN = ("experts", "width", "hidden"), ("experts", "hidden", "width")
 BLOCK = Block(
@@ -85,6 +86,8 @@ BLOCK = Block(
     implementations=(
         *xla_ranks("moe_parallel", partitioned=False),
         xla_ragged("moe_parallel"),
-        *torch_ranks("moe_parallel", async_tensor_parallel=False),
+        *torch_ranks("moe_parallel", async_tensor_parallel=False, replayed=False),
+        ALL_SLOTS,
+        replayed_ranks(ALL_SLOTS),
     ),
 )

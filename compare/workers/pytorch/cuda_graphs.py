@@ -50,18 +50,22 @@ def captured(program: Program, inputs: Arrays, cotangents: Arrays) -> Iterator[P
         replay.release()
 
 
-def capture(program: Program, inputs: Arrays, cotangents: Arrays, clock: Clock | None) -> Program:
+def capture(
+    program: Program, inputs: Arrays, cotangents: Arrays, clock: Clock | None, error_mode: str = "global"
+) -> Program:
     """Return the program on these very arrays with one replay a phase. Its memory is free once the program is gone.
+
+    error_mode: of torch.cuda.graph; "thread_local" allows other threads calls that a capture forbids.
 
     Raises CaptureFailed, Skip where this PyTorch cannot be captured safely, and the program's own error before its
     capture.
     """
-    found = _captured(program, inputs, cotangents).program(program)
+    found = _captured(program, inputs, cotangents, error_mode).program(program)
     found.command_buffers = replayed_launches(found, inputs, cotangents, clock)
     return found
 
 
-def _captured(program: Program, inputs: Arrays, cotangents: Arrays) -> _Replay:
+def _captured(program: Program, inputs: Arrays, cotangents: Arrays, error_mode: str = "global") -> _Replay:
     if _clear_cublas_workspaces is None:
         raise Skip(
             f"torch {torch.__version__} has no _cuda_clearCublasWorkspaces; a graph would use memory freed later"
@@ -81,7 +85,7 @@ def _captured(program: Program, inputs: Arrays, cotangents: Arrays) -> _Replay:
     torch.cuda.synchronize()
     replay = _Replay(inputs, cotangents, peaks)
     try:
-        replay.capture(program, stream)
+        replay.capture(program, stream, error_mode)
     except Exception as problem:
         raise CaptureFailed(f"no CUDA graph could be captured: {type(problem).__name__}: {problem}") from problem
     return replay
@@ -113,26 +117,28 @@ class _Replay:
         self._inputs, self._cotangents = inputs, cotangents  # kept, because the graphs read this memory
         self._outputs: Arrays = {}
         self._gradients: Arrays = {}
+        self._captured: Program | None = None
         self._peaks = peaks
 
-    def capture(self, program: Program, stream: torch.cuda.Stream) -> None:
+    def capture(self, program: Program, stream: torch.cuda.Stream, error_mode: str) -> None:
         """Capture both graphs. cuBLAS gets workspaces of the graphs' own pool.
 
         Inductor frees the other ones when it captures, and a graph that used one would then read unmapped memory.
         """
         assert _clear_cublas_workspaces is not None
+        self._captured = program  # kept, because the graphs also use memory that it owns
         _clear_cublas_workspaces()
         try:
-            self._capture(program, stream)
+            self._capture(program, stream, error_mode)
         finally:
             _clear_cublas_workspaces()
 
-    def _capture(self, program: Program, stream: torch.cuda.Stream) -> None:
+    def _capture(self, program: Program, stream: torch.cuda.Stream, error_mode: str) -> None:
         forward, backward = self._graphs
-        with torch.cuda.graph(forward, stream=stream):
+        with torch.cuda.graph(forward, stream=stream, capture_error_mode=error_mode):
             self._outputs, saved = program.forward(self._inputs)
         if program.backward:
-            with torch.cuda.graph(backward, pool=forward.pool(), stream=stream):
+            with torch.cuda.graph(backward, pool=forward.pool(), stream=stream, capture_error_mode=error_mode):
                 self._gradients = program.backward(saved, self._cotangents)
         torch.cuda.synchronize()
 
@@ -155,7 +161,7 @@ class _Replay:
 
     def release(self) -> None:
         torch.cuda.synchronize()
-        self._outputs, self._gradients = {}, {}
+        self._outputs, self._gradients, self._captured = {}, {}, None
         self._graphs = ()
         torch.cuda.empty_cache()  # else other calls cannot use the graphs' freed memory
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from xlafuse.triton_side.parallel.peer_buffers import RepeatedExchanges
 from xlafuse.triton_side.parallel.ranks import Ranks
 
 from ...base import host
@@ -29,6 +31,7 @@ from ...spec.case import Case
 from ...spec.implementation import Implementation, load
 from ..rank_group import rank_of_environment
 from ..service import Service
+from . import cuda_graphs
 from .prepare import Apply, eager_graph, finished, program_of, record_case
 from .worker import TorchBackend, set_precision
 
@@ -79,9 +82,8 @@ class TorchRankBackend(TorchBackend):
         function = implementation.load()
         apply = partial(function, ranks=ranks, **BLOCKS[case.block].attributes_of(case))
         program = program_of(case, apply)
-        prepare: Callable[..., None] = load(implementation.backend.prepare)
-        prepare(self, program, case, implementation, apply, self.inputs(folder, case), dumps)
-        return program
+        prepare: Callable[..., Program] = load(implementation.backend.prepare)
+        return prepare(self, program, case, implementation, apply, self.inputs(folder, case), dumps)
 
     def inputs(self, folder: Path, case: Case) -> Arrays:
         block = BLOCKS[case.block]
@@ -101,16 +103,17 @@ class TorchRankBackend(TorchBackend):
 def eager(
     backend: TorchRankBackend, program: Program, case: Case, implementation: Implementation, apply: Apply,
     inputs: Arrays, dumps: Path,
-) -> None:
+) -> Program:
     """Make the first call. The graph has the operations of a recorded call."""
     _first_call(backend, program, inputs)
     program.late_graph = partial(eager_graph, backend, case, implementation, apply, inputs, {})
+    return program
 
 
 def inductor(
     backend: TorchRankBackend, program: Program, case: Case, implementation: Implementation, apply: Apply,
     inputs: Arrays, dumps: Path,
-) -> None:
+) -> Program:
     """Make the first call, in which the function calls torch.compile, and keep Inductor's output."""
     from xlafuse.triton_side.inductor import compiler
 
@@ -121,16 +124,20 @@ def inductor(
     program.late_graph = lambda: finished(
         from_inductor(captured, versions=host.installed("torch", "triton")), case, implementation
     )
+    return program
 
 
 def kernels(
     backend: TorchRankBackend, program: Program, case: Case, implementation: Implementation, apply: Apply,
     inputs: Arrays, dumps: Path,
-) -> None:
-    """Make the first call of hand-written Triton. The graph has the launches of a recorded call."""
+) -> Program:
+    """Make the first call of hand-written Triton, or capture it. The graph has the launches of a recorded call."""
     if not backend.has_gpu:
         raise Skip("hand-written Triton over several GPUs runs on GPUs only")
-    _first_call(backend, program, inputs)
+    if implementation.backend.replays_graphs:
+        program = _captured(backend, program, inputs)
+    else:
+        _first_call(backend, program, inputs)
 
     def graph() -> FusionGraph:
         return from_launches(
@@ -139,6 +146,24 @@ def kernels(
         )
 
     program.late_graph = lambda: finished(graph(), case, implementation)
+    return program
+
+
+def _captured(backend: TorchRankBackend, program: Program, inputs: Arrays) -> Program:
+    """Return the program with its kernels, copies and waits for the peers in one CUDA graph."""
+    exchanges = RepeatedExchanges()
+
+    def forward(given: Arrays) -> tuple[Arrays, Any]:
+        with exchanges.captured() if torch.cuda.is_current_stream_capturing() else exchanges.first():
+            return program.forward(given)
+
+    started = time.perf_counter()
+    # NCCL's watchdog is another thread, and asks for events at any time.
+    found = cuda_graphs.capture(
+        replace(program, forward=forward), inputs, {}, backend.known_clock, error_mode="thread_local"
+    )
+    found.compile_s = time.perf_counter() - started
+    return found
 
 
 def _first_call(backend: TorchRankBackend, program: Program, inputs: Arrays) -> None:

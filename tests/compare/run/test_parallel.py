@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import xlafuse_process
 from full_marks import first_of_each
 from worker_programs import quick_compiles
 
@@ -108,6 +109,7 @@ def test_a_record_has_the_times_of_both_gpus(tmp_path: Path, monkeypatch: pytest
     assert [each["rank"] for each in shown] == [0, 1]
     assert [each["device_time_us"] for each in shown] == pytest.approx([9, 10])
     assert [each["exposed_us"] for each in shown] == pytest.approx([3, 4])
+    assert [each["imbalance_us"] for each in shown] == [0, 0]
     assert [each["compute_slowdown"] for each in shown] == pytest.approx([1, 7 / 6])
     assert [each["link_gb_per_s"] for each in shown] == pytest.approx([1, 1])
     assert "exposed" in ranks.render(lines)
@@ -117,6 +119,22 @@ def test_a_record_has_the_times_of_both_gpus(tmp_path: Path, monkeypatch: pytest
     assert len({event["pid"] for event in kernels}) == 2
     merged = timeline.merge([document, document])
     assert len({event["pid"] for event in merged["traceEvents"]}) == 4
+
+
+class UnevenRanks(Ranks):
+    """Without exchanges rank 0 takes 6 µs and rank 1 takes 2."""
+
+    @staticmethod
+    def answer(method: str, rank: int) -> Any:
+        return a_round((6 - 4 * rank) * 1e-6, 0.0, 0.0) if method == "measure_mode" else Ranks.answer(method, rank)
+
+
+def test_waiting_for_a_gpu_with_more_work_is_not_exposed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(monkeypatch, tmp_path / "run", UnevenRanks({}), ["xla"])
+    (result,) = open_run(tmp_path / "run").results
+    shown = columns.as_data(ranks.of([result]), ranks.COLUMNS)
+    assert [each["imbalance_us"] for each in shown] == pytest.approx([0, 4])
+    assert [each["exposed_us"] for each in shown] == pytest.approx([3, 4])
 
 
 def run_folder_file(folder: Path, record: Record) -> Any:
@@ -196,3 +214,23 @@ def test_a_run_on_two_cpu_processes(
             assert rank.alone_device_time == (None if record.implementation == "xla-sharded" else 2e-6)
             assert (rank.sent_bytes is None) == (record.implementation == "eager")
             assert rank.least_sent_bytes >= 0
+
+
+@pytest.mark.gpu
+def test_graphs_over_two_gpus_replay_kernels_and_copies(tmp_path: Path) -> None:
+    """The main cases, whose second input set has another routing than the one that is captured."""
+    if host.gpu_count() < 2:
+        pytest.skip("needs two GPUs")
+    done = xlafuse_process(
+        "run", "--suite", "parallel", "-i", "triton-cudagraphs,triton-all-slots-cudagraphs",
+        "--out", str(tmp_path / "run"), timeout=560,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = open_run(tmp_path / "run").results
+    assert len(results) == 4
+    for result in results:
+        assert result.record is not None and result.record.status == "ok" and result.record.parallel is not None
+        assert result.record.measurement is not None and result.record.measurement.command_buffers is not None
+        replayed, launches = result.record.measurement.command_buffers["forward"]
+        assert launches > 10 and replayed == launches
+        assert all(rank.communication > 1e-4 for rank in result.record.parallel.ranks), "copies between the GPUs"

@@ -1,8 +1,10 @@
 """One of the ranks that `test_parallel.py` starts: rank_program.py RANK COUNT FOLDER.
 
-It writes errors-RANK.json: for each case and program the largest error of each output and gradient, over the root mean
-square of the float64 reference. exchanges-RANK.json has the exchanges of a recorded training step, by program: phase,
-stage and bytes.
+It writes files of JSON, by case and program:
+errors-RANK: the largest error of each output and gradient, over the root mean square of the float64 reference.
+replays-RANK: the largest error of each call, where exchanges are repeated as in a CUDA graph.
+late-RANK: what the other rank sent in such calls, of which one rank copies late.
+exchanges-RANK: the exchanges of a recorded training step: phase, stage and bytes.
 """
 
 from __future__ import annotations
@@ -10,10 +12,12 @@ from __future__ import annotations
 import functools
 import json
 import sys
+import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -23,6 +27,13 @@ from xlafuse.compare.spec.blocks import mlp_parallel as mlp_spec
 from xlafuse.compare.spec.blocks import moe as moe_spec
 from xlafuse.triton_side.calls import dispatch
 from xlafuse.triton_side.parallel import mlp_parallel, moe_parallel
+from xlafuse.triton_side.parallel.peer_buffers import (
+    REGIONS,
+    Incoming,
+    PeerBuffers,
+    RepeatedExchanges,
+    peer_buffers,
+)
 from xlafuse.triton_side.parallel.ranks import Ranks
 
 SPLIT = {"moe": {"w_gate": 0, "w_up": 0, "w_down": 0}, "mlp": {"w_gate": 1, "w_up": 1, "w_down": 0}}
@@ -32,17 +43,22 @@ CASES: dict[str, tuple[tuple[int, ...], torch.dtype, bool, tuple[str, ...]]] = {
     "mlp odd": ((10, 21, 26), torch.float32, True, ("eager", "inductor", "inductor_async", "triton_in_order")),
     "mlp tiles": ((40, 64, 96), torch.float16, True, ("eager", "triton", "triton_put")),
     "moe odd": ((10, 21, 13, 6, 2, 4), torch.float32, True, ("eager", "inductor", "triton_put")),
-    "moe tiles": ((24, 32, 48, 8, 2, 8), torch.float16, True, ("eager", "triton")),
-    "moe all-on-one": ((12, 16, 24, 4, 1, 1), torch.float32, False, ("eager", "triton_in_order", "triton_put")),
-    "moe one-token": ((2, 16, 24, 4, 2, 3), torch.float32, True, ("eager", "triton")),
+    "moe tiles": ((24, 32, 48, 8, 2, 8), torch.float16, True, ("eager", "triton", "triton_all_slots")),
+    "moe all-on-one": (
+        (12, 16, 24, 4, 1, 1), torch.float32, False, ("eager", "triton_in_order", "triton_put", "triton_all_slots")
+    ),
+    "moe one-token": ((2, 16, 24, 4, 2, 3), torch.float32, True, ("eager", "triton", "triton_all_slots")),
 }
+# Their exchanges are repeated, as a CUDA graph repeats them.
+REPEATED = {"mlp odd": ("triton", "triton_put"), "moe one-token": ("triton_all_slots",)}
+REPLAYS = 4
 RECORDED = {"mlp tiles": ("triton", "triton_put"), "moe tiles": ("triton",), "moe odd": ("triton_put",)}
-WITHOUT_EXCHANGES = {"mlp odd": ("eager", "triton"), "moe one-token": ("eager", "triton_put")}
+WITHOUT_EXCHANGES = {"mlp odd": ("eager", "triton"), "moe one-token": ("eager", "triton_put", "triton_all_slots")}
 
 
-def draw(sizes: Mapping[str, int], block: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def draw(sizes: Mapping[str, int], block: str, dtype: torch.dtype, seed: int = 3) -> dict[str, torch.Tensor]:
     """Return the arrays of all ranks, rounded to the dtype; y is the cotangent."""
-    generator = np.random.default_rng(3)
+    generator = np.random.default_rng(seed)
     width, hidden, tokens = sizes["width"], sizes["hidden"], sizes["tokens"]
     shapes: dict[str, tuple[int, ...]] = {"w_gate": (width, hidden), "w_up": (width, hidden), "w_down": (hidden, width)}
     arrays = {"x": generator.standard_normal((tokens, width))}
@@ -78,12 +94,12 @@ def mine(name: str, array: torch.Tensor, block: str, ranks: Ranks) -> torch.Tens
 
 def errors(
     program: Callable[..., Any], arrays: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor],
-    block: str, ranks: Ranks, gradients: bool, **parameters: int,
+    block: str, ranks: Ranks, gradients: bool, inference: bool = True, **parameters: int,
 ) -> dict[str, float]:
     """Return the errors of this rank's output without and with gradients, and of its gradients."""
     local = {name: mine(name, array, block, ranks) for name, array in arrays.items()}
     dy = local.pop("y")
-    got = {"inference": program(local, ranks=ranks, **parameters)["y"]}
+    got = {"inference": program(local, ranks=ranks, **parameters)["y"]} if inference else {}
     if gradients:
         inputs = {name: tensor.clone().requires_grad_() for name, tensor in local.items()}
         got["y"] = program(inputs, ranks=ranks, **parameters)["y"]
@@ -94,6 +110,44 @@ def errors(
         want = mine("y" if name == "inference" else name, whole, block, ranks)
         assert value.dtype == dy.dtype and value.shape == want.shape, (name, value.dtype, value.shape, want.shape)
         found[name] = float((value.detach().double() - want).abs().max() / whole.square().mean().sqrt())
+    return found
+
+
+def replays(
+    program: Callable[..., Any], sizes: Mapping[str, int], block: str, dtype: torch.dtype, ranks: Ranks,
+    **parameters: int,
+) -> list[float]:
+    """Return the largest error of each call, on other arrays each time."""
+    repeated, found = RepeatedExchanges(), []
+    for seed in range(REPLAYS + 1):
+        arrays = draw(sizes, block, dtype, seed)
+        expected = reference(arrays, block, **parameters)
+        with (repeated.captured if seed else repeated.first)():
+            each = errors(program, arrays, expected, block, ranks, gradients=True, inference=False, **parameters)
+        found.append(max(each.values()))
+    return found
+
+
+def late_readings(put: bool, ranks: Ranks) -> list[int]:
+    """Return what the other rank sent, in calls of more exchanges than there are regions. One rank copies late.
+
+    The n-th exchange of call c from rank r sends 100 r + 10 c + n.
+    """
+    repeated, found = RepeatedExchanges(), []
+    peer, move = 1 - ranks.rank, PeerBuffers.move
+
+    def late(*args: Any, **named: Any) -> None:
+        time.sleep(0.03 * (call % 2 == ranks.rank))
+        move(*args, **named)
+
+    for call in range(1 + REPLAYS):
+        with (repeated.captured if call else repeated.first)(), patch.object(PeerBuffers, "move", late):
+            buffers = peer_buffers("test", 64, ranks, torch.device("cpu"), put, overlap=True)
+            for n in range(REGIONS + 1):
+                exchange = buffers.exchange("test")
+                exchange.outbox(peer, (1,), torch.int64).fill_(100 * ranks.rank + 10 * call + n)
+                exchange.expect({peer: [Incoming((1,), torch.int64, None, torch.empty(1, dtype=torch.int64))]}).start()
+                found.append(int(exchange.receive(peer)[0]))
     return found
 
 
@@ -137,6 +191,7 @@ def main(rank: int, count: int, folder: Path) -> None:
     torch.compile = functools.partial(torch.compile, backend="aot_eager")
     found: dict[str, dict[str, float]] = {}
     moved: dict[str, list[tuple[str, str, int]]] = {}
+    replayed: dict[str, list[float]] = {}
     for case, (shape, dtype, gradients, programs) in CASES.items():
         block = case.partition(" ")[0]
         spec, module = (mlp_spec, mlp_parallel) if block == "mlp" else (moe_spec, moe_parallel)
@@ -150,11 +205,17 @@ def main(rank: int, count: int, folder: Path) -> None:
                 found[f"{case} {name}{'' if communicate else ' alone'}"] = errors(
                     getattr(module, name), arrays, expected, block, ranks, gradients, **parameters
                 )
+        for name in REPEATED.get(case, ()):
+            ranks = Ranks(rank, count, dist.group.WORLD)
+            replayed[f"{case} {name}"] = replays(getattr(module, name), sizes, block, dtype, ranks, **parameters)
         for name in RECORDED.get(case, ()):
             ranks = Ranks(rank, count, dist.group.WORLD)
             moved[f"{case} {name}"] = exchanges(getattr(module, name), arrays, block, ranks, **parameters)
     (folder / f"errors-{rank}.json").write_text(json.dumps(found))
     (folder / f"exchanges-{rank}.json").write_text(json.dumps(moved))
+    (folder / f"replays-{rank}.json").write_text(json.dumps(replayed))
+    late = {put: late_readings(put, Ranks(rank, count, dist.group.WORLD)) for put in (False, True)}
+    (folder / f"late-{rank}.json").write_text(json.dumps([late[False], late[True]]))
     dist.barrier()
     dist.destroy_process_group()
 
