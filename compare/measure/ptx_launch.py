@@ -39,15 +39,17 @@ def memory() -> tuple[int, int]:
     return int(free), int(total)
 
 
-def give_back_persisting_l2() -> int:
+def give_back_persisting_l2(device: int = 0) -> int:
     """Return the bytes of L2 that this process reserved for persisting accesses, after giving them back; as a rule 0.
+
+    device: the number of the GPU in a thread without a current context.
 
     Lines that an access-policy window made persisting stay in L2 while other data is read, so a flush would miss them.
     Without reserved bytes, such a window has no effect (CUDA C++ Programming Guide, "L2 Set-Aside Cache for Persisting
     Accesses").
     """
     driver = _driver()
-    _enter_context()
+    _enter_context(device)
     limit = driver.CUlimit.CU_LIMIT_PERSISTING_L2_CACHE_SIZE
     status, reserved = driver.cuCtxGetLimit(limit)
     if status == driver.CUresult.CUDA_ERROR_UNSUPPORTED_LIMIT:  # GPUs older than Ampere, and slices of one
@@ -79,12 +81,18 @@ def _function(name: str, body: str, parameters: int) -> Any:
     return function
 
 
-def _enter_context() -> None:
-    """Make the primary context current, which both frameworks use; JAX leaves none current in this thread."""
+def _enter_context(device: int = 0) -> None:
+    """Make a GPU's primary context current, which both frameworks use, in a thread that has none.
+
+    PyTorch's threads have that of their GPU, and would go on with another one. JAX leaves none current.
+    """
     driver = _driver()
     _check(driver.cuInit(0))
-    (device,) = _check(driver.cuDeviceGet(0))
-    (context,) = _check(driver.cuDevicePrimaryCtxRetain(device))
+    (current,) = _check(driver.cuCtxGetCurrent())
+    if int(current):
+        return
+    (handle,) = _check(driver.cuDeviceGet(device))
+    (context,) = _check(driver.cuDevicePrimaryCtxRetain(handle))
     _check(driver.cuCtxSetCurrent(context))
 
 

@@ -49,9 +49,7 @@ class XlaRankBackend(XlaBackend):
     """JAX with arrays over the GPUs of all ranks. This process holds its slices of them."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self._device = jax.local_devices()[0]
-        self.device = self._device.device_kind if self.has_gpu else "cpu"
+        super().__init__(jax.local_devices()[0])
         self.mesh = parallel.mesh_of(jax.devices())
 
     def environment(self) -> dict[str, Any]:

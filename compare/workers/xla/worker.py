@@ -72,14 +72,18 @@ class XlaBackend:
 
     name = "xla"
 
-    def __init__(self) -> None:
+    def __init__(self, device: jax.Device | None = None) -> None:
+        """device: of this process's arrays, by default the first."""
         self.has_gpu, self.recorded_choices = _HAS_GPU, _RECORDED_CHOICES
         self.not_recorded: set[tuple[str, str, str]] = set()
-        self._device = jax.devices()[0]
+        self._device = device or jax.devices()[0]
         self.device = self._device.device_kind if _HAS_GPU else "cpu"
         self._case_folder: Path | None = None
         self._cache: dict[Any, jax.Array] = {}
-        self.flush_l2 = L2Flush(lambda n: jnp.ones(n, jnp.float32), lambda x: _sum(x).block_until_ready())
+        self.flush_l2 = L2Flush(
+            lambda n: jnp.ones(n, jnp.float32), lambda x: _sum(x).block_until_ready(),
+            self._device.local_hardware_id or 0,
+        )
 
     def environment(self) -> dict[str, Any]:
         packages = ("jax", "jaxlib", "jax-cuda13-pjrt", "jax-cuda13-plugin", "libtpu", "flax")

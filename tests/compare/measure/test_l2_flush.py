@@ -18,8 +18,24 @@ class Driver:
     CUlimit = SimpleNamespace(CU_LIMIT_PERSISTING_L2_CACHE_SIZE="persisting")
     CUresult = SimpleNamespace(CUDA_ERROR_UNSUPPORTED_LIMIT=215)
 
-    def __init__(self, reserved: int, status: int = 0) -> None:
-        self.reserved, self.status, self.log = reserved, status, list[str]()
+    def __init__(self, reserved: int, status: int = 0, current: int = 7) -> None:
+        self.reserved, self.status, self.current, self.log = reserved, status, current, list[str]()
+
+    def cuInit(self, flags: int) -> tuple[int]:
+        return (0,)
+
+    def cuCtxGetCurrent(self) -> tuple[int, int]:
+        return 0, self.current
+
+    def cuDeviceGet(self, number: int) -> tuple[int, int]:
+        return 0, number
+
+    def cuDevicePrimaryCtxRetain(self, device: int) -> tuple[int, str]:
+        return 0, f"context of GPU {device}"
+
+    def cuCtxSetCurrent(self, context: str) -> tuple[int]:
+        self.log.append(context)
+        return (0,)
 
     def cuCtxGetLimit(self, limit: str) -> tuple[int, int]:
         assert limit == "persisting"
@@ -39,7 +55,6 @@ class Driver:
 def flushed(monkeypatch: pytest.MonkeyPatch) -> Any:
     def flushed(driver: Driver) -> int:
         monkeypatch.setattr(ptx_launch, "_driver", lambda: driver)
-        monkeypatch.setattr(ptx_launch, "_enter_context", lambda: None)
         monkeypatch.setattr(host, "installed", lambda *names: {name: "1" for name in names})
         return L2Flush(lambda count: "buffer", lambda buffer: driver.log.append(f"read {buffer}"))()
 
@@ -58,6 +73,17 @@ def test_a_gpu_without_persisting_accesses_is_only_read(flushed: Any) -> None:
     driver = Driver(reserved=4096, status=215)
     assert flushed(driver) == 0
     assert driver.log == ["read buffer"]
+
+
+@pytest.mark.parametrize(("current", "entered"), [(7, []), (0, ["context of GPU 1"])])
+def test_a_threads_own_context_stays_current(
+    current: int, entered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank's thread in PyTorch has the context of the rank's GPU, and a thread in JAX has none."""
+    driver = Driver(reserved=0, current=current)
+    monkeypatch.setattr(ptx_launch, "_driver", lambda: driver)
+    assert ptx_launch.give_back_persisting_l2(device=1) == 0
+    assert driver.log == entered
 
 
 @pytest.mark.gpu
