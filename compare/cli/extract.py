@@ -32,7 +32,7 @@ def command(path: Path, kernel: str, out: Path, module: str | None, report: bool
 
     \b
       xlafuse extract dumps/ loop_multiply_fusion -o repro.py
-      xlafuse extract reports/h200 loop_multiply_fusion --module gelu/llama-8b/bf16/fwd/xla -o repro.py --report
+      xlafuse extract reports/h100 loop_multiply_fusion --module gelu/llama-8b/bf16/fwd/xla -o repro.py --report
 
     Exit code 2 for an unknown kernel (it lists the names), and for one without source, such as a library's.
     """

@@ -78,7 +78,7 @@ def test_a_committed_run_is_packed_and_described(run: Path) -> None:
 
 def test_committed_runs_are_few_and_small_files() -> None:
     found = [path for path in (PROJECT / "reports").rglob("*") if path.is_file()]
-    assert len(found) <= 40 and sum(path.stat().st_size for path in found) <= 45e6
+    assert len(found) <= 40 and sum(path.stat().st_size for path in found) <= 20e6
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/README.md", "reports/README.md", "reports/index.html"])

@@ -16,7 +16,7 @@ from xlafuse.compare.user.issue_report import extract_and_report
 
 DATA = Path(__file__).parents[2] / "data"
 INDUCTOR = DATA / "inductor/torch-2.13.0/debug"
-RUN = PROJECT / "reports/h200"
+RUNS = PROJECT / "reports"
 
 HOSTILE = """HloModule m, is_scheduled=true
 
@@ -39,24 +39,25 @@ def sections(text: str) -> list[str]:
 def test_a_run_gives_the_times_and_both_compilers_code(tmp_path: Path) -> None:
     out = tmp_path / "repro.py"
     words = ["loop_multiply_fusion", "--module", "gelu/llama-8b/bf16/fwd/xla", "-o", str(out), "--report"]
-    said = CliRunner().invoke(cli, ["extract", str(RUN), *words])
+    said = CliRunner().invoke(cli, ["extract", str(RUNS / "h100"), *words])
     assert said.exit_code == 0 and f"{tmp_path / 'repro.md'}: the text of an issue for openxla/xla" in said.output
     text = (tmp_path / "repro.md").read_text()
-    title = "# XLA: elementwise kernel of `integer_pow, mul, add, convert, tanh`, 82.3 µs on NVIDIA H200"
+    title = "# XLA: elementwise kernel of `integer_pow, mul, add, convert, tanh`, 87.0 µs on NVIDIA H100 80GB HBM3"
     assert text.splitlines()[0] == title
     assert "It reads 117 MB and writes 117 MB." in text
-    assert "Its launch takes 82.3 µs on NVIDIA H200, 1.49 times its roofline time." in text
-    assert "- jax `0.11.2`" in text and "- GPU: `NVIDIA H200`" in text
+    assert "Its launch takes 87.0 µs on NVIDIA H100 80GB HBM3, 1.13 times its roofline time." in text
+    assert "- jax `0.11.2`" in text and "- GPU: `NVIDIA H100 80GB HBM3`" in text
     assert sections(text) == [
         "Versions", "Reproducer", "What XLA makes of it", "What Inductor makes of the same block",
     ]
     assert out.read_text() in text and "%tanh" in text and "@triton.jit" in text
-    assert "Inductor takes 72.8 µs, XLA 82.4 µs." in text
+    assert "Inductor takes 78.9 µs, XLA 87.0 µs." in text
     assert len(text) < 65_536
 
 
 def test_a_missed_fusion_is_the_title(tmp_path: Path) -> None:
-    extract_and_report(RUN, "input_convert_reduce_fusion", "rmsnorm/llama-8b/bf16/train/xla", tmp_path / "repro.py")
+    module = "rmsnorm/llama-8b/bf16/train/xla"
+    extract_and_report(RUNS / "h200", "input_convert_reduce_fusion", module, tmp_path / "repro.py")
     title, _, about, *_ = (tmp_path / "repro.md").read_text().splitlines()
     assert title.startswith("# XLA does not fuse `convert_element_type, mul, reduce_sum` with `mul, ")
     assert "It is not fused with `loop_convert_multiply_fusion`" in about
