@@ -233,15 +233,18 @@ def _medians(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def _efficiency(samples: Samples, weight: NDArray[np.float64]) -> dict[str, Trees]:
-    """Return trees for the logarithm of time over base, from each kernel as it ran and as it was compiled."""
+    """Return trees for the logarithm of time over base, from each kernel as it ran, as it was compiled, and as a graph
+    of an earlier version tells it, which has no access patterns."""
     weight, target = weight * np.where(samples.long, 1.0, 0.25), np.log(samples.time_us / samples.base_us)
     found = {}
     for name in MODELS:
         chosen = np.flatnonzero(models_of(samples.matrix) == name)
         bare = chosen[(np.nan_to_num(samples.compiled) != np.nan_to_num(samples.matrix)).any(axis=1)[chosen]]
-        both = np.append(chosen, bare)
-        matrix = np.concatenate([samples.matrix[chosen], samples.compiled[bare]])
-        found[name] = boost(matrix, target[both], weight[both], SHAPES[name])
+        earlier = samples.compiled[chosen]
+        earlier[:, [i for i, column in enumerate(NAMES) if column.startswith("access ")]] = np.nan
+        every = np.concatenate([chosen, bare, chosen])
+        matrix = np.concatenate([samples.matrix[chosen], samples.compiled[bare], earlier])
+        found[name] = boost(matrix, target[every], weight[every], SHAPES[name])
     return found
 
 

@@ -35,7 +35,7 @@ class Tuned:
     """The result of a search.
 
     table: with the new entries. changed: the new entries, as JSON. left, failed: how many choices were not searched,
-    and how many searches failed. written: the table's file was. lost: the worker ended before the last search.
+    and how many searches failed. written: the table's file was. lost: how many searches ended the worker.
     """
 
     table: tables.Table
@@ -45,7 +45,7 @@ class Tuned:
     failed: int = 0
     interrupted: bool = False
     written: bool = False
-    lost: bool = False
+    lost: int = 0
 
 
 @click.command("tune")
@@ -74,7 +74,7 @@ def command(
     spill registers or exceed shared memory are dropped, and the others timed. One that beats the present configuration
     by more than the noise is written to this GPU's table at once, so Ctrl-C loses nothing. Later calls read the table.
 
-    Exit code 1 when the worker was lost, 2 without a GPU, 3 when the time ended the search, 130 after Ctrl-C.
+    Exit code 1 when a search ended its worker, 2 without a GPU, 3 when the time ended the search, 130 after Ctrl-C.
     """
     from ..measure import machine_remarks
     from ..plan import selection
@@ -120,46 +120,63 @@ def tune(
     """Search the choices of these cases and implementations, and write the table to `path` after each change.
 
     Training comes first, because its calls contain the launches of both directions. A failed choice is left as it is.
+    One that ends the worker, as an illegal access does, leaves the others to a new one.
     """
     began = time.monotonic()
+    work = sorted(work, key=lambda each: each[0].direction == "fwd")
 
     def seconds_left() -> float:
         return float("inf") if budget is None else budget - (time.monotonic() - began)
 
+    def choices_of_calls() -> list[dict[str, Any]]:
+        return [
+            choice for case, implementation in work
+            for choice in ask("choices", case=case.to_json(), implementation=implementation)
+        ]
+
     found = Tuned(table)
     try:
-        choices: list[dict[str, Any]] = []
-        for case, implementation in sorted(work, key=lambda each: each[0].direction == "fwd"):
-            choices += ask("choices", case=case.to_json(), implementation=implementation)
+        choices = choices_of_calls()
         found.left = len(choices)
-        say(f"{len(choices)} choices of kernels; compiling their candidates")
-        compiling = 3600.0 if budget is None else COMPILING * budget
-        count = ask("compile", choices=choices, seconds=compiling, timeout=compiling + 300)
-        say(f"{count} candidates after {time.monotonic() - began:.0f} s")
-        for choice, outcome in _outcomes(choices, ask, seconds_left):
-            if outcome is None:
-                continue
-            found.left, found.searched = found.left - 1, found.searched + 1
-            found.failed += "problem" in outcome
-            found.lost |= outcome.get("lost", False)
-            say(_line(choice, outcome))
-            if outcome.get("config"):
-                before = outcome["before_us"]
-                entry = _entry(outcome, outcome["config"], before and round(before, 2))
-                table.put(choice["kernel"], choice["shape_class"], entry)
-                table.write(path)
-                found.written = True
-                found.changed.append(choice | {name: outcome[name] for name in ("case", "before", "config")} | {
-                    "before_us": entry.before_us, "us": entry.us,
-                })
-            elif not outcome.get("by_rule", True) and table.find(choice["kernel"], choice["shape_class"]) is None:
-                # It came from another GPU's table, which no longer counts once this GPU has a table.
-                table.put(choice["kernel"], choice["shape_class"], _entry(outcome, outcome["before"], None))
-                table.write(path)
-                found.written = True
+        while choices:
+            say(f"{len(choices)} choices of kernels; compiling their candidates")
+            compiling = 3600.0 if budget is None else COMPILING * max(0.0, seconds_left())
+            count = ask("compile", choices=choices, seconds=compiling, timeout=compiling + 300)
+            say(f"{count} candidates after {time.monotonic() - began:.0f} s")
+            lost = found.lost
+            for choice, outcome in _outcomes(tuple(choices), ask, seconds_left):
+                choices.remove(choice)
+                if outcome is not None:
+                    _note(found, choice, outcome, path)
+                    say(_line(choice, outcome))
+            if found.lost == lost:
+                break
+            choices_of_calls()  # a new worker knows none
     except KeyboardInterrupt:
         found.interrupted = True
     return found
+
+
+def _note(found: Tuned, choice: dict[str, Any], outcome: dict[str, Any], path: Path) -> None:
+    """Count a search, and write the table where it has a new entry."""
+    table = found.table
+    found.left, found.searched = found.left - 1, found.searched + 1
+    found.failed += "problem" in outcome
+    found.lost += outcome.get("lost", False)
+    if outcome.get("config"):
+        before = outcome["before_us"]
+        entry = _entry(outcome, outcome["config"], before and round(before, 2))
+        found.changed.append(choice | {name: outcome[name] for name in ("case", "before", "config")} | {
+            "before_us": entry.before_us, "us": entry.us,
+        })
+    elif not outcome.get("by_rule", True) and table.find(choice["kernel"], choice["shape_class"]) is None:
+        # It came from another GPU's table, which no longer counts once this GPU has a table.
+        entry = _entry(outcome, outcome["before"], None)
+    else:
+        return
+    table.put(choice["kernel"], choice["shape_class"], entry)
+    table.write(path)
+    found.written = True
 
 
 def _entry(outcome: dict[str, Any], config: dict[str, Any], before_us: float | None) -> tables.Entry:
@@ -240,8 +257,7 @@ def as_text(found: Tuned, path: Path) -> str:
     written = f"; {path} has {len(found.table.entries)} entries" if found.written else ""
     lines.append(f"{len(rows)} of {found.searched} choices changed{written}")
     if found.left:
-        why = "the worker was lost: run it again" if found.lost else "name their blocks, or give more time"
-        lines.append(f"{found.left} choices were not searched; {why}")
+        lines.append(f"{found.left} choices were not searched; name their blocks, or give more time")
     return "\n".join(lines)
 
 

@@ -14,6 +14,7 @@ from functorch.compile import make_boxed_func
 from torch import Tensor
 from torch._dynamo.backends.common import aot_autograd
 from torch.fx.traceback import preserve_node_meta
+from torch.utils.flop_counter import FlopCounterMode
 
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.spec.case import Case
@@ -197,6 +198,15 @@ def test_sdpa_aligns_its_causal_mask_to_the_last_key(monkeypatch: pytest.MonkeyP
     for queries in ({}, {"queries": 5}):
         case = case_of("decode_attention", "float32", shortest=67, **queries)
         check(case, library_decode.apply_flash)
+
+
+def test_sdpas_causal_mask_can_be_made_while_a_call_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library_decode, "sdpa_kernel", lambda backend: contextlib.nullcontext())
+    q, k, v = (torch.randn(1, 2, rows, 16) for rows in (3, 8, 8))
+    inputs = {"q": q, "k_cache": k, "v_cache": v, "lengths": torch.tensor([8])}
+    expected = library_decode.apply_flash(inputs)["out"]
+    with FlopCounterMode(display=False):
+        assert torch.equal(library_decode.apply_flash(inputs)["out"], expected)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -30,7 +30,7 @@ from types import FrameType
 from typing import Any, Literal
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import flop_registry
 
@@ -232,6 +232,12 @@ def write_launches(recorded: Recorded, folder: Path) -> None:
     for part, made in launches.items():
         for index, launch in enumerate(made):
             launch.write(folder / part, index)
+
+
+def unobserved() -> contextlib.AbstractContextManager[object]:
+    """Return a context in which no dispatch mode sees operations, for tensors of a class that a mode cannot make."""
+    context: contextlib.AbstractContextManager[object] = _disable_current_modes()
+    return context
 
 
 class _Recorder(TorchDispatchMode):

@@ -229,7 +229,9 @@ def copied_operands_config(precision: str) -> MatmulConfig:
     """Tiles for float32 products on the tensor cores that read copies of a and b (`shared/tf32_operand.py`).
 
     The fastest of a sweep on an H200 (Triton 3.6, do_bench), in us, copies included. A product in three TF32 products
-    does not load the next tile before it stores this one: the tiles of a third stage need the memory.
+    does not load the next tile before it stores this one: the tiles of a third stage need the memory. With five stages
+    `xlafuse tune` measured 121.3 us where four took 128.8 (8192 x 2048 x 768, TF32), and splits of the inner axis made
+    the 96 tiles of a weight's gradient slower: 150.1 us with four, 134.7 with none.
 
         | m x k x n                           4096 x 4096 x 4096   8192 x 768 x 2048   768 x 8192 x 2048 (TN)
         | TF32: 128 x 128, 4 stages                          464                 109                     152
@@ -247,19 +249,7 @@ def copied_operands_config(precision: str) -> MatmulConfig:
 
     Tiles of 256 x 128 spill where an epilogue has a bias or a residual.
     """
-    return MatmulConfig(128, 128, 32, num_warps=8, num_stages={"tf32": 4, "tf32x3": 3}[precision])
-
-
-def splits_of_few_tiles(tiles: int, k: int) -> int:
-    """Return how many programs share the inner axis of each tile, a power of two, where `tiles` leave some idle.
-
-    The 96 tiles of a weight's gradient leave 36 multiprocessors idle; with four splits all compute three quarters as
-    long (not timed).
-    """
-    if tiles >= MULTIPROCESSORS:
-        return 1
-    shares = [1, *(splits for splits in (2, 4, 8) if splits * SHORTEST_SPLIT <= k)]
-    return min(shares, key=lambda splits: cdiv(splits * tiles, MULTIPROCESSORS) / splits)
+    return MatmulConfig(128, 128, 32, num_warps=8, num_stages={"tf32": 5, "tf32x3": 3}[precision])
 
 
 @tuned
@@ -271,8 +261,7 @@ def matmul_config(
     transposed: b is stored so.
     """
     if descriptors and precision in PARTS and min(m, n) >= MANY_ROWS and k > SHORT_SUM and has_wgmma():
-        config = copied_operands_config(precision)
-        return replace(config, splits=splits_of_few_tiles(cdiv(m, config.block_m) * cdiv(n, config.block_n), k))
+        return copied_operands_config(precision)
     if descriptors and dtype != torch.float32:
         if m <= FEW_ROWS:
             config = few_rows_config(m, n, dtype.itemsize, transposed)

@@ -16,6 +16,7 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from xlafuse.triton_side.blocks.decode_attention import visible_keys, zero_where_unseeing
+from xlafuse.triton_side.calls.dispatch import unobserved
 
 BLOCK = 128  # keys per block of FlexAttention's mask
 
@@ -50,8 +51,9 @@ def apply_flash(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """SDPA with its FlashAttention-2 backend only, for sequences that fill their cache."""
     q, k, v, _ = _given(inputs)
     queries = q if q.ndim == 4 else q[:, :, None]
-    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+    with unobserved():
         mask = causal_lower_right(queries.shape[2], k.shape[2])
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
         return {"out": F.scaled_dot_product_attention(queries, k, v, attn_mask=mask, enable_gqa=True).view(q.shape)}
 
 

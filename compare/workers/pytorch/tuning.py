@@ -144,6 +144,8 @@ class Tuner:
                 return self._seconds(trials.launches_with(call, choice, config, same), ACCURATE if accurate else ROUGH)
             except triton.OutOfResources:
                 return math.inf
+            except torch.AcceleratorError as error:
+                raise RuntimeError(f"{config}: {error}") from error
 
         found = search.search(present, [config for config in usable if config != present], timed)
         if not math.isfinite(found.seconds):

@@ -50,6 +50,8 @@ class Workers:
         block = parameters["kernel"].partition(".")[0]
         self.asked.append(block)
         outcome = self.outcomes[block]
+        if isinstance(outcome, WorkerDied):
+            self.found.clear()
         if isinstance(outcome, BaseException):
             raise outcome
         return outcome
@@ -175,15 +177,18 @@ def test_a_failed_choice_leaves_the_others(tmp_path: Path) -> None:
     assert "80 GiB" in result.stderr and "the cause" in result.stderr
 
 
-def test_a_dead_worker_ends_the_search_and_keeps_what_it_found(tmp_path: Path) -> None:
+def test_a_choice_that_ends_the_worker_leaves_the_others(tmp_path: Path) -> None:
     Workers.outcomes["softmax"] = WorkerDied("signal SIGSEGV")
-    result = run("gelu", "softmax", "rmsnorm")
-    assert result.exit_code == 1 and "SIGSEGV" in result.stderr and "worker was lost" in result.stdout
-    assert tuned_in(tmp_path / "h200.json") == {"gelu.configure"}
+    result = run("gelu", "softmax", "rmsnorm", "--json")
+    found = json.loads(result.stdout)
+    assert result.exit_code == 1 and "SIGSEGV" in result.stderr
+    assert tuned_in(tmp_path / "h200.json") == {"gelu.configure", "rmsnorm.configure"}
+    assert (found["searched"], found["left"], found["failed"]) == (3, 0, 1)
+    assert sorted(Workers.asked) == ["gelu", "rmsnorm", "softmax"]
 
 
 def test_the_time_ends_the_search(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    clock = iter(range(0, 10_000, 40))
+    clock = iter(range(0, 10_000, 25))
     monkeypatch.setattr(tune, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
     result = run("gelu", "softmax", "rmsnorm", "--stop-after", "100s")
     assert result.exit_code == 3 and "not searched" in result.stdout

@@ -48,7 +48,7 @@ QKV = {name: ((8, 12, 1024, 64), "float32") for name in "qkv"}
 @pytest.mark.parametrize(
     ("module", "specs", "attributes", "kernels"), [("matmul", PRODUCT, {}, 3), ("swiglu_mlp", MLP, {"eps": 1e-6}, 9)]
 )
-def test_large_float32_products_read_b_where_tma_put_it(
+def test_large_float32_products_read_operands_where_tma_put_them(
     fake_gpu, module: str, specs: dict, attributes: dict, kernels: int, precision: str, products: int
 ) -> None:
     """A step is four times as long as an instruction. No operand passes through registers into shared memory."""

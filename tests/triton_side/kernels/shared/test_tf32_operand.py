@@ -20,7 +20,6 @@ from xlafuse.triton_side.kernels.matmul import (
     many_rows_config,
     matmul,
     matmul_config,
-    splits_of_few_tiles,
 )
 from xlafuse.triton_side.kernels.shared import tiles
 from xlafuse.triton_side.kernels.shared.matmul_tiles import MatmulConfig
@@ -224,13 +223,6 @@ def test_only_hopper_gpus_take_three_products(
     torch.set_float32_matmul_precision("high")
     config = matmul_config.__wrapped__(torch.float32, "tf32", True, 8192, 768, 2048, False)
     assert config.descriptors == (precision == "tf32x3")
-
-
-@pytest.mark.parametrize(
-    ("tiles", "k", "splits"), [(96, 8192, 4), (36, 8192, 8), (36, 1024, 2), (128, 8192, 1), (384, 8192, 1)]
-)
-def test_few_tiles_share_the_inner_axis(tiles: int, k: int, splits: int) -> None:
-    assert splits_of_few_tiles(tiles, k) == splits
 
 
 def test_a_caller_may_ask_for_ieee_products(setting: None) -> None:
