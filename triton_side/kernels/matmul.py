@@ -285,14 +285,17 @@ def choose_config(choose: Choose, *operands: torch.Tensor) -> MatmulConfig:
 def launch_matmul(
     a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, residual: torch.Tensor | None = None, *,
     bias: torch.Tensor | None = None, b_sums: torch.Tensor | None = None, out: torch.Tensor | None = None,
+    a_is_tf32: bool = False,
 ) -> torch.Tensor:
     """Return a @ b (+ residual) (+ bias), contiguous, written to `out` if given.
+
+    a_is_tf32: the kernel that wrote a rounded it to TF32, so a product in TF32 needs no copy of it.
 
     `residual`, `bias` and `out` are contiguous. `b_sums` [n] becomes the sum of b's rows, of which there may be at most
     `config.block_k`; c must have a row.
     """
     c = torch.empty((a.shape[0], b.shape[1]), dtype=a.dtype, device=a.device) if out is None else out
-    _launch(a, b, config, residual=residual, bias=bias, c=c, b_sums=b_sums)
+    _launch(a, b, config, residual=residual, bias=bias, c=c, b_sums=b_sums, a_is_tf32=a_is_tf32)
     return c
 
 
@@ -309,12 +312,12 @@ def launch_bias_gelu(
 def _launch(
     a: torch.Tensor, b: torch.Tensor, config: MatmulConfig, *, residual: torch.Tensor | None = None,
     bias: torch.Tensor | None = None, c: torch.Tensor | None = None, gelu: torch.Tensor | None = None,
-    b_sums: torch.Tensor | None = None,
+    b_sums: torch.Tensor | None = None, a_is_tf32: bool = False,
 ) -> None:
     (m, k), n = a.shape, b.shape[1]
     precision, parts = product_precision(a.dtype), 0
     if config.descriptors and precision in PARTS and b_sums is None:
-        (a, b), parts = prepare_operands(a, b, precision), PARTS[precision]
+        (a, b), parts = prepare_operands(a, b, precision, a_is_tf32), PARTS[precision]
     elif a.dtype == torch.float32 and precision == "ieee" and stored_transposed(b):
         # The ordinary cores read b's rows. Rows of a transposed b cause bank conflicts: 13 TFLOP/s against 38.
         b = b.contiguous()

@@ -42,8 +42,8 @@ def silu_value_and_slope(x, ACCURATE: tl.constexpr):
 
 @declare.declare(*FORWARD, flops=lambda shapes: 5 * math.prod(shapes["y_ptr"]))
 @triton.jit
-def swiglu_forward_kernel(gate_ptr, up_ptr, y_ptr, elements, BLOCK: tl.constexpr):
-    forward_block(gate_ptr, up_ptr, y_ptr, elements, silu_value, BLOCK)
+def swiglu_forward_kernel(gate_ptr, up_ptr, y_ptr, elements, BLOCK: tl.constexpr, TF32: tl.constexpr = False):
+    forward_block(gate_ptr, up_ptr, y_ptr, elements, silu_value, BLOCK, TF32)
 
 
 @declare.declare(*BACKWARD, flops=lambda shapes: 10 * math.prod(shapes["dy_ptr"]))

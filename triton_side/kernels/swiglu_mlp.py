@@ -33,6 +33,7 @@ from xlafuse.triton_side.kernels.matmul import choose_config, launch_matmul, mat
 from xlafuse.triton_side.kernels.shared import gated_unit
 from xlafuse.triton_side.kernels.shared.gated_unit import backward_block
 from xlafuse.triton_side.kernels.shared.launch import FlatConfig, check_matrix, check_tensors, launch_elementwise
+from xlafuse.triton_side.kernels.shared.tiles import product_precision
 from xlafuse.triton_side.kernels.swiglu import silu_value_and_slope, swiglu_forward_kernel
 
 ACTIVATION = (("logistic", "sigmoid"), ("mul", "silu"), ("mul", "activated"))
@@ -54,18 +55,20 @@ DH_OF_UP = (gradient("dot", "up", "dh"), gradient("add", "up", "dh"))
 
 @declare(*ACTIVATION_GRADIENTS, flops=lambda shapes: 13 * math.prod(shapes["dact_ptr"]))
 @triton.jit
-def activation_gradients_kernel(dact_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, act_ptr, elements, BLOCK: tl.constexpr):
+def activation_gradients_kernel(
+    dact_ptr, gate_ptr, up_ptr, dgate_ptr, dup_ptr, act_ptr, elements, BLOCK: tl.constexpr, TF32: tl.constexpr = False
+):
     """Compute dgate, dup and act from a stored dact, element by element."""
-    backward_block(gate_ptr, up_ptr, dact_ptr, dgate_ptr, dup_ptr, act_ptr, elements, silu_value_and_slope, BLOCK)
+    backward_block(gate_ptr, up_ptr, dact_ptr, dgate_ptr, dup_ptr, act_ptr, elements, silu_value_and_slope, BLOCK, TF32)
 
 
 def launch_activation_gradients(
-    dact: torch.Tensor, gate: torch.Tensor, up: torch.Tensor
+    dact: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, **constants: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return dgate, dup and act from a stored dact; all are contiguous."""
     dgate, dup, act = torch.empty_like(gate), torch.empty_like(gate), torch.empty_like(gate)
     config = FlatConfig(block=2048, num_warps=8)
-    launch_elementwise(activation_gradients_kernel, config, dact, gate, up, dgate, dup, act)
+    launch_elementwise(activation_gradients_kernel, config, dact, gate, up, dgate, dup, act, **constants)
     return dgate, dup, act
 
 
@@ -77,10 +80,12 @@ def _project(
         gate = launch_matmul(h, gate_weight, choose_config(matmul_config, h, gate_weight))
     with computing(*UP, c_ptr="up"):
         up = launch_matmul(h, up_weight, choose_config(matmul_config, h, up_weight))
+    tf32 = product_precision(x.dtype) == "tf32"
     with computing(*ACT, y_ptr="act"):
-        act = gated_unit.forward(swiglu_forward_kernel, gate, up)
+        act = gated_unit.forward(swiglu_forward_kernel, gate, up, TF32=tf32)
     with computing(*DOWN, c_ptr="y"):
-        y = launch_matmul(act, down_weight, choose_config(matmul_config, act, down_weight), residual=x.contiguous())
+        config = choose_config(matmul_config, act, down_weight)
+        y = launch_matmul(act, down_weight, config, residual=x.contiguous(), a_is_tf32=tf32)
     return y, gate, up
 
 
@@ -102,7 +107,8 @@ class _SwigluMlp(torch.autograd.Function):
         x, norm_weight, gate_weight, up_weight, down_weight, rstd, h, gate, up = ctx.saved_tensors
         with computing(*DACT, c_ptr="dact"):
             dact = launch_matmul(dy, down_weight.T, choose_config(matmul_config, dy, down_weight.T))
-        dgate, dup, act = launch_activation_gradients(dact, gate, up)
+        tf32 = product_precision(dy.dtype) == "tf32"
+        dgate, dup, act = launch_activation_gradients(dact, gate, up, TF32=tf32)
         with computing(*DDOWN_WEIGHT, c_ptr="ddown_weight"):
             ddown = launch_matmul(act.T, dy, choose_config(matmul_config, act.T, dy))
         with computing(*DGATE_WEIGHT, c_ptr="dgate_weight"):
@@ -110,9 +116,11 @@ class _SwigluMlp(torch.autograd.Function):
         with computing(*DUP_WEIGHT, c_ptr="dup_weight"):
             dup_weight = launch_matmul(h.T, dup, choose_config(matmul_config, h.T, dup))
         with computing(*DH_OF_GATE, c_ptr="dh_of_gate"):
-            dh = launch_matmul(dgate, gate_weight.T, choose_config(matmul_config, dgate, gate_weight.T))
+            config = choose_config(matmul_config, dgate, gate_weight.T)
+            dh = launch_matmul(dgate, gate_weight.T, config, a_is_tf32=tf32)
         with computing(*DH_OF_UP, c_ptr="dh"):
-            dh = launch_matmul(dup, up_weight.T, choose_config(matmul_config, dup, up_weight.T), residual=dh)
+            config = choose_config(matmul_config, dup, up_weight.T)
+            dh = launch_matmul(dup, up_weight.T, config, residual=dh, a_is_tf32=tf32)
         with stage("norm"), computing(dsum_ptr="dy", dy_ptr="dh"):
             dx, dnorm_weight = rmsnorm.backward(x, norm_weight, rstd, dh, dsum=dy.contiguous())
         return dx, dnorm_weight, dgate_weight, dup_weight, ddown, None

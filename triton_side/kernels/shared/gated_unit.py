@@ -19,56 +19,65 @@ from torch.autograd.function import once_differentiable
 
 from xlafuse.triton_side.configs.tuned import tuned
 from xlafuse.triton_side.kernels.shared.launch import FlatConfig, check_tensors, launch_elementwise
+from xlafuse.triton_side.kernels.shared.tiles import round_to_tf32
 
 
 @triton.jit
-def forward_block(gate_ptr, up_ptr, y_ptr, elements, value: tl.constexpr, BLOCK: tl.constexpr):
-    """Compute y for one program's block of elements."""
+def forward_block(
+    gate_ptr, up_ptr, y_ptr, elements, value: tl.constexpr, BLOCK: tl.constexpr, TF32: tl.constexpr = False
+):
+    """Compute y for one program's block of elements. TF32: round it for a product that reads it."""
     start = tl.program_id(0).to(tl.int64) * BLOCK
     offset = start + tl.arange(0, BLOCK)
     # Unless `elements` is a multiple of 16, a mask prevents 16-byte accesses. Only the last block is masked.
     if start + BLOCK <= elements:
-        _forward(gate_ptr, up_ptr, y_ptr, offset, None, value)
+        _forward(gate_ptr, up_ptr, y_ptr, offset, None, value, TF32)
     else:
-        _forward(gate_ptr, up_ptr, y_ptr, offset, offset < elements, value)
+        _forward(gate_ptr, up_ptr, y_ptr, offset, offset < elements, value, TF32)
 
 
 @triton.jit
-def _forward(gate_ptr, up_ptr, y_ptr, offset, mask, value: tl.constexpr):
+def _forward(gate_ptr, up_ptr, y_ptr, offset, mask, value: tl.constexpr, TF32: tl.constexpr):
     gate = tl.load(gate_ptr + offset, mask=mask).to(tl.float32)
     up = tl.load(up_ptr + offset, mask=mask).to(tl.float32)
     y = value(gate, y_ptr.dtype.element_ty == tl.float32) * up
+    if TF32:
+        y = round_to_tf32(y)
     tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def backward_block(
-    gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, y_ptr, elements, value_and_slope: tl.constexpr, BLOCK: tl.constexpr
+    gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, y_ptr, elements, value_and_slope: tl.constexpr, BLOCK: tl.constexpr,
+    TF32: tl.constexpr = False,
 ):
     """Compute dgate and dup for one program's block of elements, and y again unless y_ptr is None.
 
-    swiglu_mlp computes y again, because it does not save y.
+    swiglu_mlp computes y again, because it does not save y. TF32: round the results for products that read them.
     """
     start = tl.program_id(0).to(tl.int64) * BLOCK
     offset = start + tl.arange(0, BLOCK)
     if start + BLOCK <= elements:
-        _backward(gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, y_ptr, offset, None, value_and_slope)
+        _backward(gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, y_ptr, offset, None, value_and_slope, TF32)
     else:
-        _backward(gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, y_ptr, offset, offset < elements, value_and_slope)
+        _backward(gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, y_ptr, offset, offset < elements, value_and_slope, TF32)
 
 
 @triton.jit
 def _backward(
-    gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, y_ptr, offset, mask, value_and_slope: tl.constexpr
+    gate_ptr, up_ptr, dy_ptr, dgate_ptr, dup_ptr, y_ptr, offset, mask, value_and_slope: tl.constexpr, TF32: tl.constexpr
 ):
     gate = tl.load(gate_ptr + offset, mask=mask).to(tl.float32)
     up = tl.load(up_ptr + offset, mask=mask).to(tl.float32)
     dy = tl.load(dy_ptr + offset, mask=mask).to(tl.float32)
     activated, slope = value_and_slope(gate, dgate_ptr.dtype.element_ty == tl.float32)
-    tl.store(dgate_ptr + offset, (dy * up * slope).to(dgate_ptr.dtype.element_ty), mask=mask)
-    tl.store(dup_ptr + offset, (dy * activated).to(dup_ptr.dtype.element_ty), mask=mask)
+    dgate, dup, y = dy * up * slope, dy * activated, activated * up
+    if TF32:
+        dgate, dup, y = round_to_tf32(dgate), round_to_tf32(dup), round_to_tf32(y)
+    tl.store(dgate_ptr + offset, dgate.to(dgate_ptr.dtype.element_ty), mask=mask)
+    tl.store(dup_ptr + offset, dup.to(dup_ptr.dtype.element_ty), mask=mask)
     if y_ptr is not None:
-        tl.store(y_ptr + offset, (activated * up).to(y_ptr.dtype.element_ty), mask=mask)
+        tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
 
 
 @tuned
@@ -80,10 +89,12 @@ def configure(element_bytes: int) -> FlatConfig:
     return FlatConfig(block=128 * 16 // element_bytes, num_warps=4)
 
 
-def forward(kernel: Any, gate: torch.Tensor, up: torch.Tensor, config: FlatConfig | None = None) -> torch.Tensor:
+def forward(
+    kernel: Any, gate: torch.Tensor, up: torch.Tensor, config: FlatConfig | None = None, **constants: Any
+) -> torch.Tensor:
     """Launch a unit's forward kernel on contiguous gate and up; y has their shape and dtype."""
     y = torch.empty_like(gate)
-    launch_elementwise(kernel, config or configure(gate.element_size()), gate, up, y)
+    launch_elementwise(kernel, config or configure(gate.element_size()), gate, up, y, **constants)
     return y
 
 

@@ -137,13 +137,15 @@ def rows_per_tile(rows: int, block_columns: int, multiprocessors: int, elements:
     return max(1, min(elements // block_columns, next_power_of_2(rows // (4 * multiprocessors))))
 
 
-def launch_elementwise(kernel: Any, config: FlatConfig, *tensors: torch.Tensor) -> None:
+def launch_elementwise(kernel: Any, config: FlatConfig, *tensors: torch.Tensor, **constants: Any) -> None:
     """Launch `kernel`(*tensors, elements) on contiguous tensors of one size, unless they are empty."""
     elements = tensors[0].numel()
     if elements == 0:
         return
     with device_of(tensors[0]):
-        kernel[(cdiv(elements, config.block),)](*tensors, elements, BLOCK=config.block, num_warps=config.num_warps)
+        kernel[(cdiv(elements, config.block),)](
+            *tensors, elements, BLOCK=config.block, num_warps=config.num_warps, **constants
+        )
 
 
 def device_of(x: torch.Tensor) -> AbstractContextManager[object]:

@@ -21,7 +21,7 @@ import triton.language as tl
 from xlafuse.triton_side.calls.declare import declare, forward, preparing
 from xlafuse.triton_side.kernels.shared.launch import cdiv, device_of
 from xlafuse.triton_side.kernels.shared.matmul_tiles import load_strided_tile
-from xlafuse.triton_side.kernels.shared.tiles import DESCRIPTOR_ALIGNMENT, round_to_tf32, split_tf32
+from xlafuse.triton_side.kernels.shared.tiles import DESCRIPTOR_ALIGNMENT, fits_descriptor, round_to_tf32, split_tf32
 
 PARTS = {"tf32": 1, "tf32x3": 2}  # matrices in a copy, by precision
 
@@ -47,12 +47,16 @@ def prepare_operand_kernel(
         tl.store(prepared_ptr + tl.cast(n, tl.int64) * stride_pn, rest, mask=inside)
 
 
-def prepare_operands(a: torch.Tensor, b: torch.Tensor, precision: str) -> tuple[torch.Tensor, torch.Tensor]:
+def prepare_operands(
+    a: torch.Tensor, b: torch.Tensor, precision: str, a_is_tf32: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the copies of a [m, k] and b [k, n] for TMA: as [m, k], row by row, and [k, n], column by column.
 
-    For "tf32x3" they are [2 m, k] and [k, 2 n].
+    For "tf32x3" they are [2 m, k] and [k, 2 n]. a itself serves in TF32 if it is rounded already (`a_is_tf32`) and
+    stored row by row.
     """
-    return _prepared(a.T, precision, "a").T, _prepared(b, precision, "b")
+    as_it_is = a_is_tf32 and precision == "tf32" and fits_descriptor(a)
+    return a if as_it_is else _prepared(a.T, precision, "a").T, _prepared(b, precision, "b")
 
 
 def _prepared(b: torch.Tensor, precision: str, name: str) -> torch.Tensor:

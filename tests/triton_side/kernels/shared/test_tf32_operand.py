@@ -206,6 +206,14 @@ def test_copies_hold_the_parts_along_the_inner_axis(k: int, n: int, transposed: 
         assert tiles.fits_descriptor(rows) and tiles.fits_descriptor(columns.T)
 
 
+def test_an_operand_that_is_rounded_already_is_not_copied() -> None:
+    a, b = random(64, 32), random(32, 64)
+    rows, _ = prepare_operands(a, b, "tf32")
+    assert prepare_operands(rows, b, "tf32", a_is_tf32=True)[0] is rows
+    for other, precision in ((rows.T, "tf32"), (rows, "tf32x3")):
+        assert prepare_operands(other, random(other.shape[1], 64), precision, a_is_tf32=True)[0] is not other
+
+
 @pytest.fixture
 def setting() -> Iterator[None]:
     before = torch.get_float32_matmul_precision()
