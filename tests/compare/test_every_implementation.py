@@ -62,7 +62,7 @@ HEADS = [
     attention.sizes(2, 4, 200, head_dim, kv_heads=2, causal=causal) for head_dim in (64, 128) for causal in (0, 1)
 ]
 LONG = [attention.sizes(2, 2, 408, head_dim, kv_heads=1, window=150) for head_dim in (64, 128, 256)]
-FEW_HEADS = [attention.sizes(1, 8, 408, head_dim, kv_heads=1) for head_dim in (64, 128, 256)]  # splits of these
+FEW_HEADS = [attention.sizes(1, 16, 408, head_dim, kv_heads=1) for head_dim in (64, 128, 256)]  # splits of these
 EXPERTS = [moe.sizes(200, 128, 192, 5, 2, used=4), moe.sizes(1000, 64, 320, 3, 2, used=2)]
 
 # Kernel: its implementation, its block and the sizes at which it runs.

@@ -62,7 +62,7 @@ MOE = {
     "x": (64, 128), "router": (8, 128), "w_gate": (8, 128, 256), "w_up": (8, 128, 256), "w_down": (8, 256, 128),
 }
 ROPE = {"q": (2, 9, 128, 64), "k": (2, 2, 128, 64), "positions": (2, 128)}
-FEW_HEADS = {"q": (1, 8, 512, 64), "k": (1, 1, 512, 64), "v": (1, 1, 512, 64)}
+FEW_HEADS = {"q": (1, 16, 512, 64), "k": (1, 1, 512, 64), "v": (1, 1, 512, 64)}
 BIASED = ATTENTION | {"bias": (2, 128, 128)}
 BIASED_BATCH = dict.fromkeys("qkv", (3, 2, 128, 64)) | {"bias": (2, 128, 128)}
 PACKED = {"q": (300, 4, 64), "k": (300, 2, 64), "v": (300, 2, 64), "cu_seqlens": (6,)}
@@ -146,7 +146,7 @@ CASES: dict[str, tuple[str, str, dict[str, tuple[int, ...]], dict[str, float], s
     "attention, few tokens": ("kernels", "attention", dict.fromkeys("qkv", (1, 2, 3, 64)), {}, "bfloat16"),
     "attention, window": ("kernels", "attention", SHARED, {"causal": 1, "window": 32}, "bfloat16"),
     "attention, splits": ("kernels", "attention", FEW_HEADS, {}, "bfloat16"),
-    "attention, deterministic": ("kernels", "attention", ATTENTION, {"deterministic": True}, "bfloat16"),
+    "attention, deterministic": ("kernels", "attention", ATTENTION, {"apply": "apply_deterministic"}, "bfloat16"),
     "attention_bias": ("kernels", "attention_bias", BIASED, {}, "bfloat16"),
     "attention_bias, batch": ("kernels", "attention_bias", BIASED_BATCH, {}, "bfloat16"),
     "attention, wide heads": ("kernels", "attention", dict.fromkeys("qkv", (1, 2, 128, 256)), {}, "bfloat16"),
@@ -201,7 +201,8 @@ def described(event):
 found = {}
 cases, own_dtypes, forward_only = map(json.loads, sys.argv[2:])
 for name, (folder, block, shapes, attributes, dtype) in cases.items():
-    apply = importlib.import_module(f"xlafuse.triton_side.{folder}.{block}").apply
+    module = importlib.import_module(f"xlafuse.triton_side.{folder}.{block}")
+    apply = getattr(module, attributes.pop("apply", "apply"))
     train = block not in forward_only
     with deviceless.fake_mode():
         specs = {k: (tuple(s), own_dtypes.get(k, dtype)) for k, s in shapes.items()}
