@@ -387,7 +387,7 @@ def test_splits_store_sums_that_another_launch_reads() -> None:
     sums = {"dk_sums", "dv_sums"}
     assert gradient["label"] == "hopper_attention_backward_kernel" and sums < set(gradient["names"])
     assert total["label"] == "attention_sum_splits_kernel" and total["names"] == ["dk", "dv"]
-    assert total["bytes"] == 2 * (8 * 4 + 2) * 512 * 64
+    assert total["bytes"] == 2 * (16 * 4 + 2) * 512 * 64
     assert {(o["stage"], o["op"]) for o in total["operations"]} == {("scores", "reduce_sum"), ("values", "reduce_sum")}
 
 
