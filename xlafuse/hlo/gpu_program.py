@@ -12,7 +12,7 @@ from xlafuse.hlo import launch_config
 from xlafuse.hlo.buffers import Buffer
 from xlafuse.hlo.call_expansion import check_expansion
 from xlafuse.hlo.gc_pause import collector_paused
-from xlafuse.hlo.kernel_kind import Kind, is_tunable, kind_of, runtime_name
+from xlafuse.hlo.kernel_kind import Kind, is_tunable, runtime_name
 from xlafuse.hlo.module_walk import Around, Branch, KernelSite, ModuleWalk, Use, named
 from xlafuse.hlo.platform import platform_of
 from xlafuse.hlo.source_lines import SourceOp, stage_of
@@ -179,7 +179,7 @@ def _partial_sums(walk: ModuleWalk, reads: list[dict[int, int]], writes: list[di
     found = []
     for site, written in zip(walk.sites, writes, strict=True):
         parts: set[tuple[int, ...]] = set()
-        if len(written) == 1 and kind_of(site.instruction, site.work) == "gemm":
+        if len(written) == 1 and site.kind == "gemm":
             names = {named(part) for part in site.work}
             users = readers.get(next(iter(written)), ())
             parts = {tuple(user.sums[name] for name in names & user.sums.keys()) for user in users}
@@ -217,8 +217,7 @@ def _merged(walk: ModuleWalk, accesses: list[Use], at_most_once: bool) -> dict[i
 
 
 def _kernel(site: KernelSite, split_k: int, bytes_read: int, bytes_written: int) -> Kernel:
-    instruction, work = site.instruction, site.work
-    kind = kind_of(instruction, work)
+    instruction, work, kind = site.instruction, site.work, site.kind
     return Kernel(
         name=instruction.name,
         kind=kind,

@@ -12,6 +12,7 @@ from xlafuse.hlo import custom_calls
 from xlafuse.hlo.buffers import Role, Tree, Values, element, leaves
 from xlafuse.hlo.flops import Flops
 from xlafuse.hlo.fusion_bytes import DeclaredBytes, calls_library
+from xlafuse.hlo.kernel_kind import Kind, kind_of
 from xlafuse.hlo.shape import UNBOUNDED, Element
 from xlafuse.hlo.shape import arrays as arrays_of
 from xlafuse.hlo.source_lines import SourceOp, SourceOpFinder, library_epilogue
@@ -64,6 +65,7 @@ class KernelSite:
 
     instruction: Instruction
     work: list[Instruction]
+    kind: Kind
     launches: int | None
     least: int
     branches: tuple[Branch, ...]
@@ -337,10 +339,13 @@ class ModuleWalk:
         source_ops = self._sources.find(work) + library_epilogue(instruction)
         if declared := self._declaration(instruction):
             flops, source_ops = declared.flops, declared.source_ops
+        inside = [part.instruction for part in work]
+        fused = instruction.called("calls")[:1] if instruction.synchronous_opcode == "fusion" else []
+        kind = kind_of(instruction, inside, self._module.computations.get(fused[0]) if fused else None)
         self.sites.append(
             KernelSite(
-                instruction, [part.instruction for part in work], frame.launches, frame.least, frame.branches,
-                frame.around, _sums(work), reads, writes, source_ops, flops, workspace,
+                instruction, inside, kind, frame.launches, frame.least, frame.branches, frame.around, _sums(work),
+                reads, writes, source_ops, flops, workspace,
             )
         )
         return value

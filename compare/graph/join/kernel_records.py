@@ -309,7 +309,7 @@ class _Fits:
             return self._library(kernel, key)
         if name == kernel.runtime_name:
             return 0.0 if _same_grid(kernel, key) else None
-        # XLA copies slices of loops asynchronously, in a "fusion-start" that only computes indices.
+        # The graphs of committed runs give XLA's asynchronous copies of slices the kind "elementwise".
         copies = kernel.kind == "copy" or kernel.facts.get("opcode") == "fusion-start"
         if (name == MEMCPY and copies) or (name == MEMSET and kernel.kind == "memset"):
             return 1.0  # the driver may run it

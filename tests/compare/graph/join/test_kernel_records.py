@@ -14,12 +14,14 @@ import pytest
 from recording import record
 
 from xlafuse.compare.graph import store
+from xlafuse.compare.graph.build.from_hlo import from_hlo
 from xlafuse.compare.graph.join.kernel_records import join
 from xlafuse.compare.graph.model import Access, Buffer, FusionGraph, Kernel, Launch
 from xlafuse.compare.measure.clock import DeviceRecord
 from xlafuse.compare.record.record import Record
 from xlafuse.compare.record.run_files import recorded_file
 from xlafuse.compare.record.run_folder import read_records
+from xlafuse.hlo import gpu_program
 
 RUNS = Path(__file__).parents[4] / "reports"
 SMALL = Path(__file__).parents[3] / "data" / "runs" / "h200-small"
@@ -175,6 +177,55 @@ def test_an_asynchronous_slice_of_xla_runs_as_a_copy() -> None:
     assert left == () and times(joined) == [1, 1]
 
 
+_COPIED = """HloModule m, is_scheduled=true
+
+%fused (p: f32[3,4], i: s32[]) -> f32[1,4] {
+  %p = f32[3,4]{1,0} parameter(0)
+  %last = s32[] constant(2)
+  %i = s32[] parameter(1)
+  %back = s32[] subtract(%last, %i)
+  %zero = s32[] constant(0)
+  ROOT %s = f32[1,4]{1,0} dynamic-slice(%p, %back, %zero), dynamic_slice_sizes={1,4}, backend_config={KNOWN}
+}
+
+%asynchronous (p: f32[3,4], i: s32[]) -> f32[1,4] {
+  %p = f32[3,4]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  ROOT %taken = f32[1,4]{1,0} fusion(%p, %i), kind=kLoop, calls=%fused
+}
+
+%step (state: (s32[], f32[3,4], f32[1,4])) -> (s32[], f32[3,4], f32[1,4]) {
+  %state = (s32[], f32[3,4]{1,0}, f32[1,4]{1,0}) parameter(0)
+  %start = ((f32[3,4]{1,0}, s32[]), f32[1,4]{1,0}, u32[]) async-start(%state#1, %state#0), calls=%asynchronous
+  %done = f32[1,4]{1,0} async-done(%start)
+  %sum = f32[1,4]{1,0} add(%state#2, %done)
+  %one = s32[] constant(1)
+  %next = s32[] add(%state#0, %one)
+  ROOT %result = (s32[], f32[3,4]{1,0}, f32[1,4]{1,0}) tuple(%next, %state#1, %sum)
+}
+
+%more (state: (s32[], f32[3,4], f32[1,4])) -> pred[] {
+  %state = (s32[], f32[3,4]{1,0}, f32[1,4]{1,0}) parameter(0)
+  ROOT %yes = pred[] constant(true)
+}
+
+ENTRY %main (state: (s32[], f32[3,4], f32[1,4])) -> (s32[], f32[3,4], f32[1,4]) {
+  %state = (s32[], f32[3,4]{1,0}, f32[1,4]{1,0}) parameter(0)
+  ROOT %loop = (s32[], f32[3,4]{1,0}, f32[1,4]{1,0}) while(%state), condition=%more, body=%step, TRIPS
+}
+"""
+
+
+def test_a_loops_slices_from_the_last_one_on_run_as_copies() -> None:
+    known = '{"dynamic_slice_config":{"byte_offset":"32","byte_stride":"-16","loop_index":"0"}}'
+    trips = 'backend_config={"known_trip_count":{"n":"3"}}'
+    ran = {"forward": [record(name) for name in ("[memcpy]", "sum", "next") * 3]}
+    joined, left = join(from_hlo(gpu_program.parse(_COPIED.replace("{KNOWN}", known).replace("TRIPS", trips))), ran)
+    assert left == () and times(joined) == [3, 3, 3]
+    unknown, left = join(from_hlo(gpu_program.parse(_COPIED.replace("{KNOWN}", "{}").replace("TRIPS", trips))), ran)
+    assert len(left) == 3 and times(unknown) == [None, 3, 3]
+
+
 def test_a_compiled_copy_may_run_as_a_memcpy_and_an_empty_one_not_at_all() -> None:
     g = graph(kernel("copy_1", "copy"), kernel("a"), kernel("copy_2", "copy", size=0), compiler="xla")
     joined, left = join(g, {"forward": [record("[memcpy]"), record("a")]})
@@ -302,9 +353,6 @@ def _before_a_join(g: FusionGraph) -> FusionGraph:
 
 @pytest.mark.slow
 def test_all_records_are_joined_with_graphs_of_their_hlo() -> None:
-    from xlafuse.compare.graph.build.from_hlo import from_hlo
-    from xlafuse.hlo import gpu_program
-
     total = 0
     for run in read_records(RUNS / "h200")[0]:
         if not run.compiler.startswith("xla") or run.dumps is None:
