@@ -56,6 +56,7 @@ SCREENS = ("nnx", "gpt", "bert", "olmoe_grouped", "gemma")
 PACKED = PROJECT / "tests" / "data" / "captures"  # the same, packed
 RUN = PROJECT / "reports" / "h200"
 GPUS = PROJECT / "docs" / "gpus.json"
+PARALLEL = PROJECT / "docs" / "parallel.json"
 MISSED_FUSIONS = PROJECT / "docs" / "missed-fusions.json"  # of the benchmark on an H200
 COST_MODELS = PROJECT / "docs" / "xla-cost-model.json"
 OVER_GPUS = PROJECT / "reports" / "h200-x2"
@@ -352,6 +353,10 @@ def _gpus(implementation: str) -> str:
     return _markdown(gpus.HEADERS, gpus.fusion_lines(json.loads(GPUS.read_text()), implementation))
 
 
+def _exchanges_of_gpus() -> str:
+    return _markdown(gpus.EXCHANGE_HEADERS, gpus.exchange_lines(json.loads(PARALLEL.read_text()), "xla"))
+
+
 def _resources_of_gpus() -> str:
     return _markdown(gpus.RESOURCE_HEADERS, gpus.resource_lines(json.loads(GPUS.read_text())))
 
@@ -390,7 +395,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "over gpus fwd": partial(_over_gpus, "fwd"),
     "over gpus joint": partial(_over_gpus, "joint"),
     "calls over gpus": _calls_over_gpus,
+    "rates of exchanges": lambda: _markdown(links.RATES, links.rate_lines()),
     "predicted exchanges": lambda: _markdown(links.PROGRAMS, links.program_lines()),
+    "predicted exchanges by gpu": _exchanges_of_gpus,
     "predicted exchanges by kind": lambda: _markdown(links.KINDS, links.kind_lines()),
     "predicted summary": lambda: _markdown(predicted_times.HEADERS["summary"], predicted_times.summary()),
     **{

@@ -37,7 +37,10 @@ EAGER_RANKS = Backend(
 INDUCTOR_RANKS = replace(
     EAGER_RANKS, name="inductor-ranks", label="TorchInductor on several GPUs", family="inductor-ranks",
     prepare=".workers.pytorch.ranks:inductor", prebuilt=False, requires=("triton", "g++"),
+    target_worker="target", compile_for_target=".workers.pytorch.target:inductor_ranks",
 )
+# The routing decides how many rows such a program exchanges, and a compile without a GPU does not know them.
+INDUCTOR_ROUTED = replace(INDUCTOR_RANKS, name="inductor-ranks-routed", target_worker=None, compile_for_target=None)
 INDUCTOR_ASYNC = replace(INDUCTOR_RANKS, name="inductor-ranks-async", cpu_check_worker=None)
 TRITON_RANKS = replace(
     EAGER_RANKS, name="triton-ranks", label="Triton on several GPUs", family="triton-ranks",

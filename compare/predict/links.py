@@ -7,46 +7,66 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from .. import targets
 from ..graph import formats
-from ..graph.analyse.exchange import Exchange, exchange_of
+from ..graph.analyse.exchange import COPY, Exchange, exchange_of
 from ..graph.model import Kernel, PredictedTime
 
 FILE = "links.json"
 FITTED_ON = "h200"
 MEASURED = "NVLink"  # the links over which exchanges were measured
+SMALL = 1 << 20  # bytes; below, the time is the latency
 PASSES = {"all-reduce": 2}  # a reduce-scatter and an all-gather
 
 
 @dataclass(frozen=True)
 class LinkTimes:
-    """The fit between two GPUs. shares: of the link's rate, by `class_of`. low, high: the interval over the time."""
+    """The fit between two GPUs.
 
-    latency_us: float
+    latencies_us: of a "collective", of a "copy". shares: of the link's rate, by `class_of`. intervals: the low and the
+    high end over the time, by `errors_of`.
+    """
+
+    latencies_us: Mapping[str, float]
     shares: Mapping[str, float]
-    low: float
-    high: float
+    intervals: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def us(self, exchange: Exchange, rate: float, share: float | None = None) -> float:
         """Return the time of one exchange over links of so many bytes per second in one direction."""
         reached = rate * (share or self.shares[class_of(exchange)])
-        return self.latency_us * PASSES.get(exchange.opcode, 1) + exchange.sent_bytes / reached * 1e6
+        return self.fixed_us(exchange) + exchange.sent_bytes / reached * 1e6
+
+    def fixed_us(self, exchange: Exchange) -> float:
+        """Return the time that does not depend on the bytes."""
+        return self.latencies_us[latency_of(exchange)] * PASSES.get(exchange.opcode, 1)
+
+
+def latency_of(exchange: Exchange) -> str:
+    return "copy" if exchange.opcode == COPY else "collective"
 
 
 def class_of(exchange: Exchange) -> str:
-    """Return the kernels of NCCL that run an exchange; beside other kernels they are slower."""
+    """Return what runs an exchange: a copy engine, or kernels of NCCL, which are slower beside other kernels."""
+    if exchange.opcode == COPY:
+        return "copy engine"
     kernels = "send and receive" if exchange.opcode in ("all-to-all", "collective-permute") else "ring"
     return f"{kernels}, beside other kernels" if exchange.overlaps else kernels
+
+
+def errors_of(exchange: Exchange) -> str:
+    """Return which exchanges give the interval of a prediction: those of the same class, or other small ones."""
+    return class_of(exchange) if exchange.sent_bytes >= SMALL else f"{latency_of(exchange)}, below 1 MiB"
 
 
 @cache
 def fitted() -> LinkTimes:
     found = record()
-    return LinkTimes(found["latency_us"], found["shares"], found["low"], found["high"])
+    intervals = {name: (low, high) for name, (low, high) in found["intervals"].items()}
+    return LinkTimes(found["latencies_us"], found["shares"], intervals)
 
 
 @cache
@@ -57,9 +77,10 @@ def record() -> dict[str, Any]:
 
 
 def predicted(kernel: Kernel, target: str) -> PredictedTime:
-    """Return the time of all launches of a collective on GPUs of a target pack, or why there is none.
+    """Return the time of all launches of a collective or copy on GPUs of a target pack, or why there is none.
 
-    On other links than the measured ones, or between more GPUs, the interval begins at the full rate of the data sheet.
+    On other links than the measured ones, or between more GPUs, the interval begins at the full rate of the data sheet,
+    and ends as far above as any.
     """
     link, exchange = targets.load(target).link, exchange_of(kernel)
     if exchange is None:
@@ -69,12 +90,14 @@ def predicted(kernel: Kernel, target: str) -> PredictedTime:
         return PredictedTime(reason=f"exchanges were measured over {MEASURED} only; of {target}, {over}")
     if kernel.launches is None:
         return PredictedTime(reason="the number of its launches is unknown")
-    one, times = fitted().us(exchange, link.rate), fitted()
-    low = one * times.low
+    times = fitted()
+    one, (lowest, highest) = times.us(exchange, link.rate), times.intervals[errors_of(exchange)]
+    low = one * lowest
     if link.name != record()["link"] or exchange.gpus > record()["gpus"]:
         low = min(low, times.us(exchange, link.rate, share=1.0))
+        highest = max(high for _, high in times.intervals.values())
     count = kernel.launches
-    return PredictedTime(one * count, low * count, one * times.high * count)
+    return PredictedTime(one * count, low * count, one * highest * count)
 
 
 def why(kernel: Kernel, target: str) -> list[str]:
@@ -86,5 +109,5 @@ def why(kernel: Kernel, target: str) -> list[str]:
     return [
         f"one of {exchange.gpus} GPUs sends {formats.size(exchange.sent_bytes)} over {link.name}: {class_of(exchange)}",
         f"at {share:.0%} of {formats.size(link.rate)}/s in one direction, as {record()['gpus']} {FITTED_ON} did",
-        f"latency: {fitted().latency_us * PASSES.get(exchange.opcode, 1):.1f} us",
+        f"latency: {fitted().fixed_us(exchange):.1f} us",
     ]

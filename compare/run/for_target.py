@@ -41,7 +41,10 @@ def _check_queue(backend: Backend) -> str | None:
 QUEUES = {name for backend in BACKENDS.values() for name in (backend.target_worker, _check_queue(backend)) if name}
 _INDUCTOR = ("inductor", "inductor-ranks")  # families whose programs are built in C++ on a CPU
 DESCRIBED = {"xla", "torch", "target"}  # the workers whose versions a run keeps
-NOT_COMPILED_RANKS = "not compiled for {target}: its processes meet through the GPUs, from the first call on"
+NOT_COMPILED_RANKS = (
+    "not compiled for {target}: its processes meet through the GPUs, from the first call on, or only a call knows its "
+    "sizes"
+)
 NOT_COMPILED = (
     "nothing to compile for {target}: eager PyTorch launches prebuilt kernels, known only on a GPU; its graph has its "
     "operations, and its numbers are checked on the CPU"

@@ -283,10 +283,11 @@ def xla_ragged(block: str) -> Implementation:
     )
 
 
-def torch_ranks(block: str, async_tensor_parallel: bool = True, replayed: bool = True) -> tuple[Implementation, ...]:
+def torch_ranks(block: str, async_tensor_parallel: bool = True, routed: bool = False) -> tuple[Implementation, ...]:
     """Return the PyTorch and Triton programs of a block that spans several GPUs.
 
-    replayed: a CUDA graph can repeat `triton`, which does not read sizes on the host.
+    routed: they read on the host how many rows to exchange. So no CUDA graph can repeat `triton`, and no compile
+    without a GPU knows the sizes in `inductor`.
     """
     module = f"xlafuse.triton_side.parallel.{block}"
     asynchronous = Implementation(
@@ -298,7 +299,10 @@ def torch_ranks(block: str, async_tensor_parallel: bool = True, replayed: bool =
     )
     return (
         Implementation("eager", f"{module}:eager", "eager-ranks", "PyTorch and NCCL, one operation after the other"),
-        Implementation("inductor", f"{module}:inductor", "inductor-ranks", "torch.compile, default mode, and NCCL"),
+        Implementation(
+            "inductor", f"{module}:inductor", "inductor-ranks-routed" if routed else "inductor-ranks",
+            "torch.compile, default mode, and NCCL",
+        ),
         *([asynchronous] if async_tensor_parallel else []),
         triton,
         Implementation(
@@ -309,7 +313,7 @@ def torch_ranks(block: str, async_tensor_parallel: bool = True, replayed: bool =
             "triton-in-order", f"{module}:triton_in_order", "triton-ranks",
             "the kernels and copies of triton, one after the other",
         ),
-        *([replayed_ranks(triton)] if replayed else []),
+        *([] if routed else [replayed_ranks(triton)]),
     )
 
 

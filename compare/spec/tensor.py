@@ -46,6 +46,10 @@ class Tensor:
     def shape(self, sizes: Sizes) -> tuple[int, ...]:
         return tuple(sizes[axis] for axis in self.axes_in(sizes))
 
+    def rank_shape(self, sizes: Sizes, ranks: int) -> tuple[int, ...]:
+        """Return the shape of a rank's slice."""
+        return tuple(sizes[axis] // (ranks if axis == self.split else 1) for axis in self.axes_in(sizes))
+
     def of_rank(self, array: Any, rank: int, ranks: int) -> Any:
         """Return a rank's slice of the whole array: the array itself where no axis is split."""
         if self.split is None:

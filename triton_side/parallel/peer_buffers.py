@@ -186,7 +186,10 @@ class PeerBuffers:
         if recording():
             region = self.view(number, rank, at, tensor.shape, tensor.dtype)
             with contextlib.nullcontext() if copying is None else torch.cuda.stream(copying):
-                recorded_copy(*((region, tensor) if send else (tensor, region)))
+                if rank == self.ranks.rank:
+                    tensor.copy_(region, non_blocking=True)  # what a peer put there; it crosses no link
+                else:
+                    recorded_copy(*((region, tensor) if send else (tensor, region)))
             return
         to, of = (address, tensor.data_ptr()) if send else (tensor.data_ptr(), address)
         copy(None if copying is None else copying.cuda_stream, to, of, tensor.nbytes)

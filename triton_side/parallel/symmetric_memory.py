@@ -1,4 +1,4 @@
-"""The one file that uses PyTorch's symmetric memory and functional collectives, whose names are private.
+"""The one file that uses PyTorch's symmetric memory, functional collectives and fake group, whose names are private.
 
 Tested with the releases of torch in versions.py. torch 2.11 to 2.13 have the same names.
 """
@@ -41,6 +41,17 @@ def symmetric_buffer(size: int, group: dist.ProcessGroup) -> tuple[list[Tensor],
     return [
         own if rank == handle.rank else handle.get_buffer(rank, (size,), torch.uint8) for rank in range(group.size())
     ], handle
+
+
+def group_without_peers(count: int) -> dist.ProcessGroup:
+    """Return a group of so many ranks of which only the first exists: programs are compiled for it, none exchanges."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore  # it registers the backend "fake"
+
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+    assert dist.group.WORLD is not None
+    return dist.group.WORLD
 
 
 def name_of(group: Any) -> str:

@@ -15,7 +15,7 @@ from ...base.text import printable
 from .. import formats
 from ..analyse import products
 from ..analyse.call_time import known_call_time
-from ..analyse.exchange import exchange_of
+from ..analyse.exchange import COPY, exchange_of
 from ..analyse.missed_fusions import missed
 from ..analyse.roofline import roofline_time_us
 from ..analyse.totals import declared_bytes, known_declared_bytes, tally, totals
@@ -362,7 +362,8 @@ def remarks(kernel: Kernel, product: str | None = None) -> list[str]:
     if any(map(SPLIT_K.search, names)):
         found.append("split-K, its partial sums in the library's workspace")
     if exchange := exchange_of(kernel):
-        found.append(f"{exchange.gpus} GPUs, each sends {formats.size(exchange.sent_bytes)}")
+        does = "one copies" if exchange.opcode == COPY else "each sends"
+        found.append(f"{exchange.gpus} GPUs, {does} {formats.size(exchange.sent_bytes)}")
     elsewhere = kernel.facts.get(_OTHER_MEMORY)
     if isinstance(elsewhere, dict):
         found += [f"moves {formats.size(size)} of {printable(space, 20)} memory" for space, size in elsewhere.items()]

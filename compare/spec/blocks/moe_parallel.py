@@ -86,7 +86,7 @@ BLOCK = Block(
     implementations=(
         *xla_ranks("moe_parallel", partitioned=False),
         xla_ragged("moe_parallel"),
-        *torch_ranks("moe_parallel", async_tensor_parallel=False, replayed=False),
+        *torch_ranks("moe_parallel", async_tensor_parallel=False, routed=True),
         ALL_SLOTS,
         replayed_ranks(ALL_SLOTS),
     ),

@@ -19,6 +19,7 @@ from xlafuse.triton_side.parallel.ranks import Ranks
 
 from ...base import host
 from ...base.worker_protocol import Skip
+from ...graph.analyse.exchange import between
 from ...graph.build.from_inductor import from_inductor
 from ...graph.build.from_launches import from_launches
 from ...graph.model import FusionGraph
@@ -83,7 +84,11 @@ class TorchRankBackend(TorchBackend):
         apply = partial(function, ranks=ranks, **BLOCKS[case.block].attributes_of(case))
         program = program_of(case, apply)
         prepare: Callable[..., Program] = load(implementation.backend.prepare)
-        return prepare(self, program, case, implementation, apply, self.inputs(folder, case), dumps)
+        program = prepare(self, program, case, implementation, apply, self.inputs(folder, case), dumps)
+        made = program.late_graph
+        assert made is not None
+        program.late_graph = lambda: between(made(), self.rank.count)
+        return program
 
     def inputs(self, folder: Path, case: Case) -> Arrays:
         block = BLOCKS[case.block]

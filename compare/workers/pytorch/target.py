@@ -37,8 +37,11 @@ from xlafuse.triton_side.calls import dispatch, launch_plan  # noqa: E402
 from xlafuse.triton_side.calls.launches import Launch  # noqa: E402
 from xlafuse.triton_side.kernels import hopper  # noqa: E402
 from xlafuse.triton_side.kernels.shared.tiles import without_descriptors  # noqa: E402
+from xlafuse.triton_side.parallel import symmetric_memory  # noqa: E402
+from xlafuse.triton_side.parallel.ranks import Ranks  # noqa: E402
 
 from ...graph import store  # noqa: E402
+from ...graph.analyse.exchange import between  # noqa: E402
 from ...graph.analyse.summary import portable_lines  # noqa: E402
 from ...graph.build.from_eager import from_eager  # noqa: E402
 from ...graph.build.from_inductor import from_inductor  # noqa: E402
@@ -86,6 +89,19 @@ def inductor(case: Case, implementation: Implementation, dumps: Path) -> tuple[f
     return compile_s, from_inductor(captured, target=_TARGET, versions=_versions())
 
 
+def inductor_ranks(case: Case, implementation: Implementation, dumps: Path) -> tuple[float, FusionGraph]:
+    """Return the compile time in seconds and the graph of Inductor's output for one of the case's GPUs."""
+    ranks = Ranks(0, case.ranks, symmetric_memory.group_without_peers(case.ranks))
+    started = time.perf_counter()
+    captured = for_target.compile_inductor(
+        implementation.load(), _inputs(case), {"ranks": ranks, **BLOCKS[case.block].attributes_of(case)},
+        train=case.differentiates, max_autotune=False,
+    )
+    compile_s = time.perf_counter() - started
+    captured.write(dumps)
+    return compile_s, between(from_inductor(captured, target=_TARGET, versions=_versions()), case.ranks)
+
+
 def eager(case: Case, implementation: Implementation, dumps: Path) -> tuple[float, FusionGraph]:
     """Return the time in seconds and the graph of the recorded operations, which have no kernels here."""
     recorded, compile_s = _record(case, implementation)
@@ -120,7 +136,9 @@ def _record(case: Case, implementation: Implementation) -> tuple[dispatch.Record
 
 
 def _inputs(case: Case) -> dict[str, for_target.Spec]:
-    return {t.name: (t.shape(case.sizes), getattr(torch, t.dtype_in(case))) for t in BLOCKS[case.block].inputs}
+    """Return each input's shape, or that of one GPU's slice, and dtype."""
+    inputs = BLOCKS[case.block].inputs
+    return {t.name: (t.rank_shape(case.sizes, case.ranks), getattr(torch, t.dtype_in(case))) for t in inputs}
 
 
 def _versions() -> dict[str, str]:

@@ -11,6 +11,7 @@ from commands import xlafuse_process
 from full_marks import first_of_each
 from worker_programs import quick_compiles
 
+from xlafuse.compare import targets
 from xlafuse.compare.base import host
 from xlafuse.compare.graph import store
 from xlafuse.compare.graph.model import FusionGraph, Kernel
@@ -23,6 +24,7 @@ from xlafuse.compare.record import run_folder
 from xlafuse.compare.record.record import Record
 from xlafuse.compare.report import columns, ranks
 from xlafuse.compare.run import run as run_module
+from xlafuse.compare.sources.result import Result
 from xlafuse.compare.sources.run_source import open_run
 from xlafuse.compare.spec.blocks import BLOCKS
 from xlafuse.compare.workers import rank_group
@@ -216,6 +218,31 @@ def test_a_run_on_two_cpu_processes(
             assert rank.least_sent_bytes >= 0
 
 
+def collectives(result: Result) -> list[Kernel]:
+    """Return its exchanges between GPUs, with predicted times."""
+    graph = result.predicted_graph
+    return [kernel for kernel in (graph and graph.kernels) or () if kernel.kind == "collective"]
+
+
+@pytest.mark.full
+def test_a_block_is_compiled_for_eight_absent_gpus(tmp_path: Path) -> None:
+    """XLA and Inductor exchange the same bytes, in the same predicted time. The routing's rows are known to neither."""
+    done = xlafuse_process(
+        "run", "mlp_parallel", "moe_parallel", "--size", "ranks=8", "--direction", "fwd",
+        "--target", "h100", "-i", "xla,inductor", "--out", str(tmp_path / "run"), timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {(r.row.block, r.row.implementation): r for r in open_run(tmp_path / "run").results}
+    times = {}
+    for name in ("xla", "inductor"):
+        exchanges = collectives(found["mlp_parallel", name])
+        assert [kernel.facts["gpus"] for kernel in exchanges] == [8, 8]
+        times[name] = [kernel.predicted_us for kernel in exchanges]
+    assert times["xla"] == pytest.approx(times["inductor"]) and min(filter(None, times["xla"])) > 400
+    routed = found["moe_parallel", "inductor"].record
+    assert routed is not None and routed.status == "skipped" and "sizes" in str(routed.detail)
+
+
 @pytest.mark.gpu
 def test_graphs_over_two_gpus_replay_kernels_and_copies(tmp_path: Path) -> None:
     """The main cases, whose second input set has another routing than the one that is captured."""
@@ -234,3 +261,24 @@ def test_graphs_over_two_gpus_replay_kernels_and_copies(tmp_path: Path) -> None:
         replayed, launches = result.record.measurement.command_buffers["forward"]
         assert launches > 10 and replayed == launches
         assert all(rank.communication > 1e-4 for rank in result.record.parallel.ranks), "copies between the GPUs"
+
+
+@pytest.mark.gpu
+def test_exchanges_of_pytorch_have_predicted_times_beside_measured_ones(tmp_path: Path) -> None:
+    if host.gpu_count() < 2 or targets.of_device(host.gpus()[0].name) not in ("h100", "h200"):
+        pytest.skip("needs two GPUs whose links were measured")
+    names = ("eager", "inductor", "triton", "triton-put")
+    done = xlafuse_process(
+        "run", "--suite", "parallel", "-i", ",".join(names), "--direction", "joint", "--out", str(tmp_path / "run"),
+        timeout=560,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for result in open_run(tmp_path / "run").results:
+        exchanges = collectives(result)
+        assert len(exchanges) >= 4 and all(kernel.device_time_us is not None for kernel in exchanges), result.id
+        # A collective's time on one GPU has the wait for the other one, so a copy alone is held to the prediction.
+        for kernel in exchanges:
+            assert kernel.predicted_us is not None, (result.id, kernel.name)
+            large = (kernel.bytes_read or 0) > 1 << 20
+            if kernel.name.startswith("xlafuse.exchange") and large:
+                assert kernel.device_time_us == pytest.approx(kernel.predicted_us, rel=0.5), (result.id, kernel.name)
