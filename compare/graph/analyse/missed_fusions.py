@@ -19,7 +19,7 @@ from .traffic_time import traffic_us
 # between the numbers. They round those of docs/missed-fusions.json, of whose 20 cases one does not count.
 PRICE_ERRORS = {
     True: "forcing a fusion saved 0.76 to 1.1 times its price from predicted times (~)",
-    False: "forcing a fusion saved 0.82 to 1.3 times its price from bytes and launches",
+    False: "forcing a fusion saved 0.82 to 1.43 times its price from bytes and launches",
 }
 
 

@@ -20,10 +20,11 @@ from xlafuse.triton_side.kernels.shared.launch import cdiv, device_of, multiproc
 
 # The sums of a program are 8 bytes for each key and number of head_dim, written and read once; at 4 TB/s they take as
 # long as 192 queries of its loop at 500 TFLOP/s. 256 queries take about 10 us with head_dim 128, and 5 us with 64: a
-# second launch. The last two were fitted to 13 shapes on an H200 (docs/kernels/attention.md).
+# second launch. The last three were fitted to 13 shapes on an H200 (docs/kernels/attention.md).
 SUM_QUERIES = 192
 LAUNCH_QUERIES = 256
 SLOWER_WITH_HEADS = 0.02  # of a causal program's time, for each head that its loop passes: L2 is missed more
+MANY_HEADS = 8  # or more share a head of k and v: with 4 the splits of a full grid gained nothing
 HOST_QUERIES = 5000  # or fewer: the host's launches are the limit, and splits have one more
 
 SUMS = {"dk_ptr": "dk_sums", "dv_ptr": "dv_sums"}  # names of the gradient's outputs where it has splits
@@ -35,13 +36,15 @@ def head_splits(
 ) -> int:
     """Return the fewest splits whose estimated time is within 2% of the least; they divide `sharing`.
 
+    The sums take at most as much memory as dq in float32, where the loop keeps two heads or more.
+
     The time is that of the multiprocessor which ends last, if each takes the next program as soon as it is free, plus
     that of the sums.
 
     kv_heads: in the whole batch. sharing: query heads that share one of them. keys: rows of a program's tile.
     """
     lengths = [_queries(start, sequence, keys, causal, window) for start in range(0, sequence, keys)]
-    slower = SLOWER_WITH_HEADS if causal and not window else 0.0
+    slower = SLOWER_WITH_HEADS if causal and not window and sharing >= MANY_HEADS else 0.0
 
     def time(splits: int) -> float:
         heads, ends = sharing // splits, [0] * multiprocessors
