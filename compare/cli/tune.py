@@ -151,7 +151,8 @@ def tune(
                     say(_line(choice, outcome))
             if found.lost == lost:
                 break
-            choices_of_calls()  # a new worker knows none
+            if choices:
+                choices_of_calls()  # a new worker knows none
     except KeyboardInterrupt:
         found.interrupted = True
     return found

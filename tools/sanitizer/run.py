@@ -94,10 +94,10 @@ def cases(device: str) -> Iterator[tuple[str, Call]]:
                 name = f"{folder} {block} {sizes} {given}{dtype}"
                 yield name, _training(apply, shapes, dtype, device, **attributes)
     yield "parallel gather 37x131 torch.float32", partial(_gather, device)
-    yield "kernels matmul 40x64 64x136 copied operand torch.float32", partial(_copied_operand, device)
+    yield "kernels matmul 40x64 64x136 copied operands torch.float32", partial(_copied_operands, device)
 
 
-def _copied_operand(device: str) -> None:
+def _copied_operands(device: str) -> None:
     a, b = torch.randn(40, 64, device=device), torch.randn(64, 136, device=device)
     matmul.launch_matmul(a, b, matmul.copied_operands_config("tf32x3"))
 

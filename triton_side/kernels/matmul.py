@@ -238,13 +238,13 @@ def copied_operands_config(precision: str) -> MatmulConfig:
         |   3 stages                                         600                 122                     190
         |   256 x 128, 3 stages                              441                 109                     227
         |   the copies                                        74                  25                      54
-        |   only b copied, a rounded in registers            733                 139                     141
+        |   only b copied, a rounded in registers            733                 139
         |   cuBLAS                                           343                  87                     165
         | three products: 128 x 128, 3 stages               1370                 296                     391
         |   64 x 128, 4 warps, 3 stages                     1601                 331                     451
         |   2 stages, the next tile loaded early            2146                 387                     586
         |   the copies                                       107                  31                      76
-        |   only b copied, a split in registers             1617                 319                     325
+        |   only b copied, a split in registers             1617                 319
         |   cuBLAS, IEEE                                    2674                 546                     528
 
     Tiles of 256 x 128 spill where an epilogue has a bias or a residual.

@@ -351,7 +351,7 @@ MUTATIONS = [
     ),
     Mutation(
         "swiglu_forward_kernel", gated_unit,
-        "y.to(y_ptr.dtype.element_ty), mask=mask)", "y.to(y_ptr.dtype.element_ty))",
+        "value.to(pointers.dtype.element_ty), mask=mask)", "value.to(pointers.dtype.element_ty))",
         partial(gated_problems, swiglu),
     ),
     Mutation(
@@ -366,7 +366,7 @@ MUTATIONS = [
     ),
     Mutation(
         "geglu_backward_kernel", gated_unit,
-        "(dy * up * slope)", "(dy * slope)",
+        "dy * up * slope, mask", "dy * slope, mask",
         partial(gated_problems, geglu),
     ),
     Mutation(

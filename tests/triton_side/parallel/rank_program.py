@@ -1,10 +1,11 @@
 """One of the ranks that `test_parallel.py` starts: rank_program.py RANK COUNT FOLDER.
 
 It writes files of JSON, by case and program:
-errors-RANK: the largest error of each output and gradient, over the root mean square of the float64 reference.
-replays-RANK: the largest error of each call, where exchanges are repeated as in a CUDA graph.
-late-RANK: what the other rank sent in such calls, of which one rank copies late.
-exchanges-RANK: the exchanges of a recorded training step: phase, stage and bytes.
+
+- errors-RANK: the largest error of each output and gradient, over the root mean square of the float64 reference.
+- replays-RANK: the largest error of each call, where exchanges are repeated as in a CUDA graph.
+- late-RANK: what the other rank sent in such calls, of which one rank copies late.
+- exchanges-RANK: the exchanges of a recorded training step: phase, stage and bytes.
 """
 
 from __future__ import annotations

@@ -41,9 +41,7 @@ def _forward(gate_ptr, up_ptr, y_ptr, offset, mask, value: tl.constexpr, TF32: t
     gate = tl.load(gate_ptr + offset, mask=mask).to(tl.float32)
     up = tl.load(up_ptr + offset, mask=mask).to(tl.float32)
     y = value(gate, y_ptr.dtype.element_ty == tl.float32) * up
-    if TF32:
-        y = round_to_tf32(y)
-    tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
+    _store(y_ptr + offset, y, mask, TF32)
 
 
 @triton.jit
@@ -71,13 +69,17 @@ def _backward(
     up = tl.load(up_ptr + offset, mask=mask).to(tl.float32)
     dy = tl.load(dy_ptr + offset, mask=mask).to(tl.float32)
     activated, slope = value_and_slope(gate, dgate_ptr.dtype.element_ty == tl.float32)
-    dgate, dup, y = dy * up * slope, dy * activated, activated * up
-    if TF32:
-        dgate, dup, y = round_to_tf32(dgate), round_to_tf32(dup), round_to_tf32(y)
-    tl.store(dgate_ptr + offset, dgate.to(dgate_ptr.dtype.element_ty), mask=mask)
-    tl.store(dup_ptr + offset, dup.to(dup_ptr.dtype.element_ty), mask=mask)
+    _store(dgate_ptr + offset, dy * up * slope, mask, TF32)
+    _store(dup_ptr + offset, dy * activated, mask, TF32)
     if y_ptr is not None:
-        tl.store(y_ptr + offset, y.to(y_ptr.dtype.element_ty), mask=mask)
+        _store(y_ptr + offset, activated * up, mask, TF32)
+
+
+@triton.jit
+def _store(pointers, value, mask, TF32: tl.constexpr):
+    if TF32:
+        value = round_to_tf32(value)
+    tl.store(pointers, value.to(pointers.dtype.element_ty), mask=mask)
 
 
 @tuned

@@ -18,7 +18,7 @@ from xlafuse.triton_side.calls.declare import declare, gradient
 from xlafuse.triton_side.kernels.shared.attention_tiles import output_strides
 from xlafuse.triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors
 
-# The sums of a program are 8 bytes for each key and number of head_dim, written and read once; at 4 TB/s they take as
+# The sums of a program are 8 bytes for each key and number of head_dim, written and read once. At 4 TB/s they take as
 # long as 192 queries of its loop at 500 TFLOP/s. 256 queries take about 10 us with head_dim 128, and 5 us with 64: a
 # second launch. The last three were fitted to 13 shapes on an H200 (docs/kernels/attention.md).
 SUM_QUERIES = 192

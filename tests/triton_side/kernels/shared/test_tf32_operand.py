@@ -123,7 +123,7 @@ def test_special_values_in_a_simulation(value: float, in_b: bool) -> None:
 
 @pytest.mark.parametrize("in_b", [False, True])
 @pytest.mark.parametrize("value", SPECIAL)
-def test_special_values_in_a_product_with_a_copied_operand(value: float, in_b: bool) -> None:
+def test_special_values_in_a_product_with_copied_operands(value: float, in_b: bool) -> None:
     a, b = with_special(value, in_b=in_b)
     got = launch_matmul(*(torch.tensor(x, device=DEVICE) for x in (a, b)), THREE)
     assert agree(got.cpu().numpy(), a, b)
