@@ -58,13 +58,15 @@ from xlafuse.triton_side.kernels.shared.attention_tiles import (
 )
 from xlafuse.triton_side.kernels.shared.constants import LOG2_E
 from xlafuse.triton_side.kernels.shared.head_splits import SUMS, choose_splits, empty_sums, launch_sum_splits
-from xlafuse.triton_side.kernels.shared.launch import cdiv, device_of
+from xlafuse.triton_side.kernels.shared.launch import cdiv, device_of, multiprocessors
 from xlafuse.triton_side.kernels.shared.tiles import (
     add_product,
     load_rows,
     product,
     provide_descriptor_memory,
 )
+
+WARPS_AT_ONCE = 8  # of a multiprocessor in the dbias kernel, whose threads take up to 255 registers
 
 
 @declare(*DELTA, flops=lambda shapes: 2 * math.prod(shapes["out_ptr"]))
@@ -328,6 +330,32 @@ def attention_dq_kernel(
     tl.store(dq_ptr + offset, (dq * scale).to(dq_ptr.dtype.element_ty), mask=row[:, None] < length)
 
 
+@triton.jit
+def _tiles_of_heads(
+    pointer, strides, batches, heads, sequence, BLOCK: tl.constexpr, HEAD_DIM: tl.constexpr, DESCRIPTOR: tl.constexpr
+):
+    """Return a descriptor of one head's tiles, or the pointer."""
+    if DESCRIPTOR:
+        return tl.make_tensor_descriptor(
+            pointer, [batches, heads, sequence, HEAD_DIM], [strides[0], strides[1], strides[2], 1],
+            [1, 1, BLOCK, HEAD_DIM],
+        )
+    else:
+        return pointer
+
+
+@triton.jit
+def _load_of_head(
+    source, strides, batch, head, start, sequence, BLOCK: tl.constexpr, HEAD_DIM: tl.constexpr, DESCRIPTOR: tl.constexpr
+):
+    """Return rows start .. start + BLOCK of one head, zero past its end. source: of `_tiles_of_heads`."""
+    if DESCRIPTOR:
+        return source.load([tl.cast(batch, tl.int32), tl.cast(head, tl.int32), start, 0]).reshape([BLOCK, HEAD_DIM])
+    else:
+        pointer = rows_of_head(source, strides, batch, head, 0, 0)
+        return load_rows((pointer, strides[2], strides[3]), start, sequence, BLOCK, HEAD_DIM, False, True)
+
+
 @declare(*DBIAS, flops=lambda shapes: 2 * 2 * math.prod(shapes["q_ptr"]) * shapes["sequence"])
 @triton.jit
 def attention_dbias_kernel(
@@ -335,41 +363,52 @@ def attention_dbias_kernel(
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd, stride_gb, stride_gh, stride_gs, stride_gd,
     bias_stride_h, bias_stride_q, bias_stride_k, batches, heads, sequence, scale_log2e,
-    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, PRECISION: tl.constexpr,
+    HEAD_DIM: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KV: tl.constexpr, DESCRIPTORS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
-    """Compute a contiguous dbias, the sum of ds over the batch, for BLOCK_Q queries by BLOCK_KV keys of one head."""
+    """Compute a contiguous dbias, the sum of ds over the batch.
+
+    A program computes tiles of BLOCK_Q queries by BLOCK_KV keys of one head, one after the other in a single loop over
+    tiles and batch, so the next tile's rows are on their way when one ends.
+    """
+    q_strides = (stride_qb, stride_qh, stride_qs, stride_qd)
+    k_strides = (stride_kb, stride_kh, stride_ks, stride_kd)
+    v_strides = (stride_vb, stride_vh, stride_vs, stride_vd)
+    dout_strides = (stride_gb, stride_gh, stride_gs, stride_gd)
+    queries = _tiles_of_heads(q_ptr, q_strides, batches, heads, sequence, BLOCK_Q, HEAD_DIM, DESCRIPTORS)
+    keys = _tiles_of_heads(k_ptr, k_strides, batches, heads, sequence, BLOCK_KV, HEAD_DIM, DESCRIPTORS)
+    values = _tiles_of_heads(v_ptr, v_strides, batches, heads, sequence, BLOCK_KV, HEAD_DIM, DESCRIPTORS)
+    douts = _tiles_of_heads(dout_ptr, dout_strides, batches, heads, sequence, BLOCK_Q, HEAD_DIM, DESCRIPTORS)
     kv_tiles = tl.cdiv(sequence, BLOCK_KV)
-    tiles = tl.cdiv(sequence, BLOCK_Q) * kv_tiles
-    head = (tl.program_id(0) // tiles).to(tl.int64)
-    q_start = tl.program_id(0) % tiles // kv_tiles * BLOCK_Q
-    kv_start = tl.program_id(0) % kv_tiles * BLOCK_KV
-    q_ptr += head * stride_qh
-    k_ptr += head * stride_kh
-    v_ptr += head * stride_vh
-    dout_ptr += head * stride_gh
-    row = q_start + tl.arange(0, BLOCK_Q)
-    row_ptr = head * sequence + row
-    bias = (bias_ptr + head * bias_stride_h, bias_stride_q, bias_stride_k)
-    bias = load_bias(bias, q_start, kv_start, sequence, HEAD_DIM, BLOCK_Q, BLOCK_KV)
+    head_tiles = tl.cdiv(sequence, BLOCK_Q) * kv_tiles
+    tiles = tl.cdiv(heads * head_tiles - tl.program_id(0), tl.num_programs(0))
+    row = tl.arange(0, BLOCK_Q)
     total = tl.zeros([BLOCK_Q, BLOCK_KV], tl.float32)
-    for _ in range(batches):
-        q = load_rows((q_ptr, stride_qs, stride_qd), q_start, sequence, BLOCK_Q, HEAD_DIM, False, True)
-        k = load_rows((k_ptr, stride_ks, stride_kd), kv_start, sequence, BLOCK_KV, HEAD_DIM, False, True)
-        v = load_rows((v_ptr, stride_vs, stride_vd), kv_start, sequence, BLOCK_KV, HEAD_DIM, False, True)
-        dout = load_rows((dout_ptr, stride_gs, stride_gd), q_start, sequence, BLOCK_Q, HEAD_DIM, False, True)
-        logsumexp2 = tl.load(logsumexp2_ptr + row_ptr, mask=row < sequence, other=0.0)
-        delta = tl.load(delta_ptr + row_ptr, mask=row < sequence, other=0.0)
+    for step in tl.range(0, tiles * batches):
+        batch = step % batches
+        tile = tl.program_id(0) + step // batches * tl.num_programs(0)
+        head = (tile // head_tiles).to(tl.int64)
+        q_start = tile % head_tiles // kv_tiles * BLOCK_Q
+        kv_start = tile % kv_tiles * BLOCK_KV
+        q = _load_of_head(queries, q_strides, batch, head, q_start, sequence, BLOCK_Q, HEAD_DIM, DESCRIPTORS)
+        k = _load_of_head(keys, k_strides, batch, head, kv_start, sequence, BLOCK_KV, HEAD_DIM, DESCRIPTORS)
+        v = _load_of_head(values, v_strides, batch, head, kv_start, sequence, BLOCK_KV, HEAD_DIM, DESCRIPTORS)
+        dout = _load_of_head(douts, dout_strides, batch, head, q_start, sequence, BLOCK_Q, HEAD_DIM, DESCRIPTORS)
+        first_row = (batch * heads + head) * sequence + q_start
+        logsumexp2 = tl.load(logsumexp2_ptr + first_row + row, mask=row < sequence - q_start, other=0.0)
+        delta = tl.load(delta_ptr + first_row + row, mask=row < sequence - q_start, other=0.0)
         # Past the end the bias is -inf, so every weight is 0.
-        total += _dscores(
-            product(q, k.T, PRECISION) + bias, dout, v, logsumexp2, delta, q_start, kv_start, sequence, scale_log2e,
-            BLOCK_Q, BLOCK_KV, False, 0, False, PRECISION,
+        bias = (bias_ptr + head * bias_stride_h, bias_stride_q, bias_stride_k)
+        scores = product(q, k.T, PRECISION) + load_bias(
+            bias, q_start, kv_start, sequence, HEAD_DIM, BLOCK_Q, BLOCK_KV
         )
-        q_ptr += stride_qb
-        k_ptr += stride_kb
-        v_ptr += stride_vb
-        dout_ptr += stride_gb
-        row_ptr += heads * sequence
-    store_scores(dbias_ptr + head * sequence * sequence, total, q_start, kv_start, sequence, BLOCK_Q, BLOCK_KV)
+        ds = _dscores(
+            scores, dout, v, logsumexp2, delta, q_start, kv_start, sequence, scale_log2e, BLOCK_Q, BLOCK_KV, False, 0,
+            False, PRECISION,
+        )
+        total = tl.where(batch == 0, ds, total + ds)
+        if batch == batches - 1:
+            store_scores(dbias_ptr + head * sequence * sequence, total, q_start, kv_start, sequence, BLOCK_Q, BLOCK_KV)
 
 
 def launch_delta(out: torch.Tensor, dout: torch.Tensor) -> torch.Tensor:
@@ -440,13 +479,16 @@ def launch_dbias(
     """Write dbias [heads, sequence, sequence], contiguous, without a mask."""
     batch, heads, sequence, head_dim = q.shape
     strided = (q, k, v, dout, bias)
-    programs = heads * cdiv(sequence, config.block_q) * cdiv(sequence, config.block_kv)
+    tiles = heads * cdiv(sequence, config.block_q) * cdiv(sequence, config.block_kv)
+    programs = min(tiles, multiprocessors(q.device) * max(1, WARPS_AT_ONCE // config.num_warps))
     with device_of(q), computing(*DBIAS_BY_CASE[False, True]):
+        if config.descriptors:
+            provide_descriptor_memory(q.device)
         attention_dbias_kernel[(programs,)](
             *strided, logsumexp2, delta, dbias, *(stride for tensor in strided for stride in tensor.stride()),
             batch, heads, sequence, head_dim**-0.5 * LOG2_E.value, HEAD_DIM=head_dim, BLOCK_Q=config.block_q,
-            BLOCK_KV=config.block_kv, PRECISION=attention_precision(q.dtype, head_dim), num_warps=config.num_warps,
-            num_stages=config.num_stages,
+            BLOCK_KV=config.block_kv, DESCRIPTORS=config.descriptors,
+            PRECISION=attention_precision(q.dtype, head_dim), num_warps=config.num_warps, num_stages=config.num_stages,
         )
 
 

@@ -175,12 +175,14 @@ def attention_tiles(choice: Choice, kept: str, looped: str, accumulators: int) -
     ieee = not half and facts["precision"] == "ieee"
     most = 64 if half else FMA_PRODUCTS // facts["head_dim"] if ieee else 32
     steps, depths = ((32, 64, 128), (2, 3)) if half else ((16, 32, 64), (1, 2, 3))
-    through = sorted({False, half and facts["descriptors"]})
+    through = sorted({False, facts["descriptors"] and not ieee})
     for rows, step, warps, stages, descriptors in product((16, 32, 64, 128), steps, (4, 8), depths, through):
         threads = WARP * warps
         a_warp = ieee or 8 * warps <= rows <= 32 * warps  # rows of a warp's tensor core products
+        # An illegal access in Triton 3.6: three TF32 products of 8 columns in each of two warp groups.
+        narrow = facts["precision"] == "tf32x3" and not half and rows < 16 * warps and step < 32
         registers = rows * step <= most * threads and accumulators * rows * facts["head_dim"] <= 128 * threads
-        if a_warp and registers and step * facts["head_dim"] <= MOST_STEP:
+        if a_warp and registers and not narrow and step * facts["head_dim"] <= MOST_STEP:
             fields = {kept: rows, looped: step, "num_warps": warps, "num_stages": stages, "descriptors": descriptors}
             yield replace(choice.rule, **fields)
 

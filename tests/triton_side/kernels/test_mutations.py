@@ -666,7 +666,7 @@ MUTATIONS = [
     ),
     Mutation(
         "attention_dbias_kernel", attention_backward,
-        "total += _dscores", "total = _dscores",
+        "tl.where(batch == 0, ds, total + ds)", "ds",
         attention_bias_problems,
     ),
     Mutation(
