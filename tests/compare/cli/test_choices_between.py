@@ -41,7 +41,9 @@ def compared(ask: tune.Ask, path: Path) -> tuple[tune.Tuned, list[dict[str, Any]
 @pytest.mark.full
 @pytest.mark.skipif(cupti_missing() is not None, reason=str(cupti_missing()))
 def test_no_choice_is_10_percent_slower_than_the_best(tmp_path: Path) -> None:
-    workers = WorkerPool(tmp_path / "logs", {})
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    workers = WorkerPool(logs, {})
     try:
         found, outcomes = compared(partial(workers.ask, tune.ROLE), tmp_path / "table.json")
     finally:
