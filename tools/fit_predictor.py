@@ -5,7 +5,8 @@ counts. --other is a run of the same programs on another GPU. The program needs 
 writes `predictor.npz`, `predictor.json` and `launches.json` to the target pack; docs/predicted-times.md shows what the
 last two say of the errors.
 Kernels of one block are never on both sides of a split: the kernels of a composite block resemble those of the simple
-ones, but those of a block's cases are the same.
+ones, but those of a block's cases are the same. No fit sees the shapes that others published, whose errors are another
+test.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ INTERVALS_US = (0.0, *(float(time) for time in range(40, 105, 5)))  # that Pytho
 FOLDS, INNER_FOLDS = 8, 5
 LEAST = 15  # distinct kernels of a class with its own calibration
 PROCESSES = 2
+PUBLISHED = "public-"  # begins the names of cases whose shapes others published
 # Shapes were chosen by leaving out blocks among those that are not `unseen`.
 COMMON = {
     "objective": "huber", "alpha": 0.2, "learning_rate": 0.1, "feature_fraction": 0.4, "bagging_fraction": 0.8,
@@ -116,8 +118,11 @@ def _as_compiled(kernel: Kernel, compiler: str) -> Kernel:
     return replace(kernel, runtime_name=name if named or authored else None, launch=launch, facts=facts)
 
 
-def read(paths: Sequence[Path], target: str, limit: int | None = None) -> Samples:
-    """Return the measured kernels whose bytes and launches are known, each record from the last run that has it."""
+def read(paths: Sequence[Path], target: str, limit: int | None = None, *, published: bool = False) -> Samples:
+    """Return the measured kernels whose bytes and launches are known, each record from the last run that has it.
+
+    published: those of published shapes, instead of all others.
+    """
     columns = defaultdict[str, list[Any]](list)
     seen = set[str]()
     for path in reversed(paths):
@@ -125,6 +130,8 @@ def read(paths: Sequence[Path], target: str, limit: int | None = None) -> Sample
         for result in islice(results_of(path), limit):
             graph, ceilings, record = result.graph, result.ceilings, result.record
             if graph is None or ceilings is None or record is None or record.status != "ok" or result.id in before:
+                continue
+            if record.case.name.startswith(PUBLISHED) != published:
                 continue
             seen.add(result.id)
             device = Device(ceilings).sized(target)
@@ -413,7 +420,7 @@ def unseen(blocks: NDArray[Any]) -> NDArray[np.bool_]:
     return np.array([int(hashlib.md5(f"s{block}".encode()).hexdigest(), 16) % 3 == 0 for block in blocks])
 
 
-def validate(samples: Samples, other: Samples | None) -> dict[str, Any]:
+def validate(samples: Samples, published: Samples, other: Samples | None) -> dict[str, Any]:
     ran, compiled = leave_out(samples, folds(samples.block, FOLDS))
     aside = unseen(samples.block)
     report: dict[str, Any] = {
@@ -422,6 +429,8 @@ def validate(samples: Samples, other: Samples | None) -> dict[str, Any]:
     }
     compilers, _ = leave_out(samples, [samples.compiler == name for name in np.unique(samples.compiler)])
     report["compilers"] = scores(compilers)
+    if len(published):
+        report["published shapes"] = across(fit(samples), published)
     if other is not None:
         report["to other GPU"] = across(fit(samples), other)
         report["from other GPU"] = across(fit(other), samples)
@@ -509,7 +518,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     found = launches(calls_of(result for path in chosen.runs for result in results_of(path)))
     (folder / LAUNCHES).write_text(json.dumps(found, indent=1) + "\n")
     if not chosen.no_validation:
-        report = validate(samples, None if chosen.other is None else read([chosen.other], chosen.other_target))
+        published = read(chosen.runs, chosen.target, published=True)
+        other = None if chosen.other is None else read([chosen.other], chosen.other_target)
+        report = validate(samples, published, other)
         report["runs"] = [path.name.partition(".")[0] for path in chosen.runs]
         (folder / JSON).write_text(json.dumps(report, indent=1) + "\n")
         for name, found in report.items():

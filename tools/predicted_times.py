@@ -46,7 +46,8 @@ _CAPTURED = {"nnx": "xla", "nnx_cudnn": "xla", "gpt": "torch_trace"}  # the fold
 _SPLITS = {
     "blocks": "whole blocks left out",
     "blocks, as compiled": "the same, without what only a GPU tells",
-    "unseen blocks": "the same, blocks left out when tree shapes were chosen", "compilers": "whole compilers left out",
+    "unseen blocks": "the same, blocks left out when tree shapes were chosen",
+    "published shapes": "published attention shapes, which no fit sees", "compilers": "whole compilers left out",
     "to other GPU": "fitted on the H200, the H100's kernels",
     "from other GPU": "fitted on the H100, the H200's kernels",
 }

@@ -11,7 +11,7 @@ The kernels recompute p from q, k and the forward pass's logsumexp2:
 - The dk, dv kernel keeps a tile of keys. It loops over the queries to which the tile is visible, in all heads that
   share it. Where such tiles are few, splits divide these heads (`shared/head_splits.py`).
 - The dq kernel keeps a tile of queries and loops over the visible keys.
-- The dbias kernel keeps a tile of one head and loops over the batch. bias and dbias then move once, and no ds
+- The dbias kernel computes tile after tile, each in a loop over the batch. bias and dbias then move once, and no ds
   [batch, heads, sequence, sequence] is in memory. It computes ds again, with two products. With batch size 1, ds equals
   dbias, and the dq kernel stores it.
 

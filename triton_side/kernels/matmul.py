@@ -49,6 +49,7 @@ DA = (gradient("dot", "product", "da"),)
 DB = (gradient("dot", "product", "db"),)
 FEW_ROWS = 64  # or less: the product is limited by reading b
 MULTIPROCESSORS = 132  # of the H100 and H200, for which the rules are written
+SHARED_BYTES = 227 * 1024  # of their multiprocessors, for programs
 SHORT_SUM = 32  # terms or fewer: the product is limited by writing c
 MANY_ROWS = 512  # and as many columns, or more: a float32 product reads copies of a and b
 SHORTEST_SPLIT = 512  # terms of the inner axis; a shorter split takes less time than adding it
@@ -167,14 +168,17 @@ def few_rows_config(m: int, n: int, element_bytes: int, transposed: bool) -> Mat
     return pointer_config(rows, block_n, step_bytes // element_bytes, num_warps=4, num_stages=5)
 
 
-def splits_of_inner_axis(tiles: int, k: int) -> int:
+def splits_of_inner_axis(tiles: int, k: int, bytes_of_program: int) -> int:
     """Return how many programs share a tile's inner axis, a power of two: as many as there are multiprocessors for.
 
     The 64 tiles of 4096 columns leave 68 multiprocessors idle: 43.5 us for 14336 rows of b, where cuBLAS takes 31.6
-    (CUPTI, one H200).
+    (CUPTI, one H200). Where two programs of `bytes_of_program` of shared memory fit a multiprocessor, a quarter of the
+    multiprocessors may not be idle either: 45 tiles took 21.3 us in 90 programs and 14.1 in 180 (2872 columns, k of
+    2608, `xlafuse tune`).
     """
+    few = MULTIPROCESSORS * 3 // 4 if 2 * bytes_of_program <= SHARED_BYTES else MULTIPROCESSORS // 2
     splits = 1
-    while 2 * splits * tiles <= MULTIPROCESSORS and 2 * splits * SHORTEST_SPLIT <= k:
+    while splits * tiles <= few and 2 * splits * SHORTEST_SPLIT <= k:
         splits *= 2
     return splits
 
@@ -265,7 +269,9 @@ def matmul_config(
     if descriptors and dtype != torch.float32:
         if m <= FEW_ROWS:
             config = few_rows_config(m, n, dtype.itemsize, transposed)
-            return replace(config, splits=splits_of_inner_axis(cdiv(n, config.block_n), k))
+            step = (config.block_m + config.block_n) * config.block_k * dtype.itemsize
+            splits = splits_of_inner_axis(cdiv(n, config.block_n), k, config.num_stages * step)
+            return replace(config, splits=splits)
         if k <= SHORT_SUM:
             return short_sums_config(k)
     return many_rows_config(dtype, precision, descriptors)

@@ -99,6 +99,12 @@ def test_few_rows_use_most_multiprocessors(n: int, k: int, programs: int, transp
     assert config.splits == (2 if n == 4096 and not transposed else 1)
 
 
+@pytest.mark.parametrize("n", range(1024, 4096, 512))
+def test_few_programs_are_split_to_two_a_multiprocessor(n: int) -> None:
+    config = matmul.matmul_config(torch.bfloat16, "ieee", True, 5, n, 16384, False)
+    assert 132 * 3 // 4 < config.splits * -(-n // config.block_n) <= 2 * 132
+
+
 def test_a_short_inner_axis_is_not_split() -> None:
     assert matmul.matmul_config(torch.bfloat16, "ieee", True, 16, 768, 768, False).splits == 1
     assert matmul.matmul_config(torch.bfloat16, "ieee", True, 65, 768, 8192, False).splits == 1

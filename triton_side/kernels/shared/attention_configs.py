@@ -52,14 +52,14 @@ def forward_config(
     float32 tiles, and tiles for head_dim 256, are the largest that spill no registers (cuobjdump, sm_90). Under a bias
     they are smaller. IEEE products run on the ordinary cores and hold whole operand rows in registers.
 
-    Three TF32 products take TF32's tiles, with which they were measured (docs/kernels/attention.md). They hold both
-    halves of an operand in registers. Other tiles for 128 spill less where several warps compute the same products.
+    Three TF32 products take TF32's tiles; `xlafuse tune` found faster ones for head_dim 64 (docs/kernels/attention.md).
+    They hold both halves of an operand in registers. Other tiles for 128 spill less where several warps compute the same products.
     Compiled for an H200 (Triton 3.7.1), a thread spills, in bytes:
 
-        head_dim    forward      dk, dv       dq            dbias
-        16, 32      0            0            0             0
-        64          0            0 to 120     0             0
-        128         56 to 152    80 to 560    264 to 640    248
+        head_dim    forward      dk, dv       dq
+        16, 32      0            0            0
+        64          0            0 to 120     0
+        128         56 to 152    80 to 560    264 to 640
 
     16-bit tiles are the fastest of a sweep on an H200 (Triton 3.6, batch 4, 32 heads, sequence 4096): 478 TFLOP/s for
     head_dim 128 and 411 for 64; with each other's tiles 463 and 378. Warp specialisation reached at most 489 and gave
@@ -158,19 +158,22 @@ def dbias_config(
 ) -> TileConfig:
     """Return the tiles of the dbias kernel, which loops over tiles of queries by keys and the batch.
 
-    They were chosen from compiled code (H200, Triton 3.7.1): the largest that spill nothing, except for float32
-    products on the tensor cores with head_dim 128 (at most 296 bytes a thread) and 256 (824).
+    Tiles of head_dim 64 that TMA reads are the fastest that `xlafuse tune` found on an H200. The others were chosen
+    from compiled code (Triton 3.7.1), not timed: the largest that spill nothing, except for float32 products on the
+    tensor cores with head_dim 128 (at most 296 bytes a thread) and 256 (824).
     """
     if _is_ieee(dtype, precision):
         return TileConfig(32, 32, num_warps=8, num_stages=1, descriptors=False)
-    if dtype == torch.float32 and head_dim <= 64:
-        return TileConfig(128, 32, num_warps=8, num_stages=2, descriptors=descriptors)
-    if dtype == torch.float32:
+    if dtype == torch.float32 and head_dim > 64:
         return TileConfig(64, 32, num_warps=8, num_stages=1, descriptors=descriptors)
     if head_dim == 256:
         return TileConfig(64, 64, num_warps=8, num_stages=1, descriptors=descriptors)
-    block_kv = 128 if head_dim <= 64 and descriptors else 64
-    return TileConfig(128, block_kv, num_warps=8, num_stages=2, descriptors=descriptors)
+    if head_dim == 128 or not descriptors:
+        block_kv = 32 if dtype == torch.float32 else 64
+        return TileConfig(128, block_kv, num_warps=8, num_stages=2, descriptors=descriptors)
+    if precision == "tf32x3":
+        return TileConfig(128, 64, num_warps=8, num_stages=3, descriptors=True)
+    return TileConfig(64 if dtype == torch.float32 else 128, 64, num_warps=4, num_stages=2, descriptors=True)
 
 
 def choose_attention_config(

@@ -37,7 +37,7 @@ def test_all_kernels_of_a_compiled_case_have_a_marked_time(tour: Path, embedded:
 
 def test_a_cell_of_the_overview_has_a_recorded_or_a_marked_time(tour: Path) -> None:
     front = tour.read_text()
-    assert front.count(" · ~") == 9 and " · 406 µs" in front
+    assert front.count(" · ~") == 10 and " · 406 µs" in front
 
 
 def test_a_timed_case_has_no_predicted_bars() -> None:

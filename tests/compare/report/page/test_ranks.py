@@ -51,7 +51,7 @@ def test_the_table_has_the_numbers_of_the_command(of_ranks: Path, embedded: Any,
     head, *lines = next(t for t in tables(embedded(of_ranks, "case", 0)["html"]) if "exposed µs" in t[0])
     assert head == [column.header for column in ranks.SHOWN]
     expected = {(gpu.row.implementation, gpu.rank): [column.text(gpu) for column in ranks.SHOWN] for gpu in of_gpus}
-    assert len(of_gpus) == len(lines) == 20
+    assert len(of_gpus) == len(lines) == 22
     assert {(line[0], int(line[1])): line for line in lines} == expected
     assert any(line[head.index("overlapped")] == "100%" for line in lines)
 
