@@ -18,7 +18,7 @@ from .traffic_time import traffic_us
 # How much of a price forcing the fusion saved, by whether the price is predicted: the middle 80% of 19 forced cases lie
 # between the numbers. They round those of docs/missed-fusions.json, of whose 20 cases one does not count.
 PRICE_ERRORS = {
-    True: "forcing a fusion saved 0.77 to 1.16 times its price from predicted times (~)",
+    True: "forcing a fusion saved 0.76 to 1.19 times its price from predicted times (~)",
     False: "forcing a fusion saved 0.82 to 1.43 times its price from bytes and launches",
 }
 
