@@ -5,8 +5,8 @@ counts. --other is a run of the same programs on another GPU. The program needs 
 writes `predictor.npz`, `predictor.json` and `launches.json` to the target pack; docs/predicted-times.md shows what the
 last two say of the errors.
 Kernels of one block are never on both sides of a split: the kernels of a composite block resemble those of the simple
-ones, but those of a block's cases are the same. No fit sees the shapes that others published, whose errors are another
-test.
+ones, but those of a block's cases are the same. No fit sees the shapes that others published; they are scored
+apart.
 """
 
 from __future__ import annotations

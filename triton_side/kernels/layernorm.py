@@ -233,7 +233,7 @@ BACKWARD_KERNELS = NormKernels(
 
 @tuned
 def configure_forward(rows: int, columns: int, element_bytes: int, multiprocessors: int) -> RowConfig:
-    """Rows in registers; up to 8192 columns one resident set of programs, with two prefetched tiles each.
+    """Rows in registers; for 1025 to 8192 columns one resident set of programs, with two prefetched tiles each.
 
     The second sum waits for the first, so a prefetch helps. bfloat16 on an H200, 8192 rows of 4096 columns, by
     do_bench:
@@ -243,8 +243,8 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
         44.4 us    four programs without a prefetch
         45.3 us    one tile a program
 
-    Rows of about 1024 columns are faster one a program: 65,536 rows of 968 columns in float32 took 99.8 us with two
-    warps, and 116.3 in tiles of four rows with a prefetch (`xlafuse tune`).
+    Rows of 257 to 1024 columns get one program each: 54,973 rows of 968 columns in float32 took 99.8 us so, and 116.3
+    in tiles of four rows with a prefetch (`xlafuse tune`).
     """
     block = next_power_of_2(columns)
     if 512 <= block <= 1024:
@@ -263,15 +263,16 @@ def configure_backward(rows: int, columns: int, element_bytes: int, multiprocess
     """One program a multiprocessor, more for narrow rows; each holds x, dy, the weight and its shares of two sums.
 
     Each program writes two rows of fp32 partial sums that are read again. At 8192 x 4096 bfloat16 the sums of 132
-    programs are 4% of the bytes that must move. So a program takes 8192 elements at once; its registers (220 of 255 a
-    thread in 8 warps on sm_90) leave no space for a second program. At 16,384 columns threads of 16 warps would spill
-    272 bytes each, so two programs share a row and spill none. By do_bench without the second kernel, 4096 such rows of
-    bfloat16 take 120.6 us on an H200 with two rows prefetched, 187 with one. They took 226 with the second kernel when
-    a program had a whole row.
+    programs are 4% of the bytes that must move. So above 2048 columns a program takes 8192 elements at once; its
+    registers (220 of 255 a thread in 8 warps on sm_90) leave no space for a second program.
 
-    Narrow rows take more and smaller programs (`xlafuse tune`): 65,536 rows of 968 columns in float32 took 184 us with
-    2048 elements a program, and 341 with 8192; 8192 rows of 768 columns in bfloat16 took 16.9 us with 4096, and 24.8
-    with 8192.
+    At 16,384 columns threads of 16 warps would spill 272 bytes each, so two programs share a row and spill none. By
+    do_bench without the second kernel, 4096 such rows of bfloat16 take 120.6 us on an H200 with two rows prefetched,
+    187 with one. They took 226 with the second kernel when a program had a whole row.
+
+    Narrow rows take more and smaller programs (`xlafuse tune`). 54,973 rows of 968 columns in float32 took 184 us with
+    2048 elements a program, and 341 with 8192. 8192 rows of 768 columns in bfloat16 took 16.9 us with 4096 elements,
+    and 24.8 with 8192.
     """
     block = next_power_of_2(columns)
     if block > 16384:

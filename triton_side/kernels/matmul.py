@@ -169,12 +169,12 @@ def few_rows_config(m: int, n: int, element_bytes: int, transposed: bool) -> Mat
 
 
 def splits_of_inner_axis(tiles: int, k: int, bytes_of_program: int) -> int:
-    """Return how many programs share a tile's inner axis, a power of two: as many as there are multiprocessors for.
+    """Return how many programs share a tile's inner axis, a power of two.
 
-    The 64 tiles of 4096 columns leave 68 multiprocessors idle: 43.5 us for 14336 rows of b, where cuBLAS takes 31.6
-    (CUPTI, one H200). Where two programs of `bytes_of_program` of shared memory fit a multiprocessor, a quarter of the
-    multiprocessors may not be idle either: 45 tiles took 21.3 us in 90 programs and 14.1 in 180 (2872 columns, k of
-    2608, `xlafuse tune`).
+    Programs double while they are at most half as many as the multiprocessors: the 64 tiles of 4096 columns leave 68
+    idle, and took 43.5 us for 14336 rows of b, where cuBLAS takes 31.6 (CUPTI, one H200). Where two programs with
+    `bytes_of_program` of shared memory fit a multiprocessor, they double up to three quarters: 45 tiles took 21.3 us in
+    90 programs and 14.1 in 180 (2872 columns, k of 2608, `xlafuse tune`).
     """
     few = MULTIPROCESSORS * 3 // 4 if 2 * bytes_of_program <= SHARED_BYTES else MULTIPROCESSORS // 2
     splits = 1

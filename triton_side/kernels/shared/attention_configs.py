@@ -53,8 +53,8 @@ def forward_config(
     they are smaller. IEEE products run on the ordinary cores and hold whole operand rows in registers.
 
     Three TF32 products take TF32's tiles; `xlafuse tune` found faster ones for head_dim 64 (docs/kernels/attention.md).
-    They hold both halves of an operand in registers. Other tiles for 128 spill less where several warps compute the same products.
-    Compiled for an H200 (Triton 3.7.1), a thread spills, in bytes:
+    They hold both halves of an operand in registers. Other tiles for 128 spill less where several warps compute the
+    same products. Compiled for an H200 (Triton 3.7.1), a thread spills, in bytes:
 
         head_dim    forward      dk, dv       dq
         16, 32      0            0            0
