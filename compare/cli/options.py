@@ -54,7 +54,7 @@ def record_filters(scope: str = "") -> Callable[[Command], Command]:
     """
     options = (
         names_option("--block", "blocks", metavar="NAME", help=f"{scope}Only these blocks."),
-        names_option("--case", "cases", metavar="NAME", help=f"{scope}Only these cases."),
+        names_option("--case", "cases", metavar="NAME", help=f"{scope}Only these cases: names or full ids."),
         direction_option(scope),
         names_option(
             "-i", "--implementation", "implementations", metavar="NAME", help=f"{scope}Only these implementations."

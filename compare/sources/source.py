@@ -145,18 +145,22 @@ def only(results: Iterable[Result], wanted: Mapping[str, Iterable[str]]) -> list
     kept = list(results)
     for field_name, names in wanted.items():
         named = [(result, _names(result.record)[field_name]) for result in kept if result.record]
-        present = list(dict.fromkeys(name for _, name in named))
+        present = dict.fromkeys(name for _, of_result in named for name in of_result)
+        shown = dict.fromkeys(of_result[0] for _, of_result in named)
         known = BLOCKS if field_name == "block" else ()
-        names = [one_of(field_name, name, present, where="among these records", elsewhere=known) for name in names]
-        kept = [result for result, name in named if not names or name in names]
+        chosen = {
+            one_of(field_name, name, present, shown, where="among these records", elsewhere=known) for name in names
+        }
+        kept = [result for result, of_result in named if not chosen or not chosen.isdisjoint(of_result)]
     return kept
 
 
-def _names(record: Record) -> dict[str, str]:
-    """Return the names that select a record, by the keys of `wanted`."""
+def _names(record: Record) -> dict[str, tuple[str, ...]]:
+    """Return the names that select a record, the shortest first, by the keys of `wanted`."""
     case = record.case
     return {
-        "block": case.block, "case": case.name, "direction": case.direction, "implementation": record.implementation,
+        "block": (case.block,), "case": (case.name, case.id), "direction": (case.direction,),
+        "implementation": (record.implementation,),
     }
 
 

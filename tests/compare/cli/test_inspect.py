@@ -88,6 +88,15 @@ def test_filters(run: Path) -> None:
     assert left.exit_code == 2 and "no direction 'fwd' among these records; directions: train" in left.stderr
 
 
+def test_a_case_has_a_name_and_a_full_id(run: Path) -> None:
+    by_name, by_id = (inspect(run, "--case", name) for name in (CASE.name, CASE.id))
+    assert by_name.exit_code == by_id.exit_code == 0 and CASE.name == OTHER.name
+    assert CASE.id in by_name.stdout and OTHER.id in by_name.stdout
+    assert CASE.id in by_id.stdout and OTHER.id not in by_id.stdout
+    refused = inspect(run, "--case", CASE.id + "x")
+    assert refused.exit_code == 2 and CASE.id in refused.stderr
+
+
 def test_a_measured_call_is_shown_next_to_the_sum_of_its_kernels(run: Path) -> None:
     assert "a call takes" not in inspect(run, "-i", "xla").stdout
     unseen = {"busy_time": None, "launches": None}
