@@ -265,7 +265,7 @@ def in_tf32(step: Step, *blocks: UsedBlock) -> Remedy | None:
 
 def test_products_in_ieee_float32_gain_as_the_measured_pair() -> None:
     others = "sm90_xmma_gemm_f32f32_tf32f32_f32_nn_n", "cutlass_80_tensorop_s1688gemm_64x128", "nvjet_sm90_tst_128x256"
-    for compiler, before, after in (("inductor", 1749, 441), ("xla", 1714, 363)):
+    for compiler, before, after in (("inductor", 1732, 421), ("xla", 1713, 361)):
         remedy = in_tf32(step(SIMT, FFMA, "ampere_sgemm_32x128_tn", *others, compiler=compiler))
         assert remedy is not None and [piece.index for piece in remedy.pieces] == [0, 1, 2]
         assert remedy.before_us == 3e3 and remedy.after_us == pytest.approx(3e3 * after / before, rel=0.003)
@@ -286,7 +286,7 @@ def test_pytorch_without_a_compiler_has_the_switch_and_its_gain(tmp_path: Path) 
     assert found["model_flops"] is None  # nothing tells the sizes of products outside of graphs
     (row,) = found["remedies"]
     assert (row["try"], row["before_us"]) == ("matmul:tf32", pytest.approx(2000))
-    assert row["after_us"] == pytest.approx(2000 * 481 / 1805, rel=0.003)  # library's rows
+    assert row["after_us"] == pytest.approx(2000 * 451 / 1765, rel=0.003)  # library's rows
 
 
 def test_a_product_in_tf32_takes_at_least_its_bytes() -> None:
@@ -313,7 +313,7 @@ def test_a_block_in_tf32_is_compared_with_rows_in_tf32() -> None:
         nearest("h200", "swiglu_mlp", sizes, "float32", "fwd", precision) for precision in ("ieee", "tf32")
     )
     assert ieee is not None and tf32 is not None
-    assert ieee.times_us["xla"] == pytest.approx(1714, abs=1) and tf32.times_us["xla"] == pytest.approx(363, abs=1)
+    assert ieee.times_us["xla"] == pytest.approx(1713, abs=1) and tf32.times_us["xla"] == pytest.approx(361, abs=1)
 
 
 @pytest.mark.parametrize("case", ["attention/gpt2-fp32", "attention_bias/t5-large-fp32", "attention_packed/gpt2-fp32"])
