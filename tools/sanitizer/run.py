@@ -181,7 +181,7 @@ def _operations() -> list[tuple[str, list[Shapes], dict[str, Any]]]:
         for head_dim in (128, 64, 256)
     ]
     split: list[Shapes] = [  # heads that backward divides among programs
-        {"q": (1, 8, 200, head_dim), "k": (1, 1, 200, head_dim), "v": (1, 1, 200, head_dim)}
+        {"q": (1, 32, 136, head_dim), "k": (1, 1, 136, head_dim), "v": (1, 1, 136, head_dim)}
         for head_dim in (128, 64, 256)
     ]
     # One head, because racecheck took over four minutes for two of 256 on an H100.
