@@ -107,7 +107,7 @@ def test_every_block_is_read_as_its_files_are(fake_gpu: Any, tmp_path: Path) -> 
 from xlafuse.compare.spec.blocks import BLOCKS
 found = []
 for name, block in BLOCKS.items():
-    directions = {case.direction for case in block.cases("check") if case.precision != "tf32"}
+    directions = {case.direction for case in block.cases("check") if case.precision != "tf32" and case.ranks == 1}
     if any(row.name == "inductor" for row in block.implementations):
         found += [[name, direction] for direction in sorted(directions)]
 print(json.dumps(found))
