@@ -243,7 +243,7 @@ def configure_forward(rows: int, columns: int, element_bytes: int, multiprocesso
         44.4 us    four programs without a prefetch
         45.3 us    one tile a program
 
-    Rows of 257 to 1024 columns get one program each: 54,973 rows of 968 columns in float32 took 99.8 us so, and 116.3
+    Rows of 257 to 1024 columns get one program each. 54,973 rows of 968 columns in float32 took 99.8 us so, and 116.3
     in tiles of four rows with a prefetch (`xlafuse tune`).
     """
     block = next_power_of_2(columns)
@@ -270,9 +270,10 @@ def configure_backward(rows: int, columns: int, element_bytes: int, multiprocess
     do_bench without the second kernel, 4096 such rows of bfloat16 take 120.6 us on an H200 with two rows prefetched,
     187 with one. They took 226 with the second kernel when a program had a whole row.
 
-    Narrow rows take more and smaller programs (`xlafuse tune`). 54,973 rows of 968 columns in float32 took 184 us with
-    2048 elements a program, and 341 with 8192. 8192 rows of 768 columns in bfloat16 took 16.9 us with 4096 elements,
-    and 24.8 with 8192.
+    Narrow rows take more and smaller programs. By `xlafuse tune`, with small programs and with 8192 elements each:
+
+        54,973 rows of 968 columns, float32      184 and 341 us
+        8192 rows of 768 columns, bfloat16      16.9 and 24.8 us
     """
     block = next_power_of_2(columns)
     if block > 16384:
